@@ -1,0 +1,37 @@
+"""minillm: a transformer inference engine written from scratch on NumPy.
+
+>>> from minillm import Engine, GenerationConfig
+>>> engine = Engine()                                   # the small model that ships with the package
+>>> engine.generate("A list of colors: red,").text
+
+The names below are loaded on first use: `import minillm` alone costs nothing, and the command line can still
+choose how the BLAS starts before NumPy is imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .decoding.parameters import GenerationConfig
+    from .engine import Engine
+    from .errors import MinillmError
+
+_HOMES = {
+    "Engine": ".engine",
+    "GenerationConfig": ".decoding.parameters",
+    "MinillmError": ".errors",
+}
+
+__all__ = ["Engine", "GenerationConfig", "MinillmError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
