@@ -1,0 +1,1 @@
+"""Who runs the operations: the seam between mathematics and machine."""

@@ -1,0 +1,134 @@
+"""The operations that layers are written in, and their default: the reference of `ops/` on an array module.
+
+A back end overrides what it runs better; what it leaves alone runs as the reference says, so a missing kernel never
+blocks a feature. Layers and models see these methods and never an array library.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import ops
+from ..batch import Batch
+from .arena import Arena
+
+
+class Tensor(Protocol):
+    """A stored tensor, read when it is needed: `checkpoint.StoredTensor`, or random numbers in its place."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def load(self) -> NDArray[np.float32]: ...
+
+    def read_into(self, out: NDArray[np.float32]) -> None: ...
+
+
+class Pages(Protocol):
+    """One model's K/V cache, as operations see it."""
+
+    @property
+    def keys(self) -> Any:
+        """[L, pages, K, P, D]"""
+
+    @property
+    def values(self) -> Any:
+        """[L, pages, K, P, D]"""
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A parameter in the layout its back end wants. Only that back end looks inside."""
+
+    name: str
+    """Where it stands in the model: "layers.3.fc1"."""
+    data: Any
+    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
+    bias: Any | None = None
+    """[out]"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `data`."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage."""
+        return sum(array.nbytes for array in (self.data, self.bias) if array is not None)
+
+
+class Backend:
+    """Runs every operation as `ops/` defines it, on the array module `xp`.
+
+    Results live in an arena: valid until the layer after the present one has ended (see `Arena`).
+    """
+
+    name = "reference"
+    page_size = 256
+    """P: on a CPU a page is large, since each one costs a call."""
+
+    def __init__(self, xp: Any = np) -> None:
+        self.xp = xp
+        self.arena = Arena(xp)
+
+    def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
+        """Bring a parameter into this back end's layout, once, at load.
+
+        Several tensors [out_i, in] become one weight [sum of out_i, in], as a fused Q/K/V projection wants it. A
+        single one that lies in its file as float32 is mapped and not copied.
+        """
+        return Weight(name, join(tensors), join(biases) if biases else None)
+
+    def enter_layer(self, layer: int) -> None:
+        """Tell that layer number `layer` begins; the number L means what comes after the last."""
+        self.arena.turn()
+
+    def embed(self, ids: Any, table: Weight) -> Any:
+        """Rows of a table. [T] -> [T, E]"""
+        out = self.arena.take((len(ids), table.shape[1]))
+        return ops.embed(table.data, ids, self.xp, out)
+
+    def add(self, x: Any, y: Any) -> Any:
+        """x + y. [T, E], [T, E] -> [T, E]"""
+        return self.xp.add(x, y, out=self.arena.take(x.shape))
+
+    def linear(
+        self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None
+    ) -> Any:
+        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
+        out = self.arena.take((len(x), weight.shape[0]))
+        return ops.linear(x, weight.data, weight.bias, self.xp, out, activation=activation, residual=residual)
+
+    def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
+        return ops.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.arena.take(x.shape))
+
+    def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
+        """Put the new tokens' keys and values into their slots of the cache. k, v: [T, K, D]"""
+        ops.store_kv(k, v, cache.keys[layer], cache.values[layer], batch)
+
+    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
+        """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
+        out = self.arena.take(q.shape)
+        return ops.attend(q, cache.keys[layer], cache.values[layer], batch, scale, self.xp, out)
+
+    def take_rows(self, x: Any, rows: Any) -> Any:
+        """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
+        return self.xp.take(x, rows, axis=0, out=self.arena.take((len(rows), x.shape[1])), mode="clip")
+
+
+def join(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
+    """One array of all tensors, one after the other along the first axis; a single one in place where it can be."""
+    if len(tensors) == 1:
+        return tensors[0].load()
+    rows = [tensor.shape[0] for tensor in tensors]
+    joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32)
+    stops = np.cumsum(rows)
+    for tensor, stop in zip(tensors, stops, strict=True):
+        tensor.read_into(joined[stop - tensor.shape[0] : stop])
+    return joined

@@ -1,0 +1,94 @@
+"""What one forward pass is asked to compute: sequences, and the ragged batch made of them.
+
+The new tokens of all sequences lie end to end in one flat array; nothing is padded. Prefill, a chunk of a prefill,
+decode and any mixture of them differ only in how many tokens each sequence brings.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One line of tokens and where its keys and values lie.
+
+    The first `cached` of `token_ids` have their K/V in `pages`; the others wait to be computed.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    cached: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that wait for a forward pass."""
+        return len(self.token_ids) - self.cached
+
+
+class Span(NamedTuple):
+    """One sequence's part of a batch, in plain numbers for the loops on the host."""
+
+    start: int
+    """Its first row in the flat arrays."""
+    stop: int
+    context_len: int
+    """S: cached positions and the new ones."""
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A ragged batch of N sequences with T new tokens in all."""
+
+    token_ids: IntArray
+    """[T]"""
+    positions: IntArray
+    """[T], from 0"""
+    query_starts: IntArray
+    """[N + 1]: sequence i owns the rows query_starts[i] : query_starts[i + 1]"""
+    context_lens: IntArray
+    """[N]: S of each sequence, its new tokens included"""
+    slot_pages: IntArray
+    """[T]: the page that takes each new token's K and V"""
+    slot_offsets: IntArray
+    """[T]: the place inside that page"""
+    spans: tuple[Span, ...]
+    """The same once more, and the block table, as plain numbers."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T"""
+        return len(self.token_ids)
+
+    @classmethod
+    def of(cls, sequences: SequenceOf[Sequence], counts: SequenceOf[int], page_size: int) -> "Batch":
+        """The batch that computes the next `counts[i]` pending tokens of each sequence.
+
+        The cache must have made room for them already (`PagedCache.reserve`).
+        """
+        token_ids: list[int] = []
+        spans: list[Span] = []
+        for sequence, count in zip(sequences, counts, strict=True):
+            start, context_len = len(token_ids), sequence.cached + count
+            token_ids += sequence.token_ids[sequence.cached : context_len]
+            spans.append(Span(start, len(token_ids), context_len, tuple(sequence.pages)))
+        positions = np.concatenate([np.arange(s.cached, s.cached + n) for s, n in zip(sequences, counts, strict=True)])
+        block_rows = [np.asarray(s.pages, np.int64) for s in sequences]
+        page_of = [
+            row[positions[span.start : span.stop] // page_size] for row, span in zip(block_rows, spans, strict=True)
+        ]
+        return cls(
+            token_ids=np.asarray(token_ids, np.int64),
+            positions=positions,
+            query_starts=np.asarray([0, *(span.stop for span in spans)], np.int64),
+            context_lens=np.asarray([span.context_len for span in spans], np.int64),
+            slot_pages=np.concatenate(page_of),
+            slot_offsets=positions % page_size,
+            spans=tuple(spans),
+        )

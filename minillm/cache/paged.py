@@ -1,0 +1,98 @@
+"""K/V tensors in pages with a block table per sequence (Kwon et al., "PagedAttention", arXiv 2309.06180, section 4).
+
+A page holds P positions of all K heads in every layer. A sequence owns a list of pages, its block table; position i
+lies in page i // P at offset i % P. Forking shares pages and counts references; the one page that two sequences would
+both write to is copied, and only when one of them writes.
+"""
+
+from ..backends.base import Backend
+from ..batch import Sequence
+from ..config import ModelConfig
+from ..errors import CacheFullError
+
+
+class PagedCache:
+    """One model's keys and values. The memory is reserved at once; the system provides it as pages are first used."""
+
+    def __init__(self, config: ModelConfig, backend: Backend, num_pages: int, page_size: int | None = None) -> None:
+        """Reserve `num_pages` pages of P = `page_size` positions (the back end's choice unless given)."""
+        self.page_size = page_size or backend.page_size
+        self.num_pages = num_pages
+        self._xp = backend.xp
+        shape = (config.num_layers, num_pages, config.num_kv_heads, self.page_size, config.head_dim)
+        self.keys = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
+        self.values = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
+        self._references = [0] * num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody owns."""
+        return len(self._free)
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of keys and values in one page, all layers."""
+        return int(self.keys.nbytes + self.values.nbytes) // max(1, self.num_pages)
+
+    def pages_for(self, tokens: int) -> int:
+        """How many pages a context of `tokens` positions takes."""
+        return -(-tokens // self.page_size)
+
+    def reserve(self, sequence: Sequence, tokens: int) -> None:
+        """Make room for `tokens` positions, and make the page that is written next the sequence's own.
+
+        Raises:
+            CacheFullError: no page is left. The sequence keeps what it had.
+        """
+        first = sequence.cached // self.page_size  # the page of the next position
+        if first < len(sequence.pages) and self._references[sequence.pages[first]] > 1:
+            sequence.pages[first] = self._copy(sequence.pages[first], sequence.cached % self.page_size)
+        while len(sequence.pages) < self.pages_for(tokens):
+            sequence.pages.append(self._take())
+
+    def fork(self, sequence: Sequence, keep: int | None = None) -> Sequence:
+        """A second sequence that continues the first one's first `keep` cached positions (all of them by default).
+
+        Full pages are shared from then on. Tokens that wait to be computed are not taken along.
+        """
+        keep = sequence.cached if keep is None else keep
+        assert keep <= sequence.cached
+        pages = sequence.pages[: self.pages_for(keep)]
+        for page in pages:
+            self._references[page] += 1
+        return Sequence(sequence.token_ids[:keep], keep, pages)
+
+    def truncate(self, sequence: Sequence, keep: int) -> None:
+        """Forget everything after the first `keep` positions, and tokens that wait."""
+        assert keep <= sequence.cached
+        for page in sequence.pages[self.pages_for(keep) :]:
+            self._release(page)
+        del sequence.pages[self.pages_for(keep) :], sequence.token_ids[keep:]
+        sequence.cached = keep
+
+    def free(self, sequence: Sequence) -> None:
+        """Give all pages back."""
+        self.truncate(sequence, 0)
+
+    def _take(self) -> int:
+        if not self._free:
+            raise CacheFullError(
+                f"the K/V cache's {self.num_pages} pages of {self.page_size} positions are all in use: "
+                "lower max_batch_size or max_new_tokens, or raise cache_bytes"
+            )
+        page = self._free.pop()
+        self._references[page] = 1
+        return page
+
+    def _copy(self, source: int, used: int) -> int:
+        page = self._take()
+        self.keys[:, page, :, :used] = self.keys[:, source, :, :used]
+        self.values[:, page, :, :used] = self.values[:, source, :, :used]
+        self._release(source)
+        return page
+
+    def _release(self, page: int) -> None:
+        self._references[page] -= 1
+        if not self._references[page]:
+            self._free.append(page)

@@ -1,0 +1,122 @@
+"""What every family of models shares, and the reader of a checkpoint's config.json.
+
+Each family adds its own fields in a subclass beside its model (`models/opt.py`); the engine, the cache and the
+decoding strategies see only what stands here.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+
+T = TypeVar("T", int, float, bool, str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer. The letters are those of `notation.py`."""
+
+    model_type: str
+    """Hugging Face's name of the family."""
+    hidden_size: int
+    """E"""
+    num_layers: int
+    """L"""
+    num_heads: int
+    """H"""
+    num_kv_heads: int
+    """K"""
+    head_dim: int
+    """D"""
+    intermediate_size: int
+    """F"""
+    vocab_size: int
+    """V"""
+    max_positions: int
+    """The longest context, in tokens."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def cache_values_per_token(self) -> int:
+        """Numbers (not bytes) that one token leaves in the K/V cache: 2 L K D."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+class Fields:
+    """Reads typed fields out of config.json; what is absent, of another type or out of range is named."""
+
+    def __init__(self, raw: Mapping[str, Any], source: str = "config.json") -> None:
+        self.raw = raw
+        self.source = source
+
+    def get(self, name: str, default: T) -> T:
+        """The field, or `default` where it is absent or null; the default's type is the one expected."""
+        value = self.raw.get(name)
+        if value is None:
+            return default
+        kind = type(default)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return kind(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise CheckpointError(f"{self.source}: {name} should be {_KIND_NAMES[kind]}, found {value!r}")
+        return value
+
+    def size(self, name: str) -> int:
+        """A required whole number of at least 1."""
+        if self.raw.get(name) is None:
+            raise CheckpointError(f"{self.source}: {name} is missing")
+        value = self.get(name, 0)
+        if value < 1:
+            raise CheckpointError(f"{self.source}: {name} should be at least 1, found {value}")
+        return value
+
+    def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
+        """One of the `known` words; another is a feature that minillm does not run."""
+        value = self.get(name, default)
+        if value not in known:
+            raise UnsupportedModelError(
+                f"{self.source}: {name} is {value!r}; minillm runs {', '.join(map(repr, known))}"
+            )
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """Token ids written as a number, a list of numbers or null."""
+        value = self.raw.get(name)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+            raise CheckpointError(f"{self.source}: {name} should be token ids, found {value!r}")
+        return tuple(ids)
+
+
+_KIND_NAMES: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        CheckpointError: the file cannot be read, is not JSON or holds no object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} should hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder, as it stands.
+
+    Raises:
+        ModelNotFoundError: the folder has none.
+        CheckpointError: it is not JSON.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelNotFoundError(f"{folder} holds no config.json: expected a Hugging Face checkpoint folder")
+    return read_json(path)

@@ -1,0 +1,65 @@
+"""Multi-head self-attention: project Q, K, V; partition into heads; store K, V; attend; merge; project out.
+
+The rows of the lecture's tables, in their order. W^Q, W^K and W^V are one fused weight, since one large product is
+faster than three, and `project_qkv` hands out the three parts of its result under their names.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend, Pages, Weight
+from ..batch import Batch
+
+
+def project_qkv(ops: Backend, x: Any, weight: Weight, H: int, K: int) -> tuple[Any, Any, Any]:
+    """Q = x W^Q, K = x W^K, V = x W^V, each with its bias.
+
+    Args:
+        ops: the back end
+        x: [T, E]
+        weight: W^Q, W^K, W^V one below the other, [(H + 2 K) D, E]
+        H: query heads
+        K: key/value heads
+
+    Returns:
+        q [T, H D], k [T, K D], v [T, K D]: views of one array.
+    """
+    qkv = ops.linear(x, weight)  # [T, E] -> [T, (H + 2 K) D]
+    D = qkv.shape[1] // (H + 2 * K)
+    return qkv[:, : H * D], qkv[:, H * D : (H + K) * D], qkv[:, (H + K) * D :]
+
+
+def partition_heads(x: Any, heads: int) -> Any:
+    """Cut each row into heads. [T, heads D] -> [T, heads, D]"""
+    return x.reshape(x.shape[0], heads, -1)
+
+
+def merge_heads(z: Any) -> Any:
+    """Lay the heads of each row side by side again. [T, H, D] -> [T, H D]"""
+    return z.reshape(z.shape[0], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Causal multi-head self-attention of one layer."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    """1 / sqrt D"""
+    qkv: Weight
+    """[(H + 2 K) D, E]"""
+    out: Weight
+    """[E, H D]"""
+
+    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch, residual: Any) -> Any:
+        """residual + attention(x) W^O. [T, E] -> [T, E]"""
+        q, k, v = project_qkv(ops, x, self.qkv, self.num_heads, self.num_kv_heads)  # [T, E] -> [T, H D], 2 x [T, K D]
+        q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
+        k = partition_heads(k, self.num_kv_heads)  # [T, K D] -> [T, K, D]
+        v = partition_heads(v, self.num_kv_heads)  # [T, K D] -> [T, K, D]
+        ops.store_kv(k, v, cache, self.layer, batch)
+        z = ops.attend(q, cache, self.layer, batch, scale=self.scale)
+        z = merge_heads(z)  # [T, H, D] -> [T, H D]
+        return ops.linear(z, self.out, residual=residual)  # [T, H D] -> [T, E]

@@ -1,0 +1,27 @@
+"""From token ids to vectors: a learned vector for each token and one for each position."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend, Weight
+from ..batch import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Token embedding, projected to the model's width where it is narrower, plus learned position embedding."""
+
+    tokens: Weight
+    """[V, E], or [V, W] with a narrower W"""
+    positions: Weight
+    """[positions + offset, E]"""
+    position_offset: int
+    project_in: Weight | None = None
+    """[E, W]"""
+
+    def __call__(self, ops: Backend, batch: Batch) -> Any:
+        """x = tokens[ids] (W_in) + positions[i + offset]. [T] -> [T, E]"""
+        x = ops.embed(batch.token_ids, self.tokens)  # [T] -> [T, W]
+        if self.project_in is not None:
+            x = ops.linear(x, self.project_in)  # [T, W] -> [T, E]
+        return ops.add(x, ops.embed(batch.positions + self.position_offset, self.positions))

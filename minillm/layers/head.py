@@ -1,0 +1,22 @@
+"""The language model head: from a hidden state to a score (logit) for each token of the vocabulary."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend, Weight
+
+
+@dataclass(frozen=True, eq=False)
+class LMHead:
+    """logits = x W_lm, through a narrower width where the embedding has one."""
+
+    weight: Weight
+    """[V, E] or [V, W]; often the token embedding itself (tied)"""
+    project_out: Weight | None = None
+    """[W, E]"""
+
+    def __call__(self, ops: Backend, x: Any) -> Any:
+        """Logits of each row. [R, E] -> [R, V]"""
+        if self.project_out is not None:
+            x = ops.linear(x, self.project_out)  # [R, E] -> [R, W]
+        return ops.linear(x, self.weight)  # [R, W] -> [R, V]

@@ -1,0 +1,60 @@
+"""The families that minillm runs: one file each, named as Hugging Face's model_type."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..backends.base import Backend
+from ..checkpoint import open_checkpoint
+from ..config import read_config
+from ..errors import ParameterError, UnsupportedModelError
+from . import opt
+from .base import Model, random_tensors
+
+FAMILIES: dict[str, ModuleType] = {"opt": opt}
+"""model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build` and `SHAPES`."""
+
+
+def family_of(raw: Mapping[str, Any]) -> ModuleType:
+    """The family that config.json names.
+
+    Raises:
+        UnsupportedModelError: minillm does not run it; the message lists what it runs.
+    """
+    model_type = raw.get("model_type")
+    if model_type not in FAMILIES:
+        raise UnsupportedModelError(
+            f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, FAMILIES))}"
+        )
+    return FAMILIES[model_type]
+
+
+def load_model(folder: Path, ops: Backend) -> Model:
+    """The model in a checkpoint folder.
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
+    """
+    raw = read_config(folder)
+    family = family_of(raw)
+    config = family.read_config(raw)
+    stored = family.canonical_names(open_checkpoint(folder), config)
+    model: Model = family.build(config, stored, ops)
+    return model
+
+
+def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
+    """A model in a published shape with random weights.
+
+    Raises:
+        ParameterError: no family publishes that shape; the message lists those known.
+    """
+    for family in FAMILIES.values():
+        if shape in family.SHAPES:
+            config = family.read_config(family.SHAPES[shape])
+            stored = random_tensors(family.tensor_table(config), seed, std)
+            model: Model = family.build(config, stored, ops)
+            return model
+    known = ", ".join(name for family in FAMILIES.values() for name in family.SHAPES)
+    raise ParameterError(f"shape {shape!r} is not known: expected one of {known}")

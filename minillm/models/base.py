@@ -1,0 +1,104 @@
+"""What the runner needs of a model, and how a model gets its tensors."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import Backend, Pages, Tensor, Weight
+from ..batch import Batch
+from ..config import ModelConfig
+from ..errors import CheckpointError
+
+Shapes = dict[str, tuple[int, ...]]
+"""A family's tensor table: the name of every tensor that a configuration needs, with its shape."""
+
+
+class Model(Protocol):
+    """A decoder-only transformer, as a function of a batch and a cache."""
+
+    config: ModelConfig
+
+    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
+        """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
+
+    def logits(self, ops: Backend, hidden: Any) -> Any:
+        """The language model head. [R, E] -> [R, V]"""
+
+
+class Tensors:
+    """Named tensors held against a family's table, and turned into weights one by one."""
+
+    def __init__(self, stored: Mapping[str, Tensor], table: Shapes, ops: Backend) -> None:
+        """Check names and shapes, before anything is read.
+
+        Raises:
+            CheckpointError: a tensor of the table is missing, has another shape, or one is there that the
+                table does not know.
+        """
+        check_tensors(stored, table)
+        self._stored = stored
+        self._ops = ops
+
+    def linear(self, name: str, *parts: str) -> Weight:
+        """The projection `name`, or the fusion of several `parts`; with biases where the model has them."""
+        names = parts or (name,)
+        biases = [self._stored[f"{part}.bias"] for part in names if f"{part}.bias" in self._stored]
+        return self._ops.prepare_weight(name, [self._stored[f"{part}.weight"] for part in names], biases)
+
+    def norm(self, name: str) -> Weight:
+        """The norm `name`: gain and bias, or neither where the model has none."""
+        return self.linear(name) if f"{name}.weight" in self._stored else Weight(name, None)
+
+
+def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:
+    """Hold what a checkpoint has against what the configuration asks for."""
+    missing = [name for name in table if name not in stored]
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which its config.json asks for")
+    extra = [name for name in stored if name not in table]
+    if extra:
+        raise CheckpointError(f"the checkpoint holds {_some(extra)}, which its config.json leaves no place for")
+    for name, shape in table.items():
+        if stored[name].shape != shape:
+            raise CheckpointError(
+                f"tensor {name} should have shape {list(shape)} by config.json, found {list(stored[name].shape)}"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    more = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{more}"
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """Normal random numbers in a tensor's place, the same for the same seed and name."""
+
+    name: str
+    shape: tuple[int, ...]
+    seed: int
+    std: float
+
+    def load(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        out = np.empty(self.shape, np.float32)
+        self.read_into(out)
+        return out
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` with the numbers. A norm's gain is drawn around 1."""
+        rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
+        out[...] = rng.standard_normal(self.shape, np.float32)
+        out *= self.std
+        if self.name.endswith("norm.weight"):
+            out += 1
+
+
+def random_tensors(table: Shapes, seed: int, std: float) -> dict[str, RandomTensor]:
+    """A whole model of random numbers: what benchmarks of a published shape need."""
+    return {name: RandomTensor(name, shape, seed, std) for name, shape in table.items()}

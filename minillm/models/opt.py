@@ -1,0 +1,224 @@
+"""OPT (Zhang et al., arXiv 2205.01068), and Galactica (arXiv 2211.09085), which is OPT with another activation.
+
+    x = tokens[ids] + positions[i + 2]
+    x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer
+    logits = norm(x) W_lm
+
+opt-350m differs: it normalises after each sum instead of before each part, has no norm at the end, and its embedding
+is narrower than the model, with a projection on either side. Galactica has GELU for ReLU, no biases, and norms
+without gain and bias.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend, Pages, Tensor, Weight
+from ..batch import Batch
+from ..config import Fields, ModelConfig
+from ..errors import CheckpointError
+from ..layers.attention import Attention
+from ..layers.embedding import Embedding
+from ..layers.head import LMHead
+from ..layers.mlp import MLP
+from ..ops.activation import ACTIVATIONS
+from .base import Shapes, Tensors
+
+POSITION_OFFSET = 2
+"""OPT's position table begins with two rows that a padded batch once needed."""
+
+NORM_EPSILON = 1e-5
+"""Added to the variance in each layer norm; config.json does not carry it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPTConfig(ModelConfig):
+    """OPT's own fields beside the shared ones."""
+
+    embedding_size: int
+    """W, the width of the token embedding: E but for opt-350m"""
+    pre_norm: bool
+    """Normalise before each part (True), or after each sum (opt-350m)"""
+    final_norm: bool
+    activation: str
+    biases: bool
+    norm_affine: bool
+    """Norms have gain and bias"""
+    tied_head: bool
+    """The LM head is the token embedding"""
+
+
+def read_config(raw: Mapping[str, Any]) -> OPTConfig:
+    """OPT's configuration from config.json.
+
+    Raises:
+        CheckpointError: a field is missing or impossible.
+        UnsupportedModelError: the activation is none of ours.
+    """
+    fields = Fields(raw)
+    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    if hidden_size % heads:
+        raise CheckpointError(
+            f"config.json: hidden_size {hidden_size} should be a multiple of num_attention_heads {heads}"
+        )
+    pre_norm = fields.get("do_layer_norm_before", True)
+    return OPTConfig(
+        model_type="opt",
+        hidden_size=hidden_size,
+        num_layers=fields.size("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden_size // heads,
+        intermediate_size=fields.size("ffn_dim"),
+        vocab_size=fields.size("vocab_size"),
+        max_positions=fields.size("max_position_embeddings"),
+        bos_token_id=fields.get("bos_token_id", 2),
+        eos_token_ids=fields.token_ids("eos_token_id") or (2,),
+        embedding_size=fields.get("word_embed_proj_dim", hidden_size),
+        pre_norm=pre_norm,
+        final_norm=pre_norm and not fields.get("_remove_final_layer_norm", False),
+        activation=fields.choice("activation_function", "relu", tuple(ACTIVATIONS)),
+        biases=fields.get("enable_bias", True),
+        norm_affine=fields.get("layer_norm_elementwise_affine", True),
+        tied_head=fields.get("tie_word_embeddings", True),
+    )
+
+
+def tensor_table(config: OPTConfig) -> Shapes:
+    """Every tensor of a checkpoint, named from the decoder down, with its shape."""
+    E, F, V, W = config.hidden_size, config.intermediate_size, config.vocab_size, config.embedding_size
+    table: Shapes = {
+        "embed_tokens.weight": (V, W),
+        "embed_positions.weight": (config.max_positions + POSITION_OFFSET, E),
+    }
+    if W != E:
+        table |= {"project_in.weight": (E, W), "project_out.weight": (W, E)}
+    linears = {f"self_attn.{name}_proj": (E, E) for name in "qkv"}
+    linears |= {"self_attn.out_proj": (E, E), "fc1": (F, E), "fc2": (E, F)}
+    for i in range(config.num_layers):
+        for name, shape in linears.items():
+            table[f"layers.{i}.{name}.weight"] = shape
+            if config.biases:
+                table[f"layers.{i}.{name}.bias"] = shape[:1]
+        if config.norm_affine:
+            table |= _norm_tensors(f"layers.{i}.self_attn_layer_norm", E)
+            table |= _norm_tensors(f"layers.{i}.final_layer_norm", E)
+    if config.final_norm and config.norm_affine:
+        table |= _norm_tensors("final_layer_norm", E)
+    if not config.tied_head:
+        table["lm_head.weight"] = (V, W)
+    return table
+
+
+def _norm_tensors(name: str, E: int) -> Shapes:
+    return {f"{name}.weight": (E,), f"{name}.bias": (E,)}
+
+
+def canonical_names(stored: Mapping[str, Tensor], config: OPTConfig) -> dict[str, Tensor]:
+    """The one place that knows how published checkpoints differ in their names.
+
+    They say `model.decoder.` or `decoder.`; some keep a copy of a tied head, and the oldest a version number.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        short = name.removeprefix("model.").removeprefix("decoder.")
+        if short != "version" and not (short == "lm_head.weight" and config.tied_head):
+            tensors[short] = tensor
+    return tensors
+
+
+@dataclass(frozen=True, eq=False)
+class OPTLayer:
+    """One transformer block."""
+
+    attention: Attention
+    attention_norm: Weight
+    mlp: MLP
+    mlp_norm: Weight
+    pre_norm: bool
+
+    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """[T, E] -> [T, E]"""
+        if self.pre_norm:
+            x = self.attention(ops, ops.layer_norm(x, self.attention_norm, NORM_EPSILON), cache, batch, residual=x)
+            return self.mlp(ops, ops.layer_norm(x, self.mlp_norm, NORM_EPSILON), residual=x)
+        x = ops.layer_norm(self.attention(ops, x, cache, batch, residual=x), self.attention_norm, NORM_EPSILON)
+        return ops.layer_norm(self.mlp(ops, x, residual=x), self.mlp_norm, NORM_EPSILON)
+
+
+@dataclass(frozen=True, eq=False)
+class OPT:
+    """The whole model: embedding, layers, final norm, head."""
+
+    config: OPTConfig
+    embedding: Embedding
+    layers: tuple[OPTLayer, ...]
+    final_norm: Weight | None
+    head: LMHead
+
+    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
+        """The last hidden state of every new token. [T] -> [T, E]"""
+        x = self.embedding(ops, batch)  # [T] -> [T, E]
+        for i, layer in enumerate(self.layers):
+            ops.enter_layer(i)
+            x = layer(ops, x, cache, batch)
+        ops.enter_layer(len(self.layers))
+        return x if self.final_norm is None else ops.layer_norm(x, self.final_norm, NORM_EPSILON)
+
+    def logits(self, ops: Backend, hidden: Any) -> Any:
+        """The language model head. [R, E] -> [R, V]"""
+        return self.head(ops, hidden)
+
+
+def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> OPT:
+    """The model from its tensors, under canonical names.
+
+    Raises:
+        CheckpointError: a tensor is missing, extra or misshaped.
+    """
+    tensors = Tensors(stored, tensor_table(config), ops)
+    narrow = config.embedding_size != config.hidden_size
+    embedding = Embedding(
+        tensors.linear("embed_tokens"),
+        tensors.linear("embed_positions"),
+        POSITION_OFFSET,
+        tensors.linear("project_in") if narrow else None,
+    )
+    head = LMHead(
+        embedding.tokens if config.tied_head else tensors.linear("lm_head"),
+        tensors.linear("project_out") if narrow else None,
+    )
+    layers = tuple(_build_layer(config, tensors, i) for i in range(config.num_layers))
+    return OPT(config, embedding, layers, tensors.norm("final_layer_norm") if config.final_norm else None, head)
+
+
+def _build_layer(config: OPTConfig, tensors: Tensors, i: int) -> OPTLayer:
+    part = f"layers.{i}"
+    qkv = tensors.linear(f"{part}.self_attn.qkv", *(f"{part}.self_attn.{name}_proj" for name in "qkv"))
+    out = tensors.linear(f"{part}.self_attn.out_proj")
+    return OPTLayer(
+        Attention(i, config.num_heads, config.num_kv_heads, config.head_dim**-0.5, qkv, out),
+        tensors.norm(f"{part}.self_attn_layer_norm"),
+        MLP(tensors.linear(f"{part}.fc1"), tensors.linear(f"{part}.fc2"), config.activation),
+        tensors.norm(f"{part}.final_layer_norm"),
+        config.pre_norm,
+    )
+
+
+def _shape(E: int, L: int, H: int, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": E, "num_hidden_layers": L, "num_attention_heads": H, "ffn_dim": 4 * E}
+    return {"model_type": "opt", "vocab_size": 50272, "max_position_embeddings": 2048, **sizes, **more}
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "opt-125m": _shape(768, 12, 12),
+    "opt-350m": _shape(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "opt-1.3b": _shape(2048, 24, 32),
+    "opt-2.7b": _shape(2560, 32, 32),
+    "opt-6.7b": _shape(4096, 32, 32),
+    "opt-13b": _shape(5120, 40, 40),
+    "opt-30b": _shape(7168, 48, 56),
+    "opt-66b": _shape(9216, 64, 72),
+    "opt-175b": _shape(12288, 96, 96),
+}
+"""The published sizes (paper, table 1), as their config.json have them."""

@@ -1,0 +1,114 @@
+"""Causal scaled dot-product attention over a paged K/V cache (Vaswani et al., arXiv 1706.03762, section 3.2.1).
+
+For each head: Z = softmax(Q K^T / sqrt D) V, where a query sees the keys at its own position and before. The new
+tokens' keys and values are in the cache already. Pages are walked as views and never gathered into one array: that
+costs several times the attention itself.
+"""
+
+from typing import Any
+
+from ..batch import Batch, Span
+from .cost import Cost
+from .softmax import softmax
+
+QUERY_TILE = 128
+"""Queries computed together in a prefill. A tile looks only at the keys its last query may see, which spares almost
+half of the scores of a long prompt, and its scores stay in the processor's cache."""
+
+
+def attend(q: Any, keys: Any, values: Any, batch: Batch, scale: float, xp: Any, out: Any) -> Any:
+    """Attention of every sequence of a ragged batch.
+
+    Args:
+        q: queries [T, H, D]
+        keys, values: this layer's pages [pages, K, P, D]
+        batch: which rows belong to which sequence, and its pages
+        scale: 1 / sqrt D, or what the family uses instead
+        xp: the array module
+        out: [T, H, D], filled and returned
+    """
+    for span in batch.spans:
+        for first in range(span.start, span.stop, QUERY_TILE):
+            last = min(first + QUERY_TILE, span.stop)
+            scores = attention_scores(q[first:last], keys, span, last, scale, xp)  # -> [K, G n, S]
+            weights = softmax(scores, xp, out=scores)
+            merge_values(weights, values, span, out[first:last], xp)
+    return out
+
+
+def attention_scores(q: Any, keys: Any, span: Span, last: int, scale: float, xp: Any) -> Any:
+    """Q K^T * scale of one tile of queries, minus infinity where a key lies after its query.
+
+    Args:
+        q: [n, H, D], the rows last - n : last of the batch
+        keys: [pages, K, P, D]
+        span: the sequence
+        last: the batch row after the tile's last query; it sees S = context_len - (span.stop - last) keys
+
+    Returns:
+        [K, G n, S]: G = H / K query heads share each K/V head, and the queries of one head lie together.
+    """
+    n, H, D = q.shape
+    _, K, P, _ = keys.shape
+    S = span.context_len - (span.stop - last)
+    grouped = xp.multiply(q, scale).reshape(n, K, H // K, D).transpose(1, 2, 0, 3)  # [n, H, D] -> [K, G, n, D]
+    grouped = grouped.reshape(K, H // K * n, D)  # [K, G, n, D] -> [K, G n, D]
+    scores = xp.empty((K, H // K * n, S), q.dtype)
+    for start, page in zip(range(0, S, P), span.pages, strict=False):
+        size = min(P, S - start)
+        page_keys = keys[page, :, :size].swapaxes(1, 2)  # [K, size, D] -> [K, D, size]
+        xp.matmul(grouped, page_keys, out=scores[:, :, start : start + size])
+    if n > 1:
+        newest = scores.reshape(K, H // K, n, S)[..., S - n :]  # the keys of the tile itself
+        newest += xp.triu(xp.full((n, n), -xp.inf, q.dtype), 1)
+    return scores
+
+
+def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> None:
+    """Z = weights V of one tile, each query's heads laid side by side again.
+
+    Args:
+        weights: [K, G n, S]
+        values: [pages, K, P, D]
+        span: the sequence
+        out: [n, H, D], filled
+    """
+    n, H, D = out.shape
+    _, K, P, _ = values.shape
+    S = weights.shape[-1]
+    z = xp.matmul(weights[:, :, :P], values[span.pages[0], :, : min(P, S)])  # [K, G n, size] -> [K, G n, D]
+    for start, page in zip(range(P, S, P), span.pages[1:], strict=False):
+        size = min(P, S - start)
+        z += xp.matmul(weights[:, :, start : start + size], values[page, :, :size])
+    out.reshape(n, K, H // K, D)[...] = z.reshape(K, H // K, n, D).transpose(2, 0, 1, 3)
+
+
+def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any) -> list[Any]:
+    """The attention weights themselves, for people to look at: for each sequence [H, n, S]."""
+    maps = []
+    for span in batch.spans:
+        n, H, _ = q[span.start : span.stop].shape
+        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp)
+        maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
+    return maps
+
+
+def visible_pairs(batch: Batch) -> int:
+    """Pairs of a query and a key it may see: query number i of n sees S - n + i + 1 of them."""
+    pairs = 0
+    for span in batch.spans:
+        n = span.stop - span.start
+        pairs += n * (span.context_len - n) + n * (n + 1) // 2
+    return pairs
+
+
+def cost(batch: Batch, H: int, K: int, D: int) -> Cost:
+    """Per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
+
+    Softmax's four: the maximum's subtraction, the exponential, the sum, the division. Each sequence's keys and values
+    are read once, queries read once, the result written once.
+    """
+    flops = visible_pairs(batch) * H * (4 * D + 4) + batch.num_tokens * H * D
+    contexts = sum(span.context_len for span in batch.spans)
+    row = 4 * batch.num_tokens * H * D
+    return Cost(flops, row + 4 * 2 * contexts * K * D, row)

@@ -1,0 +1,56 @@
+"""The matrix product of every projection: y = activation(x W^T + b) + residual.
+
+Weights keep the layout [out, in] that checkpoints store. For one row the product is then a walk along W's rows, as
+memory likes it, and a checkpoint's file can be used in place.
+"""
+
+from typing import Any
+
+from .activation import ACTIVATIONS, FLOPS_PER_ELEMENT
+from .cost import Cost
+
+
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    xp: Any,
+    out: Any,
+    *,
+    activation: str | None = None,
+    residual: Any | None = None,
+) -> Any:
+    """y = activation(x W^T + b) + residual.
+
+    Args:
+        x: [T, in]
+        weight: [out, in]
+        bias: [out] or None
+        xp: the array module
+        out: [T, out], filled and returned
+        activation: a name in `ACTIVATIONS`, or None
+        residual: [T, out] or None; left as it is
+    """
+    y = xp.matmul(x, weight.T, out=out)  # [T, in] x [in, out] -> [T, out]
+    if bias is not None:
+        y += bias
+    if activation is not None:
+        y = ACTIVATIONS[activation](y, xp)
+    if residual is not None:
+        y += residual
+    return y
+
+
+def cost(
+    T: int, inputs: int, outputs: int, itemsize: int, *, bias: bool, activation: str | None, residual: bool
+) -> Cost:
+    """2 T in out for the product, T out for each of bias and residual, and the activation's own.
+
+    `itemsize` is that of the stored weights; activations are float32.
+    """
+    elements = T * outputs
+    flops = 2 * elements * inputs + elements * (bias + residual)
+    if activation is not None:
+        flops += elements * FLOPS_PER_ELEMENT[activation]
+    read = 4 * T * inputs + itemsize * inputs * outputs + 4 * outputs * bias + 4 * elements * residual
+    return Cost(flops, read, 4 * elements)

@@ -1,0 +1,29 @@
+"""Layer norm (Ba, Kiros and Hinton, arXiv 1607.06450, section 3): each row to mean 0 and variance 1, then gain and bias."""
+
+from typing import Any
+
+from .cost import Cost
+
+
+def layer_norm(x: Any, gain: Any | None, bias: Any | None, epsilon: float, xp: Any, out: Any) -> Any:
+    """(x - mean) / sqrt(variance + epsilon) * gain + bias over the last axis. [T, E] -> [T, E]
+
+    The variance is the biased one (divided by E), as in every transformer. Without gain and bias both are left out.
+    """
+    y = xp.subtract(x, x.mean(axis=-1, keepdims=True), out=out)
+    variance = xp.einsum("te,te->t", y, y) / x.shape[-1]  # [T, E] -> [T]; a sum of squares with no square stored
+    y *= (1 / xp.sqrt(variance + epsilon))[:, None]
+    if gain is not None:
+        y *= gain
+    if bias is not None:
+        y += bias
+    return y
+
+
+def cost(T: int, E: int, *, affine: bool) -> Cost:
+    """Per element: mean 1, difference 1, square and sum 2, scaling 1, gain and bias 2; per row 5 more.
+
+    The five: two divisions by E, epsilon's addition, a square root and its reciprocal.
+    """
+    per_element = 7 if affine else 5
+    return Cost(T * (per_element * E + 5), 4 * T * E + 4 * 2 * E * affine, 4 * T * E)
