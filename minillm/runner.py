@@ -1,14 +1,27 @@
 """One forward pass over pending tokens. Prefill and decode are the same pass; people think of them as two."""
 
+from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .backends.base import Backend
+from .backends.checking import CheckingBackend
 from .batch import Batch, Sequence
 from .cache import PagedCache
+from .decoding.strategy import Feed
 from .models.base import Model
+
+
+class Output(NamedTuple):
+    """What a forward pass gives, valid until the next one."""
+
+    logits: Any
+    """[R, V], float32"""
+    hidden: Any
+    """[R, E], the states behind them"""
 
 
 class Runner:
@@ -19,17 +32,17 @@ class Runner:
         self.ops = ops
         self.cache = cache
 
-    def prefill(self, sequence: Sequence) -> Any:
-        """Compute all pending tokens of one sequence. Returns the last one's logits [1, V]."""
+    def prefill(self, sequence: Sequence) -> Output:
+        """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
         return self.forward([sequence], [sequence.pending])
 
-    def decode(self, sequences: SequenceOf[Sequence]) -> Any:
-        """Compute one pending token of each sequence. Returns their logits [N, V]."""
+    def decode(self, sequences: SequenceOf[Sequence]) -> Output:
+        """Compute one pending token of each sequence; logits [N, V]."""
         return self.forward(sequences, [1] * len(sequences))
 
     def forward(
         self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], rows: SequenceOf[int] | None = None
-    ) -> Any:
+    ) -> Output:
         """Compute the next `counts[i]` pending tokens of each sequence; their K/V are in the cache afterwards.
 
         Args:
@@ -37,19 +50,61 @@ class Runner:
             counts: at least 1 each; T in all
             rows: rows of the flat batch whose logits are wanted; by default each sequence's last
 
-        Returns:
-            Logits [R, V], float32, valid until the next forward.
-
         Raises:
             CacheFullError: the cache cannot take the new tokens; nothing was computed.
+            NumericalError: NaN or infinity among the logits; the message names the operation that made it.
         """
         for sequence, count in zip(sequences, counts, strict=True):
             self.cache.reserve(sequence, sequence.cached + count)
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = batch.query_starts[1:] - 1 if rows is None else np.asarray(rows, np.int64)
-        hidden = self.model.forward(self.ops, batch, self.cache)  # [T] -> [T, E]
+        output = self._compute(self.ops, batch, wanted)
+        if not np.isfinite(output.logits.max(initial=0.0)):
+            self._compute(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
+        return output
+
+    def _compute(self, ops: Backend, batch: Batch, wanted: Any) -> Output:
+        """The forward pass itself. `wanted` may be empty: then K and V are all that is computed for."""
+        hidden = self.model.forward(ops, batch, self.cache)  # [T] -> [T, E]
         if len(wanted) < batch.num_tokens:
-            hidden = self.ops.take_rows(hidden, wanted)  # [T, E] -> [R, E]
-        return self.model.logits(self.ops, hidden)  # [R, E] -> [R, V]
+            hidden = ops.take_rows(hidden, wanted)  # [T, E] -> [R, E]
+        return Output(self.model.logits(ops, hidden), hidden)  # [R, E] -> [R, V]
+
+    def place(self, live: list[Sequence], feeds: SequenceOf[Feed]) -> list[Sequence]:
+        """Turn a request's sequences into those its feeds ask for: fork, truncate, free, and append the tokens.
+
+        A parent that several feeds name is forked for all but the last of them, which takes it over.
+        """
+        uses = Counter(feed.parent for feed in feeds)
+        for i, sequence in enumerate(live):
+            if not uses[i]:
+                self.cache.free(sequence)
+        placed = []
+        for feed in feeds:
+            placed.append(self._continue(live, feed, last_use=uses[feed.parent] == 1))
+            uses[feed.parent] -= 1
+        return placed
+
+    def _continue(self, live: list[Sequence], feed: Feed, *, last_use: bool) -> Sequence:
+        if feed.parent is None:
+            return Sequence(list(feed.tokens))
+        sequence = live[feed.parent]
+        keep = sequence.cached if feed.keep is None else feed.keep
+        if last_use:
+            self.cache.truncate(sequence, keep)
+        else:
+            sequence = self.cache.fork(sequence, keep)
+        sequence.token_ids += feed.tokens
+        return sequence
+
+    def chunks(self, sequence: Sequence, stop: int, chunk: int) -> Iterator[tuple[int, Output]]:
+        """Compute a sequence up to position `stop` in chunks, with the logits of every position.
+
+        Yields:
+            The position of the chunk's first token, and the output [chunk, V].
+        """
+        while sequence.cached < stop:
+            first, count = sequence.cached, min(chunk, stop - sequence.cached)
+            yield first, self.forward([sequence], [count], rows=range(count))

@@ -121,6 +121,18 @@ class Backend:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
         return self.xp.take(x, rows, axis=0, out=self.arena.take((len(rows), x.shape[1])), mode="clip")
 
+    def argmax(self, logits: Any) -> Any:
+        """The likeliest token of each row; of equal ones the smallest id. [R, V] -> [R]"""
+        return logits.argmax(axis=-1)
+
+    def sample(
+        self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> Any:
+        """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
+        return ops.sample(
+            logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, xp=self.xp
+        )
+
 
 def join(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
     """One array of all tensors, one after the other along the first axis; a single one in place where it can be."""

@@ -1,5 +1,6 @@
 """The keys and values of every layer, kept between steps."""
 
-from .paged import PagedCache
+from .paged import PagedCache, affordable_pages
+from .prefix import PrefixCache
 
-__all__ = ["PagedCache"]
+__all__ = ["PagedCache", "PrefixCache", "affordable_pages"]

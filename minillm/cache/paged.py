@@ -5,10 +5,13 @@ lies in page i // P at offset i % P. Forking shares pages and counts references;
 both write to is copied, and only when one of them writes.
 """
 
+import os
+from collections.abc import Callable
+
 from ..backends.base import Backend
 from ..batch import Sequence
 from ..config import ModelConfig
-from ..errors import CacheFullError
+from ..errors import CacheFullError, ParameterError
 
 
 class PagedCache:
@@ -23,6 +26,8 @@ class PagedCache:
         self.keys = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
         self.values = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
         self._references = [0] * num_pages
+        self.reclaim: Callable[[], bool] | None = None
+        """Asked when no page is free; True if it has freed something (`PrefixCache`)."""
         self._free = list(range(num_pages - 1, -1, -1))
 
     @property
@@ -71,11 +76,19 @@ class PagedCache:
         del sequence.pages[self.pages_for(keep) :], sequence.token_ids[keep:]
         sequence.cached = keep
 
+    def forget(self, sequence: Sequence) -> None:
+        """Give the pages back and keep the tokens: all of them wait to be computed again."""
+        tokens = sequence.token_ids.copy()
+        self.truncate(sequence, 0)
+        sequence.token_ids = tokens
+
     def free(self, sequence: Sequence) -> None:
         """Give all pages back."""
         self.truncate(sequence, 0)
 
     def _take(self) -> int:
+        while not self._free and self.reclaim is not None and self.reclaim():
+            pass
         if not self._free:
             raise CacheFullError(
                 f"the K/V cache's {self.num_pages} pages of {self.page_size} positions are all in use: "
@@ -96,3 +109,24 @@ class PagedCache:
         self._references[page] -= 1
         if not self._references[page]:
             self._free.append(page)
+
+
+def affordable_pages(config: ModelConfig, backend: Backend, sequences: int, budget: int | None) -> int:
+    """Pages for so many full contexts, or as many as the budget holds.
+
+    Args:
+        config: the model's shape
+        backend: decides the page size
+        sequences: how many run at once
+        budget: bytes; None for half of the memory that is free
+
+    Raises:
+        ParameterError: the budget does not hold one page.
+    """
+    page = config.cache_values_per_token() * backend.page_size * 4
+    wanted = sequences * -(-config.max_positions // backend.page_size)
+    if budget is None:
+        budget = max(page, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    if budget < page:
+        raise ParameterError(f"cache_bytes should be at least {page} (one page of {backend.page_size}), found {budget}")
+    return min(wanted, budget // page)

@@ -5,5 +5,6 @@ from .embed import embed
 from .kv import store_kv
 from .linear import linear
 from .norm import layer_norm
+from .sampling import sample
 
-__all__ = ["attend", "attention_map", "embed", "layer_norm", "linear", "store_kv"]
+__all__ = ["attend", "attention_map", "embed", "layer_norm", "linear", "sample", "store_kv"]

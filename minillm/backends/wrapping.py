@@ -1,0 +1,88 @@
+"""Looking over a back end's shoulder: every call goes through, and something is done with it.
+
+What checks, counts or records derives from `WrappedBackend` and overrides `observe`. The layers notice nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..batch import Batch
+from .base import Backend, Pages, Tensor, Weight
+
+
+class WrappedBackend(Backend):
+    """Runs each operation on another back end and shows it to `observe`."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.xp = inner.xp
+        self.arena = inner.arena
+        self.page_size = inner.page_size
+        self.name = inner.name
+        self.layer: int | None = None
+        """The layer that runs; None before the first."""
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Called after each operation, with its result and the arguments that its cost depends on."""
+
+    def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
+        """As the wrapped one."""
+        return self.inner.prepare_weight(name, tensors, biases)
+
+    def enter_layer(self, layer: int) -> None:
+        """As the wrapped one."""
+        self.layer = layer
+        self.inner.enter_layer(layer)
+
+    def embed(self, ids: Any, table: Weight) -> Any:
+        """As the wrapped one."""
+        result = self.inner.embed(ids, table)
+        self.observe("embed", table, result)
+        return result
+
+    def add(self, x: Any, y: Any) -> Any:
+        """As the wrapped one."""
+        result = self.inner.add(x, y)
+        self.observe("add", None, result)
+        return result
+
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
+        """As the wrapped one."""
+        result = self.inner.linear(x, weight, activation=activation, residual=residual)
+        self.observe("linear", weight, result, activation=activation, residual=residual is not None)
+        return result
+
+    def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """As the wrapped one."""
+        result = self.inner.layer_norm(x, weight, epsilon)
+        self.observe("layer_norm", weight, result)
+        return result
+
+    def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
+        """As the wrapped one."""
+        self.inner.store_kv(k, v, cache, layer, batch)
+        self.observe("store_kv", None, k)
+
+    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
+        """As the wrapped one."""
+        result = self.inner.attend(q, cache, layer, batch, scale=scale)
+        self.observe("attend", None, result, q=q, cache=cache, batch=batch, scale=scale)
+        return result
+
+    def take_rows(self, x: Any, rows: Any) -> Any:
+        """As the wrapped one."""
+        result = self.inner.take_rows(x, rows)
+        self.observe("take_rows", None, result)
+        return result
+
+    def argmax(self, logits: Any) -> Any:
+        """As the wrapped one."""
+        return self.inner.argmax(logits)
+
+    def sample(
+        self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> Any:
+        """As the wrapped one."""
+        return self.inner.sample(
+            logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )

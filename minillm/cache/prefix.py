@@ -1,0 +1,49 @@
+"""Keeping what finished, for prompts that begin the same way.
+
+A chat sends the whole conversation with every turn. Its beginning is in the cache already: a new sequence forks the
+longest common prefix and computes only the rest. What is kept gives way, oldest first, when pages run out.
+"""
+
+from ..batch import Sequence
+from .paged import PagedCache
+
+
+class PrefixCache:
+    """Finished sequences of one model, oldest first."""
+
+    def __init__(self, cache: PagedCache, capacity: int = 8) -> None:
+        """Keep up to `capacity` sequences of `cache`."""
+        self._cache = cache
+        self._capacity = capacity
+        self._kept: list[Sequence] = []
+        cache.reclaim = self.evict
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep a sequence that its request is done with."""
+        self._kept.append(self._cache.fork(sequence))
+        if len(self._kept) > self._capacity:
+            self.evict()
+
+    def evict(self) -> bool:
+        """Free the oldest; False when there is none."""
+        if not self._kept:
+            return False
+        self._cache.free(self._kept.pop(0))
+        return True
+
+    def match(self, token_ids: list[int]) -> Sequence | None:
+        """A fork of the longest kept prefix of a prompt, which leaves at least the last token to compute."""
+        best, length = None, 0
+        for sequence in self._kept:
+            common = common_prefix(sequence.token_ids, token_ids[:-1])
+            if common > length:
+                best, length = sequence, common
+        return None if best is None else self._cache.fork(best, length)
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many tokens two lines share from their beginning."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,0 +1,26 @@
+"""From settings to the strategy that follows them."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from .beam import BeamSearch
+from .greedy import GreedySearch
+from .parameters import Settings
+from .sampling import Sampling
+from .strategy import Strategy
+
+
+def strategy_for(settings: Settings) -> Strategy:
+    """The strategy for a request.
+
+    Requests that choose alike get the same object, so that one call serves them all; seed, lengths and what concerns
+    the text are the request's own business and make no difference.
+    """
+    return _strategy(replace(settings, seed=0, max_new_tokens=1, stop_strings=(), include_stop=False, echo=False))
+
+
+@lru_cache(maxsize=64)
+def _strategy(settings: Settings) -> Strategy:
+    if settings.num_beams > 1:
+        return BeamSearch(settings)
+    return Sampling(settings) if settings.do_sample else GreedySearch(settings)

@@ -1,0 +1,107 @@
+"""The interface of every search strategy: it is given `Rows` and answers `Feed`s, and never calls a model.
+
+A strategy looks at the logits of the sequences it asked for and says, for each sequence that goes on, which one it
+continues, with which tokens, and how much of the past stays. The runner does the rest: it forks and truncates the
+cache, runs one ragged forward per model, and asks again. Greedy search is the plainest case (one token, keep all, last
+row); beam search names a parent more than once; speculation feeds several tokens, asks for all rows and keeps fewer
+positions in its next feed.
+
+A strategy object holds settings and no state, so that one call serves all requests of a batch that choose alike; what
+belongs to a request lives in the `State` that `begin` returns.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..backends.base import Backend
+from .continuation import Continuation, TextStream
+from .parameters import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Logits of the last feeds of some requests, in the order of their feeds."""
+
+    logits: Any
+    """[R, V], float32; may be changed in place"""
+    starts: Sequence[int]
+    """[feeds + 1]: feed i asked for the rows starts[i] : starts[i + 1]"""
+    hidden: Any = None
+    """[R, E], the states behind the logits; None unless a feed wanted them"""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One sequence that goes on."""
+
+    tokens: Sequence[int]
+    """One or more tokens to compute."""
+    parent: int | None = None
+    """The sequence it continues: its place among this request's last feeds to the same model. None: an empty one."""
+    keep: int | None = None
+    """How many of the parent's cached positions stay; None: all."""
+    rows: Literal["last", "all"] = "last"
+    """Whose logits are wanted: of the last token, or of each."""
+    model: str = "target"
+    """Who computes: "target", or the name of another model that the engine was given."""
+    hidden: bool = False
+    """Whether the hidden states behind the logits are wanted."""
+
+
+@dataclass(eq=False)
+class Request:
+    """What a strategy may know of a request."""
+
+    prompt_ids: list[int]
+    settings: Settings
+    text_stream: Callable[[], TextStream] | None = None
+    """Makes a new stream of text for one continuation; None where there is no tokenizer."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """How many tokens each continuation may have; the engine has settled it."""
+        assert self.settings.max_new_tokens is not None
+        return self.settings.max_new_tokens
+
+    def continuation(self, index: int, *, text: bool = True) -> Continuation:
+        """A new, empty continuation; with `text=False` its text is made when it is done."""
+        stream = self.text_stream() if self.text_stream is not None and text else None
+        return Continuation(index, self.settings.eos_token_ids, self.max_new_tokens, stream)
+
+
+@dataclass(eq=False)
+class State:
+    """What a strategy remembers of one request between two steps."""
+
+    request: Request
+    results: list[Continuation] = field(default_factory=list)
+    """What is returned to the user; tokens pushed here are on their way out."""
+    feeds: int = 1
+    """How many feeds were asked for last; the engine keeps it."""
+
+
+class Strategy(ABC):
+    """Chooses tokens. See the module's text."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def begin(self, request: Request) -> tuple[State, list[Feed]]:
+        """Take up a request. The first feeds usually hold the prompt."""
+
+    @abstractmethod
+    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+        """Go one step further with each request.
+
+        Args:
+            ops: the back end that made the logits
+            states: of N requests; request i made `states[i].feeds` feeds
+            rows: what those feeds gave, all requests' end to end
+
+        Returns:
+            For each request its next feeds. Sequences that no feed names as parent are freed; a request without
+            feeds is done. A model that is not fed keeps its sequences.
+        """

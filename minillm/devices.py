@@ -1,0 +1,26 @@
+"""From the words device="cpu", dtype="float32" to a back end."""
+
+from .backends.base import Backend
+from .backends.numpy import NumpyBackend
+from .errors import DeviceError
+
+DTYPES = ("auto", "float32")
+LATER_DTYPES = ("float16", "bfloat16", "int8", "int4")
+"""Known words that this version does not do yet."""
+
+
+def choose_backend(device: str, dtype: str) -> Backend:
+    """The back end for a device, if it can store weights as `dtype`.
+
+    Raises:
+        DeviceError: the device or dtype is unknown or not offered.
+    """
+    if device == "cuda":
+        raise DeviceError("device 'cuda' is not offered by this version of minillm, which runs on 'cpu'")
+    if device != "cpu":
+        raise DeviceError(f"device {device!r} is not known: expected 'cpu'")
+    if dtype in LATER_DTYPES:
+        raise DeviceError(f"dtype {dtype!r} is not offered by this version of minillm: use 'float32'")
+    if dtype not in DTYPES:
+        raise DeviceError(f"dtype {dtype!r} is not known: expected 'auto' or 'float32'")
+    return NumpyBackend()

@@ -1,0 +1,269 @@
+"""The step loop: requests in, progress out. Everything that generates is a loop over `step`.
+
+One step admits requests that fit, runs one ragged forward per model over all that waits to be computed, and asks the
+strategies of the requests whose rows are ready what to do next.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from .batch import Sequence as Tokens
+from .cache import PrefixCache
+from .decoding.continuation import Progress
+from .decoding.strategy import Feed, Request, Rows, State, Strategy
+from .errors import CacheFullError, ParameterError
+from .runner import Output, Runner
+from .scheduler import Limits, Scheduler
+
+
+@dataclass
+class Stats:
+    """What the steps did, and how long it took."""
+
+    prefill_tokens: int = 0
+    """Prompt tokens computed; those found in the cache are not counted"""
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    """Tokens computed after the prompts"""
+    decode_seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclass(eq=False)
+class Active:
+    """A request that waits or runs."""
+
+    id: int
+    request: Request
+    strategy: Strategy
+    width: int
+    pages: int
+    state: State | None = None
+    live: dict[str, list[Tokens]] = field(default_factory=dict)
+    """Each model's sequences, in the order of the last feeds to it"""
+    feeds: list[Feed] = field(default_factory=list)
+    fed: list[Tokens] = field(default_factory=list)
+    """The sequence that each feed became"""
+    outputs: list["Slice | None"] = field(default_factory=list)
+    """What each feed gave, once it is computed"""
+    started: bool = False
+    """The prompt has been computed"""
+
+    @property
+    def ready(self) -> bool:
+        """All that the feeds asked for is there."""
+        return bool(self.outputs) and None not in self.outputs
+
+
+class Slice(NamedTuple):
+    """The rows of a forward pass that belong to one feed."""
+
+    output: Output
+    first: int
+    stop: int
+
+    def copy(self) -> "Slice":
+        """The same rows in arrays of their own, which outlive the next forward pass."""
+        rows = slice(self.first, self.stop)
+        output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
+        return Slice(output, 0, self.stop - self.first)
+
+
+class StepLoop:
+    """Runs requests side by side, step by step."""
+
+    def __init__(self, runners: dict[str, Runner], limits: Limits, *, prefix_cache: bool = False) -> None:
+        """Args:
+        runners: by the name that feeds call their model; "target" is one of them
+        limits: what one step may use
+        prefix_cache: keep what finished for prompts that begin the same way
+        """
+        self.runners = runners
+        self.stats = Stats()
+        pages = min(runner.cache.num_pages for runner in runners.values())
+        self.scheduler: Scheduler[Active] = Scheduler(limits, pages)
+        self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
+        self._requests: dict[int, Active] = {}
+        self._next_id = 0
+
+    def add(self, request: Request, strategy: Strategy) -> int:
+        """Put a request in line.
+
+        Raises:
+            ParameterError: it wants more sequences at once than the batch has places.
+            CacheFullError: the cache could not hold it even alone.
+        """
+        settings = request.settings
+        width = max(settings.num_beams, settings.num_return_sequences)
+        limit = self.scheduler.limits.max_batch_size
+        if width > limit:
+            raise ParameterError(f"{width} sequences at once are asked for; max_batch_size is {limit}")
+        pages = self._pages_needed(request, width)
+        available = min(runner.cache.num_pages for runner in self.runners.values())
+        if pages > available:
+            raise CacheFullError(
+                f"the request may need {pages} pages of the K/V cache, which has {available}: "
+                "raise cache_bytes, or lower max_new_tokens or the number of sequences"
+            )
+        self._next_id += 1
+        active = Active(self._next_id, request, strategy, width, pages)
+        self._requests[active.id] = active
+        self.scheduler.waiting.append(active)
+        return active.id
+
+    def _pages_needed(self, request: Request, width: int) -> int:
+        """The prompt's full pages are shared by all sequences; every other page may be each one's own."""
+        cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
+        shared = prompt // cache.page_size if request.settings.use_cache else 0
+        return shared + width * (cache.pages_for(prompt + request.max_new_tokens) - shared)
+
+    @property
+    def busy(self) -> bool:
+        """Some request waits or runs."""
+        return bool(self._requests)
+
+    def knows(self, request_id: int) -> bool:
+        """The request waits or runs."""
+        return request_id in self._requests
+
+    def step(self) -> list[tuple[int, Progress]]:
+        """Advance everything by one forward pass. Returns each request's progress under its id.
+
+        Raises:
+            NumericalError: the model gave NaN or infinity.
+        """
+        for active in self.scheduler.admit():
+            state, feeds = active.strategy.begin(active.request)
+            active.state = state
+            self._place(active, feeds)
+        began = time.perf_counter()
+        prompts = any(not active.started for active in self.scheduler.running)
+        tokens = sum(self._forward(name) for name in self.runners)
+        progress = self._ask([active for active in self.scheduler.running if active.ready])
+        seconds = time.perf_counter() - began
+        self.stats.steps += 1
+        if prompts:
+            self.stats.prefill_tokens += tokens
+            self.stats.prefill_seconds += seconds
+        else:
+            self.stats.decode_tokens += tokens
+            self.stats.decode_seconds += seconds
+        return progress
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request and free its memory. One that is done or unknown is left alone."""
+        active = self._requests.get(request_id)
+        if active is not None:
+            self._end(active)
+
+    def _place(self, active: Active, feeds: list[Feed]) -> None:
+        """Make the sequences that the feeds ask for."""
+        active.feeds, active.fed, active.outputs = feeds, [], [None] * len(feeds)
+        placed: dict[str, Iterator[Tokens]] = {}
+        for name, runner in self.runners.items():
+            mine = [feed for feed in feeds if feed.model == name]
+            if mine:
+                active.live[name] = runner.place(active.live.get(name, []), mine)
+                placed[name] = iter(active.live[name])
+        active.fed = [next(placed[feed.model]) for feed in feeds]
+        if not active.request.settings.use_cache:  # the naive way: every step computes everything once more
+            for feed, sequence in zip(feeds, active.fed, strict=True):
+                self.runners[feed.model].cache.forget(sequence)
+        self._reuse_prefix(active)
+
+    def _reuse_prefix(self, active: Active) -> None:
+        """Take over what the cache still knows of a prompt's beginning."""
+        if active.started or self._prefixes is None or not active.request.settings.use_cache:
+            return
+        known = self._prefixes.match(active.fed[0].token_ids)
+        if known is not None:
+            active.fed[0].pages, active.fed[0].cached = known.pages, known.cached
+
+    def _forward(self, name: str) -> int:
+        """Run one model over what waits for it. Returns the number of tokens computed."""
+        waiting = self._waiting(name)
+        if not waiting:
+            return 0
+        counts = self.scheduler.counts((active.fed[i], _divisible(active, i)) for active, i in waiting)
+        work = [(active, i, count) for (active, i), count in zip(waiting, counts, strict=True) if count]
+        rows: list[int] = []
+        owners: list[tuple[Active, int, int, int]] = []
+        for (active, i, count), stop in zip(work, accumulate(count for *_, count in work), strict=True):
+            if count == active.fed[i].pending:
+                first = stop - 1 if active.feeds[i].rows == "last" else stop - len(active.feeds[i].tokens)
+                owners.append((active, i, len(rows), len(rows) + stop - first))
+                rows += range(first, stop)
+        runner = self.runners[name]
+        output = runner.forward([active.fed[i] for active, i, _ in work], [count for *_, count in work], rows)
+        for active, i, first, stop in owners:
+            active.outputs[i] = Slice(output, first, stop)
+        for active in {id(active): active for active, *_ in owners}.values():
+            if not active.ready:  # another of its sequences is not done yet
+                active.outputs = [piece and piece.copy() for piece in active.outputs]
+        return sum(count for *_, count in work)
+
+    def _waiting(self, name: str) -> list[tuple[Active, int]]:
+        """The feeds to one model that are not computed yet, with the request they belong to."""
+        waiting = []
+        for active in self.scheduler.running:
+            for i, feed in enumerate(active.feeds):
+                if feed.model == name and active.outputs[i] is None:
+                    waiting.append((active, i))
+        return waiting
+
+    def _ask(self, ready: list[Active]) -> list[tuple[int, Progress]]:
+        """Ask the strategies of all that are ready, those with the same one together."""
+        groups: dict[int, list[Active]] = {}
+        for active in ready:
+            groups.setdefault(id(active.strategy), []).append(active)
+        progress: list[tuple[int, Progress]] = []
+        for group in groups.values():
+            states = [active.state for active in group if active.state is not None]
+            for active, state in zip(group, states, strict=True):
+                state.feeds = len(active.feeds)
+            answers = group[0].strategy.step(self.runners["target"].ops, states, _gather(group))
+            for active, state, feeds in zip(group, states, answers, strict=True):
+                progress += [(active.id, p) for c in state.results if (p := c.take())]
+                active.started = True
+                if feeds:
+                    self._place(active, feeds)
+                else:
+                    self._end(active)
+        return progress
+
+    def _end(self, active: Active) -> None:
+        """Free what a request holds; its longest sequence may serve a later prompt."""
+        for name, live in active.live.items():
+            if self._prefixes is not None and name == "target" and live:
+                self._prefixes.keep(max(live, key=lambda sequence: sequence.cached))
+            for sequence in live:
+                self.runners[name].cache.free(sequence)
+        self.scheduler.remove(active)
+        del self._requests[active.id]
+
+
+def _divisible(active: Active, i: int) -> bool:
+    """A feed may be computed in parts when only its last row is wanted and its request has no other."""
+    return len(active.feeds) == 1 and active.feeds[i].rows == "last" and active.fed[i].pending > 1
+
+
+def _gather(group: Sequence[Active]) -> Rows:
+    """The outputs of several requests' feeds, end to end; without a copy where they lie so already."""
+    slices = [piece for active in group for piece in active.outputs if piece is not None]
+    output, first, stop = slices[0]
+    for piece in slices[1:]:
+        if piece.output is not output or piece.first != stop:
+            logits = np.concatenate([p.output.logits[p.first : p.stop] for p in slices])
+            hidden = np.concatenate([p.output.hidden[p.first : p.stop] for p in slices])
+            break
+        stop = piece.stop
+    else:
+        logits, hidden = output.logits[first:stop], output.hidden[first:stop]
+    wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
+    starts = list(accumulate((piece.stop - piece.first for piece in slices), initial=0))
+    return Rows(logits, starts, hidden if wants_hidden else None)

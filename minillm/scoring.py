@@ -1,0 +1,47 @@
+"""Logits and log-probabilities of tokens that are given, in chunks and with a small cache of their own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batch import Sequence
+from .cache import PagedCache
+from .ops.softmax import chosen_log_probs
+from .runner import Runner
+
+CHUNK = 128
+"""Positions whose logits are held at once: [128, V] takes 26 MB for OPT."""
+
+
+def logits_by_chunk(runner: Runner, token_ids: list[int]) -> Iterator[tuple[int, Any]]:
+    """The logits of every position, chunk by chunk.
+
+    Yields:
+        The first position of the chunk, and its logits [chunk, V], valid until the next chunk.
+    """
+    model, ops = runner.model, runner.ops
+    pages = -(-len(token_ids) // ops.page_size)
+    apart = Runner(model, ops, PagedCache(model.config, ops, pages))  # requests that run keep the pages promised them
+    sequence = Sequence(list(token_ids))
+    while sequence.pending:
+        first, count = sequence.cached, min(CHUNK, sequence.pending)
+        yield first, apart.forward([sequence], [count], rows=range(count)).logits
+
+
+def all_logits(runner: Runner, token_ids: list[int]) -> NDArray[np.float32]:
+    """The logits of every position. [T] -> [T, V]"""
+    out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
+    for first, logits in logits_by_chunk(runner, token_ids):
+        out[first : first + len(logits)] = logits
+    return out
+
+
+def score_tokens(runner: Runner, token_ids: list[int]) -> list[float | None]:
+    """log p(token | those before it) of each token; None for the first, which follows nothing."""
+    scores: list[float | None] = [None]
+    for first, logits in logits_by_chunk(runner, token_ids):
+        following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)])
+        scores += chosen_log_probs(logits[: len(following)], following, runner.ops.xp).tolist()
+    return scores
