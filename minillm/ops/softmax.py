@@ -1,11 +1,63 @@
-"""Softmax over the last axis."""
+"""Softmax, its logarithm, and log-probabilities of just the tokens that were asked for.
 
+All of them subtract the row's largest value first, which changes nothing in exact arithmetic and keeps exp from
+overflowing. A row needs at least one finite value: a row of nothing but -inf has no distribution (0 / 0), and NumPy
+answers NaN with a RuntimeWarning.
+"""
+
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 
-def softmax(x: Any, xp: Any, out: Any | None = None) -> Any:
-    """exp(x - max) / sum over the last axis."""
-    y = xp.subtract(x, x.max(axis=-1, keepdims=True), out=out)
-    xp.exp(y, out=y)
-    y /= y.sum(axis=-1, keepdims=True)
-    return y
+
+def softmax(x: NDArray[Any], xp: ModuleType, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """exp(x) / sum(exp(x)) over the last axis, [..., V] -> [..., V]; `out` may be `x` itself."""
+    result: NDArray[Any] = xp.subtract(x, x.max(axis=-1, keepdims=True), out=out)
+    xp.exp(result, out=result)
+    result /= result.sum(axis=-1, keepdims=True)
+    return result
+
+
+def log_softmax(x: NDArray[Any], xp: ModuleType, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Logarithm of the softmax over the last axis, [..., V] -> [..., V]; `out` may be `x` itself."""
+    result: NDArray[Any] = xp.subtract(x, x.max(axis=-1, keepdims=True), out=out)
+    result -= xp.log(xp.exp(result).sum(axis=-1, keepdims=True))
+    return result
+
+
+def log_sum_exp(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.float64]:
+    """Logarithm of the sum of exp over each row, [N, V] -> [N] float64. One row at a time: the temporary is one row."""
+    best = logits.max(axis=-1)  # [N, V] -> [N]
+    total: NDArray[np.float64] = xp.empty(len(logits), xp.float64)
+    row = xp.empty(logits.shape[-1], logits.dtype)
+    for i in range(len(logits)):
+        xp.exp(xp.subtract(logits[i], best[i], out=row), out=row)
+        total[i] = row.sum(dtype=xp.float64)
+    xp.log(total, out=total)
+    total += best
+    return total
+
+
+def chosen_log_probs(logits: NDArray[Any], ids: NDArray[np.int64], xp: ModuleType = np) -> NDArray[np.float32]:
+    """Log-probability of one token in each row: `logits` [N, V], `ids` [N] -> [N] float32."""
+    chosen = logits[xp.arange(len(logits)), ids]  # [N, V] -> [N]
+    log_probs: NDArray[np.float32] = (chosen - log_sum_exp(logits, xp)).astype(xp.float32)
+    return log_probs
+
+
+def top_log_probs(logits: NDArray[Any], n: int, xp: ModuleType = np) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The `n` likeliest tokens of each row, likeliest first, and among equals the lower id first.
+
+    `logits` [N, V], `n` from 0 to V -> their ids [N, n] int64 and their log-probabilities [N, n] float32.
+    """
+    ids: NDArray[np.int64] = xp.empty((len(logits), n), xp.int64)
+    if n > 0:
+        for i, row in enumerate(logits):
+            last = xp.partition(row, -n)[-n]  # the n-th largest; its equals are candidates too
+            candidates = xp.flatnonzero(row >= last)
+            order = xp.argsort(-row[candidates], kind="stable")[:n]
+            ids[i] = candidates[order]
+    top = logits[xp.arange(len(logits))[:, None], ids]  # [N, V] -> [N, n]
+    return ids, (top - log_sum_exp(logits, xp)[:, None]).astype(xp.float32)

@@ -1,0 +1,303 @@
+"""What is asked of a generation: `GenerationConfig` (what the user said) becomes `Settings` (what it means).
+
+Names, defaults and meanings are those of transformers' GenerationConfig; presence_penalty, frequency_penalty, logprobs,
+top_logprobs and echo are OpenAI's; seed and include_stop are our own. `resolve` decides each field by the first that
+sets it: the user, the checkpoint's generation_config.json, transformers' defaults.
+
+Two kinds of field are never accepted and then ignored: one that this version does not do, and one that cannot have an
+effect beside the others (a temperature without sampling). If the user sets it, that is an error. If it comes from the
+checkpoint, the first kind is reported once as a warning when the file is read, the second falls back to its default.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from ..errors import CheckpointError, ParameterError
+from .fields import NEEDS, RULES, refuse_unknown, unfulfilled
+
+_LOG = logging.getLogger("minillm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """What the user said about a generation; None means that nothing was said.
+
+    Values are checked by `resolve`, when the model and its vocabulary are known.
+
+    Attributes:
+        max_new_tokens: tokens to generate at most (20 if neither this nor max_length is given).
+        max_length: the same with the prompt counted; conflicts with max_new_tokens.
+        min_new_tokens: tokens to generate before an end-of-sequence token may come.
+        min_length: the same with the prompt counted; conflicts with min_new_tokens.
+        do_sample: draw the tokens instead of taking the likeliest.
+        temperature: divides the logits, > 0; needs do_sample, like the next four.
+        top_k: draw from the k best (default 50; 0 means from all).
+        top_p: draw from the best that together reach this probability, in (0, 1].
+        min_p: draw from what is at least this many times as likely as the best, in [0, 1].
+        seed: of the draws, in [0, 2**64); without one each request gets a fresh seed.
+        repetition_penalty: > 0; above 1 makes tokens seen in prompt or text less likely, once per distinct token.
+        presence_penalty: subtracted from the logit of each token generated before.
+        frequency_penalty: subtracted from the logit of each generated token, times its count.
+        num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams.
+        eos_token_id: the token or tokens that end a sequence; an empty sequence means that none does.
+        stop_strings: the text or texts that end a sequence.
+        include_stop: keep the stop string at the end of the text; needs stop_strings.
+        num_beams: width of beam search; 1 means no beam search.
+        length_penalty: exponent of the length that beam scores are divided by; needs num_beams > 1.
+        early_stopping: when beam search ends (transformers' three rules); needs num_beams > 1.
+        use_cache: False computes the whole sequence again for each token.
+        logprobs: return the log-probability of each chosen token.
+        top_logprobs: return the log-probabilities of this many best tokens as well; above 0 implies logprobs.
+        echo: let the text begin with the prompt, and the log-probabilities with those of the prompt's tokens.
+
+    Raises:
+        ParameterError: a field that GenerationConfig does not have.
+    """
+
+    max_new_tokens: int | None = None
+    max_length: int | None = None
+    min_new_tokens: int | None = None
+    min_length: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    num_return_sequences: int | None = None
+    eos_token_id: int | Sequence[int] | None = None
+    stop_strings: str | Sequence[str] | None = None
+    include_stop: bool | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    use_cache: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    echo: bool | None = None
+
+    def __new__(cls, **fields: object) -> Self:
+        refuse_unknown(fields)  # before __init__, whose TypeError could neither suggest nor explain
+        return super().__new__(cls)
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> "GenerationConfig":
+        """Fields by name; None means that nothing was said, as in a transformers configuration written to a file."""
+        refuse_unknown(mapping)
+        return cls(**{name: value for name, value in mapping.items() if value is not None})
+
+    def merged(self, **fields: Any) -> "GenerationConfig":
+        """A copy in which the fields given win; None leaves a field as it is."""
+        refuse_unknown(fields)
+        return replace(self, **{name: value for name, value in fields.items() if value is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What was asked of a generation, every field decided. Hashable; the attributes are those of GenerationConfig.
+
+    Exactly one of `max_new_tokens` and `max_length` is a number: see `new_token_limit`. `seed` is always one; nobody
+    reads it without sampling. `explicit` names the fields that the user set.
+    """
+
+    max_new_tokens: int | None
+    max_length: int | None
+    min_new_tokens: int
+    min_length: int
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    num_return_sequences: int
+    eos_token_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    include_stop: bool
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    use_cache: bool
+    logprobs: bool
+    top_logprobs: int
+    echo: bool
+    explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    def new_token_limit(self, prompt_length: int) -> int:
+        """How many tokens may be generated after a prompt of `prompt_length` tokens.
+
+        Raises:
+            ParameterError: max_length leaves no room for any, or a minimum that the user set cannot be reached.
+        """
+        if self.max_new_tokens is not None:
+            name, limit = f"max_new_tokens={self.max_new_tokens}", self.max_new_tokens
+        else:
+            assert self.max_length is not None
+            name, limit = f"max_length={self.max_length}", self.max_length - prompt_length
+        if limit < 1:
+            raise ParameterError(
+                f"{name} leaves no room for new tokens: the prompt has {prompt_length}; raise it, or set max_new_tokens"
+            )
+        for minimum, least in (
+            (f"min_new_tokens={self.min_new_tokens}", self.min_new_tokens),
+            (f"min_length={self.min_length}", self.min_length - prompt_length),
+        ):
+            if least > limit and minimum.partition("=")[0] in self.explicit:
+                raise ParameterError(
+                    f"{minimum} cannot be reached: {name} allows {limit} new tokens after a prompt of {prompt_length}"
+                )
+        return limit
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """The fields of `folder`/generation_config.json, the defaults of its checkpoint; none if there is no such file.
+
+    A field that asks for something minillm does not do is reported as a warning of the logger "minillm".
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not a JSON object.
+    """
+    path = folder / "generation_config.json"
+    try:
+        defaults = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
+    if not isinstance(defaults, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(defaults).__name__}")
+    if names := unfulfilled(defaults):
+        _LOG.warning("%s: minillm does not do %s; results may differ from transformers'", path, ", ".join(names))
+    return defaults
+
+
+def resolve(
+    config: GenerationConfig,
+    defaults: Mapping[str, object],
+    *,
+    vocab_size: int,
+    eos_token_id: int | Sequence[int] | None,
+) -> Settings:
+    """Decide every field.
+
+    Args:
+        config: what the user said.
+        defaults: of the checkpoint, from `read_generation_config`.
+        vocab_size: number of tokens that the model scores.
+        eos_token_id: of the model's own configuration; the two above come first.
+
+    Raises:
+        ParameterError: a field has the wrong type or value, cannot have an effect, or contradicts another. max_length
+            beside max_new_tokens is such a contradiction (transformers warns and ignores max_length); either replaces
+            both of the checkpoint's. The same holds for the minima.
+    """
+    said = {name: value for name in RULES if (value := getattr(config, name)) is not None}
+    inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
+    _settle_pair("max_new_tokens", "max_length", said, inherited)
+    _settle_pair("min_new_tokens", "min_length", said, inherited)
+    values = {name: _read(name, said, inherited) for name in NEEDS}
+    _settle_beams_or_sampling(values, said)
+    for name, rule in RULES.items():
+        if name in values:
+            continue
+        if rule.needs is None or NEEDS[rule.needs].met(values[rule.needs]):
+            values[name] = _read(name, said, inherited)
+        elif name in said:
+            need = NEEDS[rule.needs].words
+            raise ParameterError(f"{name}={said[name]!r} has no effect without {need}: set that, or leave {name} out")
+        else:
+            values[name] = rule.default
+    _settle_end(values, said, vocab_size)
+    _settle_results(values, said, vocab_size)
+    if values["seed"] is None:
+        values["seed"] = int.from_bytes(os.urandom(8), "little")
+    return Settings(eos_token_ids=values.pop("eos_token_id"), **values, explicit=frozenset(said))
+
+
+def _read(name: str, said: Mapping[str, object], inherited: Mapping[str, object]) -> Any:
+    """The value of a field by precedence, checked by itself."""
+    rule = RULES[name]
+    value = said.get(name, inherited.get(name))
+    if value is None:
+        return rule.default
+    try:
+        return rule.read(value)
+    except ValueError:
+        origin = "" if name in said else " (from the checkpoint)"
+        raise ParameterError(f"{name}={value!r}{origin}: expected {rule.expected}") from None
+
+
+def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited: dict[str, Any]) -> None:
+    """Two names of one limit: the user may set one, which replaces both of the checkpoint's; there, the first wins."""
+    if first in said and second in said:
+        raise ParameterError(
+            f"{first}={said[first]!r} and {second}={said[second]!r} both limit the length: leave one of them out"
+        )
+    if first in said or second in said:
+        inherited.pop(first, None)
+    if first in said or second in said or first in inherited:
+        inherited.pop(second, None)
+
+
+def _settle_beams_or_sampling(values: dict[str, Any], said: Mapping[str, object]) -> None:
+    """Beam search that samples is not offered: the one place to change when it is."""
+    if not (values["do_sample"] and values["num_beams"] > 1):
+        return
+    if "do_sample" in said and "num_beams" in said:
+        raise ParameterError(
+            f"num_beams={values['num_beams']} with do_sample=True: beam search does not sample in this version;"
+            " set num_beams=1 or do_sample=False"
+        )
+    dropped = "do_sample" if "num_beams" in said else "num_beams"
+    values[dropped] = RULES[dropped].default
+    _LOG.warning("the checkpoint's %s is not used: this version does not sample in beam search", dropped)
+
+
+def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
+    """Where a sequence may and must end."""
+    outside = [token for token in values["eos_token_id"] if token >= vocab_size]
+    if outside and "eos_token_id" in said:
+        raise ParameterError(f"eos_token_id: {outside[0]} is not in the vocabulary of {vocab_size} tokens")
+    values["eos_token_id"] = tuple(token for token in values["eos_token_id"] if token < vocab_size)
+
+    if values["max_new_tokens"] is None and values["max_length"] is None:
+        values["max_new_tokens"] = 20
+    for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
+        if least not in said or values[least] == 0:
+            continue
+        if not values["eos_token_id"]:
+            raise ParameterError(
+                f"{least}={values[least]} has no effect without eos_token_id: there is no token to hold back"
+            )
+        if values[most] is not None and values[least] > values[most]:
+            raise ParameterError(f"{least}={values[least]} is more than {most}={values[most]}")
+
+
+def _settle_results(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
+    """How many results, and what is told about each token of them."""
+    count, num_beams = values["num_return_sequences"], values["num_beams"]
+    if count > num_beams and not values["do_sample"]:
+        if "num_return_sequences" in said:
+            raise ParameterError(
+                f"num_return_sequences={count} is more than num_beams={num_beams}: without sampling there are no more"
+                " results than beams; raise num_beams or set do_sample=True"
+            )
+        values["num_return_sequences"] = 1
+
+    count = values["top_logprobs"]
+    if count > vocab_size:
+        raise ParameterError(f"top_logprobs={count} is more than the vocabulary has tokens ({vocab_size})")
+    if count > 0 and said.get("logprobs") is False:
+        raise ParameterError(f"top_logprobs={count} has no effect with logprobs=False: leave one of them out")
+    values["logprobs"] = values["logprobs"] or count > 0

@@ -1,0 +1,63 @@
+"""Random numbers that depend on nothing but their key: Philox4x32-10.
+
+A counter-based generator has no state. It scrambles a counter under a key, so draw number 1000 costs as much as draw
+number 1, in any order, on any machine, with the same bits. Source: Salmon, Moraes, Dror, Shaw, "Parallel random
+numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
+
+How minillm fills the two (`lo` and `hi` are the halves of the 64-bit seed, every word has 32 bits):
+
+    key     = (lo(seed), hi(seed))
+    counter = (position, sequence, purpose, 0)
+
+`position` is the index of the token in its sequence, prompt included; `sequence` tells the sequences of one request
+apart; `purpose` tells apart the draws that one position may need: 0 is the choice of the token itself.
+
+Of the four words of the result the first is used. Its upper 23 bits `k` make the uniform (2 k + 1) / 2**24: never 0,
+never 1, and exact in float32, so that a GPU kernel and NumPy hold the same number.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_ROUNDS = 10
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+"""What each round adds to the key: the golden ratio and sqrt(3) - 1, as fractions of 2**32."""
+_LOW = np.uint64(0xFFFFFFFF)
+_WORD = np.uint64(32)
+
+
+def philox4x32(counter: ArrayLike, key: ArrayLike) -> NDArray[np.uint32]:
+    """Scramble `counter` [..., 4] under `key` [..., 2], both 32-bit words, into four random words [..., 4]."""
+    c0, c1, c2, c3 = np.moveaxis(np.asarray(counter, np.uint64), -1, 0)
+    k0, k1 = np.moveaxis(np.asarray(key, np.uint64), -1, 0)
+    for _ in range(_ROUNDS):
+        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2  # below 2**64: both factors have 32 bits
+        c0, c1, c2, c3 = (
+            (product1 >> _WORD) ^ c1 ^ k0,
+            product1 & _LOW,
+            (product0 >> _WORD) ^ c3 ^ k1,
+            product0 & _LOW,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1).astype(np.uint32)
+
+
+def uniform(seed: ArrayLike, sequence: ArrayLike, position: ArrayLike, purpose: ArrayLike = 0) -> NDArray[Any]:
+    """One uniform number in (0, 1) for each key, float32; the arguments broadcast against each other.
+
+    Args:
+        seed: of the request, in [0, 2**64).
+        sequence: index of the sequence within its request, in [0, 2**32).
+        position: index of the token within its sequence, prompt included, in [0, 2**32).
+        purpose: which of the draws at this position, in [0, 2**32).
+    """
+    seeds, sequences, positions, purposes = np.broadcast_arrays(
+        *(np.asarray(word, np.uint64) for word in (seed, sequence, position, purpose))
+    )
+    counter = np.stack([positions, sequences, purposes, np.zeros_like(positions)], axis=-1)  # [...] -> [..., 4]
+    key = np.stack([seeds & _LOW, seeds >> _WORD], axis=-1)  # [...] -> [..., 2]
+    k = philox4x32(counter, key)[..., 0] >> np.uint32(9)  # [..., 4] -> [...]
+    return (2 * k + np.uint32(1)).astype(np.float32) * np.float32(2**-24)
