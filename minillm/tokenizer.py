@@ -1,0 +1,200 @@
+"""Text to token ids and back, whole or token by token.
+
+The merging itself is done by the `tokenizers` library, set up by tokenizer_files.py. Here is what stands around it: the
+two special tokens that the engine asks for, one-line errors, and text that comes token by token.
+
+As in transformers, a special token that is spelled out in the text ("</s>") becomes that token, and special tokens are
+left out of decoded text.
+"""
+
+import codecs
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import PromptError
+from .tokenizer_files import BYTE_SYMBOLS, read_tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token that stands for one byte
+_UTF8_LENGTH = 4  # bytes in the longest character
+
+
+class Tokenizer:
+    """The vocabulary of one checkpoint.
+
+    Attributes:
+        bos_token_id: what begins a text; None where the checkpoint names none.
+        eos_token_id: what ends a text; None where the checkpoint names none.
+        special_ids: ids of the tokens that mark something and are not text.
+    """
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    special_ids: frozenset[int]
+
+    def __init__(self, backend: "tokenizers.Tokenizer", role_ids: dict[str, int], model_vocab_size: int = 0) -> None:
+        """Wrap a finished `tokenizers.Tokenizer`; `from_folder` is the usual way to get one.
+
+        Args:
+            backend: encodes and decodes.
+            role_ids: id of each named special token ("bos_token", "eos_token"), where there is one.
+            model_vocab_size: rows of the model's LM head. Often padded beyond the vocabulary: the ids in between can
+                be generated and decode to nothing.
+        """
+        self._backend = backend
+        self._model_vocab_size = model_vocab_size
+        self.bos_token_id = role_ids.get("bos_token")
+        self.eos_token_id = role_ids.get("eos_token")
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        decoder = backend.decoder
+        self._byte_level = decoder is not None and decoder.decode(["aĠ"]) == "a "
+        self._byte_fallback = decoder is not None and decoder.decode(["<0x41>"]) == "A"
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read the tokenizer of a checkpoint folder.
+
+        Raises:
+            ModelNotFoundError: the folder holds neither tokenizer.json nor vocab.json with merges.txt.
+            CheckpointError: a file cannot be read, or the files contradict each other.
+            UnsupportedModelError: vocab.json and merges.txt of a tokenizer that is not GPT-2's.
+        """
+        backend, role_ids, model_vocab_size = read_tokenizer(folder)
+        return cls(backend, role_ids, model_vocab_size)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Every id is below it, those of added tokens included."""
+        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text. A special token spelled out in it becomes that token.
+            add_special_tokens: add what the model expects around a prompt (OPT: `</s>` in front).
+
+        Raises:
+            PromptError: the text holds a lone surrogate, which is how Python reads bytes that are not UTF-8.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            what = f"byte 0x{code - 0xDC00:02X}" if 0xDC80 <= code <= 0xDCFF else f"lone surrogate U+{code:04X}"
+            raise PromptError(f"the text is not valid UTF-8: {what} at character {error.start}") from None
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            PromptError: an id is in neither the vocabulary nor the rows that the model has beyond it.
+        """
+        ids = [self._checked(token_id) for token_id in token_ids]
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token(self, token_id: int) -> str:
+        r"""One token as text for a table: " red", "</s>", or r"\xe2\x82" for bytes that are no whole character.
+
+        Line breaks are not escaped. An id without a token (a padded row of the model) is its number in brackets.
+
+        Raises:
+            PromptError: as `decode`.
+        """
+        content = self._backend.id_to_token(self._checked(token_id))
+        if content is None:
+            return f"[{token_id}]"
+        if self._byte_level:
+            return _symbol_bytes(content).decode("utf-8", "backslashreplace")
+        return str(content).replace("▁", " ")  # SentencePiece's sign for a space
+
+    def stream(self, context: Sequence[int] = ()) -> "StreamDecoder":
+        """Decode generated tokens one by one.
+
+        Args:
+            context: the tokens before the first generated one. The last few are enough: a character may be split
+                between them and what follows, and only the very first token of a text loses its leading space.
+        """
+        return StreamDecoder(self, context)
+
+    def _checked(self, token_id: int) -> int:
+        size = max(self.vocab_size, self._model_vocab_size)
+        if not 0 <= token_id < size:
+            raise PromptError(f"token id {token_id} is outside the vocabulary: ids are 0 to {size - 1}")
+        return token_id
+
+    def _is_text(self, token_id: int) -> bool:
+        """Not a special token, nor an id without a token."""
+        return token_id not in self.special_ids and self._backend.id_to_token(token_id) is not None
+
+    def _bytes(self, token_id: int, previous: int | None) -> bytes:
+        """What a token of text adds in UTF-8, perhaps a part of a character; `previous` is the token of text before."""
+        content = str(self._backend.id_to_token(token_id))
+        if self._byte_level:
+            return _symbol_bytes(content)
+        if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
+            return bytes([int(content[3:5], 16)])
+        if previous is None:
+            return str(self._backend.decode([token_id])).encode()
+        before = self._backend.decode([previous])
+        return str(self._backend.decode([previous, token_id]))[len(before) :].encode()
+
+
+class StreamDecoder:
+    """Text of a generation, token by token, in whole characters.
+
+    All pushed texts and the flushed one together are what `Tokenizer.decode` adds when the generated tokens follow the
+    context. (A character that the context leaves unfinished belongs to the generation.) Each token is looked at once,
+    and at most three bytes wait.
+
+    One difference is left, outside byte-level tokenizers: where bytes of a SentencePiece vocabulary begin with whole
+    characters and end in a broken one, `decode` replaces each of those bytes by U+FFFD, and the stream, which has shown
+    the whole characters by then, only those of the broken one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        """Use `Tokenizer.stream`."""
+        self._tokenizer = tokenizer
+        # A byte-level decoder writes one U+FFFD for a broken character, a SentencePiece decoder one for each byte.
+        errors = "minillm.replace_each_byte" if tokenizer._byte_fallback else "replace"
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
+        self._previous: int | None = None
+        textual = (token_id for token_id in reversed(context) if tokenizer._is_text(token_id))
+        for token_id in reversed(list(islice(textual, _UTF8_LENGTH))):  # an unfinished character is no longer
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        """Add a generated token; returns the text that is now certain, "" while a character is incomplete."""
+        if not self._tokenizer._is_text(token_id):
+            return ""
+        new = self._tokenizer._bytes(token_id, self._previous)
+        self._previous = token_id
+        return self._utf8.decode(new)
+
+    def flush(self) -> str:
+        """The generation has ended: returns what is left, an incomplete character as U+FFFD."""
+        return self._utf8.decode(b"", final=True)
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("minillm.replace_each_byte", _replace_each_byte)
+
+
+def _symbol_bytes(content: str) -> bytes:
+    """Bytes of a byte-level token; an added token may hold other characters than the 256 symbols and is then itself."""
+    try:
+        return bytes([BYTE_SYMBOLS[symbol] for symbol in content])
+    except KeyError:
+        return content.encode()

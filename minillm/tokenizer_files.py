@@ -1,0 +1,223 @@
+"""What a checkpoint folder says about its tokenizer, turned into one object of the `tokenizers` library.
+
+Two layouts are read:
+
+- `tokenizer.json`, which says everything about itself;
+- `vocab.json` + `merges.txt`, as in the published OPT checkpoints: GPT-2's byte-level BPE (Radford et al., "Language
+  models are unsupervised multitask learners", 2019, section 2.2), and what `tokenizer_config.json` adds to it.
+
+In both, the special tokens are those that transformers makes special.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Token = str | dict[str, Any]  # as settings name one: its text, or an object with the text as "content"
+
+_ROLES = ("bos_token", "eos_token", "pad_token")  # those that config.json can name too, by their ids
+
+
+def _byte_symbols() -> dict[str, int]:
+    """GPT-2's symbol of each byte -> the byte: a printable Latin-1 character is itself, the others follow at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_SYMBOLS = _byte_symbols()
+
+
+def read_tokenizer(folder: Path) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
+    """The tokenizer of a checkpoint folder, ids of its "bos_token", "eos_token", "pad_token", and the model's rows.
+
+    The last is config.json's `vocab_size`, 0 where it is not said.
+
+    Raises:
+        ModelNotFoundError: the folder holds neither tokenizer.json nor vocab.json with merges.txt.
+        CheckpointError: a file cannot be read, or the files contradict each other.
+        UnsupportedModelError: vocab.json and merges.txt of a tokenizer that is not GPT-2's.
+    """
+    settings = _read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json has the last word
+        settings |= _read_json(folder / "special_tokens_map.json")
+    config = _read_json(folder / "config.json")
+    if (folder / "tokenizer.json").is_file():
+        backend = _read_tokenizer_json(folder / "tokenizer.json")
+        role_ids = _role_ids(backend, settings, config)
+        _mark_special(backend, _named_tokens(settings))
+    else:
+        backend = _read_vocab_and_merges(folder, settings)
+        role_ids = _role_ids(backend, settings, config)
+        _mark_special(backend, _named_tokens(settings))
+        _mark_special(backend, [str(backend.id_to_token(token_id)) for token_id in role_ids.values()])
+        if settings.get("add_bos_token", config.get("model_type") == "opt"):
+            _prepend_bos(backend, role_ids, folder)
+    rows = config.get("vocab_size")
+    return backend, role_ids, rows if isinstance(rows, int) else 0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} should hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{path} is not a valid tokenizer file: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_vocab_and_merges(folder: Path, settings: dict[str, Any]) -> "tokenizers.Tokenizer":
+    """GPT-2's byte-level BPE from vocab.json and merges.txt, with the added tokens of older checkpoints."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    missing = [name for name in ("vocab.json", "merges.txt") if not (folder / name).is_file()]
+    if missing:
+        raise ModelNotFoundError(
+            f"{folder} holds no tokenizer: looked for tokenizer.json, else vocab.json with merges.txt; "
+            f"missing: tokenizer.json, {', '.join(missing)}"
+        )
+    kind = settings.get("tokenizer_class", "GPT2Tokenizer")
+    if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast"):
+        raise UnsupportedModelError(
+            f"{folder}: vocab.json and merges.txt are read as GPT2Tokenizer's, and this is a {kind}; "
+            "save it with transformers to get a tokenizer.json"
+        )
+    vocab = _read_json(folder / "vocab.json")
+    _check_vocab(folder / "vocab.json", vocab)
+    merges = _read_merges(folder / "merges.txt", vocab)
+    backend = Backend(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
+    backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, folder, settings)
+    return backend
+
+
+def _check_vocab(path: Path, vocab: dict[str, Any]) -> None:
+    if not all(type(token_id) is int and 0 <= token_id < 2**32 for token_id in vocab.values()):
+        raise CheckpointError(f"{path} should map each token to its id, a whole number from 0")
+    if len(set(vocab.values())) < len(vocab):
+        raise CheckpointError(f"{path} gives one id to two tokens")
+    lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
+    if lacking:  # the library would drop such bytes from the text without a word
+        raise CheckpointError(f"{path} is not a byte-level vocabulary: {lacking} of the 256 byte symbols are missing")
+
+
+def _read_merges(path: Path, vocab: dict[str, Any]) -> list[tuple[str, str]]:
+    """The pairs of merges.txt, most urgent first, each checked against the vocabulary."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable text: {error}") from error
+    merges = []
+    for number, line in enumerate(lines, start=1):
+        if not line or line.startswith("#version"):
+            continue
+        left, space, right = line.partition(" ")
+        if not (space and left in vocab and right in vocab and left + right in vocab):
+            raise CheckpointError(f"{path}, line {number}: {line!r} is not two tokens whose union is in vocab.json")
+        merges.append((left, right))
+    return merges
+
+
+def _add_tokens(backend: "tokenizers.Tokenizer", folder: Path, settings: dict[str, Any]) -> None:
+    """Add the tokens that came after training: `added_tokens_decoder`, or added_tokens.json in older checkpoints."""
+    added: dict[int, Token]
+    try:
+        if "added_tokens_decoder" in settings:
+            added = {int(token_id): token for token_id, token in settings["added_tokens_decoder"].items()}
+        else:
+            added = {int(token_id): content for content, token_id in _read_json(folder / "added_tokens.json").items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: the added tokens should be a table of ids and tokens: {error}") from error
+    for token_id, token in sorted(added.items(), key=lambda item: item[0]):
+        special = isinstance(token, dict) and bool(token.get("special", False))
+        backend.add_tokens([_added_token(token, special=special)])
+        if backend.token_to_id(_content(token)) != token_id:
+            raise CheckpointError(
+                f"{folder}: added token {_content(token)!r} cannot have id {token_id}: ids have a gap"
+            )
+
+
+def _added_token(token: Token, *, special: bool) -> "tokenizers.AddedToken":
+    from tokenizers import AddedToken
+
+    options = token if isinstance(token, dict) else {}
+    flags = {name: bool(options.get(name, False)) for name in ("single_word", "lstrip", "rstrip")}
+    return AddedToken(_content(token), special=special, **flags)
+
+
+def _content(token: Token) -> str:
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise CheckpointError(f"a special token should be text, or an object with its text as content; got {token!r}")
+    return content
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> list[Token]:
+    """What tokenizer_config.json calls `..._token`, and its further special tokens."""
+    named = [value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str | dict)]
+    further = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    return named + list(further.values() if isinstance(further, dict) else further)
+
+
+def _role_ids(
+    backend: "tokenizers.Tokenizer", settings: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, int]:
+    """Id of each role: of the token that the tokenizer's settings name, else the one in config.json."""
+    role_ids = {}
+    for role in _ROLES:
+        token_id = backend.token_to_id(_content(settings[role])) if settings.get(role) else None
+        if token_id is None:
+            token_id = config.get(f"{role}_id")
+            if isinstance(token_id, list):  # several EOS ids: the first one is the tokenizer's
+                token_id = token_id[0] if token_id else None
+        if type(token_id) is int and token_id >= 0 and backend.id_to_token(token_id) is not None:
+            role_ids[role] = token_id
+    return role_ids
+
+
+def _mark_special(backend: "tokenizers.Tokenizer", tokens: Iterable[Token]) -> None:
+    """Make tokens of the vocabulary special; a name that it lacks has no row in the model and is left out."""
+    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    for token in tokens:
+        content = _content(token)
+        if content not in marked and backend.token_to_id(content) is not None:
+            backend.add_special_tokens([_added_token(token, special=True)])
+            marked.add(content)
+
+
+def _prepend_bos(backend: "tokenizers.Tokenizer", role_ids: dict[str, int], folder: Path) -> None:
+    from tokenizers import processors
+
+    if "bos_token" not in role_ids:
+        raise CheckpointError(
+            f"{folder}: prompts begin with the BOS token, and neither tokenizer_config.json nor "
+            "config.json names one that is in the vocabulary"
+        )
+    bos = backend.id_to_token(role_ids["bos_token"])
+    backend.post_processor = processors.TemplateProcessing(
+        single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, role_ids["bos_token"])]
+    )
