@@ -1,0 +1,17 @@
+"""python -m minillm"""
+
+import sys
+
+from .cli.startup import tune_blas
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    tune_blas()  # before anything imports NumPy
+    from .cli.main import run
+
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""minillm generate: continue a prompt, and print the text as it comes."""
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ParameterError
+from .options import (
+    add_generation_options,
+    add_model_options,
+    add_prompt_options,
+    generation_fields,
+    load_engine,
+    read_prompts,
+)
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..results import Generation
+
+EPILOG = """examples:
+  minillm generate --prompt "A list of colors: red,"
+  minillm generate --prompt "Once upon a time" --temperature 0.8 --seed 1 --max-new-tokens 60 --stats
+  echo "Count from 3 to 9:" | minillm generate --model facebook/opt-125m --json
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "generate",
+        help="continue a prompt",
+        description="Continue a prompt and print the text as it comes.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_prompt_options(parser)
+    add_model_options(parser)
+    add_generation_options(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--echo", action="store_true", default=None, help="print the prompt too")
+    output.add_argument("--json", action="store_true", help="one JSON object a prompt, with tokens and finish reason")
+    output.add_argument("--logprobs", action="store_true", default=None, help="with --json: log-probabilities")
+    output.add_argument(
+        "--top-logprobs", type=int, metavar="N", help="with --json: the N likeliest tokens at each position"
+    )
+    output.add_argument("--stats", action="store_true", help="print times and rates to standard error")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    if (args.logprobs or args.top_logprobs is not None) and not args.json:
+        raise ParameterError("--logprobs and --top-logprobs are shown with --json only: add it")
+    prompts, fields = read_prompts(args), generation_fields(args)
+    engine = load_engine(args)
+    began = time.perf_counter()
+    if len(prompts) == 1 and not args.json and fields.get("num_return_sequences", 1) == 1:
+        first = _stream(engine, prompts[0], fields)
+    else:
+        first = None
+        for prompt, generation in zip(prompts, engine.generate(prompts, **fields), strict=True):
+            print(json.dumps(_as_dict(prompt, generation), ensure_ascii=False) if args.json else _as_text(generation))
+    if args.stats:
+        _print_stats(engine, None if first is None else first - began)
+
+
+def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:
+    """Print the text as it comes. Returns when the first token was there."""
+    first = None
+    for event in engine.stream(prompt, **fields):
+        if event.token_ids and first is None:
+            first = time.perf_counter()
+        print(event.text, end="", flush=True)
+    print()
+    return first
+
+
+def _as_text(generation: "Generation") -> str:
+    return "\n".join(completion.text for completion in generation.completions)
+
+
+def _as_dict(prompt: str, generation: "Generation") -> dict[str, Any]:
+    """What --json prints: absent values are left out."""
+    result: dict[str, Any] = {"prompt": prompt, "prompt_token_ids": generation.prompt_token_ids}
+    if generation.prompt_logprobs is not None:
+        result["prompt_logprobs"] = generation.prompt_logprobs
+    result["completions"] = [
+        {name: value for name, value in vars(completion).items() if value is not None}
+        for completion in generation.completions
+    ]
+    return result
+
+
+def _print_stats(engine: "Engine", first_token: float | None) -> None:
+    stats = engine.stats
+    rows = [
+        ("load", engine.load_seconds, ""),
+        ("prefill", stats.prefill_seconds, _rate(stats.prefill_tokens, stats.prefill_seconds)),
+        ("decode", stats.decode_seconds, _rate(stats.decode_tokens, stats.decode_seconds)),
+    ]
+    if first_token is not None:
+        rows.append(("first token", first_token, "after the request"))
+    for name, seconds, note in rows:
+        print(f"{name:<12}{seconds:>8.3f} s   {note}".rstrip(), file=sys.stderr)
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens} tokens, {tokens / seconds:.1f} tokens/s" if tokens else "no tokens"

@@ -1,0 +1,106 @@
+"""Options that several commands share, and what they become."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PromptError, UsageError
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""Any of these turns sampling on."""
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which model, and how it runs."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the small model inside)"
+    )
+    group.add_argument("--revision", help="branch, tag or commit on the hub")
+    group.add_argument("--dtype", default="auto", help="how weights are stored in memory: float32 (default: auto)")
+    group.add_argument("--device", default="cpu", help="cpu (default)")
+
+
+def add_generation_options(parser: argparse.ArgumentParser) -> None:
+    """How the tokens are chosen. Names and meanings are those of `GenerationConfig`."""
+    lengths = parser.add_argument_group("length and end")
+    lengths.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: 20)")
+    lengths.add_argument("--min-new-tokens", type=int, metavar="N", help="tokens before the text may end")
+    lengths.add_argument(
+        "--stop", dest="stop_strings", action="append", metavar="TEXT", help="end before this text; may be repeated"
+    )
+    lengths.add_argument("--include-stop", action="store_true", default=None, help="keep the stop text")
+    choice = parser.add_argument_group("choice of tokens", "Greedy by default; any of the first five options samples.")
+    choice.add_argument("--temperature", type=float, metavar="T", help="above 1 flattens, below 1 sharpens")
+    choice.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest (default: 50; 0: all)")
+    choice.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest that together reach P")
+    choice.add_argument("--min-p", type=float, metavar="P", help="draw from what is P times as likely as the best")
+    choice.add_argument("--seed", type=int, help="of the draws")
+    choice.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="sample as it is")
+    choice.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1 avoids tokens seen before")
+    choice.add_argument("--presence-penalty", type=float, metavar="X", help="off each token generated before")
+    choice.add_argument("--frequency-penalty", type=float, metavar="X", help="off each token, times its count")
+    choice.add_argument("--num-beams", type=int, metavar="N", help="beam search over N beams")
+    choice.add_argument("--length-penalty", type=float, metavar="X", help="of beams: above 0 favours long results")
+    choice.add_argument("--num-return-sequences", type=int, metavar="N", help="results for each prompt (default: 1)")
+    parser.add_argument("--no-cache", dest="use_cache", action="store_false", default=None, help="the naive way")
+
+
+GENERATION_FIELDS = (
+    "max_new_tokens", "min_new_tokens", "stop_strings", "include_stop", *SAMPLING, "do_sample", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "num_beams", "length_penalty", "num_return_sequences", "use_cache",
+    "echo", "logprobs", "top_logprobs",
+)  # fmt: skip
+
+
+def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `GenerationConfig` that the command line sets."""
+    given = {name: getattr(args, name, None) for name in GENERATION_FIELDS}
+    fields = {name: value for name, value in given.items() if value is not None}
+    if any(name in fields for name in SAMPLING):
+        fields["do_sample"] = True
+    return fields
+
+
+def load_engine(args: argparse.Namespace, **options: Any) -> "Engine":
+    """The engine that the model options ask for."""
+    from ..engine import Engine
+
+    return Engine(args.model, revision=args.revision, dtype=args.dtype, device=args.device, **options)
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Where the text comes from."""
+    group = parser.add_argument_group("prompt", "Without one of these it is read from standard input.")
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated: all run side by side")
+    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="the whole file is one prompt")
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """The prompts of `add_prompt_options`; the last line break of a file or of standard input is not part of it.
+
+    Raises:
+        PromptError: the text is not valid UTF-8.
+        UsageError: the file cannot be read.
+    """
+    if args.prompt is not None:
+        return list(args.prompt)
+    if args.prompt_file is None:
+        return [_decode(sys.stdin.buffer.read, "standard input")]
+    return [_decode(args.prompt_file.read_bytes, str(args.prompt_file))]
+
+
+def _decode(read: Callable[[], bytes], source: str) -> str:
+    try:
+        text = read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{source} should be UTF-8 text; byte {error.start} is not") from None
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from None
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,38 @@
+"""minillm tokenize: show the tokens of a text."""
+
+import argparse
+import json
+from typing import Any
+
+from .options import add_prompt_options, read_prompts
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "tokenize", help="show the tokens of a text", description="Show the tokens of a text, one a line: id and text."
+    )
+    add_prompt_options(parser)
+    parser.add_argument("--model", metavar="MODEL", help="checkpoint folder or hub id (default: the small model inside)")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    parser.add_argument("--ids", action="store_true", help="print the ids alone, in one line")
+    parser.add_argument("--no-special", action="store_true", help="leave out the special token in front")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from ..checkpoint import find_model
+    from ..engine import DEMO_MODEL
+    from ..tokenizer import Tokenizer
+
+    prompts = read_prompts(args)
+    folder = DEMO_MODEL if args.model is None else find_model(args.model, revision=args.revision)
+    tokenizer = Tokenizer.from_folder(folder)
+    for prompt in prompts:
+        ids = tokenizer.encode(prompt, add_special_tokens=not args.no_special)
+        if args.ids:
+            print(*ids)
+        else:
+            for i in ids:
+                print(f"{i:>7}  {json.dumps(tokenizer.token(i), ensure_ascii=False)}")
