@@ -125,6 +125,10 @@ class Tokenizer:
         """
         return StreamDecoder(self, context)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "Tokenizer":
+        """A vocabulary never changes: whatever is copied (a stream, for a search that branches) goes on sharing it."""
+        return self
+
     def _checked(self, token_id: int) -> int:
         size = max(self.vocab_size, self._model_vocab_size)
         if not 0 <= token_id < size:

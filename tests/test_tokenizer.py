@@ -1,5 +1,6 @@
 """Encoding and decoding against transformers (committed and live), and streaming against whole decoding."""
 
+import copy
 import json
 import os
 import random
@@ -326,6 +327,16 @@ def test_stream_skips_special_tokens_even_inside_a_character(small):
     first, *rest = byte_ids(small, "€".encode())
     ids = [2, first, 1, *rest, 2]
     assert streamed(small, ids) == small.decode(ids) == "€"
+
+
+def test_a_copied_stream_goes_its_own_way(small):
+    first, *rest = byte_ids(small, "€".encode())
+    one = small.stream()
+    assert one.push(first) == ""
+    other = copy.deepcopy(one)
+    assert [one.push(i) for i in rest] == ["", "€"]
+    assert other.flush() == "\ufffd"
+    assert other._tokenizer is small  # a large vocabulary is not copied with each branch of a search
 
 
 SPACE = decoders.Replace("▁", " ")

@@ -9,6 +9,7 @@ nothing. This is when transformers stops (`StopStringCriteria`); leaving the sto
 custom of OpenAI's API.
 """
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 
@@ -69,6 +70,10 @@ class StopStrings:
         """The text has ended without a stop string: returns what was held back ("" after a match)."""
         held, self._held = self._held, ""
         return held
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "StopStrings":
+        """A copy that goes its own way from here. The trie never changes and is shared."""
+        return copy.copy(self)
 
     def _advance(self, character: str) -> int:
         node = self._node

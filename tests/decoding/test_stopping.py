@@ -1,5 +1,6 @@
 """Stop strings against a search of the whole text, and against the moment at which transformers stops."""
 
+import copy
 import random
 
 import pytest
@@ -111,6 +112,16 @@ def test_nothing_may_follow_a_match():
     matcher.push("end.")
     with pytest.raises(AssertionError, match="the text has ended"):
         matcher.push("more")
+
+
+def test_a_copy_goes_its_own_way():
+    one = StopStrings(["abc"])
+    assert one.push("xab") == "x"
+    other = copy.deepcopy(one)
+    assert one.push("c") == ""
+    assert one.matched == "abc"
+    assert other.matched is None
+    assert other.push("d") == "abd"
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], [3], "abc"])
