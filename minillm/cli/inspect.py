@@ -1,0 +1,123 @@
+"""minillm inspect: what the model would say after each token of a prompt, and where its heads look."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ParameterError, UsageError
+from .options import add_model_options, add_prompt_options, load_engine, read_prompts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..tokenizer import Tokenizer
+
+DESCRIPTION = """Show, for each position of a prompt, the token that stands there and what the model would say next.
+
+The model answers at every position, not only at the last. Read each line on its own: its answer continues
+everything down to that line, and knows nothing of what follows. Read one after the other the answers are gibberish."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "inspect",
+        help="what the model would say at each position",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_prompt_options(parser)
+    add_model_options(parser)
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="answers shown at each position (default: 3)")
+    parser.add_argument("--attention", type=Path, metavar="FILE.png", help="draw the attention maps of a layer")
+    parser.add_argument("--layer", type=int, metavar="L", help="which layer, from 0; needs --attention (default: the last)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from ..inspection import attention_maps, next_tokens
+    from ..prompts import encode_prompt
+
+    if args.layer is not None and args.attention is None:
+        raise ParameterError("--layer says which maps to draw: add --attention FILE.png")
+    if args.attention is not None:
+        _matplotlib()
+    prompts = read_prompts(args)
+    if args.attention is not None and len(prompts) > 1:
+        raise ParameterError("--attention draws one prompt: give one")
+    engine = load_engine(args)
+    tokenizer, config = engine.tokenizer, engine.config
+    assert tokenizer is not None
+    if not 1 <= args.top <= config.vocab_size:
+        raise ParameterError(f"--top should be from 1 to {config.vocab_size}, found {args.top}")
+    layer = config.num_layers - 1 if args.layer is None else args.layer
+    if not 0 <= layer < config.num_layers:
+        raise ParameterError(f"--layer should be from 0 to {config.num_layers - 1}, found {layer}")
+    for prompt in prompts:
+        ids = encode_prompt(prompt, tokenizer, config)
+        for line in _table(next_tokens(engine.runner, ids, args.top), tokenizer):
+            print(line)
+        if args.attention is not None:
+            draw_attention(attention_maps(engine.runner, ids, layer), [tokenizer.token(i) for i in ids], layer, args.attention)
+            print(f"attention of layer {layer}: {args.attention}")
+
+
+def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
+    """One line for each position."""
+    shown = [json.dumps(tokenizer.token(p.token_id), ensure_ascii=False) for p in positions]
+    width = max(5, *map(len, shown))
+    lines = [f"{'':>4}  {'token':<{width}}  {'p':>5}  would say next"]
+    for i, (position, token) in enumerate(zip(positions, shown, strict=True)):
+        own = "" if position.logprob is None else f"{math.exp(position.logprob):.3f}"
+        answers = "   ".join(
+            f"{json.dumps(tokenizer.token(t), ensure_ascii=False)} {p:.3f}" for t, p in position.next
+        )
+        lines.append(f"{i:>4}  {token:<{width}}  {own:>5}  {answers}")
+    return lines
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib.figure
+    except ImportError:
+        raise UsageError("drawing needs matplotlib: pip install 'minillm[plot]'") from None
+    return matplotlib.figure
+
+
+def draw_attention(maps: "NDArray[np.float32]", tokens: list[str], layer: int, path: Path) -> None:
+    """Draw one picture for each head, queries down and keys across.
+
+    Args:
+        maps: [H, T, T]
+        tokens: T texts
+        layer: for the title
+        path: where to; the ending says the format
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    H, T, _ = maps.shape
+    columns = min(4, H)
+    rows = -(-H // columns)
+    size = max(2.2, 0.22 * T)
+    figure = _matplotlib().Figure(figsize=(columns * size + 1, rows * size + 1), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    labels = [token.replace("\n", "\\n") for token in tokens]
+    for head, axis in enumerate(axes):
+        if head >= H:
+            axis.axis("off")
+            continue
+        image = axis.imshow(maps[head], vmin=0, vmax=1, cmap="viridis")
+        axis.set_title(f"head {head}", fontsize=9)
+        axis.set_xticks(range(T), labels, rotation=90, fontsize=6)
+        axis.set_yticks(range(T), labels if head % columns == 0 else [], fontsize=6)
+    figure.colorbar(image, ax=axes.tolist(), shrink=0.6, label="attention weight")
+    figure.suptitle(f"Layer {layer}: how much each token (row) looks at each token before it (column)", fontsize=10)
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be written: {error}") from None

@@ -1,0 +1,69 @@
+"""Looking inside a forward pass: what the model would say after each token, and where each head looks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import ops
+from .backends.base import Backend, Weight
+from .backends.wrapping import WrappedBackend
+from .batch import Sequence
+from .cache import PagedCache
+from .ops.softmax import chosen_log_probs, top_log_probs
+from .runner import Runner
+from .scoring import logits_by_chunk
+
+
+@dataclass(frozen=True)
+class Position:
+    """One position of a prompt."""
+
+    token_id: int
+    logprob: float | None
+    """log p(this token | those before); None for the first"""
+    next: list[tuple[int, float]]
+    """The likeliest tokens to come after it, with their probabilities, best first"""
+
+
+def next_tokens(runner: Runner, token_ids: list[int], top: int) -> list[Position]:
+    """What the model would say next at each position, and how surely."""
+    positions: list[Position] = []
+    logprob: float | None = None
+    for first, logits in logits_by_chunk(runner, token_ids):
+        ids, values = top_log_probs(logits, top, runner.ops.xp)  # [T, V] -> 2 x [T, top]
+        for i, row in enumerate(logits):
+            expected = [(int(t), float(np.exp(v))) for t, v in zip(ids[i], values[i], strict=True)]
+            positions.append(Position(token_ids[first + i], logprob, expected))
+            if first + i + 1 < len(token_ids):
+                following = np.asarray([token_ids[first + i + 1]])
+                logprob = float(chosen_log_probs(row[None], following, runner.ops.xp)[0])
+    return positions
+
+
+class AttentionRecorder(WrappedBackend):
+    """Keeps the attention weights of one layer as they are computed."""
+
+    def __init__(self, inner: Backend, layer: int) -> None:
+        super().__init__(inner)
+        self.wanted = layer
+        self.map: NDArray[np.float32] | None = None
+        """[H, T, S]"""
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Compute the map once more from the layer's queries and keys."""
+        if operation == "attend" and self.layer == self.wanted:
+            keys = arguments["cache"].keys[self.wanted]
+            self.map = ops.attention_map(arguments["q"], keys, arguments["batch"], arguments["scale"], self.xp)[0]
+
+
+def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:
+    """The attention weights of each head of one layer over a prompt. [T] -> [H, T, T]; rows sum to 1."""
+    pages = -(-len(token_ids) // runner.ops.page_size)
+    recorder = AttentionRecorder(runner.ops, layer)
+    Runner(runner.model, recorder, PagedCache(runner.model.config, runner.ops, pages)).prefill(
+        Sequence(list(token_ids))
+    )
+    assert recorder.map is not None
+    return recorder.map
