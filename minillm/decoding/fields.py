@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _whole(least: int, below: float = math.inf) -> Callable[[object], int]:
+def _whole(least: float, below: float = math.inf) -> Callable[[object], int]:
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < below:
             raise ValueError
@@ -33,11 +34,11 @@ def _whole(least: int, below: float = math.inf) -> Callable[[object], int]:
     return read
 
 
-def _number(allowed: Callable[[float], bool] = lambda _: True) -> Callable[[object], float]:
+def _number(allowed: Callable[[Any], bool]) -> Callable[[object], float]:
+    """A number that `allowed` bounds on both sides, so that neither NaN nor infinity passes."""
+
     def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            raise ValueError
-        if not allowed(float(value)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not allowed(value):
             raise ValueError
         return float(value)
 
@@ -66,13 +67,13 @@ def _stopping_rule(value: object) -> bool | str:
     return "never" if value == "never" else _flag(value)
 
 
+_SMALL, _LARGE = 1e-30, 1e30
+"""Logits multiplied or divided by these stay within the range of float32."""
+
 _AT_LEAST_1 = "a whole number of at least 1"
 _AT_LEAST_0 = "a whole number of at least 0"
 _TRUE_OR_FALSE = "True or False"
-_ANY_NUMBER = "a finite number"
-
-MIN_TEMPERATURE = 1e-30
-"""Below it, logits divided by the temperature leave the range of float32."""
+_ANY_NUMBER = f"a number from -{_LARGE} to {_LARGE}"
 
 RULES: dict[str, Rule] = {
     "do_sample": Rule(False, _TRUE_OR_FALSE, _flag),
@@ -80,26 +81,28 @@ RULES: dict[str, Rule] = {
     "stop_strings": Rule((), "a text or a sequence of texts, none of them empty", _several(str, _text)),
     "temperature": Rule(
         1.0,
-        f"a number above 0 ({MIN_TEMPERATURE} at least); for greedy decoding set do_sample=False and no temperature",
-        _number(lambda t: t >= MIN_TEMPERATURE),
+        f"a number above 0 ({_SMALL} to {_LARGE}); for greedy decoding set do_sample=False and no temperature",
+        _number(lambda t: _SMALL <= t <= _LARGE),
         needs="do_sample",
     ),
     "top_k": Rule(50, "a whole number of at least 1, or 0 for no limit", _whole(0), needs="do_sample"),
     "top_p": Rule(1.0, "a number above 0 and at most 1", _number(lambda p: 0 < p <= 1), needs="do_sample"),
     "min_p": Rule(0.0, "a number from 0 to 1", _number(lambda p: 0 <= p <= 1), needs="do_sample"),
     "seed": Rule(None, "a whole number from 0 to 2**64 - 1", _whole(0, 2**64), needs="do_sample"),
-    "length_penalty": Rule(1.0, _ANY_NUMBER, _number(), needs="num_beams"),
+    "length_penalty": Rule(1.0, "a number from -50 to 50", _number(lambda x: -50 <= x <= 50), needs="num_beams"),
     "early_stopping": Rule(False, "True, False or 'never'", _stopping_rule, needs="num_beams"),
     "include_stop": Rule(False, _TRUE_OR_FALSE, _flag, needs="stop_strings"),
     "max_new_tokens": Rule(None, _AT_LEAST_1, _whole(1)),
     "max_length": Rule(None, _AT_LEAST_1, _whole(1)),
     "min_new_tokens": Rule(0, _AT_LEAST_0, _whole(0)),
     "min_length": Rule(0, _AT_LEAST_0, _whole(0)),
-    "repetition_penalty": Rule(1.0, "a number above 0", _number(lambda penalty: penalty > 0)),
-    "presence_penalty": Rule(0.0, _ANY_NUMBER, _number()),
-    "frequency_penalty": Rule(0.0, _ANY_NUMBER, _number()),
+    "repetition_penalty": Rule(
+        1.0, f"a number above 0 ({_SMALL} to {_LARGE})", _number(lambda x: _SMALL <= x <= _LARGE)
+    ),
+    "presence_penalty": Rule(0.0, _ANY_NUMBER, _number(lambda x: -_LARGE <= x <= _LARGE)),
+    "frequency_penalty": Rule(0.0, _ANY_NUMBER, _number(lambda x: -_LARGE <= x <= _LARGE)),
     "num_return_sequences": Rule(1, _AT_LEAST_1, _whole(1)),
-    "eos_token_id": Rule((), "a token id or a sequence of token ids", _several(Integral, _whole(0))),
+    "eos_token_id": Rule((), "a token id or a sequence of token ids", _several(Integral, _whole(-math.inf))),
     "use_cache": Rule(True, _TRUE_OR_FALSE, _flag),
     "logprobs": Rule(False, _TRUE_OR_FALSE, _flag),
     "top_logprobs": Rule(0, _AT_LEAST_0, _whole(0)),
@@ -186,6 +189,11 @@ NO_MEANING = frozenset(
     }
 )
 """Fields of transformers that never change the tokens: how it pads, what it hands back, how it runs."""
+
+
+def shown(value: object) -> str:
+    """A value for an error message: short, and in one line."""
+    return " ".join(reprlib.repr(value).split())
 
 
 def refuse_unknown(given: Mapping[str, object]) -> None:

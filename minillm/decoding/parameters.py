@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..errors import CheckpointError, ParameterError
-from .fields import NEEDS, RULES, refuse_unknown, unfulfilled
+from .fields import NEEDS, RULES, refuse_unknown, shown, unfulfilled
 
 _LOG = logging.getLogger("minillm")
 
@@ -104,8 +104,8 @@ class GenerationConfig:
 class Settings:
     """What was asked of a generation, every field decided. Hashable; the attributes are those of GenerationConfig.
 
-    Exactly one of `max_new_tokens` and `max_length` is a number: see `new_token_limit`. `seed` is always one; nobody
-    reads it without sampling. `explicit` names the fields that the user set.
+    Exactly one of `max_new_tokens` and `max_length` is a number: see `new_token_limit`. `seed` is always one: fresh if
+    none was set, 0 without sampling. `explicit` names the fields that the user set.
     """
 
     max_new_tokens: int | None
@@ -215,13 +215,15 @@ def resolve(
             values[name] = _read(name, said, inherited)
         elif name in said:
             need = NEEDS[rule.needs].words
-            raise ParameterError(f"{name}={said[name]!r} has no effect without {need}: set that, or leave {name} out")
+            raise ParameterError(
+                f"{name}={shown(said[name])} has no effect without {need}: set that, or leave {name} out"
+            )
         else:
             values[name] = rule.default
     _settle_end(values, said, vocab_size)
     _settle_results(values, said, vocab_size)
     if values["seed"] is None:
-        values["seed"] = int.from_bytes(os.urandom(8), "little")
+        values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
     return Settings(eos_token_ids=values.pop("eos_token_id"), **values, explicit=frozenset(said))
 
 
@@ -235,15 +237,14 @@ def _read(name: str, said: Mapping[str, object], inherited: Mapping[str, object]
         return rule.read(value)
     except ValueError:
         origin = "" if name in said else " (from the checkpoint)"
-        raise ParameterError(f"{name}={value!r}{origin}: expected {rule.expected}") from None
+        raise ParameterError(f"{name}={shown(value)}{origin}: expected {rule.expected}") from None
 
 
 def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited: dict[str, Any]) -> None:
     """Two names of one limit: the user may set one, which replaces both of the checkpoint's; there, the first wins."""
     if first in said and second in said:
-        raise ParameterError(
-            f"{first}={said[first]!r} and {second}={said[second]!r} both limit the length: leave one of them out"
-        )
+        both = f"{first}={shown(said[first])} and {second}={shown(said[second])}"
+        raise ParameterError(f"{both} are two names of one limit: leave one of them out")
     if first in said or second in said:
         inherited.pop(first, None)
     if first in said or second in said or first in inherited:
@@ -266,10 +267,10 @@ def _settle_beams_or_sampling(values: dict[str, Any], said: Mapping[str, object]
 
 def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
     """Where a sequence may and must end."""
-    outside = [token for token in values["eos_token_id"] if token >= vocab_size]
+    outside = [token for token in values["eos_token_id"] if not 0 <= token < vocab_size]
     if outside and "eos_token_id" in said:
         raise ParameterError(f"eos_token_id: {outside[0]} is not in the vocabulary of {vocab_size} tokens")
-    values["eos_token_id"] = tuple(token for token in values["eos_token_id"] if token < vocab_size)
+    values["eos_token_id"] = tuple(token for token in values["eos_token_id"] if token not in outside)
 
     if values["max_new_tokens"] is None and values["max_length"] is None:
         values["max_new_tokens"] = 20
@@ -277,9 +278,7 @@ def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: 
         if least not in said or values[least] == 0:
             continue
         if not values["eos_token_id"]:
-            raise ParameterError(
-                f"{least}={values[least]} has no effect without eos_token_id: there is no token to hold back"
-            )
+            raise ParameterError(f"{least}={values[least]} has no effect without eos_token_id: nothing to hold back")
         if values[most] is not None and values[least] > values[most]:
             raise ParameterError(f"{least}={values[least]} is more than {most}={values[most]}")
 

@@ -17,7 +17,7 @@ edge of top-p (its sort is not stable; here, the lower ids).
 `sample_by_sorting` says this as plainly as possible. `sample` chooses the same tokens without sorting: in the order
 above every filter keeps a *prefix*, so all that a filter does to the inverse CDF is to lower the mass that u is a share
 of. The two add the same weights in a different order, so they could only differ where u times the mass falls within a
-rounding error of float64 (1e-12 of the mass) of the edge between two candidates.
+rounding error of float64 (below 1e-11 of the mass) of the edge between two candidates.
 """
 
 from types import ModuleType

@@ -1,0 +1,99 @@
+"""Logits processors against their formulas, worked out token by token."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.decoding.processors import (
+    History,
+    LogitsProcessor,
+    MinLength,
+    MinNewTokens,
+    PresenceFrequencyPenalty,
+    RepetitionPenalty,
+    build_processors,
+)
+
+from .histories import history, random_history
+
+INF = np.inf
+
+
+def apply(processor: LogitsProcessor, seen: History, logits: list[list[float]]) -> list[list[float]]:
+    return processor(seen, np.array(logits, np.float32), np).tolist()
+
+
+def test_history_knows_its_rows_and_lengths() -> None:
+    seen = history(([5, 6], [7]), ([], []), ([1], [2, 3]))
+    assert seen.rows(np).tolist() == [0, 0, 0, 2, 2, 2]
+    assert seen.lengths.tolist() == [3, 0, 3]
+    assert seen.generated_lengths.tolist() == [1, 0, 2]
+
+
+def test_repetition_penalty_counts_each_token_of_prompt_and_text_once() -> None:
+    seen = history(([0, 0, 1], [0]), ([3], []))
+    logits = [[4.0, -4.0, 1.0, -1.0], [4.0, -4.0, 1.0, -1.0]]
+    assert apply(RepetitionPenalty(2.0), seen, logits) == [[2.0, -8.0, 1.0, -1.0], [4.0, -4.0, 1.0, -2.0]]
+
+
+def test_presence_and_frequency_penalty_count_generated_tokens_only() -> None:
+    seen = history(([0, 0, 1], [1, 2, 1]), ([3], []))
+    got = apply(PresenceFrequencyPenalty(presence=0.5, frequency=0.25), seen, [[0.0] * 4, [0.0] * 4])
+    assert got == [[0.0, -1.0, -0.75, 0.0], [0.0] * 4]
+
+
+def test_presence_and_frequency_penalty_is_its_formula() -> None:
+    rng = np.random.default_rng(0)
+    seen = random_history(rng, rows=20, vocab_size=12)
+    logits = rng.standard_normal((20, 12)).astype(np.float32)
+    expected = logits.copy()
+    for row in range(20):
+        end = seen.starts[row + 1]
+        generated = seen.token_ids[seen.starts[row] + seen.prompt_lengths[row] : end].tolist()
+        for token, count in Counter(generated).items():
+            expected[row, token] -= 0.7 * count + -0.3 * (count > 0)
+    got = PresenceFrequencyPenalty(presence=-0.3, frequency=0.7)(seen, logits.copy(), np)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    assert (got != logits).sum() > 40
+
+
+def test_min_length_counts_the_prompt_and_min_new_tokens_does_not() -> None:
+    seen = history(([9, 9, 9], [9]), ([9], [9]), ([9, 9, 9], [9, 9]))
+    logits = [[1.0, 2.0, 3.0]] * 3
+    held, free = [-INF, 2.0, -INF], [1.0, 2.0, 3.0]
+    assert apply(MinLength(4, (0, 2)), seen, logits) == [free, held, free]
+    assert apply(MinNewTokens(2, (0, 2)), seen, logits) == [held, held, free]
+
+
+def settings(**fields: object):
+    return resolve(GenerationConfig(**fields), {}, vocab_size=100, eos_token_id=2)
+
+
+def test_only_processors_with_an_effect_are_built_in_order() -> None:
+    assert build_processors(settings()) == ()
+    assert build_processors(settings(repetition_penalty=1.0, presence_penalty=0.0, min_new_tokens=0)) == ()
+    assert build_processors(
+        settings(min_new_tokens=3, frequency_penalty=0.5, repetition_penalty=1.2, eos_token_id=[2, 4])
+    ) == (RepetitionPenalty(1.2), PresenceFrequencyPenalty(0.0, 0.5), MinNewTokens(3, (2, 4)))
+    assert build_processors(settings(min_length=9, presence_penalty=1)) == (
+        PresenceFrequencyPenalty(1.0, 0.0),
+        MinLength(9, (2,)),
+    )
+
+
+def test_the_order_matters_and_is_repetition_first() -> None:
+    seen = history(([0], [1]))
+    logits = np.array([[4.0, 4.0, 1.0]], np.float32)
+    for processor in build_processors(settings(repetition_penalty=2.0, presence_penalty=1.0, min_new_tokens=2)):
+        logits = processor(seen, logits, np)
+    assert logits.tolist() == [[2.0, 4.0 / 2.0 - 1.0, -INF]]
+
+
+@pytest.mark.parametrize(
+    "processor", [RepetitionPenalty(1.5), PresenceFrequencyPenalty(1.0, 1.0), MinLength(9, (0,)), MinNewTokens(9, (0,))]
+)
+def test_processors_are_hashable_and_work_on_no_rows(processor: LogitsProcessor) -> None:
+    assert isinstance(hash(processor), int)
+    assert processor(history(), np.empty((0, 5), np.float32), np).shape == (0, 5)
