@@ -134,9 +134,7 @@ class Engine:
         """What the checkpoint's generation_config.json says"""
         cache = PagedCache(model.config, ops, affordable_pages(model.config, ops, max_batch_size, cache_bytes))
         self.runner = Runner(model, ops, cache)
-        self._loop = StepLoop(
-            {"target": self.runner}, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache
-        )
+        self._loop = StepLoop({"target": self.runner}, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
         self._mail: dict[int, deque[Event]] = {}  # of requests that a generate or stream is waiting for
         self._unclaimed: list[Event] = []  # of requests that `add` made
         self._lock = threading.Lock()

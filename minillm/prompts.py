@@ -13,7 +13,9 @@ Prompt = str | Sequence[int]
 
 def is_prompt(value: Any) -> bool:
     """Text or token ids, rather than a list of prompts. An empty list is a list of no prompts."""
-    return isinstance(value, str) or (len(value) > 0 and not isinstance(value[0], str) and not hasattr(value[0], "__len__"))
+    return isinstance(value, str) or (
+        len(value) > 0 and not isinstance(value[0], str) and not hasattr(value[0], "__len__")
+    )
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig, *, room: int = 0) -> list[int]:

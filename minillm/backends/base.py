@@ -97,9 +97,7 @@ class Backend:
         """x + y. [T, E], [T, E] -> [T, E]"""
         return self.xp.add(x, y, out=self.arena.take(x.shape))
 
-    def linear(
-        self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None
-    ) -> Any:
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         out = self.arena.take((len(x), weight.shape[0]))
         return ops.linear(x, weight.data, weight.bias, self.xp, out, activation=activation, residual=residual)
@@ -125,13 +123,9 @@ class Backend:
         """The likeliest token of each row; of equal ones the smallest id. [R, V] -> [R]"""
         return logits.argmax(axis=-1)
 
-    def sample(
-        self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float
-    ) -> Any:
+    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
-        return ops.sample(
-            logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, xp=self.xp
-        )
+        return ops.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, xp=self.xp)
 
 
 def join(tensors: Sequence[Tensor]) -> NDArray[np.float32]:

@@ -79,10 +79,6 @@ class WrappedBackend(Backend):
         """As the wrapped one."""
         return self.inner.argmax(logits)
 
-    def sample(
-        self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float
-    ) -> Any:
+    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """As the wrapped one."""
-        return self.inner.sample(
-            logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-        )
+        return self.inner.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)

@@ -33,7 +33,9 @@ def add_parser(commands: Any) -> None:
     add_model_options(parser)
     parser.add_argument("--top", type=int, default=3, metavar="N", help="answers shown at each position (default: 3)")
     parser.add_argument("--attention", type=Path, metavar="FILE.png", help="draw the attention maps of a layer")
-    parser.add_argument("--layer", type=int, metavar="L", help="which layer, from 0; needs --attention (default: the last)")
+    parser.add_argument(
+        "--layer", type=int, metavar="L", help="which layer, from 0; needs --attention (default: the last)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -62,7 +64,9 @@ def run(args: argparse.Namespace) -> None:
         for line in _table(next_tokens(engine.runner, ids, args.top), tokenizer):
             print(line)
         if args.attention is not None:
-            draw_attention(attention_maps(engine.runner, ids, layer), [tokenizer.token(i) for i in ids], layer, args.attention)
+            draw_attention(
+                attention_maps(engine.runner, ids, layer), [tokenizer.token(i) for i in ids], layer, args.attention
+            )
             print(f"attention of layer {layer}: {args.attention}")
 
 
@@ -73,9 +77,7 @@ def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
     lines = [f"{'':>4}  {'token':<{width}}  {'p':>5}  would say next"]
     for i, (position, token) in enumerate(zip(positions, shown, strict=True)):
         own = "" if position.logprob is None else f"{math.exp(position.logprob):.3f}"
-        answers = "   ".join(
-            f"{json.dumps(tokenizer.token(t), ensure_ascii=False)} {p:.3f}" for t, p in position.next
-        )
+        answers = "   ".join(f"{json.dumps(tokenizer.token(t), ensure_ascii=False)} {p:.3f}" for t, p in position.next)
         lines.append(f"{i:>4}  {token:<{width}}  {own:>5}  {answers}")
     return lines
 

@@ -13,7 +13,9 @@ def add_parser(commands: Any) -> None:
         "tokenize", help="show the tokens of a text", description="Show the tokens of a text, one a line: id and text."
     )
     add_prompt_options(parser)
-    parser.add_argument("--model", metavar="MODEL", help="checkpoint folder or hub id (default: the small model inside)")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="checkpoint folder or hub id (default: the small model inside)"
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     parser.add_argument("--ids", action="store_true", help="print the ids alone, in one line")
     parser.add_argument("--no-special", action="store_true", help="leave out the special token in front")

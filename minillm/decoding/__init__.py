@@ -1,1 +1,1 @@
-"""How the next tokens are chosen: parameters, logits processors, samplers, stopping and one file per search strategy."""
+"""How the next tokens are chosen: parameters, processors, samplers, stopping, and one file per search strategy."""

@@ -128,7 +128,7 @@ class BeamSearch(Strategy):
         length = len(extended[0].token_ids)
         for candidate, total in zip(extended[: self.num_beams], sums, strict=False):
             if candidate.finish_reason is not None:
-                state.finished.append((float(total / np.float32(length ** self.settings.length_penalty)), candidate))
+                state.finished.append((float(total / np.float32(length**self.settings.length_penalty)), candidate))
         state.finished = sorted(state.finished, key=lambda result: -result[0])[: self.num_beams]
 
     def _goes_on(self, state: BeamState, *, all_ended: bool) -> bool:

@@ -21,7 +21,8 @@ def attend(q: Any, keys: Any, values: Any, batch: Batch, scale: float, xp: Any, 
 
     Args:
         q: queries [T, H, D]
-        keys, values: this layer's pages [pages, K, P, D]
+        keys: this layer's pages [pages, K, P, D]
+        values: likewise
         batch: which rows belong to which sequence, and its pages
         scale: 1 / sqrt D, or what the family uses instead
         xp: the array module
@@ -44,6 +45,8 @@ def attention_scores(q: Any, keys: Any, span: Span, last: int, scale: float, xp:
         keys: [pages, K, P, D]
         span: the sequence
         last: the batch row after the tile's last query; it sees S = context_len - (span.stop - last) keys
+        scale: 1 / sqrt D
+        xp: the array module
 
     Returns:
         [K, G n, S]: G = H / K query heads share each K/V head, and the queries of one head lie together.
@@ -72,6 +75,7 @@ def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> No
         values: [pages, K, P, D]
         span: the sequence
         out: [n, H, D], filled
+        xp: the array module
     """
     n, H, D = out.shape
     _, K, P, _ = values.shape

@@ -10,8 +10,10 @@ def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
     """Write each token's key and value into its slot: page and offset of `batch`.
 
     Args:
-        k, v: [T, K, D]
-        keys, values: this layer's pages [pages, K, P, D], changed in place
+        k: [T, K, D]
+        v: [T, K, D]
+        keys: this layer's pages [pages, K, P, D], changed in place
+        values: likewise
         batch: the slots
     """
     keys[batch.slot_pages, :, batch.slot_offsets] = k

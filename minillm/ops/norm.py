@@ -1,4 +1,4 @@
-"""Layer norm (Ba, Kiros and Hinton, arXiv 1607.06450, section 3): each row to mean 0 and variance 1, then gain and bias."""
+"""Layer norm: each row to mean 0 and variance 1, then gain and bias (Ba, Kiros and Hinton, arXiv 1607.06450)."""
 
 from typing import Any
 
