@@ -93,6 +93,7 @@ def shapes_of_logits(rng: np.random.Generator, V: int) -> dict[str, np.ndarray]:
     gaussian = rng.standard_normal(V) * rng.choice([0.1, 3.0, 30.0])
     shapes = {
         "gaussian": gaussian,
+        "crowded at the top": rng.random(V) * 0.05,
         "equal scores": rng.integers(-3, 4, V),
         "one score": np.zeros(V),
         "a spike far above": np.where(np.arange(V) == V // 2, 500.0, gaussian),
@@ -105,7 +106,7 @@ def shapes_of_logits(rng: np.random.Generator, V: int) -> dict[str, np.ndarray]:
     return {name: row.astype(np.float32) for name, row in shapes.items()}
 
 
-@pytest.mark.parametrize("V", [1, 2, 17, 400, 5000])
+@pytest.mark.parametrize("V", [1, 2, 17, 400, 3000])
 def test_sampling_equals_its_definition(V: int) -> None:
     rng = np.random.default_rng(V)
     names, rows = zip(*shapes_of_logits(rng, V).items(), strict=True)
@@ -114,7 +115,7 @@ def test_sampling_equals_its_definition(V: int) -> None:
         [1.0, 0.3, 3.0], [0, 1, 40, V + 1], [1.0, 0.9, 1e-6], [0.0, 0.05, 1.0]
     ):
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        for u in [*EDGES, rng.random()]:
+        for u in [*EDGES, *rng.random(3)]:
             uniforms = np.full(len(logits), u)
             fast = sample(logits, uniforms, **settings, xp=np)
             plain = sample_by_sorting(logits, uniforms, **settings, xp=np)
