@@ -82,7 +82,7 @@ class Engine:
         folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
         if model is None and revision is not None:
             raise ParameterError("revision belongs to a hub id, and no model is named")
-        ops = choose_backend(device, dtype)
+        ops = choose_backend(device, dtype, max_batch_size)
         tokenizer = Tokenizer.from_folder(folder)
         self._set_up(
             load_model(folder, ops), ops, tokenizer, read_generation_config(folder),
@@ -109,7 +109,7 @@ class Engine:
         """
         began = time.perf_counter()
         engine = cls.__new__(cls)
-        ops = choose_backend(device, dtype)
+        ops = choose_backend(device, dtype, max_batch_size)
         model = random_model(shape, seed, std, ops)
         engine._set_up(model, ops, None, {}, max_batch_size=max_batch_size, cache_bytes=cache_bytes)
         engine.load_seconds = time.perf_counter() - began

@@ -6,7 +6,7 @@ blocks a feature. Layers and models see these methods and never an array library
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,17 +72,23 @@ class Backend:
     page_size = 256
     """P: on a CPU a page is large, since each one costs a call."""
 
-    def __init__(self, xp: Any = np) -> None:
+    def __init__(self, xp: Any = np, *, weight_order: Literal["C", "F"] = "C") -> None:
+        """Take an array module, and how projections [out, in] lie in memory.
+
+        "C" keeps the rows that checkpoints store, so that float32 files are mapped and not copied. "F" lays out
+        columns, which are copied at load; a product with several rows of activations then runs faster.
+        """
         self.xp = xp
+        self.weight_order = weight_order
         self.arena = Arena(xp)
 
     def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
         """Bring a parameter into this back end's layout, once, at load.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], as a fused Q/K/V projection wants it. A
-        single one that lies in its file as float32 is mapped and not copied.
+        single one that may keep its layout and lies in its file as float32 is mapped and not copied.
         """
-        return Weight(name, join(tensors), join(biases) if biases else None)
+        return Weight(name, join(tensors, self.weight_order), join(biases) if biases else None)
 
     def enter_layer(self, layer: int) -> None:
         """Tell that layer number `layer` begins; the number L means what comes after the last."""
@@ -128,12 +134,12 @@ class Backend:
         return ops.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, xp=self.xp)
 
 
-def join(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
+def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:
     """One array of all tensors, one after the other along the first axis; a single one in place where it can be."""
-    if len(tensors) == 1:
+    if len(tensors) == 1 and (order == "C" or len(tensors[0].shape) == 1):
         return tensors[0].load()
     rows = [tensor.shape[0] for tensor in tensors]
-    joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32)
+    joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32, order=order)
     stops = np.cumsum(rows)
     for tensor, stop in zip(tensors, stops, strict=True):
         tensor.read_into(joined[stop - tensor.shape[0] : stop])

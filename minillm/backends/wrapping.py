@@ -14,8 +14,8 @@ class WrappedBackend(Backend):
     """Runs each operation on another back end and shows it to `observe`."""
 
     def __init__(self, inner: Backend) -> None:
+        super().__init__(inner.xp, weight_order=inner.weight_order)
         self.inner = inner
-        self.xp = inner.xp
         self.arena = inner.arena
         self.page_size = inner.page_size
         self.name = inner.name
