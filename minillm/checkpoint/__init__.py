@@ -1,0 +1,13 @@
+"""Reading weights: a folder in, named tensors out. Nothing here knows what a model is.
+
+hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
+folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
+safetensors.py   one .safetensors file -> its tensors
+torch_zip.py     one pytorch_model.bin -> its tensors; torch_pickle.py reads the pickle inside without running it
+tensors.py       StoredTensor: where the values lie in a file, and how to map or read them
+"""
+
+from .folder import Checkpoint, open_checkpoint
+from .tensors import StoredTensor
+
+__all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]

@@ -1,0 +1,133 @@
+"""Which files of a folder hold the weights, and all their tensors as one mapping.
+
+The names are those that transformers' `save_pretrained` gives: one file, or shards beside an index that says which
+tensor is in which. Where a folder has both formats, safetensors come first.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from ..errors import CheckpointError
+from .safetensors import parse_json_object, read_safetensors
+from .tensors import StoredTensor
+
+WEIGHT_NAMES = (  # the first that exists is taken
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+class Checkpoint(Mapping[str, StoredTensor]):
+    """All tensors of a folder by name, whichever file each lies in. Made by `open_checkpoint`."""
+
+    def __init__(self, folder: Path, files: tuple[Path, ...], tensors: dict[str, StoredTensor]) -> None:
+        self.folder = folder
+        self.files = files
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.folder)!r}, {len(self.files)} files, {len(self)} tensors)"
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open the weights of a local folder. Only headers are read; each tensor is read when it is asked for.
+
+    Raises:
+        CheckpointError: there are no weights, a shard or a tensor of the index is missing, or a file is truncated,
+            damaged or unsafe. The message names the file and the tensor.
+    """
+    files, shard_of = list_weights(folder)
+    return Checkpoint(folder, files, _merge(files, shard_of))
+
+
+def list_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
+    """The weight files of a folder, and for shards which tensor the index places in which; opens the index alone.
+
+    Raises:
+        CheckpointError: there are no weights, the index is unusable, or a shard is missing.
+    """
+    try:
+        present = {path.name for path in folder.iterdir() if path.is_file()}
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from error
+    name = find_weights(present)
+    if name is None:
+        found = ", ".join(sorted(present)[:8]) or "no file at all"
+        raise CheckpointError(f"{folder} holds no weights: looked for {', '.join(WEIGHT_NAMES)}; found {found}")
+    if not is_index(name):
+        return (folder / name,), {}
+    shard_of = read_index(folder / name)
+    shards = sorted(set(shard_of.values()))
+    missing = [shard for shard in shards if shard not in present]
+    if missing:
+        raise CheckpointError(f"{folder} lacks {len(missing)} files that {name} lists, the first is {missing[0]!r}")
+    return tuple(folder / shard for shard in shards), shard_of
+
+
+def find_weights(names: Collection[str]) -> str | None:
+    """Of the file names of a folder, the one to start from: a weight file or the index of one; None without either."""
+    return next((name for name in WEIGHT_NAMES if name in names), None)
+
+
+def is_index(name: str) -> bool:
+    """Whether a file of that name lists shards instead of holding weights."""
+    return name.endswith(".index.json")
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The `weight_map` of an index: tensor name -> name of the file that holds it, beside the index.
+
+    Raises:
+        CheckpointError: the index is unreadable, or lists a file that does not lie beside it.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    shard_of = parse_json_object(data, str(path)).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise CheckpointError(f"{path} has no weight_map from tensor names to file names")
+    for tensor, shard in shard_of.items():
+        # The name is judged, not where it leads: in the hub's cache each file is a link to ../../blobs.
+        if not isinstance(shard, str) or PurePosixPath(shard).name != shard or shard in ("", "..") or "\\" in shard:
+            raise CheckpointError(
+                f"{path} places tensor {tensor!r} in {shard!r}, expected a file name in the same folder"
+            )
+    return shard_of
+
+
+def _merge(files: tuple[Path, ...], shard_of: dict[str, str]) -> dict[str, StoredTensor]:
+    """The tensors of all files. One that the index does not list is kept too, for the model to accept or refuse."""
+    tensors: dict[str, StoredTensor] = {}
+    for path in files:
+        for name, tensor in _read(path).items():
+            if shard_of.get(name, path.name) != path.name:
+                continue  # a second copy; the index places the tensor elsewhere
+            if name in tensors:
+                raise CheckpointError(f"tensor {name!r} is both in {tensors[name].file.path} and in {path}")
+            tensors[name] = tensor
+    for name, shard in shard_of.items():
+        if name not in tensors:
+            raise CheckpointError(
+                f"tensor {name!r} is missing from {files[0].parent / shard}, where the index places it"
+            )
+    return tensors
+
+
+def _read(path: Path) -> dict[str, StoredTensor]:
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    from .torch_zip import read_torch_zip  # zipfile and pickletools take 10 ms to import
+
+    return read_torch_zip(path)

@@ -1,0 +1,199 @@
+"""Where a tensor lies in a file, and the two ways to get at its values: map them, or read them in chunks."""
+
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from ..errors import CheckpointError, UnsupportedModelError
+
+CHUNK_BYTES = 4 * 2**20
+_STORED: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),  # its bits: NumPy has no such type
+}
+
+
+class WeightFile:
+    """One file of weights. It is open only while something is read from it.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is a Git LFS pointer in place of the weights.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self.opened() as file:
+            self.size = file.seek(0, 2)
+            file.seek(0)
+            if file.read(23) == b"version https://git-lfs":
+                raise CheckpointError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder")
+
+    @contextmanager
+    def opened(self) -> Iterator[BufferedReader]:
+        """The file open for reading; what the system reports becomes a CheckpointError."""
+        try:
+            with self.path.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}") from error
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes from `offset` on; the caller has checked both against `size`."""
+        with self.opened() as file:
+            file.seek(offset)
+            data = file.read(count)
+        if len(data) != count:
+            raise self.shrank()
+        return data
+
+    @cached_property
+    def mapping(self) -> mmap.mmap:
+        """The whole file as read-only memory, shared by all arrays mapped from it."""
+        with self.opened() as file:
+            if file.seek(0, 2) < self.size:
+                raise self.shrank()
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def shrank(self) -> CheckpointError:
+        """The error for a file that was whole when it was opened and is no longer."""
+        return CheckpointError(f"{self.path} is shorter than when it was opened ({self.size} bytes): was it replaced?")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A tensor in a file. Nothing is read until it is asked for.
+
+    `dtype` is the type in the file. Only float32, float16 and bfloat16 can be read; a tensor of any other type can be
+    listed, so that a buffer which no model needs does no harm, and is refused when its values are asked for.
+    Values come out as float32, which holds each value of the three types exactly.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: WeightFile
+    offset: int  # of the first element, in bytes from the start of the file
+    strides: tuple[int, ...]  # in elements; no two elements share a place, and all of them lie within the file
+
+    def __repr__(self) -> str:
+        return f"StoredTensor({self.name!r}, shape={self.shape}, dtype={self.dtype!r}, file={self.file.path.name!r})"
+
+    def map(self) -> NDArray[np.float32] | None:
+        """The values as read-only memory of the file itself, `shape`, or None where that cannot be.
+
+        It can where they are stored as float32, in C order, at a multiple of four bytes, and where there are any.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        in_order = all(
+            n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True)
+        )
+        count = math.prod(self.shape)
+        if self.dtype != "float32" or not in_order or self.offset % 4 or count == 0:
+            return None
+        return np.frombuffer(self.file.mapping, _STORED["float32"], count, self.offset).reshape(self.shape)
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out`, of this shape and of any layout, with the values as float32.
+
+        The file is read in chunks of 4 MiB and never mapped: beside `out`, memory holds one chunk.
+
+        Raises:
+            UnsupportedModelError: the stored type is not float32, float16 or bfloat16.
+            CheckpointError: `out` has another shape, or the file cannot be read.
+        """
+        assert out.dtype == np.float32
+        stored = self._stored_type()
+        if out.shape != self.shape:
+            raise CheckpointError(
+                f"tensor {self.name!r} in {self.file.path} has shape {list(self.shape)}, expected {list(out.shape)}"
+            )
+        if out.size == 0:
+            return
+        chunk = np.empty(min(extent(self.shape, self.strides), CHUNK_BYTES // stored.itemsize), stored)
+        with self.file.opened() as file:
+            self._fill(out, file, self.offset, chunk)
+
+    def load(self) -> NDArray[np.float32]:
+        """The values, `shape`: mapped and read-only where possible, else in a new array.
+
+        Raises:
+            UnsupportedModelError, CheckpointError: as `read_into`.
+        """
+        mapped = self.map()
+        if mapped is not None:
+            return mapped
+        self._stored_type()  # refuse before memory is taken
+        out = np.empty(self.shape, np.float32)
+        self.read_into(out)
+        return out
+
+    def _stored_type(self) -> np.dtype[Any]:
+        if self.dtype not in _STORED:
+            raise UnsupportedModelError(
+                f"tensor {self.name!r} in {self.file.path} is stored as {self.dtype}; "
+                "minillm reads float32, float16 and bfloat16: convert the checkpoint to one of them"
+            )
+        return _STORED[self.dtype]
+
+    def _fill(self, out: NDArray[np.float32], file: BufferedReader, offset: int, chunk: NDArray[Any]) -> None:
+        """Read the part of the tensor that starts at byte `offset` and has `out`'s shape.
+
+        A part that spans more of the file than `chunk` is cut along its widest stride, until each piece fits. Elements
+        never share a place, so the pieces do not overlap, and gaps aside the file is read once and in order.
+        """
+        span = extent(out.shape, self.strides)
+        if span <= chunk.size:
+            file.seek(offset)
+            if file.readinto(chunk[:span].data) != span * chunk.itemsize:
+                raise self.file.shrank()
+            values = as_strided(chunk, out.shape, [stride * chunk.itemsize for stride in self.strides])
+            if self.dtype == "bfloat16":  # the upper half of a float32
+                values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+            with np.errstate(invalid="ignore"):  # a signalling NaN is the model's business, not the cast's
+                out[...] = values
+            return
+        axis = max((i for i, n in enumerate(out.shape) if n > 1), key=lambda i: self.strides[i])
+        count, stride = out.shape[axis], self.strides[axis]
+        row_span = span - (count - 1) * stride
+        rows = max(1, (chunk.size - row_span) // stride + 1)
+        for start in range(0, count, rows):
+            part = out[(slice(None),) * axis + (slice(start, start + rows),)]
+            self._fill(part, file, offset + start * stride * chunk.itemsize, chunk)
+
+
+def is_count(number: object) -> TypeGuard[int]:
+    """Whether `number`, read from a file, can count elements or bytes."""
+    return type(number) is int and 0 <= number < 2**60
+
+
+def is_shape(numbers: object) -> bool:
+    """Whether `numbers`, read from a file, can be the shape of an array."""
+    return (
+        isinstance(numbers, list | tuple)
+        and len(numbers) <= 32
+        and all(is_count(n) for n in numbers)
+        and math.prod(max(n, 1) for n in numbers) < 2**60
+    )
+
+
+def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of an array in C order: the last axis is contiguous."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Number of elements from the first to the last element of a non-empty view, both included."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))

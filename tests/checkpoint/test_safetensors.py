@@ -1,0 +1,157 @@
+"""Safetensors files, written by the library of that name, and damaged by hand."""
+
+import json
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save, save_file
+
+from minillm.checkpoint.safetensors import read_safetensors
+from minillm.errors import CheckpointError, UnsupportedModelError
+
+RNG = np.random.default_rng(7)
+
+
+def headed(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(begin: object = 0, end: object = 8, shape: object = (2,), dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 4), (2, 3, 4), (0, 4), (4, 0)])
+def test_values_are_those_the_library_wrote(tmp_path, dtype, shape):
+    values = (RNG.standard_normal(shape) * 100).astype(dtype)
+    save_file(
+        {"a": np.float32([1]), "values": np.asarray(values)}, tmp_path / "m.safetensors", metadata={"format": "pt"}
+    )
+    tensors = read_safetensors(tmp_path / "m.safetensors")
+    assert set(tensors) == {"a", "values"}
+    tensor = tensors["values"]
+    assert (tensor.shape, tensor.dtype) == (shape, np.dtype(dtype).name)
+    expected = values.astype(np.float32)
+    assert tensor.load().dtype == np.float32
+    np.testing.assert_array_equal(tensor.load(), expected)
+    out = np.full(shape, np.nan, np.float32)
+    tensor.read_into(out)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["fp16", "bf16"])
+def test_each_of_the_65536_values_of_16_bits_is_exact(tmp_path, dtype):
+    values = np.arange(2**16, dtype=np.uint16).view(dtype)
+    save_file({"all": values}, tmp_path / "m.safetensors")
+    ours = read_safetensors(tmp_path / "m.safetensors")["all"].load()
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(ours, values.astype(np.float32))  # NaN equals NaN here
+
+
+def test_float32_is_mapped_not_copied(tmp_path):
+    values = RNG.standard_normal((16, 8)).astype(np.float32)
+    save_file({"w": values, "half": values.astype(np.float16)}, tmp_path / "m.safetensors")
+    tensors = read_safetensors(tmp_path / "m.safetensors")
+    mapped = tensors["w"].map()
+    np.testing.assert_array_equal(mapped, values)
+    assert not mapped.flags.writeable and not mapped.flags.owndata and mapped.flags.aligned
+    assert np.shares_memory(mapped, tensors["w"].load())  # the same pages each time
+    assert tensors["half"].map() is None
+
+
+def test_unaligned_float32_is_read(tmp_path):
+    values = np.float32([1.5, -2])
+    header = json.dumps({"w": entry()}).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(headed(header + b" " * (3 - len(header) % 4), values.tobytes()))
+    tensor = read_safetensors(path)["w"]
+    assert tensor.offset % 4 and tensor.map() is None
+    np.testing.assert_array_equal(tensor.load(), values)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_, ml_dtypes.float8_e4m3fn])
+def test_other_types_are_listed_and_refused_when_read(tmp_path, dtype):
+    (tmp_path / "m.safetensors").write_bytes(save({"position_ids": np.ones(4, dtype)}))
+    tensor = read_safetensors(tmp_path / "m.safetensors")["position_ids"]
+    assert tensor.shape == (4,) and tensor.map() is None
+    with pytest.raises(UnsupportedModelError, match=f"'position_ids'.*{np.dtype(dtype).name}.*float32, float16 and"):
+        tensor.load()
+
+
+def test_a_type_that_is_not_known_is_refused_when_read(tmp_path):
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(headed({"w": entry(dtype="F4", end=1)}, b"\0"))
+    with pytest.raises(UnsupportedModelError, match=r"'w'.*F4"):
+        read_safetensors(path)["w"].load()
+
+
+def test_another_shape_than_expected_is_named(tmp_path):
+    save_file({"w": np.ones((2, 3), np.float16)}, tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match=r"'w'.*shape \[2, 3\], expected \[3, 2\]"):
+        read_safetensors(tmp_path / "m.safetensors")["w"].read_into(np.empty((3, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no safetensors file: it has 0 bytes"),
+        (b"1234567", "no safetensors file: it has 7 bytes"),
+        (struct.pack("<Q", 2**63) + b"{}", "announce a header of 9223372036854775808 bytes"),
+        (struct.pack("<Q", 1000) + b"{}", "is truncated: its header ends at byte 1008, the file at 10"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "Git LFS pointer"),
+        (headed(b"\xff\xfe"), "not valid JSON"),
+        (headed(b'{"w": '), "not valid JSON"),
+        (headed(b"[" * 100_000), "not valid JSON"),
+        (headed(b'{"w": {"shape": [' + b"9" * 5000 + b"]}}"), "not valid JSON"),
+        (headed([1]), "no object"),
+        (headed(b'{"w": 1, "w": 2}'), "key 'w' twice"),
+        (headed({"w": 1}), "'w' in .* lacks a dtype"),
+        (headed({"w": {"dtype": "F32", "shape": [2]}}, b"\0" * 8), "'w' in .* lacks a dtype"),
+        (headed({"w": entry(shape=[2.0])}, b"\0" * 8), "'w' in .* impossible shape"),
+        (headed({"w": entry(shape=[True, 2])}, b"\0" * 8), "'w' in .* impossible shape"),
+        (headed({"w": entry(shape=[-1, -2])}, b"\0" * 8), "'w' in .* impossible shape"),
+        (headed({"w": entry(shape=[0, 2**62], end=0)}), "'w' in .* impossible shape"),
+        (headed({"w": entry(shape=[1] * 40 + [2])}, b"\0" * 8), "'w' in .* impossible shape"),
+        (headed({"w": entry(begin=-8, end=0)}, b"\0" * 8), "'w' in .* impossible data_offsets"),
+        (headed({"w": entry(begin=8, end=0)}, b"\0" * 8), "'w' in .* impossible shape or impossible data_offsets"),
+        (headed({"w": entry(shape=[3])}, b"\0" * 8), r"'w' in .* takes 8 bytes, but float32 of shape \[3\] needs 12"),
+        (headed({"w": entry()}, b"\0" * 7), "truncated: tensor 'w' ends at byte"),
+        (headed({"w": entry(), "v": entry()}, b"\0" * 8), "'[vw]' in .* starts at byte"),
+        (headed({"w": entry(), "v": entry(4, 12)}, b"\0" * 12), "'v' in .* starts at byte"),
+        (headed({"w": entry(4, 12)}, b"\0" * 12), "'w' in .* starts at byte"),
+        (headed({"w": entry()}, b"\0" * 11), "3 bytes at its end that belong to no tensor"),
+    ],
+)
+def test_a_file_that_breaks_the_format_is_named(tmp_path, content, says):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"(?=.*bad.safetensors).*{says}") as raised:
+        read_safetensors(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_each_truncation_is_noticed(tmp_path):
+    whole = save({"v": np.ones(3, np.float32), "w": np.ones((2, 2), np.float16)})
+    path = tmp_path / "cut.safetensors"
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"cut\.safetensors"):
+            read_safetensors(path)
+
+
+def test_a_file_that_shrinks_after_it_was_opened(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file({"w": np.ones(4096, np.float32)}, path)
+    tensor = read_safetensors(path)["w"]
+    for size in (1000, 0):
+        path.write_bytes(path.read_bytes()[:size])
+        with pytest.raises(CheckpointError, match="shorter than when it was opened"):
+            tensor.read_into(np.empty(4096, np.float32))
+        with pytest.raises(CheckpointError, match="shorter than when it was opened"):
+            tensor.map()
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        tensor.read_into(np.empty(4096, np.float32))
