@@ -1,4 +1,4 @@
-"""Reading weights: a folder in, named tensors out. Nothing here knows what a model is.
+"""Reading weights: a folder or a hub id in, named tensors out. Nothing here knows what a model is.
 
 hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
 folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
@@ -8,6 +8,7 @@ tensors.py       StoredTensor: where the values lie in a file, and how to map or
 """
 
 from .folder import Checkpoint, open_checkpoint
+from .hub import find_model
 from .tensors import StoredTensor
 
-__all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "StoredTensor", "find_model", "open_checkpoint"]

@@ -1,0 +1,163 @@
+"""A folder or the id of a model on the Hugging Face hub -> a folder on this machine.
+
+The work is huggingface_hub's: its cache, its progress bars, its offline mode and its settings (HF_HOME, HF_ENDPOINT,
+HF_TOKEN, HF_HUB_OFFLINE). This file decides which files to fetch and says in one line what went wrong. The client
+is imported where it is used, because that takes 0.2 s.
+"""
+
+import logging
+import os
+import re
+from pathlib import Path
+
+from ..errors import CheckpointError, ModelNotFoundError, ParameterError
+from .folder import find_weights, is_index, list_weights, read_index
+
+_log = logging.getLogger(__name__)
+
+_SMALL_FILES = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+    """The local folder of a model: the one named, or the snapshot of a hub id in huggingface_hub's cache.
+
+    Of a hub repository, the configuration, the tokenizer and one copy of the weights are fetched: safetensors if there
+    are any, else pytorch_model.bin. What is cached is not fetched again: a full commit hash then needs no network, a
+    branch or tag one request, which asks for its newest commit. Where the hub cannot be asked, a complete cached
+    snapshot is taken, with a warning on the log unless HF_HUB_OFFLINE is set.
+
+    Args:
+        path_or_id: an existing folder, or an id of the form "owner/name". A folder comes first.
+        revision: branch, tag or commit hash on the hub; the main branch if None.
+
+    Raises:
+        ModelNotFoundError: there is no such folder, id or revision, the repository lacks the files of a model, access
+            is denied, or the hub cannot be reached and the cache does not hold the model.
+        CheckpointError: the repository's index of shards is unusable.
+        ParameterError: a revision was given for a local folder.
+    """
+    name = os.fspath(path_or_id)
+    try:
+        path = Path(name).expanduser()
+        is_folder, exists = path.is_dir(), os.path.lexists(path)
+    except (OSError, ValueError, RuntimeError) as error:  # no permission, a NUL character, no such user after the ~
+        raise ModelNotFoundError(f"{name!r} cannot be looked up as a folder: {error}") from error
+    if is_folder and name:
+        if revision is not None:
+            raise ParameterError(f"revision {revision!r} has no effect on the local folder {name!r}: leave it out")
+        return path
+    if exists and name:
+        raise ModelNotFoundError(f"{name!r} is not a folder: give the folder that holds config.json and the weights")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelNotFoundError(f"there is no folder {name!r}; a model of the hub is named owner/name")
+    return _find_on_hub(name, revision)
+
+
+def _find_on_hub(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    cached = _find_in_cache(repo_id, revision)
+    if cached is not None and _COMMIT.fullmatch(revision or ""):
+        return cached
+    # What the client lets through: its own errors and those of its cache (OSError; HFValidationError is a ValueError),
+    # an answer that is not the hub's (ValueError), hf_xet's RuntimeError, and the errors of its HTTP library, which
+    # was requests (OSError) before 1.0 and is httpx since (whose base class HfHubHTTPError names among its own).
+    client_errors: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, *HfHubHTTPError.__bases__)
+    try:
+        return _download(repo_id, revision, cached)
+    except client_errors as error:
+        if cached is None:
+            raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
+        if not isinstance(error, OfflineModeIsEnabled):
+            _log.warning("using the cached copy of %s: %s", repo_id, _explain(error, repo_id, revision))
+        return cached
+
+
+def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
+    """The snapshot of this revision, if the cache has its configuration and all of its weights."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{repo_id!r} is neither a folder nor a valid hub id: {_one_line(error)}") from error
+    folder = Path(config).parent if isinstance(config, str) else None
+    return folder if folder is not None and _has_weights(folder) else None
+
+
+def _has_weights(folder: Path) -> bool:
+    try:
+        list_weights(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
+    """Fetch what is needed and not yet cached. Small files come first: a snapshot with weights has all it needs."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    present = {sibling.rfilename for sibling in info.siblings or ()}
+    small = _SMALL_FILES & present
+    if cached is not None and cached.name == info.sha and all((cached / name).is_file() for name in small):
+        return cached
+    weights = find_weights(present)
+    if weights is None or "config.json" not in present:
+        lacking = "config.json" if weights else "weights (safetensors or pytorch_model.bin)"
+        raise ModelNotFoundError(f"{_title(repo_id, revision)} has no {lacking}: minillm cannot load it")
+    files, sharded = {weights}, is_index(weights)
+    first = small | files if sharded else small
+    folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=sorted(first)))
+    if sharded:
+        files = set(read_index(folder / weights).values())
+        if files - present:
+            missing = min(files - present)
+            raise ModelNotFoundError(f"{_title(repo_id, revision)} lacks {missing!r}, which {weights} lists")
+    folder = Path(snapshot_download(repo_id, revision=folder.name, allow_patterns=sorted(files)))
+    if not _has_weights(folder):  # the client takes a partial snapshot where the hub stops answering between two calls
+        raise ModelNotFoundError(f"{_title(repo_id, revision)} was fetched only in part: try again")
+    return folder
+
+
+def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
+    """One line for an error of the client."""
+    from huggingface_hub import constants, errors
+
+    model = _title(repo_id, revision)
+    log_in = "set HF_TOKEN or run `hf auth login`"
+    match error:
+        case errors.GatedRepoError():  # before RepositoryNotFoundError, of which it is one
+            return f"{model} is gated: accept its terms on its page, then {log_in}"
+        case errors.RepositoryNotFoundError():
+            return f"the hub has no public model {repo_id!r}: check the spelling, or for a private one {log_in}"
+        case errors.RevisionNotFoundError():
+            return f"model {repo_id!r} has no revision {revision!r}: give a branch, a tag or a full commit hash"
+        case errors.OfflineModeIsEnabled():
+            return f"{model} is not complete in the local cache, and HF_HUB_OFFLINE is set: unset it to download it"
+    if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+        return f"the hub denies access to {model}: {log_in} with an account that may read it"
+    reason = _one_line(error)
+    return f"{model} could not be fetched from {constants.ENDPOINT} ({reason}); try again, complete files are kept"
+
+
+def _title(repo_id: str, revision: str | None) -> str:
+    return f"model {repo_id!r} (revision {revision or 'main'!r})"
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + " ..."
