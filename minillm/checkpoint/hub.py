@@ -45,6 +45,7 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
     Raises:
         ModelNotFoundError: there is no such folder, id or revision, the repository lacks the files of a model, access
             is denied, or the hub cannot be reached and the cache does not hold the model.
+        CheckpointError: the repository's index of shards is unusable.
         ParameterError: a revision was given for a local folder.
     """
     name = os.fspath(path_or_id)
@@ -118,16 +119,14 @@ def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
     if weights is None or "config.json" not in present:
         lacking = "config.json" if weights else "weights (safetensors or pytorch_model.bin)"
         raise ModelNotFoundError(f"{_title(repo_id, revision)} has no {lacking}: minillm cannot load it")
-    files = {weights}
-    if is_index(weights):
-        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=sorted(small | files)))
+    files, sharded = {weights}, is_index(weights)
+    first = small | files if sharded else small
+    folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=sorted(first)))
+    if sharded:
         files = set(read_index(folder / weights).values())
         if files - present:
-            raise ModelNotFoundError(
-                f"{_title(repo_id, revision)} lacks {min(files - present)!r}, which {weights} lists"
-            )
-    else:
-        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=sorted(small)))
+            missing = min(files - present)
+            raise ModelNotFoundError(f"{_title(repo_id, revision)} lacks {missing!r}, which {weights} lists")
     folder = Path(snapshot_download(repo_id, revision=folder.name, allow_patterns=sorted(files)))
     if not _has_weights(folder):  # the client takes a partial snapshot where the hub stops answering between two calls
         raise ModelNotFoundError(f"{_title(repo_id, revision)} was fetched only in part: try again")
@@ -146,9 +145,7 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
         case errors.RepositoryNotFoundError():
             return f"the hub has no public model {repo_id!r}: check the spelling, or for a private one {log_in}"
         case errors.RevisionNotFoundError():
-            return (
-                f"model {repo_id!r} has no revision {revision!r} on the hub: give a branch, a tag or a full commit hash"
-            )
+            return f"model {repo_id!r} has no revision {revision!r}: give a branch, a tag or a full commit hash"
         case errors.OfflineModeIsEnabled():
             return f"{model} is not complete in the local cache, and HF_HUB_OFFLINE is set: unset it to download it"
     if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):

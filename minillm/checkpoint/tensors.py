@@ -61,10 +61,9 @@ class WeightFile:
     def mapping(self) -> mmap.mmap:
         """The whole file as read-only memory, shared by all arrays mapped from it."""
         with self.opened() as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if len(mapping) < self.size:
-            raise self.shrank()
-        return mapping
+            if file.seek(0, 2) < self.size:
+                raise self.shrank()
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def shrank(self) -> CheckpointError:
         """The error for a file that was whole when it was opened and is no longer."""

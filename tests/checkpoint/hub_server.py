@@ -20,6 +20,7 @@ class Hub:
     files: dict[str, bytes]
     gated: bool = False
     breaks_off: str | None = None  # the file whose download ends half-way and is refused from then on
+    denies_after: int | None = None  # so many downloads, then everything is forbidden
     hidden: set[str] = field(default_factory=set)  # files that are listed but cannot be had
     fetched: list[str] = field(default_factory=list)  # files whose bytes were asked for, in order
     requests: int = 0
@@ -61,7 +62,9 @@ class _Handler(BaseHTTPRequestHandler):
         api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         match = api or file
-        if match is None or match[1] != REPO_ID:
+        if self.hub.denies_after is not None and len(self.hub.fetched) >= self.hub.denies_after:
+            self.refuse(403, "")
+        elif match is None or match[1] != REPO_ID:
             self.refuse(404, "RepoNotFound")
         elif (match[3] if api else match[2]) not in (None, "main", COMMIT):
             self.refuse(404, "RevisionNotFound")

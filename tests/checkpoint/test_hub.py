@@ -173,6 +173,19 @@ def test_gated(hub, ask):
     assert "is gated" in error and "HF_TOKEN" in error and REPO_ID in error
 
 
+def test_access_denied(hub, ask):
+    hub.denies_after = 0
+    error = ask().error
+    assert "denies access" in error and "HF_TOKEN" in error and REPO_ID in error
+
+
+def test_access_denied_between_the_small_files_and_the_weights(hub, ask):
+    """Versions of the client differ in what they do here; some hand out the folder as it is."""
+    hub.denies_after = len(SMALL)
+    answer = ask()
+    assert answer.folder is None and answer.error.startswith("ModelNotFoundError")
+
+
 @pytest.mark.parametrize(("missing", "says"), [("config.json", "no config.json"), ("model.safetensors", "no weights")])
 def test_a_repository_that_is_no_model(hub, ask, missing, says):
     del hub.files[missing], hub.files["pytorch_model.bin"]

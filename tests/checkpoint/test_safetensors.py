@@ -146,11 +146,12 @@ def test_a_file_that_shrinks_after_it_was_opened(tmp_path):
     path = tmp_path / "m.safetensors"
     save_file({"w": np.ones(4096, np.float32)}, path)
     tensor = read_safetensors(path)["w"]
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="shorter than when it was opened"):
-        tensor.read_into(np.empty(4096, np.float32))
-    with pytest.raises(CheckpointError, match="shorter than when it was opened"):
-        tensor.map()
+    for size in (1000, 0):
+        path.write_bytes(path.read_bytes()[:size])
+        with pytest.raises(CheckpointError, match="shorter than when it was opened"):
+            tensor.read_into(np.empty(4096, np.float32))
+        with pytest.raises(CheckpointError, match="shorter than when it was opened"):
+            tensor.map()
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
         tensor.read_into(np.empty(4096, np.float32))
