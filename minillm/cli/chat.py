@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PromptError
+from ..errors import ParameterError, PromptError
 from .options import add_generation_options, add_model_options, generation_fields, load_engine
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     fields = {"max_new_tokens": 64, **generation_fields(args)}
-    engine = load_engine(args, prefix_cache=True)
+    if fields.get("num_return_sequences", 1) > 1:
+        raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
+    engine = load_engine(args, fields=fields, prefix_cache=True)
     print("This model has no chat template: each line is continued as raw text.", file=sys.stderr)
     conversation: list[int] = []
     while line := _read_line():

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     if (args.logprobs or args.top_logprobs is not None) and not args.json:
         raise ParameterError("--logprobs and --top-logprobs are shown with --json only: add it")
     prompts, fields = read_prompts(args), generation_fields(args)
-    engine = load_engine(args)
+    engine = load_engine(args, prompts=len(prompts), fields=fields)
     began = time.perf_counter()
     if len(prompts) == 1 and not args.json and fields.get("num_return_sequences", 1) == 1:
         first = _stream(engine, prompts[0], fields)

@@ -11,6 +11,9 @@ from ..errors import PromptError, UsageError
 if TYPE_CHECKING:
     from ..engine import Engine
 
+MAX_BATCH_SIZE = 16
+"""Prompts side by side; more of them wait."""
+
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Any of these turns sampling on."""
 
@@ -47,13 +50,23 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--frequency-penalty", type=float, metavar="X", help="off each token, times its count")
     choice.add_argument("--num-beams", type=int, metavar="N", help="beam search over N beams")
     choice.add_argument("--length-penalty", type=float, metavar="X", help="of beams: above 0 favours long results")
+    choice.add_argument(
+        "--early-stopping", type=_early_stopping, metavar="WHEN", help="of beams: yes, no (default) or never"
+    )
     choice.add_argument("--num-return-sequences", type=int, metavar="N", help="results for each prompt (default: 1)")
     parser.add_argument("--no-cache", dest="use_cache", action="store_false", default=None, help="the naive way")
 
 
+def _early_stopping(word: str) -> bool | str:
+    words: dict[str, bool | str] = {"yes": True, "no": False, "never": "never"}
+    if word not in words:
+        raise argparse.ArgumentTypeError(f"expected yes, no or never, found {word!r}")
+    return words[word]
+
+
 GENERATION_FIELDS = (
     "max_new_tokens", "min_new_tokens", "stop_strings", "include_stop", *SAMPLING, "do_sample", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "num_beams", "length_penalty", "num_return_sequences", "use_cache",
+    "presence_penalty", "frequency_penalty", "num_beams", "length_penalty", "early_stopping", "num_return_sequences", "use_cache",
     "echo", "logprobs", "top_logprobs",
 )  # fmt: skip
 
@@ -67,11 +80,21 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
-def load_engine(args: argparse.Namespace, **options: Any) -> "Engine":
-    """The engine that the model options ask for."""
+def load_engine(
+    args: argparse.Namespace, *, prompts: int = 1, fields: dict[str, Any] | None = None, prefix_cache: bool = False
+) -> "Engine":
+    """The engine that the model options ask for, as wide as the work at hand."""
     from ..engine import Engine
 
-    return Engine(args.model, revision=args.revision, dtype=args.dtype, device=args.device, **options)
+    sequences = [fields.get(name, 1) for name in ("num_beams", "num_return_sequences")] if fields else []
+    return Engine(
+        args.model,
+        revision=args.revision,
+        dtype=args.dtype,
+        device=args.device,
+        max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), *sequences),
+        prefix_cache=prefix_cache,
+    )
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
