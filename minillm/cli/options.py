@@ -1,6 +1,7 @@
 """Options that several commands share, and what they become."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,17 +65,12 @@ def _early_stopping(word: str) -> bool | str:
     return words[word]
 
 
-GENERATION_FIELDS = (
-    "max_new_tokens", "min_new_tokens", "stop_strings", "include_stop", *SAMPLING, "do_sample", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "num_beams", "length_penalty", "early_stopping", "num_return_sequences", "use_cache",
-    "echo", "logprobs", "top_logprobs",
-)  # fmt: skip
-
-
 def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `GenerationConfig` that the command line sets."""
-    given = {name: getattr(args, name, None) for name in GENERATION_FIELDS}
-    fields = {name: value for name, value in given.items() if value is not None}
+    from ..decoding.parameters import GenerationConfig
+
+    names = {field.name for field in dataclasses.fields(GenerationConfig)}
+    fields = {name: value for name, value in vars(args).items() if name in names and value is not None}
     if any(name in fields for name in SAMPLING):
         fields["do_sample"] = True
     return fields

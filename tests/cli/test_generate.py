@@ -1,0 +1,208 @@
+"""minillm generate: what reaches standard output, standard error and the shell."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minillm import Engine
+from minillm.cli.main import run
+
+PROMPT = "A list of colors: red,"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(max_batch_size=4)
+
+
+def minillm(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    """The command as a process of its own."""
+    return subprocess.run([sys.executable, "-m", "minillm", *arguments], capture_output=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_it_prints_what_the_library_returns(engine, capsys):
+    assert run(["generate", "--prompt", PROMPT]) == 0
+    assert capsys.readouterr().out == engine.generate(PROMPT).text + "\n"
+
+
+def test_the_demo_model_goes_on_with_other_colours_and_ends(capsys):
+    assert run(["generate", "--prompt", PROMPT, "--max-new-tokens", "60"]) == 0
+    colours = [word.strip(" .\n") for word in capsys.readouterr().out.split(",")]
+    assert len(colours) >= 3
+    assert len(set(colours)) == len(colours)
+    assert "red" not in colours
+    assert {"orange", "yellow", "green", "blue"} & set(colours)
+
+
+def test_json_carries_tokens_reason_and_log_probabilities(engine, capsys):
+    assert run(["generate", "--prompt", PROMPT, "--json", "--top-logprobs", "2", "--max-new-tokens", "3"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    expected = engine.generate(PROMPT, max_new_tokens=3, top_logprobs=2)
+    assert result["prompt_token_ids"] == expected.prompt_token_ids
+    (completion,) = result["completions"]
+    assert completion["token_ids"] == expected.token_ids
+    assert completion["finish_reason"] == expected.completions[0].finish_reason
+    assert [top[0][1] for top in completion["top_logprobs"]] == pytest.approx(completion["logprobs"], abs=1e-6)
+
+
+def test_several_prompts_run_side_by_side(engine, capsys):
+    prompts = [PROMPT, "Count from 3 to 9:"]
+    assert run(["generate", "--prompt", prompts[0], "--prompt", prompts[1], "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in lines] == prompts
+    assert [line["completions"][0]["text"] for line in lines] == [engine.generate(p).text for p in prompts]
+
+
+def test_a_sampling_option_turns_sampling_on(capsys):
+    results = set()
+    for seed in ("1", "2", "3"):
+        assert run(["generate", "--prompt", "Once upon a time", "--temperature", "2", "--seed", seed]) == 0
+        results.add(capsys.readouterr().out)
+    assert len(results) > 1
+    assert run(["generate", "--prompt", "Once upon a time", "--temperature", "2", "--seed", seed]) == 0
+    assert capsys.readouterr().out in results
+
+
+def test_the_naive_way_prints_the_same(capsys):
+    assert run(["generate", "--prompt", PROMPT]) == 0
+    cached = capsys.readouterr().out
+    assert run(["generate", "--prompt", PROMPT, "--no-cache"]) == 0
+    assert capsys.readouterr().out == cached
+
+
+def test_stats_go_to_standard_error(capsys):
+    assert run(["generate", "--prompt", PROMPT, "--stats"]) == 0
+    report = capsys.readouterr().err
+    assert [line.split()[0] for line in report.splitlines()] == ["load", "prefill", "decode", "first"]
+    assert "tokens/s" in report
+
+
+def test_stop_strings_end_the_text_and_stay_out_of_it(engine, capsys):
+    whole = engine.generate(PROMPT).text
+    stop = whole.split(",")[1] + ","
+    assert run(["generate", "--prompt", PROMPT, "--stop", stop]) == 0
+    assert capsys.readouterr().out == whole[: whole.index(stop)] + "\n"
+
+
+def test_beams_and_echo_and_a_prompt_file(engine, capsys, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n", encoding="utf-8")
+    assert run(["generate", "--prompt-file", str(file), "--num-beams", "3", "--early-stopping", "yes", "--echo"]) == 0
+    expected = engine.generate(PROMPT, num_beams=3, early_stopping=True).text
+    assert capsys.readouterr().out == PROMPT + expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--temperature", "0"], 2, ["temperature", "greedy"]),
+        (["--top-p", "1.5"], 2, ["top_p"]),
+        (["--num-beams", "2", "--num-return-sequences", "3"], 2, ["num_return_sequences", "num_beams"]),
+        (["--include-stop"], 2, ["include_stop", "stop_strings"]),
+        (["--logprobs"], 2, ["--json"]),
+        (["--dtype", "float16"], 1, ["float16", "float32"]),
+        (["--dtype", "float31"], 1, ["float31"]),
+        (["--device", "cuda"], 1, ["cuda", "cpu"]),
+        (["--device", "abacus"], 1, ["abacus"]),
+        (["--revision", "main"], 2, ["revision"]),
+        (["--model", "./no-such-folder"], 1, ["no-such-folder"]),
+        (["--max-new-tokens", "0"], 2, ["max_new_tokens"]),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments, code, words, capsys):
+    assert run(["generate", "--prompt", PROMPT, *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    for word in words:
+        assert word in captured.err
+
+
+def test_an_unknown_option_is_usage(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["generate", "--tempurature", "1"])
+    assert stop.value.code == 2
+    assert "--tempurature" in capsys.readouterr().err
+
+
+def test_a_long_prompt_is_refused_and_a_long_answer_cut(capsys, caplog):
+    assert run(["generate", "--prompt", "red, " * 600]) == 2
+    assert "512" in capsys.readouterr().err
+    assert run(["generate", "--prompt", PROMPT, "--max-new-tokens", "9999", "--json"]) == 0
+    assert "512" in caplog.text
+
+
+def test_standard_input_is_a_prompt_too(engine):
+    result = minillm("generate", input=PROMPT.encode() + b"\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.decode() == engine.generate(PROMPT).text + "\n"
+
+
+def test_invalid_utf8_on_standard_input_is_one_line():
+    result = minillm("generate", input=b"caf\xe9")
+    assert result.returncode == 2
+    assert result.stderr.decode().splitlines() == ["minillm: standard input should be UTF-8 text; byte 3 is not"]
+
+
+def test_a_closed_pipe_is_no_traceback():
+    """`minillm ... | head -c 1`"""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minillm", "generate", "--prompt", PROMPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert errors == b""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c_ends_cleanly():
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "minillm",
+            "generate",
+            "--prompt",
+            "1,",
+            "--max-new-tokens",
+            "490",
+            "--temperature",
+            "5",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_help_of_every_command_reads_well(capsys):
+    for command in ("generate", "chat", "inspect", "tokenize"):
+        with pytest.raises(SystemExit) as stop:
+            run([command, "--help"])
+        assert stop.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: minillm {command}")
+        assert max(map(len, text.splitlines())) <= max(80, int(os.environ.get("COLUMNS", "80")))
+
+
+def test_a_file_that_is_not_there_is_named(capsys, tmp_path):
+    missing: Path = tmp_path / "missing.txt"
+    assert run(["generate", "--prompt-file", str(missing)]) == 2
+    assert "missing.txt" in capsys.readouterr().err

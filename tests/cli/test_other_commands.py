@@ -1,0 +1,110 @@
+"""minillm tokenize, inspect and chat."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from minillm import Engine
+from minillm.cli import chat
+from minillm.cli.main import run
+
+PROMPT = "A list of colors: red,"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(max_batch_size=1, prefix_cache=True)
+
+
+def test_tokenize_shows_ids_and_texts_that_join_to_the_prompt(engine, capsys):
+    assert run(["tokenize", "--prompt", PROMPT]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [int(i) for i, _ in lines] == engine.tokenizer.encode(PROMPT)
+    assert "".join(json.loads(text) for _, text in lines[1:]) == PROMPT  # the first is the special token in front
+
+
+def test_tokenize_ids_alone(engine, capsys):
+    assert run(["tokenize", "--prompt", PROMPT, "--ids", "--no-special"]) == 0
+    assert capsys.readouterr().out.split() == [
+        str(i) for i in engine.tokenizer.encode(PROMPT, add_special_tokens=False)
+    ]
+
+
+def test_inspect_shows_the_argmax_of_every_position_and_how_surely(engine, capsys):
+    assert run(["inspect", "--prompt", PROMPT, "--top", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    ids = engine.tokenizer.encode(PROMPT)
+    logits = engine.forward(ids).astype(np.float64)
+    probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+    assert len(lines) == len(ids)
+    for line, row in zip(lines, probabilities, strict=True):
+        text, p = line.rsplit(maxsplit=1)
+        assert float(p) == pytest.approx(row.max(), abs=6e-4)
+        assert text.endswith(json.dumps(engine.tokenizer.token(int(row.argmax())), ensure_ascii=False))
+    own = [float(line.split('"')[2].split()[0]) for line in lines[1:]]
+    assert own == pytest.approx([math.exp(lp) for lp in engine.score(PROMPT).logprobs[1:]], abs=6e-4)
+
+
+def test_inspect_draws_attention(capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    picture = tmp_path / "attention.png"
+    assert run(["inspect", "--prompt", PROMPT, "--attention", str(picture), "--layer", "0"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--top", "0"], "--top"),
+        (["--layer", "0"], "--attention"),
+        (["--attention", "a.png", "--layer", "6"], "--layer"),
+        (["--attention", "no/such/folder/a.png"], "cannot be written"),
+        (["--attention", "a.nonsense"], "cannot be written"),
+    ],
+)
+def test_inspect_names_what_is_wrong(arguments, word, capsys, tmp_path, monkeypatch):
+    if "--attention" in arguments:
+        pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    monkeypatch.chdir(tmp_path)
+    assert run(["inspect", "--prompt", PROMPT, *arguments]) == 2
+    assert word in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chat_computes_only_what_is_new(engine, capsys):
+    conversation = chat.turn(engine, [], "A list of colors: red,", {"max_new_tokens": 8})
+    before = engine.stats.prefill_tokens
+    longer = chat.turn(engine, conversation, "A list of animals: cat,", {"max_new_tokens": 8})
+    line = engine.tokenizer.encode("\nA list of animals: cat,", add_special_tokens=False)
+    assert engine.stats.prefill_tokens - before == len(line) + 1  # and the last token of the answer before
+    assert longer[: len(conversation)] == conversation
+    fresh = Engine(max_batch_size=1).generate(longer[: len(conversation) + len(line)], max_new_tokens=8)
+    assert longer[len(conversation) + len(line) :] == fresh.token_ids
+    assert capsys.readouterr().out.endswith(fresh.text + "\n")
+
+
+def test_chat_reads_lines_and_says_that_it_continues_raw_text(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("A list of colors: red,\nCount from 3 to 9:\n"))
+    assert run(["chat", "--max-new-tokens", "4"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) >= 2
+    assert "raw text" in captured.err
+
+
+def test_a_chat_that_outgrows_the_context_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("red, " * 300 + "\n"))
+    assert run(["chat"]) == 2
+    assert "512" in capsys.readouterr().err
+
+
+def test_starting_imports_only_what_is_needed():
+    """The first token comes within 0.4 s of the start only if nothing heavy is imported."""
+    code = "import sys, minillm.cli.main as m; m.run(['tokenize', '--prompt', 'a', '--ids']); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(result.stdout.splitlines()[1].split())
+    assert not loaded & {"huggingface_hub", "matplotlib", "torch", "transformers", "jinja2", "requests", "httpx"}
