@@ -1,13 +1,11 @@
 """The face of the library: load a model, generate, stream, look at its logits."""
 
-import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -19,10 +17,8 @@ from .backends.base import Backend
 from .cache import PagedCache, affordable_pages
 from .checkpoint import find_model
 from .config import ModelConfig
-from .decoding.continuation import Progress, TextStream
-from .decoding.parameters import GenerationConfig, Settings, read_generation_config, resolve
+from .decoding.parameters import GenerationConfig, read_generation_config
 from .decoding.select import strategy_for
-from .decoding.stopping import StopStrings
 from .decoding.strategy import Request
 from .devices import choose_backend
 from .errors import EngineStateError, ParameterError
@@ -30,18 +26,15 @@ from .loop import Stats, StepLoop
 from .models import load_model, random_model
 from .models.base import Model
 from .prompts import Prompt, encode_prompt, is_prompt
+from .requests import RequestMaker
 from .results import Completion, Event, Generation, Score
 from .runner import Runner
 from .scheduler import Limits
 from .scoring import all_logits, score_tokens
 from .tokenizer import Tokenizer
 
-logger = logging.getLogger("minillm")
-
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo-opt"
 PREFILL_CHUNK = 512
-PROMPT_TAIL = 8
-"""Prompt tokens that a new stream of text looks back on, for a character or word split at the prompt's end."""
 
 
 class Engine:
@@ -79,6 +72,7 @@ class Engine:
             ParameterError: another argument is impossible.
         """
         began = time.perf_counter()
+        _check_size("max_batch_size", max_batch_size)
         folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
         if model is None and revision is not None:
             raise ParameterError("revision belongs to a hub id, and no model is named")
@@ -108,6 +102,7 @@ class Engine:
             ParameterError: the shape is not known; the message lists those that are.
         """
         began = time.perf_counter()
+        _check_size("max_batch_size", max_batch_size)
         engine = cls.__new__(cls)
         ops = choose_backend(device, dtype, max_batch_size)
         model = random_model(shape, seed, std, ops)
@@ -126,17 +121,14 @@ class Engine:
         cache_bytes: int | None,
         prefix_cache: bool = False,
     ) -> None:
-        if max_batch_size < 1:
-            raise ParameterError(f"max_batch_size should be at least 1, found {max_batch_size}")
         self.config: ModelConfig = model.config
         self.tokenizer = tokenizer
-        self.defaults = dict(defaults)
-        """What the checkpoint's generation_config.json says"""
+        self._maker = RequestMaker(model.config, tokenizer, dict(defaults))
         cache = PagedCache(model.config, ops, affordable_pages(model.config, ops, max_batch_size, cache_bytes))
         self.runner = Runner(model, ops, cache)
         self._loop = StepLoop({"target": self.runner}, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
         self._mail: dict[int, deque[Event]] = {}  # of requests that a generate or stream is waiting for
-        self._unclaimed: list[Event] = []  # of requests that `add` made
+        self._unclaimed: deque[Event] = deque()  # of requests that `add` made
         self._lock = threading.Lock()
         self._closed = False
 
@@ -151,14 +143,14 @@ class Engine:
             CacheFullError: the cache could not hold the request even alone.
         """
         with self._exclusive():
-            request_id, _ = self._submit(prompt, _merge(config, fields))
-        return request_id
+            return self._submit(self._maker.make(prompt, _merge(config, fields)))
 
     def step(self) -> list[Event]:
         """Advance all requests by one forward pass. Returns what is new of those made by `add`."""
         with self._exclusive():
             self._advance()
-            events, self._unclaimed = self._unclaimed, []
+            events = list(self._unclaimed)
+            self._unclaimed.clear()
         return events
 
     def abort(self, request_id: int) -> None:
@@ -214,8 +206,9 @@ class Engine:
             As `add`, at once and not with the first step.
         """
         with self._exclusive():
-            request_id, request = self._submit(prompt, _merge(config, fields))
-            self._mail[request_id] = deque()
+            request = self._maker.make(prompt, _merge(config, fields))
+            request_id = self._submit(request)
+        self._mail[request_id] = deque()
         return self._stream(request_id, request)
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -239,15 +232,12 @@ class Engine:
         requests: dict[int, Request] = {}
         try:
             with self._exclusive():
-                for prompt in prompts:
-                    request_id, request = self._submit(prompt, config)
-                    requests[request_id] = request
-                    self._mail[request_id] = deque()
-            waiting = set(requests)
-            while waiting:
+                for request in [self._maker.make(prompt, config) for prompt in prompts]:
+                    requests[self._submit(request)] = request
+            self._mail.update({request_id: deque() for request_id in requests})
+            while any(self._loop.knows(request_id) for request_id in requests):
                 with self._exclusive():
                     self._advance()
-                waiting -= {i for i in waiting if not self._loop.knows(i)}
             return [self._collect(request, self._mail[i]) for i, request in requests.items()]
         finally:
             self._drop(requests)
@@ -256,7 +246,8 @@ class Engine:
         mail = self._mail[request_id]
         try:
             if request.settings.echo:
-                yield Event(request_id, 0, self._prompt_text(request), ())
+                text = self._maker.prompt_text(request)
+                yield from (Event(request_id, i, text, ()) for i in range(request.settings.num_return_sequences))
             while self._loop.knows(request_id) or mail:
                 while mail:
                     yield mail.popleft()
@@ -266,7 +257,10 @@ class Engine:
         finally:
             self._drop([request_id])
 
-    def _drop(self, request_ids: Mapping[int, Request] | list[int]) -> None:
+    def _submit(self, request: Request) -> int:
+        return self._loop.add(request, strategy_for(request.settings))
+
+    def _drop(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
             self._loop.abort(request_id)
             self._mail.pop(request_id, None)
@@ -274,53 +268,7 @@ class Engine:
     def _advance(self) -> None:
         """One step; its events go to whoever waits for them."""
         for request_id, progress in self._loop.step():
-            event = _event(request_id, progress)
-            if request_id in self._mail:
-                self._mail[request_id].append(event)
-            else:
-                self._unclaimed.append(event)
-
-    def _submit(self, prompt: Prompt, config: GenerationConfig) -> tuple[int, Request]:
-        ids = self._encode(prompt)
-        settings = self._settings(config, len(ids))
-        stream = None
-        if self.tokenizer is not None:
-            stream = self._text_stream_of(self.tokenizer, ids, settings)
-        elif settings.stop_strings:
-            raise ParameterError("stop_strings needs a tokenizer, and this model has none")
-        request = Request(ids, settings, stream)
-        return self._loop.add(request, strategy_for(settings)), request
-
-    def _settings(self, config: GenerationConfig, prompt_length: int) -> Settings:
-        """The request's settings, cut to the room that the context leaves."""
-        settings = resolve(
-            config, self.defaults, vocab_size=self.config.vocab_size, eos_token_id=self.config.eos_token_ids
-        )
-        limit = settings.new_token_limit(prompt_length)
-        room = self.config.max_positions - prompt_length
-        if limit > room:
-            logger.warning(
-                "%d new tokens go past the context of %d: %d are left after the prompt",
-                limit, self.config.max_positions, room,
-            )  # fmt: skip
-        return replace(settings, max_new_tokens=min(limit, room), max_length=None)
-
-    def _text_stream_of(self, tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Any:
-        tail = ids[-max(PROMPT_TAIL, *(len(stop.encode()) for stop in settings.stop_strings), 0) :]
-
-        def make() -> TextStream:
-            stops = None
-            if settings.stop_strings:
-                stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
-            return TextStream(tokenizer.stream(tail), stops)
-
-        return make
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        return encode_prompt(prompt, self.tokenizer, self.config, room=1)
-
-    def _prompt_text(self, request: Request) -> str:
-        return "" if self.tokenizer is None else self.tokenizer.decode(request.prompt_ids)
+            self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
 
     def _collect(self, request: Request, events: Iterable[Event]) -> Generation:
         """All events of a finished request, put together."""
@@ -331,10 +279,9 @@ class Engine:
         generation = Generation(request.prompt_ids, completions)
         if settings.echo:
             for completion in completions:
-                completion.text = self._prompt_text(request) + completion.text
+                completion.text = self._maker.prompt_text(request) + completion.text
             if settings.logprobs:
-                with self._exclusive():
-                    generation.prompt_logprobs = score_tokens(self.runner, request.prompt_ids)
+                generation.prompt_logprobs = score_tokens(self.runner, request.prompt_ids)
         return generation
 
     @contextmanager
@@ -350,11 +297,12 @@ class Engine:
             self._lock.release()
 
     def close(self) -> None:
-        """Free weights and cache. The engine cannot be used afterwards; closing twice is no error."""
+        """Drop all requests and free weights and cache. Closing twice is no error."""
         if not self._closed:
             self._closed = True
-            del self.runner, self._loop
+            self._loop = StepLoop({}, self._loop.scheduler.limits)
             self._mail.clear()
+            del self.runner
 
     def __enter__(self) -> "Engine":
         return self
@@ -369,14 +317,6 @@ def _merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> Genera
     return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
 
 
-def _event(request_id: int, progress: Progress) -> Event:
-    return Event(
-        request_id,
-        progress.index,
-        progress.text,
-        progress.token_ids,
-        progress.log_probs,
-        progress.top_log_probs,
-        progress.finish_reason,
-        progress.score,
-    )
+def _check_size(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"{name} should be a whole number of at least 1, found {value!r}")

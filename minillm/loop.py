@@ -85,7 +85,7 @@ class StepLoop:
         """
         self.runners = runners
         self.stats = Stats()
-        pages = min(runner.cache.num_pages for runner in runners.values())
+        pages = min((runner.cache.num_pages for runner in runners.values()), default=0)
         self.scheduler: Scheduler[Active] = Scheduler(limits, pages)
         self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
         self._requests: dict[int, Active] = {}

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from .decoding.continuation import FinishReason, TopLogProbs
+from .decoding.continuation import FinishReason, Progress, TopLogProbs
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,20 @@ class Event:
     """Set in the last event: "stop" (end-of-sequence token or stop string), "length" or "abort\""""
     score: float | None = None
     """Of a beam: summed log-probability over length to the power of length_penalty"""
+
+    @classmethod
+    def of(cls, request_id: int, progress: Progress) -> "Event":
+        """A continuation's progress, under its request's id."""
+        return cls(
+            request_id,
+            progress.index,
+            progress.text,
+            progress.token_ids,
+            progress.log_probs,
+            progress.top_log_probs,
+            progress.finish_reason,
+            progress.score,
+        )
 
 
 @dataclass

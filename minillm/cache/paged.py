@@ -5,8 +5,10 @@ lies in page i // P at offset i % P. Forking shares pages and counts references;
 both write to is copied, and only when one of them writes.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from ..backends.base import Backend
 from ..batch import Sequence
@@ -126,7 +128,18 @@ def affordable_pages(config: ModelConfig, backend: Backend, sequences: int, budg
     page = config.cache_values_per_token() * backend.page_size * 4
     wanted = sequences * -(-config.max_positions // backend.page_size)
     if budget is None:
-        budget = max(page, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+        budget = max(page, free_memory() // 2)
     if budget < page:
         raise ParameterError(f"cache_bytes should be at least {page} (one page of {backend.page_size}), found {budget}")
     return min(wanted, budget // page)
+
+
+def free_memory() -> int:
+    """Bytes of memory that programs may still take; all there is, or 8 GiB, where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 8 << 30

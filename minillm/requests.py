@@ -1,0 +1,73 @@
+"""From a prompt and what the user said to a request that can run."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .config import ModelConfig
+from .decoding.continuation import TextStream
+from .decoding.parameters import GenerationConfig, Settings, resolve
+from .decoding.stopping import StopStrings
+from .decoding.strategy import Request
+from .errors import ParameterError
+from .prompts import Prompt, encode_prompt
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger("minillm")
+
+PROMPT_TAIL = 8
+"""Prompt tokens that a stream of text looks back on, for a character that is split at the prompt's end."""
+
+
+@dataclass(frozen=True)
+class RequestMaker:
+    """What every request of one model has in common."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    defaults: Mapping[str, Any]
+    """What the checkpoint's generation_config.json says"""
+
+    def make(self, prompt: Prompt, wanted: GenerationConfig) -> Request:
+        """Encode the prompt and settle every field.
+
+        Raises:
+            PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
+            ParameterError: a field is unknown, impossible or without effect.
+        """
+        ids = encode_prompt(prompt, self.tokenizer, self.config, room=1)
+        settings = self._settle(wanted, len(ids))
+        if self.tokenizer is not None:
+            return Request(ids, settings, _stream_maker(self.tokenizer, ids, settings))
+        if settings.stop_strings:
+            raise ParameterError("stop_strings needs a tokenizer, and this model has none")
+        return Request(ids, settings)
+
+    def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
+        """Settings with a number of new tokens that the context has room for."""
+        settings = resolve(
+            wanted, self.defaults, vocab_size=self.config.vocab_size, eos_token_id=self.config.eos_token_ids
+        )
+        limit, room = settings.new_token_limit(prompt_length), self.config.max_positions - prompt_length
+        if limit > room:
+            context = self.config.max_positions
+            logger.warning("%d new tokens go past the context of %d: %d fit after the prompt", limit, context, room)
+        return replace(settings, max_new_tokens=min(limit, room), max_length=None)
+
+    def prompt_text(self, request: Request) -> str:
+        """The prompt as text; empty where there is no tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(request.prompt_ids)
+
+
+def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:
+    """What makes a new stream of text for each continuation of one prompt."""
+    tail = ids[-max(PROMPT_TAIL, *(len(stop.encode()) for stop in settings.stop_strings), 0) :]
+
+    def make() -> TextStream:
+        stops = None
+        if settings.stop_strings:
+            stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
+        return TextStream(tokenizer.stream(tail), stops)
+
+    return make
