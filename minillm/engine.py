@@ -154,9 +154,12 @@ class Engine:
         return events
 
     def abort(self, request_id: int) -> None:
-        """Drop a request and free its memory. One that is done or unknown is left alone."""
+        """Drop a request and free its memory; the next `step` reports its end, for the reason "abort".
+
+        One that is done or unknown is left alone.
+        """
         with self._exclusive():
-            self._loop.abort(request_id)
+            self._unclaimed += (Event.of(request_id, progress) for progress in self._loop.abort(request_id))
 
     @property
     def busy(self) -> bool:

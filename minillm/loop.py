@@ -155,11 +155,22 @@ class StepLoop:
             self.stats.decode_seconds += seconds
         return progress
 
-    def abort(self, request_id: int) -> None:
-        """Drop a request and free its memory. One that is done or unknown is left alone."""
+    def abort(self, request_id: int) -> list[Progress]:
+        """Drop a request and free its memory; each result that was not done ends for the reason "abort".
+
+        One that is done or unknown is left alone.
+        """
         active = self._requests.get(request_id)
-        if active is not None:
-            self._end(active)
+        if active is None:
+            return []
+        results = active.state.results if active.state is not None else []
+        for continuation in results:
+            if continuation.finish_reason is None:
+                continuation.finish("abort")
+        progress = [p for continuation in results if (p := continuation.take())]
+        missing = set(range(active.request.settings.num_return_sequences)) - {c.index for c in results}
+        self._end(active)
+        return progress + [Progress(index, finish_reason="abort") for index in sorted(missing)]
 
     def _place(self, active: Active, feeds: list[Feed]) -> None:
         """Make the sequences that the feeds ask for."""

@@ -57,12 +57,12 @@ class Progress:
     """What a continuation gained since it was last asked."""
 
     index: int
-    token_ids: tuple[int, ...]
-    text: str
-    log_probs: tuple[float, ...]
-    top_log_probs: tuple[TopLogProbs, ...]
-    finish_reason: FinishReason | None
-    score: float | None
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    log_probs: tuple[float, ...] = ()
+    top_log_probs: tuple[TopLogProbs, ...] = ()
+    finish_reason: FinishReason | None = None
+    score: float | None = None
 
 
 class Continuation:
