@@ -1,0 +1,93 @@
+"""Makes the golden files: tiny random OPT checkpoints of every variant, and what transformers computes with them.
+
+    python scripts/make_golden.py        # needs the reference extra; rewrites tests/golden/
+
+Each folder under tests/golden/ is a checkpoint as transformers saves it (fp32), beside it `expected.json` (prompts,
+greedy tokens, beams and their scores, and in "made_by" the versions and the seed) and `expected.safetensors` (logits
+and hidden states of one prompt, all positions).
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests import reference  # noqa: E402
+from tests.tiny import VARIANTS, random_prompts  # noqa: E402
+
+SEED = 1
+NEW_TOKENS = 30
+BEAMS: list[dict[str, Any]] = [
+    {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 12},
+    {
+        "num_beams": 3,
+        "num_return_sequences": 2,
+        "max_new_tokens": 12,
+        "length_penalty": -0.5,
+        "eos_token_id": [22, 24, 28, 35, 62],
+    },
+    {
+        "num_beams": 3,
+        "num_return_sequences": 3,
+        "max_new_tokens": 12,
+        "early_stopping": True,
+        "eos_token_id": list(range(40, 60, 3)),
+    },
+]
+
+
+def main() -> None:
+    """Write all of them."""
+    folder = ROOT / "tests" / "golden"
+    shutil.rmtree(folder, ignore_errors=True)
+    for variant in VARIANTS:
+        write(folder / variant, variant)
+
+
+def write(folder: Path, variant: str) -> None:
+    """One variant's folder."""
+    model = reference.build(variant, SEED)
+    reference.save(model, folder)
+    (folder / "generation_config.json").unlink()  # a seed or a default of this machine's version is no part of it
+    prompts = random_prompts(8, seed=SEED)
+    line = np.random.default_rng(SEED).integers(0, model.config.vocab_size, 40).tolist()
+    save_file(
+        {"logits": reference.logits(model, line), "hidden": reference.hidden(model, line)},
+        folder / "expected.safetensors",
+    )
+    expected = {
+        "made_by": {
+            "script": "scripts/make_golden.py",
+            "seed": SEED,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "token_ids": line,
+        "prompts": prompts,
+        "greedy": [reference.generate(model, prompt, max_new_tokens=NEW_TOKENS)[0][0] for prompt in prompts],
+        "beams": [beams(model, prompts[:3], fields) for fields in BEAMS],
+    }
+    parts = ",\n".join(f'"{name}": {json.dumps(value)}' for name, value in expected.items())
+    (folder / "expected.json").write_text("{\n" + parts + "\n}\n", encoding="utf-8")
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
+
+
+def beams(model: transformers.OPTForCausalLM, prompts: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
+    """What beam search with these fields returns for each prompt."""
+    results = [reference.generate(model, prompt, **fields) for prompt in prompts]
+    return {"fields": fields, "sequences": [tokens for tokens, _ in results], "scores": [s for _, s in results]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Tiny random OPT models in transformers, and what they say. Needs the reference extra."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from .tiny import std_of, tiny_config
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+
+def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transformers.OPTForCausalLM:
+    """A model with random weights, biases and norms."""
+    raw = tiny_config(variant, **fields)
+    raw.pop("model_type")
+    model = transformers.OPTForCausalLM(transformers.OPTConfig(**raw)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0, std_of(name), generator=generator)
+            if name.endswith("norm.weight"):
+                parameter.add_(1)
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    return model
+
+
+def save(model: transformers.OPTForCausalLM, folder: Path, **options: Any) -> Path:
+    """A checkpoint folder as transformers writes it."""
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+@torch.no_grad()
+def logits(model: transformers.OPTForCausalLM, token_ids: Sequence[int]) -> np.ndarray:
+    """[T] -> [T, V]"""
+    return model(torch.tensor([list(token_ids)])).logits[0].float().numpy()
+
+
+@torch.no_grad()
+def hidden(model: transformers.OPTForCausalLM, token_ids: Sequence[int]) -> np.ndarray:
+    """The states before the head's projection. [T] -> [T, E]"""
+    decoder, kept = model.model.decoder, {}
+    last = decoder.final_layer_norm if decoder.final_layer_norm is not None else decoder.layers[-1]
+    hook = last.register_forward_hook(
+        lambda module, args, out: kept.update(x=out[0] if isinstance(out, tuple) else out)
+    )
+    model(torch.tensor([list(token_ids)]))
+    hook.remove()
+    return kept["x"].reshape(len(token_ids), -1).numpy()
+
+
+@torch.no_grad()
+def generate(
+    model: transformers.OPTForCausalLM, token_ids: Sequence[int], **fields: Any
+) -> tuple[list[list[int]], list[float]]:
+    """Each returned sequence's new tokens, without padding, and its score where it has one."""
+    options = {"eos_token_id": None, "do_sample": False} | fields
+    out = model.generate(
+        torch.tensor([list(token_ids)]),
+        generation_config=transformers.GenerationConfig(
+            pad_token_id=0, output_scores=True, return_dict_in_generate=True, **options
+        ),
+    )
+    new = out.sequences[:, len(token_ids) :].tolist()
+    scores = getattr(out, "sequences_scores", None)
+    return [_unpadded(line, options["eos_token_id"] or []) for line in new], [] if scores is None else scores.tolist()
+
+
+def _unpadded(line: list[int], eos_token_ids: Sequence[int]) -> list[int]:
+    ends = [i for i, token in enumerate(line) if token in eos_token_ids]
+    return line[: ends[0] + 1] if ends else line

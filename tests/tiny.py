@@ -1,0 +1,160 @@
+"""Tiny OPT models of every variant from random numbers, and short ways to run them. No torch."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from minillm.backends.base import Backend
+from minillm.backends.numpy import NumpyBackend
+from minillm.batch import Sequence as Tokens
+from minillm.cache import PagedCache
+from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.decoding.select import strategy_for
+from minillm.decoding.strategy import Request, Strategy
+from minillm.loop import StepLoop
+from minillm.models import opt
+from minillm.models.base import Model, RandomTensor
+from minillm.runner import Runner
+from minillm.scheduler import Limits
+
+TOKENIZER = Path(__file__).parent / "data" / "tokenizer"
+
+CONFIG: dict[str, Any] = {
+    "model_type": "opt",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 40,
+    "max_position_embeddings": 64,
+    "word_embed_proj_dim": 32,
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "pre-norm": {},
+    "post-norm": {"do_layer_norm_before": False, "word_embed_proj_dim": 16},  # opt-350m
+    "untied": {"tie_word_embeddings": False},
+    "galactica": {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False},
+    "no-final-norm": {"_remove_final_layer_norm": True},
+}
+
+
+STDS = {"embed_positions": 2.0, "embed_tokens": 0.5, "lm_head": 0.5, "norm": 0.2, "bias": 0.1}
+
+
+def std_of(name: str) -> float:
+    """Spread of a tensor's random numbers. At the usual 0.02, or with weak positions, a tiny model repeats itself."""
+    return next((std for part, std in STDS.items() if part in name), 0.2)
+
+
+def tiny_config(variant: str = "pre-norm", **fields: Any) -> dict[str, Any]:
+    """A config.json."""
+    return CONFIG | VARIANTS[variant] | fields
+
+
+def tiny_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, RandomTensor]:
+    """Every tensor that the config.json asks for."""
+    table = opt.tensor_table(opt.read_config(raw))
+    return {name: RandomTensor(name, shape, seed, std_of(name)) for name, shape in table.items()}
+
+
+def tiny_model(variant: str = "pre-norm", *, seed: int = 0, ops: Backend | None = None, **fields: Any) -> Model:
+    """A model in memory."""
+    raw = tiny_config(variant, **fields)
+    return opt.build(opt.read_config(raw), tiny_tensors(raw, seed), ops or NumpyBackend())
+
+
+def write_checkpoint(
+    folder: Path,
+    variant: str = "pre-norm",
+    *,
+    seed: int = 0,
+    change: Callable[[dict[str, np.ndarray]], None] | None = None,
+    **fields: Any,
+) -> Path:
+    """A checkpoint folder with the small tokenizer, whose 512 tokens the model has too."""
+    raw = tiny_config(variant, vocab_size=512, **fields)
+    tensors = {name: tensor.load() for name, tensor in tiny_tensors(raw, seed).items()}
+    if change is not None:
+        change(tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file({f"model.decoder.{name}": array for name, array in tensors.items()}, folder / "model.safetensors")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER / name, folder / name)
+    return folder
+
+
+def runner_of(model: Model, *, pages: int = 64, page_size: int | None = None, ops: Backend | None = None) -> Runner:
+    """A runner with a cache of its own."""
+    ops = ops or NumpyBackend()
+    return Runner(model, ops, PagedCache(model.config, ops, pages, page_size))
+
+
+def tiny_runner(variant: str = "pre-norm", *, seed: int = 0, pages: int = 64, page_size: int | None = None) -> Runner:
+    """A random model, ready to run."""
+    return runner_of(tiny_model(variant, seed=seed), pages=pages, page_size=page_size)
+
+
+def random_prompts(count: int, *, seed: int = 0, longest: int = 20, vocab_size: int = 96) -> list[list[int]]:
+    """Prompts of different lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, vocab_size, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
+
+
+@dataclass
+class Result:
+    """What one continuation came to."""
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    score: float | None = None
+
+
+def loop_of(*, max_batch_size: int = 16, chunk: int = 512, prefix_cache: bool = False, **runners: Runner) -> StepLoop:
+    """A step loop over runners by their names."""
+    return StepLoop(runners, Limits(max_batch_size, chunk), prefix_cache=prefix_cache)
+
+
+def request_for(prompt: Sequence[int], *, vocab_size: int = 96, max_new_tokens: int = 20, **fields: Any) -> Request:
+    """A request without text; nothing ends it but `eos_token_id`."""
+    config = GenerationConfig(max_new_tokens=max_new_tokens, **fields)
+    settings = resolve(config, {}, vocab_size=vocab_size, eos_token_id=None)
+    return Request(list(prompt), replace(settings, max_length=None))
+
+
+def run(loop: StepLoop, requests: Sequence[Request], strategy: Strategy | None = None) -> list[list[Result]]:
+    """Run requests to their ends. Returns each one's continuations."""
+    results = {
+        loop.add(request, strategy or strategy_for(request.settings)): [
+            Result() for _ in range(request.settings.num_return_sequences)
+        ]
+        for request in requests
+    }
+    while loop.busy:
+        for request_id, progress in loop.step():
+            result = results[request_id][progress.index]
+            result.token_ids += progress.token_ids
+            result.log_probs += progress.log_probs
+            result.finish_reason, result.score = progress.finish_reason, progress.score
+    return list(results.values())
+
+
+def generate(runner: Runner, prompts: Sequence[Sequence[int]], *, chunk: int = 512, **fields: Any) -> list[list[int]]:
+    """The first continuation's tokens of each prompt, all run side by side."""
+    requests = [request_for(p, vocab_size=runner.model.config.vocab_size, **fields) for p in prompts]
+    return [results[0].token_ids for results in run(loop_of(target=runner, chunk=chunk), requests)]
+
+
+def logits_of(runner: Runner, token_ids: Sequence[int]) -> np.ndarray:
+    """The logits of every position in one pass, with a cache of their own. [T] -> [T, V]"""
+    apart = runner_of(runner.model, ops=NumpyBackend(), pages=1, page_size=len(token_ids))
+    output = apart.forward([Tokens(list(token_ids))], [len(token_ids)], rows=range(len(token_ids)))
+    return output.logits.copy()
