@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "pre-norm": {},
-    "post-norm": {"do_layer_norm_before": False, "word_embed_proj_dim": 16},  # opt-350m
+    "post-norm": {"do_layer_norm_before": False, "word_embed_proj_dim": 24},  # opt-350m
     "untied": {"tie_word_embeddings": False},
     "galactica": {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False},
     "no-final-norm": {"_remove_final_layer_norm": True},
@@ -50,7 +50,7 @@ STDS = {"embed_positions": 2.0, "embed_tokens": 0.5, "lm_head": 0.5, "norm": 0.2
 
 def std_of(name: str) -> float:
     """Spread of a tensor's random numbers. At the usual 0.02, or with weak positions, a tiny model repeats itself."""
-    return next((std for part, std in STDS.items() if part in name), 0.2)
+    return next((std for part, std in STDS.items() if part in name), 0.15)
 
 
 def tiny_config(variant: str = "pre-norm", **fields: Any) -> dict[str, Any]:

@@ -1,0 +1,40 @@
+"""ReLU and GELU against their definitions with math.erf."""
+
+import math
+
+import numpy as np
+import pytest
+
+from minillm.ops.activation import ACTIVATIONS, FLOPS_PER_ELEMENT, erf, gelu, relu
+
+X = np.concatenate([np.linspace(-9, 9, 3001), [0.0, -0.0, 1e-20, -1e-20, 50.0, -50.0]]).astype(np.float32)
+
+
+def test_erf_is_within_its_stated_error() -> None:
+    exact = np.array([math.erf(x) for x in X.astype(np.float64)])
+    assert np.abs(erf(X.astype(np.float64), np) - exact).max() <= 1.5e-7
+    assert np.abs(erf(X, np) - exact).max() <= 4e-7  # and float32's rounding
+    np.testing.assert_array_equal(erf(-X, np), -erf(X, np))
+
+
+def test_gelu_is_x_times_the_normal_distribution_below_x() -> None:
+    exact = np.array([x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in X.astype(np.float64)])
+    assert np.abs(gelu(X.copy(), np) - exact).max() <= 2e-6
+
+
+def test_gelu_is_not_the_tanh_approximation() -> None:
+    x = np.array([2.0], np.float32)
+    exact = 2 * 0.5 * (1 + math.erf(math.sqrt(2)))
+    tanh = 2 * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (2 + 0.044715 * 8)))
+    assert abs(tanh - exact) > 1e-4 > 1e-6 > abs(float(gelu(x, np)[0]) - exact)
+
+
+def test_relu() -> None:
+    assert relu(np.array([[-1.5, 0.0, 2.5]], np.float32), np).tolist() == [[0.0, 0.0, 2.5]]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_work_in_place_and_have_a_cost(name: str) -> None:
+    x = X.copy()
+    assert ACTIVATIONS[name](x, np) is x
+    assert FLOPS_PER_ELEMENT[name] >= 1

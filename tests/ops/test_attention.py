@@ -1,0 +1,121 @@
+"""Attention over pages against a plain masked softmax in float64, one sequence and one head at a time."""
+
+import numpy as np
+import pytest
+
+from minillm.batch import Batch, Sequence
+from minillm.ops import attention as module
+from minillm.ops import kv
+from minillm.ops.attention import QUERY_TILE, attend, attention_map, visible_pairs
+from minillm.ops.kv import store_kv
+
+D = 8
+LENGTHS = {  # cached positions and new tokens of each sequence
+    "prefill": [(0, 9)],
+    "decode": [(20, 1)],
+    "ragged": [(0, 5), (12, 1), (3, 4), (31, 1), (0, 1)],
+    "longer than a tile": [(5, QUERY_TILE + 7), (0, 3), (2, 2 * QUERY_TILE)],
+}
+
+
+class Case:
+    """A ragged batch, its queries, and a cache of shuffled pages that holds every key and value."""
+
+    def __init__(self, lengths: list[tuple[int, int]], H: int, K: int, P: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        contexts = [cached + new for cached, new in lengths]
+        needed = [-(-S // P) for S in contexts]
+        shuffled = rng.permutation(sum(needed)).tolist()
+        sequences = [Sequence([0] * S, cached) for S, (cached, _) in zip(contexts, lengths, strict=True)]
+        for sequence, count in zip(sequences, needed, strict=True):
+            sequence.pages = [shuffled.pop() for _ in range(count)]
+        self.lengths = lengths
+        self.batch = Batch.of(sequences, [new for _, new in lengths], P)
+        self.q = rng.standard_normal((self.batch.num_tokens, H, D)).astype(np.float32)
+        self.keys, self.values = np.full((2, sum(needed), K, P, D), np.nan, np.float32)
+        self.k = [rng.standard_normal((S, K, D)).astype(np.float32) for S in contexts]
+        self.v = [rng.standard_normal((S, K, D)).astype(np.float32) for S in contexts]
+        everything = Batch.of([Sequence([0] * len(s.token_ids), 0, s.pages) for s in sequences], contexts, P)
+        store_kv(np.concatenate(self.k), np.concatenate(self.v), self.keys, self.values, everything)
+
+    def attend(self, scale: float) -> np.ndarray:
+        return attend(self.q, self.keys, self.values, self.batch, scale, np, np.full_like(self.q, np.nan))
+
+    def expected(self, scale: float) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The result [T, H, D], and each sequence's weights [H, n, S]."""
+        results, weights = [], []
+        for (cached, new), span, k, v in zip(self.lengths, self.batch.spans, self.k, self.v, strict=True):
+            H, group = self.q.shape[1], self.q.shape[1] // k.shape[1]
+            q = self.q[span.start : span.stop].astype(np.float64)
+            seen = np.arange(cached + new) <= cached + np.arange(new)[:, None]  # [n, S]
+            maps = np.empty((H, new, cached + new))
+            for h in range(H):
+                weight = np.exp(q[:, h] @ k[:, h // group].T * scale) * seen
+                maps[h] = weight / weight.sum(axis=-1, keepdims=True)
+            weights.append(maps)
+            results.append(np.stack([maps[h] @ v[:, h // group] for h in range(H)], axis=1))
+        return np.concatenate(results), weights
+
+
+@pytest.mark.parametrize("P", [1, 3, 16, 512])
+@pytest.mark.parametrize(("H", "K"), [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_attention_is_a_masked_softmax(lengths: list[tuple[int, int]], H: int, K: int, P: int) -> None:
+    case = Case(lengths, H, K, P)
+    np.testing.assert_allclose(case.attend(D**-0.5), case.expected(D**-0.5)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("P", [3, 16])
+def test_the_map_is_the_weights(P: int) -> None:
+    case = Case(LENGTHS["ragged"], 4, 2, P)
+    maps = attention_map(case.q, case.keys, case.batch, 0.7, np)
+    for ours, expected in zip(maps, case.expected(0.7)[1], strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_of_any_size_do_not_overflow() -> None:
+    case = Case(LENGTHS["ragged"], 4, 4, 4)
+    assert np.isfinite(case.attend(1e4)).all()
+
+
+def test_no_query_sees_what_comes_after_it() -> None:
+    case = Case([(2, 6)], 2, 2, 4)
+    before = case.attend(1.0).copy()
+    page = case.batch.spans[0].pages[1]
+    case.keys[page, :, 3], case.values[page, :, 3] = 1e3, 1e3  # position 7, the last
+    after = case.attend(1.0)
+    np.testing.assert_array_equal(after[:5], before[:5])
+    assert (after[5] != before[5]).all()
+
+
+def test_storing_touches_the_new_slots_only() -> None:
+    keys, values = np.zeros((2, 4, 2, 3, D), np.float32)
+    batch = Batch.of([Sequence([0] * 5, 2, [3, 1])], [3], 3)
+    k, v = np.random.default_rng(0).standard_normal((2, 3, 2, D)).astype(np.float32)
+    store_kv(k, v, keys, values, batch)
+    for stored, new in ((keys, k), (values, v)):
+        np.testing.assert_array_equal(stored[3, :, 2], new[0])
+        np.testing.assert_array_equal(stored[1, :, 0], new[1])
+        np.testing.assert_array_equal(stored[1, :, 1], new[2])
+        assert np.count_nonzero(stored.any(axis=(1, 3))) == 3
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode", "ragged"])
+def test_cost_is_a_count_of_the_operations(name: str) -> None:
+    H, K = 4, 2
+    case = Case(LENGTHS[name], H, K, 4)
+    pairs = flops = 0
+    for (cached, new), _ in zip(case.lengths, case.k, strict=True):
+        for i in range(new):
+            flops += H * D  # Q is scaled
+            for _ in range(cached + i + 1):
+                pairs += 1
+                flops += H * (2 * D + 4 + 2 * D)
+    read = case.q.nbytes + sum(array.nbytes for array in case.k + case.v)
+    assert visible_pairs(case.batch) == pairs
+    assert module.cost(case.batch, H, K, D) == (flops, read, case.q.nbytes)
+
+
+def test_cost_of_storing_is_the_bytes_of_the_arrays() -> None:
+    k = np.zeros((5, 2, D), np.float32)
+    assert kv.cost(5, 2, D) == (0, 2 * k.nbytes, 2 * k.nbytes)

@@ -1,0 +1,54 @@
+"""The projection against its formula in float64."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from minillm.ops import linear as module
+from minillm.ops.activation import FLOPS_PER_ELEMENT
+from minillm.ops.linear import linear
+
+CASES = list(itertools.product([1, 5], [True, False], [None, "relu"], [True, False]))
+
+
+def arrays(T: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    shapes = [(T, 24), (40, 24), (40,), (T, 40)]
+    return tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+
+
+@pytest.mark.parametrize(("T", "with_bias", "activation", "with_residual"), CASES)
+def test_linear_is_its_formula(T: int, with_bias: bool, activation: str | None, with_residual: bool) -> None:
+    x, weight, bias, residual = arrays(T)
+    expected = x.astype(np.float64) @ weight.astype(np.float64).T
+    expected = expected + bias if with_bias else expected
+    expected = np.maximum(expected, 0) if activation else expected
+    expected = expected + residual if with_residual else expected
+    before = residual.copy()
+    y = linear(
+        x, weight, bias if with_bias else None, np, np.empty((T, 40), np.float32),
+        activation=activation, residual=residual if with_residual else None,
+    )  # fmt: skip
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-5)
+    np.testing.assert_array_equal(residual, before)
+
+
+@pytest.mark.parametrize(("T", "bias", "activation", "residual"), CASES)
+def test_cost_is_a_count_of_the_operations(T: int, bias: bool, activation: str | None, residual: bool) -> None:
+    x, weight, b, r = arrays(T)
+    flops = 0
+    for _ in range(T):
+        for _ in range(40):
+            for _ in range(24):
+                flops += 2
+            flops += bias + residual + (FLOPS_PER_ELEMENT[activation] if activation else 0)
+    read = x.nbytes + weight.nbytes + (b.nbytes if bias else 0) + (r.nbytes if residual else 0)
+    cost = module.cost(T, 24, 40, weight.itemsize, bias=bias, activation=activation, residual=residual)
+    assert cost == (flops, read, r.nbytes)
+    assert cost.intensity == flops / (read + r.nbytes)
+
+
+def test_costs_add_up() -> None:
+    one = module.cost(1, 2, 3, 4, bias=False, activation=None, residual=False)
+    assert one + one == tuple(2 * part for part in one)

@@ -1,0 +1,55 @@
+"""Layer norm against its formula in float64."""
+
+import numpy as np
+import pytest
+
+from minillm.ops import norm
+
+
+def formula(x: np.ndarray, gain, bias, epsilon: float) -> np.ndarray:
+    x = x.astype(np.float64)
+    mean = x.mean(axis=-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * gain + bias
+
+
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+@pytest.mark.parametrize("T", [1, 7])
+def test_layer_norm_is_its_formula(T: int, shift: float) -> None:
+    rng = np.random.default_rng(T)
+    x = (rng.standard_normal((T, 48)) * 3 + shift).astype(np.float32)
+    gain, bias = rng.standard_normal((2, 48)).astype(np.float32)
+    before, out = x.copy(), np.empty_like(x)
+    assert norm.layer_norm(x, gain, bias, 1e-5, np, out) is out
+    np.testing.assert_allclose(out, formula(x, gain, bias, 1e-5), rtol=1e-5, atol=2e-5)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_without_gain_and_bias_rows_have_mean_0_and_variance_1() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32) * 9
+    y = norm.layer_norm(x, None, None, 0.0, np, np.empty_like(x))
+    np.testing.assert_allclose(y.mean(axis=-1), 0, atol=1e-6)
+    np.testing.assert_allclose(y.var(axis=-1), 1, rtol=1e-5)
+
+
+def test_epsilon_keeps_a_constant_row_finite() -> None:
+    x = np.full((1, 8), 5.0, np.float32)
+    assert norm.layer_norm(x, None, None, 1e-5, np, np.empty_like(x)).tolist() == [[0.0] * 8]
+
+
+def test_epsilon_stands_beside_the_variance() -> None:
+    x = np.array([[-1.0, 1.0]], np.float32)
+    y = norm.layer_norm(x, None, None, 3.0, np, np.empty_like(x))
+    np.testing.assert_allclose(y, [[-0.5, 0.5]])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_cost_is_a_count_of_the_operations(affine: bool) -> None:
+    T, E, flops = 3, 8, 0
+    for _ in range(T):
+        flops += E + E + 2 * E + E  # sum for the mean, differences, squares and their sum, scaling
+        flops += 2 * E if affine else 0
+        flops += 2 + 1 + 2  # two divisions by E, epsilon, square root and reciprocal
+    x = np.zeros((T, E), np.float32)
+    cost = norm.cost(T, E, affine=affine)
+    assert cost == (flops, x.nbytes + (2 * x[0].nbytes if affine else 0), x.nbytes)
