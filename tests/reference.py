@@ -23,7 +23,7 @@ def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transforme
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(0, std_of(name), generator=generator)
+            parameter.normal_(0, std_of(name, pre_norm=model.config.do_layer_norm_before), generator=generator)
             if name.endswith("norm.weight"):
                 parameter.add_(1)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
