@@ -53,8 +53,8 @@ class PagedCache:
             CacheFullError: no page is left. The sequence keeps what it had.
         """
         first = sequence.cached // self.page_size  # the page of the next position
-        if first < len(sequence.pages) and self._references[sequence.pages[first]] > 1:
-            sequence.pages[first] = self._copy(sequence.pages[first], sequence.cached % self.page_size)
+        if first < len(sequence.pages):
+            sequence.pages[first] = self._own(sequence.pages[first], sequence.cached % self.page_size)
         while len(sequence.pages) < self.pages_for(tokens):
             sequence.pages.append(self._take())
 
@@ -89,8 +89,7 @@ class PagedCache:
         self.truncate(sequence, 0)
 
     def _take(self) -> int:
-        while not self._free and self.reclaim is not None and self.reclaim():
-            pass
+        self._make_room()
         if not self._free:
             raise CacheFullError(
                 f"the K/V cache's {self.num_pages} pages of {self.page_size} positions are all in use: "
@@ -100,12 +99,21 @@ class PagedCache:
         self._references[page] = 1
         return page
 
-    def _copy(self, source: int, used: int) -> int:
-        page = self._take()
-        self.keys[:, page, :, :used] = self.keys[:, source, :, :used]
-        self.values[:, page, :, :used] = self.values[:, source, :, :used]
-        self._release(source)
-        return page
+    def _make_room(self) -> None:
+        while not self._free and self.reclaim is not None and self.reclaim():
+            pass
+
+    def _own(self, page: int, used: int) -> int:
+        """The page itself where nobody shares it, else a copy of its first `used` positions."""
+        if self._references[page] > 1:
+            self._make_room()  # what gives way may be the other owner
+        if self._references[page] == 1:
+            return page
+        copy = self._take()
+        self.keys[:, copy, :, :used] = self.keys[:, page, :, :used]
+        self.values[:, copy, :, :used] = self.values[:, page, :, :used]
+        self._release(page)
+        return copy
 
     def _release(self, page: int) -> None:
         self._references[page] -= 1
