@@ -71,7 +71,7 @@ def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
     """
     return {
         "cpu": _cpu(),
-        "cores": f"{available_cores()} available, {threads} threads used",
+        "cores": f"{available_cores()} available; threads used: {threads}",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {version(name)}" for name in packages),
         "blas": _blas(),
@@ -91,17 +91,27 @@ def version(package: str) -> str:
         return "not installed"
 
 
+def has_avx512() -> bool:
+    """The processor has AVX-512."""
+    return "avx512f" in _cpu_fields().get("flags", "")
+
+
 def _cpu() -> str:
     """The processor's model name, and whether it has AVX-512."""
+    fields = _cpu_fields()
+    parts = [fields.get("model name", platform.processor() or platform.machine())]
+    if "cpu family" in fields:  # a name like "AMD EPYC" says little
+        parts.append(f"family {fields['cpu family']} model {fields['model']}")
+    return ", ".join([*parts, "AVX-512" if has_avx512() else "no AVX-512"])
+
+
+def _cpu_fields() -> dict[str, str]:
+    """What Linux says about the last core."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    fields = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
-    name = fields.get("model name", platform.machine()).strip()
-    family = f"family {fields['cpu family'].strip()} model {fields['model'].strip()}" if "cpu family" in fields else ""
-    wide = "AVX-512" if "avx512f" in fields.get("flags", "") else "no AVX-512"
-    return ", ".join(part for part in (name, family, wide) if part)
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _blas() -> str:
@@ -109,7 +119,11 @@ def _blas() -> str:
     import numpy as np
 
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    told = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("OPENBLAS_"))
+    told = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith("OPENBLAS_") and name not in THREAD_VARIABLES
+    )
     return " ".join([f"{blas['name']} {blas['version']}", *told])
 
 

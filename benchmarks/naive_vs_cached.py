@@ -224,7 +224,7 @@ def _finish(axis: Any, title: str, unit: str, length: int, ends: dict[str, float
     ratio = ends["naive"] / ends["cached"]
     for mode, text, offset in (
         ("naive", f"naive: {ends['naive']:.4g} {unit}", (-10, -2)),
-        ("cached", f"cached: {ends['cached']:.3g} {unit}, {ratio:.3g} times less", (0, 9)),
+        ("cached", f"cached: {ends['cached']:.3g} {unit},\n{ratio:.3g} times less", (0, 9)),
     ):
         axis.annotate(
             text,
