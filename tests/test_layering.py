@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "decoding": BASE | {"backends", "ops"},
     "layers": {"backends", "batch"},
     "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "ops"},
+    "accounting": {"models"},
     "runner": {"backends", "batch", "cache", "decoding", "models"},
     "scheduler": {"batch"},
     "loop": BASE | {"batch", "cache", "decoding", "runner", "scheduler"},
