@@ -12,7 +12,7 @@ from minillm.errors import ParameterError
 
 from ..tiny import Result, generate, logits_of, loop_of, random_prompts, request_for, run, runner_of, tiny_model
 
-V, LENGTH = 5, 4
+V, LENGTH = 6, 3
 PROMPTS = [[1], [3, 2], [4, 4, 0, 1]]
 
 
