@@ -114,7 +114,7 @@ class Typical:
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         log_probs = log_softmax(logits, xp)
         distance = abs(-log_probs - _entropy_terms(log_probs, xp).sum(axis=-1, keepdims=True))  # [N, V]
-        order = xp.argsort(distance, axis=-1, kind="stable")
+        order = xp.argsort(distance, axis=-1)  # whatever the order of equals, all of them stay or none
         cumulative = xp.cumsum(xp.exp(xp.take_along_axis(log_probs, order, axis=-1)), axis=-1, dtype=xp.float64)
         last = xp.count_nonzero(cumulative < self.p, axis=-1)  # [N, V] -> [N]: rank of the last kept
         last = xp.clip(last, self.least - 1, logits.shape[-1] - 1)[:, None]
