@@ -237,7 +237,7 @@ class Engine:
         requests: dict[int, Request] = {}
         try:
             with self._exclusive():
-                for request in [self._maker.make(prompt, config) for prompt in prompts]:
+                for request in [self._maker.make(prompt, config, batch_id=i) for i, prompt in enumerate(prompts)]:
                     requests[self._submit(request)] = request
             self._mail.update({request_id: deque() for request_id in requests})
             for request_id in requests:

@@ -29,8 +29,8 @@ class RequestMaker:
     defaults: Mapping[str, Any]
     """What the checkpoint's generation_config.json says"""
 
-    def make(self, prompt: Prompt, wanted: GenerationConfig) -> Request:
-        """Encode the prompt and settle every field.
+    def make(self, prompt: Prompt, wanted: GenerationConfig, *, batch_id: int = 0) -> Request:
+        """Encode the prompt and settle every field. `batch_id` is its place in a list of prompts.
 
         Raises:
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
@@ -39,16 +39,21 @@ class RequestMaker:
         ids = encode_prompt(prompt, self.tokenizer, self.config, room=1)
         settings = self._settle(wanted, len(ids))
         if self.tokenizer is not None:
-            return Request(ids, settings, _stream_maker(self.tokenizer, ids, settings))
+            return Request(ids, settings, _stream_maker(self.tokenizer, ids, settings), batch_id)
         if settings.stop_strings:
             raise ParameterError("stop_strings needs a tokenizer, and this model has none")
-        return Request(ids, settings)
+        return Request(ids, settings, batch_id=batch_id)
 
     def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
         """Settings with a number of new tokens that the context has room for."""
         settings = resolve(
             wanted, self.defaults, vocab_size=self.config.vocab_size, eos_token_id=self.config.eos_token_ids
         )
+        if prompt_length > 1 and "forced_bos_token_id" in settings.explicit:
+            raise ParameterError(
+                f"forced_bos_token_id={settings.forced_bos_token_id} has no effect on a prompt of {prompt_length}"
+                " tokens: it follows a prompt of one; leave it out"
+            )
         limit, room = settings.new_token_limit(prompt_length), self.config.max_positions - prompt_length
         if limit > room:
             context = self.config.max_positions

@@ -61,11 +61,13 @@ def generate(
 ) -> tuple[list[list[int]], list[float]]:
     """Each returned sequence's new tokens, without padding, and its score where it has one."""
     options = {"eos_token_id": None, "do_sample": False} | fields
+    allowed = options.pop("prefix_allowed_tokens_fn", None)
     out = model.generate(
         torch.tensor([list(token_ids)]),
         generation_config=transformers.GenerationConfig(
             pad_token_id=0, output_scores=True, return_dict_in_generate=True, **options
         ),
+        prefix_allowed_tokens_fn=allowed,
     )
     new = out.sequences[:, len(token_ids) :].tolist()
     scores = getattr(out, "sequences_scores", None)

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 MAX_BATCH_SIZE = 16
 """Prompts side by side; more of them wait."""
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("mirostat", "mirostat_tau", "mirostat_eta"),
+)
 """Any of these turns sampling on."""
 
 
@@ -60,6 +64,30 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--no-cache", dest="use_cache", action="store_false", default=None, help="compute everything at every step"
     )
+    _add_filter_options(parser)
+    _add_word_options(parser)
+
+
+def _add_filter_options(parser: argparse.ArgumentParser) -> None:
+    """Less common ways to sample."""
+    group = parser.add_argument_group("further ways to sample", "Any of these samples too.")
+    group.add_argument("--typical-p", type=float, metavar="P", help="draw from the most typical that together reach P")
+    group.add_argument("--epsilon-cutoff", type=float, metavar="P", help="draw from what has at least probability P")
+    group.add_argument("--eta-cutoff", type=float, metavar="P", help="the same, falling with the entropy")
+    group.add_argument("--top-h", type=float, metavar="H", help="draw from the best with a share H of the entropy")
+    group.add_argument("--top-n-sigma", type=float, metavar="N", help="draw from N deviations below the best upwards")
+    group.add_argument("--mirostat", type=int, metavar="2", help="Mirostat 2.0: hold the text's surprise at tau")
+    group.add_argument("--mirostat-tau", type=float, metavar="BITS", help="the surprise to hold (default: 5)")
+    group.add_argument("--mirostat-eta", type=float, metavar="X", help="how fast it corrects (default: 0.1)")
+
+
+def _add_word_options(parser: argparse.ArgumentParser) -> None:
+    """What is never said. Fields that are made of many token ids, or of functions, are the library's."""
+    group = parser.add_argument_group("words")
+    group.add_argument("--no-repeat-ngram-size", type=int, metavar="N", help="say no N tokens in a row twice")
+    group.add_argument("--suppress-tokens", type=int, nargs="+", metavar="ID", help="tokens that never come")
+    group.add_argument("--begin-suppress-tokens", type=int, nargs="+", metavar="ID", help="that do not come first")
+    group.add_argument("--forced-eos-token-id", type=int, metavar="ID", help="the last token at the limit of length")
 
 
 def _early_stopping(word: str) -> bool | str:

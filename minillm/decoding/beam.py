@@ -16,6 +16,7 @@ from ..backends.base import Backend
 from ..errors import ParameterError
 from ..ops.softmax import log_softmax
 from .continuation import Continuation
+from .filters import build_filters
 from .parameters import Settings
 from .processors import History, build_processors
 from .strategy import Feed, Request, Rows, State, Strategy
@@ -45,7 +46,7 @@ class BeamSearch(Strategy):
         if settings.top_logprobs:
             raise ParameterError("top_logprobs is not offered with num_beams > 1: ask for logprobs, or one beam")
         self.num_beams = settings.num_beams
-        self.processors = build_processors(settings)
+        self.processors = build_processors(settings) + build_filters(settings)
         self.candidates = max(2, 1 + len(settings.eos_token_ids)) * self.num_beams
 
     def begin(self, request: Request) -> tuple[BeamState, list[Feed]]:
@@ -86,10 +87,7 @@ class BeamSearch(Strategy):
         scores = log_softmax(logits, ops.xp)  # [beams, V]
         raw = scores.copy() if self.settings.logprobs and self.processors else scores
         if self.processors:
-            prompt = state.request.prompt_ids
-            lines = [prompt + beam.token_ids for beam in state.beams[: len(logits)]]
-            flat = np.concatenate([np.asarray(line, np.int64) for line in lines])
-            history = History(flat, np.cumsum([0, *map(len, lines)]), np.full(len(lines), len(prompt)))
+            history = History.of([(state.request, beam.token_ids) for beam in state.beams[: len(logits)]])
             for processor in self.processors:
                 scores = processor(history, scores, ops.xp)
         return scores, raw

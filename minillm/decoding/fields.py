@@ -1,9 +1,11 @@
 """The rules of every generation field: what it may be, its default, and the field without which it has no effect."""
 
 import difflib
+import inspect
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -63,8 +65,83 @@ def _text(value: object) -> str:
     return value
 
 
+def _one_of(*values: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        number = _whole(-math.inf)(value)
+        if number not in values:
+            raise ValueError
+        return number
+
+    return read
+
+
 def _stopping_rule(value: object) -> bool | str:
     return "never" if value == "never" else _flag(value)
+
+
+def _each(read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
+    """A sequence, each of whose members is read by `read_one`."""
+
+    def read(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise ValueError
+        return tuple(read_one(one) for one in value)
+
+    return read
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    """At least one token id."""
+    if ids := _each(_whole(0))(value):
+        return ids
+    raise ValueError
+
+
+def _pair(read_first: Callable[[object], Any], read_second: Callable[[object], Any]) -> Callable[[object], Any]:
+    def read(value: object) -> tuple[Any, Any]:
+        first, second = _each(lambda one: one)(value)  # a wrong number of members is a ValueError too
+        return read_first(first), read_second(second)
+
+    return read
+
+
+def _biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Either form that transformers takes; of a sequence that comes twice, the last counts."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    bias = _number(lambda x: -_LARGE <= x <= _LARGE or x == -math.inf)
+    return tuple(dict(_each(_pair(_token_ids, bias))(pairs)).items())
+
+
+@dataclass(frozen=True, eq=False)
+class ByIdentity:
+    """A function of the user's, equal to itself only: so that settings that hold it can be compared and hashed."""
+
+    function: Callable[..., Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.function is self.function
+
+    def __hash__(self) -> int:
+        return id(self.function)
+
+
+def _function(arguments: int) -> Callable[[object], ByIdentity]:
+    """A function that can be called with so many arguments."""
+
+    def read(value: object) -> ByIdentity:
+        if not callable(value):
+            raise ValueError
+        try:
+            signature = inspect.signature(value)
+        except ValueError:  # some built-in functions do not tell theirs
+            return ByIdentity(value)
+        try:
+            signature.bind(*[None] * arguments)
+        except TypeError:
+            raise ValueError from None
+        return ByIdentity(value)
+
+    return read
 
 
 _SMALL, _LARGE = 1e-30, 1e30
@@ -73,6 +150,7 @@ _SMALL, _LARGE = 1e-30, 1e30
 _AT_LEAST_1 = "a whole number of at least 1"
 _AT_LEAST_0 = "a whole number of at least 0"
 _TRUE_OR_FALSE = "True or False"
+_CUTOFF = "a number from 0 (no limit) to below 1"
 _ANY_NUMBER = f"a number from -{_LARGE} to {_LARGE}"
 
 RULES: dict[str, Rule] = {
@@ -107,6 +185,33 @@ RULES: dict[str, Rule] = {
     "logprobs": Rule(False, _TRUE_OR_FALSE, _flag),
     "top_logprobs": Rule(0, _AT_LEAST_0, _whole(0)),
     "echo": Rule(False, _TRUE_OR_FALSE, _flag),
+    # further filters of sampling, and mirostat
+    "top_h": Rule(None, "a number above 0 and at most 1", _number(lambda h: 0 < h <= 1), needs="do_sample"),
+    "top_n_sigma": Rule(
+        0.0, "a number above 0, or 0 for no limit", _number(lambda n: 0 <= n <= _LARGE), needs="do_sample"
+    ),
+    "typical_p": Rule(1.0, "a number above 0 and at most 1", _number(lambda p: 0 < p <= 1), needs="do_sample"),
+    "epsilon_cutoff": Rule(0.0, _CUTOFF, _number(lambda x: 0 <= x < 1), needs="do_sample"),
+    "eta_cutoff": Rule(0.0, _CUTOFF, _number(lambda x: 0 <= x < 1), needs="do_sample"),
+    "mirostat": Rule(0, "2 for Mirostat 2.0, or 0 for none", _one_of(0, 2), needs="do_sample"),
+    "mirostat_tau": Rule(5.0, "a number of bits above 0", _number(lambda x: 0 < x <= _LARGE), needs="mirostat"),
+    "mirostat_eta": Rule(0.1, "a number above 0", _number(lambda x: 0 < x <= _LARGE), needs="mirostat"),
+    # further processors
+    "sequence_bias": Rule((), "pairs of token ids and a bias, such as [[[10, 45], -2.0], [[64], 7.5]]", _biases),
+    "no_repeat_ngram_size": Rule(0, _AT_LEAST_0, _whole(0)),
+    "bad_words_ids": Rule((), "a sequence of sequences of token ids, none empty", _each(_token_ids)),
+    "prefix_allowed_tokens_fn": Rule(None, "a function (batch_id, token_ids) -> allowed token ids", _function(2)),
+    "forced_bos_token_id": Rule(None, "a token id", _whole(0)),
+    "forced_eos_token_id": Rule((), "a token id or a sequence of token ids", _several(Integral, _whole(0))),
+    "exponential_decay_length_penalty": Rule(
+        None,
+        f"a pair: a whole number of tokens, and a factor ({_SMALL} to {_LARGE})",
+        _pair(_whole(0), _number(lambda x: _SMALL <= x <= _LARGE)),
+    ),
+    "suppress_tokens": Rule((), "a sequence of token ids", _several(Integral, _whole(0))),
+    "begin_suppress_tokens": Rule((), "a sequence of token ids", _several(Integral, _whole(0))),
+    "logits_processor": Rule((), "a sequence of functions (history, logits, xp) -> logits", _each(_function(3))),
+    "renormalize_logits": Rule(False, _TRUE_OR_FALSE, _flag, needs="num_beams"),
 }
 
 
@@ -121,29 +226,17 @@ NEEDS = {
     "do_sample": Need("do_sample=True", bool),
     "num_beams": Need("num_beams above 1", lambda num_beams: bool(num_beams > 1)),
     "stop_strings": Need("stop_strings", bool),
+    "mirostat": Need("mirostat=2", bool),
 }
 
 NOT_OFFERED: dict[str, object] = {
-    "typical_p": 1,
-    "top_h": None,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
     "penalty_alpha": 0,
     "guidance_scale": 1,
     "dola_layers": None,
-    "sequence_bias": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "bad_words_ids": None,
-    "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1,
     "encoder_no_repeat_ngram_size": 0,
-    "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
     "decoder_start_token_id": None,
     "remove_invalid_values": False,
-    "renormalize_logits": False,
     "watermarking_config": None,
     "token_healing": False,
     "num_beam_groups": 1,

@@ -1,8 +1,11 @@
 """Filters of sampling: what may be drawn from, as logits processors that run after all the others.
 
-Their order is transformers': temperature, top-k, top-p, min-p. The mathematics is that of `ops/sampling.py`, where a
-plain draw applies it without ever building the filtered row; these objects build it, for a strategy that needs the
-distribution itself.
+Their order is transformers': temperature, top-h, top-k, top-p, min-p, typical, epsilon, eta; top-n-sigma, which
+transformers does not have, stands before top-k, as in llama.cpp. `ops/sampling.py` holds the mathematics of
+temperature, top-k, top-p and min-p: a plain draw applies these without ever building the filtered row.
+
+In beam search every filter leaves `least` tokens, one more than there are end-of-sequence tokens, so that something can
+go on.
 """
 
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..ops.sampling import keep_min_p, keep_top_k, keep_top_p, scale
+from ..ops.softmax import log_softmax, softmax, top_log_probs
 from .parameters import Settings
 from .processors import History, LogitsProcessor
 
@@ -27,13 +31,52 @@ class Temperature:
 
 
 @dataclass(frozen=True)
+class TopNSigma:
+    """Keep what lies at most `n` standard deviations of the logits below the best (Tang et al. 2411.07641).
+
+    Forbidden tokens do not count in the deviation. The temperature makes no difference to what is kept.
+    """
+
+    n: float
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        possible = logits > -xp.inf
+        best = logits.max(axis=-1, keepdims=True)  # [N, V] -> [N, 1]
+        below = xp.where(possible, logits, best) - best
+        count = possible.sum(axis=-1, keepdims=True)
+        mean = below.sum(axis=-1, keepdims=True) / count
+        variance = (xp.where(possible, below - mean, 0) ** 2).sum(axis=-1, keepdims=True) / count
+        logits[below < -self.n * xp.sqrt(variance)] = -xp.inf
+        return logits
+
+
+@dataclass(frozen=True)
+class TopH:
+    """Of the 100 best keep as many as hold a share `h` of their entropy, and at least one (2509.02510, algorithm 1)."""
+
+    h: float
+    CANDIDATES = 100
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        ids, log_probs = top_log_probs(logits, min(self.CANDIDATES, logits.shape[-1]), xp)  # [N, V] -> [N, 100] each
+        terms = _entropy_terms(log_softmax(log_probs, xp), xp)
+        kept = xp.cumsum(terms, axis=-1) <= self.h * terms.sum(axis=-1, keepdims=True)
+        kept[:, 0] = True
+        result: NDArray[Any] = xp.full_like(logits, -xp.inf)
+        rows, ranks = xp.nonzero(kept)
+        result[rows, ids[rows, ranks]] = logits[rows, ids[rows, ranks]]
+        return result
+
+
+@dataclass(frozen=True)
 class TopK:
     """Keep the `k` best, and what equals the last of them."""
 
     k: int
+    least: int = 1
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return keep_top_k(logits, self.k, xp)
+        return keep_top_k(logits, max(self.k, self.least), xp)
 
 
 @dataclass(frozen=True)
@@ -41,9 +84,10 @@ class TopP:
     """Keep the best tokens that together reach the probability `p` (nucleus sampling, Holtzman et al. 1904.09751)."""
 
     p: float
+    least: int = 1
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return keep_top_p(logits, self.p, xp)
+        return keep_top_p(logits, self.p, xp, self.least)
 
 
 @dataclass(frozen=True)
@@ -51,22 +95,116 @@ class MinP:
     """Keep what is at least `min_p` times as likely as the best (Nguyen et al. 2407.01082)."""
 
     min_p: float
+    least: int = 1
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return keep_min_p(logits, self.min_p, xp)
+        return keep_min_p(logits, self.min_p, xp, self.least)
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Keep the tokens whose surprise is nearest to the entropy, until they reach the probability `p`.
+
+    Meister et al. 2202.00666, section 4; what equals the last one in its distance from the entropy stays too.
+    """
+
+    p: float
+    least: int = 1
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        log_probs = log_softmax(logits, xp)
+        distance = abs(-log_probs - _entropy_terms(log_probs, xp).sum(axis=-1, keepdims=True))  # [N, V]
+        order = xp.argsort(distance, axis=-1)  # whatever the order of equals, all of them stay or none
+        cumulative = xp.cumsum(xp.exp(xp.take_along_axis(log_probs, order, axis=-1)), axis=-1, dtype=xp.float64)
+        last = xp.count_nonzero(cumulative < self.p, axis=-1)  # [N, V] -> [N]: rank of the last kept
+        last = xp.clip(last, self.least - 1, logits.shape[-1] - 1)[:, None]
+        farthest = xp.take_along_axis(distance, xp.take_along_axis(order, last, axis=-1), axis=-1)
+        logits[distance > farthest] = -xp.inf
+        return logits
+
+
+@dataclass(frozen=True)
+class EpsilonCutoff:
+    """Keep what has at least the probability `epsilon` (Hewitt et al. 2210.15191, section 3)."""
+
+    epsilon: float
+    least: int = 1
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        return _keep_probable(logits, self.epsilon, self.least, xp)
+
+
+@dataclass(frozen=True)
+class EtaCutoff:
+    """Keep what has at least the probability min(epsilon, sqrt(epsilon) * exp(-entropy)) (2210.15191, section 4)."""
+
+    epsilon: float
+    least: int = 1
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        entropy = _entropy_terms(log_softmax(logits, xp), xp).sum(axis=-1, keepdims=True)  # [N, V] -> [N, 1]
+        return _keep_probable(logits, xp.minimum(self.epsilon, self.epsilon**0.5 * xp.exp(-entropy)), self.least, xp)
+
+
+@dataclass(frozen=True)
+class Renormalize:
+    """Make the scores log-probabilities again. Matters where scores of different steps are added up: in beam search."""
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        return log_softmax(logits, xp)
+
+
+def _entropy_terms(log_probs: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+    """-p log p of each token; 0 for what cannot come. [N, V] -> [N, V]"""
+    terms: NDArray[Any] = -xp.exp(log_probs) * xp.where(log_probs > -xp.inf, log_probs, 0)
+    return terms
+
+
+def _keep_probable(logits: NDArray[Any], floor: Any, least: int, xp: ModuleType) -> NDArray[Any]:
+    """Set to -inf what is less probable than `floor`, but never the `least` best (and what equals the last of them)."""
+    V = logits.shape[-1]
+    rank = V - min(least, V)
+    nth = xp.partition(logits, rank, axis=-1)[:, rank, None]  # [N, V] -> [N, 1]
+    logits[(softmax(logits, xp) < floor) & (logits < nth)] = -xp.inf
+    return logits
 
 
 def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
-    """The filters that have an effect, in transformers' order; none without sampling."""
-    if not settings.do_sample:
-        return ()
+    """The filters that have an effect, in order, and at last the renormalisation. Without sampling only that."""
+    filters: list[LogitsProcessor] = []
+    if settings.do_sample:
+        least = 1 + len(settings.eos_token_ids) if settings.num_beams > 1 else 1
+        filters += _by_rank(settings, least) + _by_probability(settings, least)
+    if settings.renormalize_logits:
+        filters.append(Renormalize())
+    return tuple(filters)
+
+
+def _by_rank(settings: Settings, least: int) -> list[LogitsProcessor]:
+    """Temperature, and the filters that keep a beginning of the tokens in order of their scores."""
     filters: list[LogitsProcessor] = []
     if settings.temperature != 1.0:
         filters.append(Temperature(settings.temperature))
+    if settings.top_h is not None:
+        filters.append(TopH(settings.top_h))
+    if settings.top_n_sigma > 0.0:
+        filters.append(TopNSigma(settings.top_n_sigma))
     if settings.top_k > 0:
-        filters.append(TopK(settings.top_k))
+        filters.append(TopK(settings.top_k, least))
     if settings.top_p < 1.0:
-        filters.append(TopP(settings.top_p))
+        filters.append(TopP(settings.top_p, least))
     if settings.min_p > 0.0:
-        filters.append(MinP(settings.min_p))
-    return tuple(filters)
+        filters.append(MinP(settings.min_p, least))
+    return filters
+
+
+def _by_probability(settings: Settings, least: int) -> list[LogitsProcessor]:
+    """The filters that look at the whole distribution."""
+    filters: list[LogitsProcessor] = []
+    if settings.typical_p < 1.0:
+        filters.append(Typical(settings.typical_p, least))
+    if settings.epsilon_cutoff > 0.0:
+        filters.append(EpsilonCutoff(settings.epsilon_cutoff, least))
+    if settings.eta_cutoff > 0.0:
+        filters.append(EtaCutoff(settings.eta_cutoff, least))
+    return filters

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
+from ..errors import ParameterError
 from ..ops.softmax import chosen_log_probs, top_log_probs
 from .continuation import Continuation, TopLogProbs
 from .parameters import Settings
@@ -43,9 +44,11 @@ class GreedySearch(Strategy):
         logits = _row_per_continuation(rows, states)  # [feeds, V] -> [R, V]
         report = _Report(ops, logits, self.settings, changing=bool(self.processors))
         if self.processors:
-            history = _history(growing)
+            history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
             for processor in self.processors:
                 logits = processor(history, logits, ops.xp)
+            if (logits.max(axis=-1) == -ops.xp.inf).any():
+                raise ParameterError("the logits processors and filters asked for leave no token to choose from")
         tokens = self.choose(ops, logits, growing)
         for row, (token, (_, continuation)) in enumerate(zip(tokens, growing, strict=True)):
             continuation.push(token, *report.of(row, token))
@@ -74,14 +77,6 @@ def _next_feeds(state: TokenState) -> list[Feed]:
     ]
     state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
     return feeds
-
-
-def _history(growing: Sequence[tuple[TokenState, Continuation]]) -> History:
-    """All tokens that each row has seen, prompt first, flat."""
-    lines = [state.request.prompt_ids + continuation.token_ids for state, continuation in growing]
-    starts = np.cumsum([0, *map(len, lines)])
-    prompts = [len(state.request.prompt_ids) for state, _ in growing]
-    return History(np.concatenate([np.asarray(line, np.int64) for line in lines]), starts, np.asarray(prompts))
 
 
 class _Report:

@@ -12,13 +12,14 @@ checkpoint, the first kind is reported once as a warning when the file is read, 
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..errors import CheckpointError, ParameterError
-from .fields import NEEDS, RULES, refuse_unknown, shown, unfulfilled
+from .fields import NEEDS, RULES, ByIdentity, refuse_unknown, shown, unfulfilled
+from .settling import settle_mirostat, settle_tokens
 
 _LOG = logging.getLogger("minillm")
 
@@ -55,6 +56,30 @@ class GenerationConfig:
         top_logprobs: return the log-probabilities of this many best tokens as well; above 0 implies logprobs.
         echo: let the text begin with the prompt, and the log-probabilities with those of the prompt's tokens.
 
+        top_h: draw from the best that hold this share of the 100 best's entropy, in (0, 1]; needs do_sample, like the
+            next five.
+        top_n_sigma: draw from what lies at most so many standard deviations of the logits below the best; 0: no limit.
+        typical_p: draw from the tokens of the most typical surprise that together reach this probability, in (0, 1].
+        epsilon_cutoff: draw from what has at least this probability, in [0, 1).
+        eta_cutoff: the same with a threshold that falls with the entropy, in [0, 1).
+        mirostat: 2 samples by Mirostat 2.0, which takes the place of all filters but temperature; 0 does not.
+        mirostat_tau: the surprise of the text that Mirostat aims at, in bits (default 5); needs mirostat.
+        mirostat_eta: how fast Mirostat corrects (default 0.1); needs mirostat.
+
+        sequence_bias: added to the score of the token that completes a sequence: [[token ids, bias], ...] or
+            {token ids: bias}; -inf forbids.
+        no_repeat_ngram_size: no n-gram of this size comes twice, the prompt's included; 0: no limit.
+        bad_words_ids: sequences of tokens that are not completed.
+        prefix_allowed_tokens_fn: (place of the prompt in the list, token ids so far) -> the ids that may come next.
+        forced_bos_token_id: the token that follows a prompt of one token.
+        forced_eos_token_id: the token or tokens that may come last when the limit of length is reached.
+        exponential_decay_length_penalty: (start, factor): after `start` new tokens the end grows likelier by this
+            factor with each token.
+        suppress_tokens: tokens that never come.
+        begin_suppress_tokens: tokens that do not come first.
+        logits_processor: your own processors, each (history, logits [N, V], xp) -> logits; see `processors`.
+        renormalize_logits: make the processed scores log-probabilities again; needs num_beams > 1.
+
     Raises:
         ParameterError: a field that GenerationConfig does not have.
     """
@@ -83,6 +108,27 @@ class GenerationConfig:
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+
+    top_h: float | None = None
+    top_n_sigma: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+
+    sequence_bias: Mapping[Sequence[int], float] | Sequence[Sequence[Any]] | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words_ids: Sequence[Sequence[int]] | None = None
+    prefix_allowed_tokens_fn: Callable[[int, Any], Sequence[int]] | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | Sequence[int] | None = None
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    suppress_tokens: Sequence[int] | None = None
+    begin_suppress_tokens: Sequence[int] | None = None
+    logits_processor: Sequence[Callable[..., Any]] | None = None
+    renormalize_logits: bool | None = None
 
     def __new__(cls, **fields: object) -> Self:
         refuse_unknown(fields)  # before __init__, whose TypeError could neither suggest nor explain
@@ -132,6 +178,28 @@ class Settings:
     logprobs: bool
     top_logprobs: int
     echo: bool
+
+    top_h: float | None
+    top_n_sigma: float
+    typical_p: float
+    epsilon_cutoff: float
+    eta_cutoff: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...]
+    no_repeat_ngram_size: int
+    bad_words_ids: tuple[tuple[int, ...], ...]
+    prefix_allowed_tokens_fn: ByIdentity | None
+    forced_bos_token_id: int | None
+    forced_eos_token_id: tuple[int, ...]
+    exponential_decay_length_penalty: tuple[int, float] | None
+    suppress_tokens: tuple[int, ...]
+    begin_suppress_tokens: tuple[int, ...]
+    logits_processor: tuple[ByIdentity, ...]
+    renormalize_logits: bool
+
     explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def new_token_limit(self, prompt_length: int) -> int:
@@ -206,7 +274,7 @@ def resolve(
     inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
     _settle_pair("max_new_tokens", "max_length", said, inherited)
     _settle_pair("min_new_tokens", "min_length", said, inherited)
-    values = {name: _read(name, said, inherited) for name in NEEDS}
+    values = {name: _read(name, said, inherited) for name in NEEDS if RULES[name].needs is None}
     _settle_beams_or_sampling(values, said)
     for name, rule in RULES.items():
         if name in values:
@@ -222,6 +290,8 @@ def resolve(
             values[name] = rule.default
     _settle_end(values, said, vocab_size)
     _settle_results(values, said, vocab_size)
+    settle_tokens(values, said, vocab_size)
+    settle_mirostat(values, said)
     if values["seed"] is None:
         values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
     return Settings(eos_token_ids=values.pop("eos_token_id"), **values, explicit=frozenset(said))

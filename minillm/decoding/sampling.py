@@ -1,4 +1,4 @@
-"""Sampling: draw each token from the model's distribution, after temperature, top-k, top-p and min-p."""
+"""Sampling: draw each token from the model's distribution, after the filters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,11 @@ import numpy as np
 from ..backends.base import Backend
 from ..ops.philox import uniform
 from .continuation import Continuation
+from .filters import MinP, Temperature, TopK, TopP, build_filters
 from .greedy import GreedySearch, TokenState
+from .parameters import Settings
+
+UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class Sampling(GreedySearch):
@@ -18,20 +22,24 @@ class Sampling(GreedySearch):
     draw depends on nothing else in the batch (`ops/philox.py`).
     """
 
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        filters = build_filters(settings)
+        if all(isinstance(filter_, Temperature | TopK | TopP | MinP) for filter_ in filters):
+            self.drawn = {name: getattr(settings, name) for name in UNFILTERED}
+        else:  # the draw does not know the others: let all of them mask the row
+            self.processors += filters
+            self.drawn = UNFILTERED
+
     def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[TokenState, Continuation]]) -> list[int]:
         """One draw for each row of processed logits. [R, V] -> R ids"""
-        uniforms = uniform(
-            np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
-            [continuation.index for _, continuation in growing],
-            [len(state.request.prompt_ids) + len(continuation.token_ids) for state, continuation in growing],
-        )
-        settings = self.settings
-        tokens = ops.sample(
-            logits,
-            uniforms,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-        )
-        return [int(token) for token in tokens]
+        return [int(token) for token in ops.sample(logits, uniforms(growing), **self.drawn)]
+
+
+def uniforms(growing: Sequence[tuple[TokenState, Continuation]]) -> Any:
+    """The uniform number that decides over each continuation's next token. [R] float32"""
+    return uniform(
+        np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
+        [continuation.index for _, continuation in growing],
+        [len(state.request.prompt_ids) + len(continuation.token_ids) for state, continuation in growing],
+    )

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from .beam import BeamSearch
 from .greedy import GreedySearch
+from .mirostat import Mirostat
 from .parameters import Settings
 from .sampling import Sampling
 from .strategy import Strategy
@@ -23,4 +24,6 @@ def strategy_for(settings: Settings) -> Strategy:
 def _strategy(settings: Settings) -> Strategy:
     if settings.num_beams > 1:
         return BeamSearch(settings)
+    if settings.mirostat:
+        return Mirostat(settings)
     return Sampling(settings) if settings.do_sample else GreedySearch(settings)

@@ -58,6 +58,8 @@ class Request:
     settings: Settings
     text_stream: Callable[[], TextStream] | None = None
     """Makes a new stream of text for one continuation; None where there is no tokenizer."""
+    batch_id: int = 0
+    """Its place in the list of prompts that it came with."""
 
     @property
     def max_new_tokens(self) -> int:

@@ -47,20 +47,31 @@ def keep_top_k(scores: NDArray[Any], k: int, xp: ModuleType) -> NDArray[Any]:
     return scores
 
 
-def keep_top_p(scores: NDArray[Any], p: float, xp: ModuleType) -> NDArray[Any]:
-    """Set to -inf, in place, all but the shortest prefix of each ordered row [N, V] with a share p of the mass."""
+def keep_top_p(scores: NDArray[Any], p: float, xp: ModuleType, least: int = 1) -> NDArray[Any]:
+    """Set to -inf, in place, all but the shortest prefix of each ordered row [N, V] with a share p of the mass.
+
+    The `least` best stay in any case.
+    """
     if p < 1.0:
         order, cumulative = _order(scores, xp)
         last = xp.count_nonzero(cumulative < p * cumulative[:, -1:], axis=-1)  # [N, V] -> [N]: rank of the last kept
+        last = xp.maximum(last, least - 1)
         rows, ranks = xp.nonzero(xp.arange(scores.shape[-1]) > last[:, None])
         scores[rows, order[rows, ranks]] = -xp.inf
     return scores
 
 
-def keep_min_p(scores: NDArray[Any], min_p: float, xp: ModuleType) -> NDArray[Any]:
-    """Set to -inf, in place, what is less than `min_p` times as likely as the best of its row [N, V]."""
+def keep_min_p(scores: NDArray[Any], min_p: float, xp: ModuleType, least: int = 1) -> NDArray[Any]:
+    """Set to -inf, in place, what is less than `min_p` times as likely as the best of its row [N, V].
+
+    The `least` best stay in any case.
+    """
     if min_p > 0.0:
-        scores[xp.exp(scores - scores.max(axis=-1, keepdims=True)) < min_p] = -xp.inf
+        unlikely = xp.exp(scores - scores.max(axis=-1, keepdims=True)) < min_p
+        if least > 1:
+            best = xp.argsort(-scores, axis=-1, kind="stable")[:, :least]
+            xp.put_along_axis(unlikely, best, False, axis=-1)
+        scores[unlikely] = -xp.inf
     return scores
 
 

@@ -7,24 +7,31 @@ import numpy as np
 from minillm.decoding.processors import History
 
 
-def history(*sequences: tuple[list[int], list[int]]) -> History:
-    """A history from (prompt, generated) of each sequence."""
+def history(*sequences: tuple[list[int], list[int]], max_new_tokens: int = 20) -> History:
+    """A history from (prompt, generated) of each sequence, each of a request of its own."""
     ids = [prompt + generated for prompt, generated in sequences]
+    prompt_lengths = np.array([len(prompt) for prompt, _ in sequences], np.int64)
     return History(
         token_ids=np.array(list(itertools.chain(*ids)), np.int64),
         starts=np.cumsum([0, *map(len, ids)]),
-        prompt_lengths=np.array([len(prompt) for prompt, _ in sequences]),
+        prompt_lengths=prompt_lengths,
+        max_lengths=prompt_lengths + max_new_tokens,
+        requests=np.arange(len(ids)),
+        batch_ids=np.arange(len(ids)),
     )
 
 
-def random_history(rng: np.random.Generator, rows: int, vocab_size: int) -> History:
-    """Sequences of different lengths whose tokens often occur again."""
+def random_history(rng: np.random.Generator, rows: int, vocab_size: int, *, max_new_tokens: int = 20) -> History:
+    """Sequences of different lengths whose tokens often occur again; in the first ones little was said."""
+    beginnings = [([3], []), ([4], [5]), ([1, 2], [])][:rows]
     return history(
+        *beginnings,
         *(
             (
                 rng.integers(vocab_size // 2, size=rng.integers(1, 9)).tolist(),
                 rng.integers(vocab_size // 2, size=rng.integers(0, 9)).tolist(),
             )
-            for _ in range(rows)
-        )
+            for _ in range(rows - len(beginnings))
+        ),
+        max_new_tokens=max_new_tokens,
     )

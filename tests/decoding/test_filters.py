@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 
-from minillm.decoding.filters import MinP, Temperature, TopK, TopP, build_filters
+from minillm.decoding.filters import MinP, Renormalize, Temperature, TopK, TopP, build_filters
 from minillm.decoding.parameters import GenerationConfig, resolve
 from minillm.decoding.processors import LogitsProcessor
 
 from .histories import history
 
 SEEN = history(([0], []))
+ALL = {
+    "do_sample": True, "eta_cutoff": 0.1, "epsilon_cutoff": 0.1, "typical_p": 0.5, "min_p": 0.1, "top_p": 0.9,
+    "top_k": 7, "top_n_sigma": 1, "top_h": 0.5, "temperature": 0.5,
+}  # fmt: skip
 
 
 def kept(filter_: LogitsProcessor, probabilities: list[float]) -> list[int]:
@@ -73,3 +77,7 @@ def test_only_filters_with_an_effect_are_built_in_order() -> None:
         TopP(0.9),
         MinP(0.1),
     )
+    assert [type(filter_).__name__ for filter_ in build(**ALL)] == [
+        *("Temperature", "TopH", "TopNSigma", "TopK", "TopP", "MinP", "Typical", "EpsilonCutoff", "EtaCutoff")
+    ]
+    assert build(num_beams=3, renormalize_logits=True) == (Renormalize(),)

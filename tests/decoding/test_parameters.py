@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.decoding.fields import NEEDS, NO_MEANING, NOT_OFFERED, RULES
+from minillm.decoding.fields import NEEDS, NO_MEANING, NOT_OFFERED, RULES, ByIdentity
 from minillm.decoding.parameters import GenerationConfig, Settings, read_generation_config, resolve
 from minillm.errors import CheckpointError, ParameterError
 
@@ -22,6 +22,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "do_sample": {"do_sample": True},
     "num_beams": {"num_beams": 4},
     "stop_strings": {"stop_strings": "."},
+    "mirostat": {"do_sample": True, "mirostat": 2},
 }
 """What to set so that a field with `needs` has an effect."""
 
@@ -49,7 +50,7 @@ def test_fields_rules_and_settings_name_the_same() -> None:
 
 
 def test_from_dict_and_merged() -> None:
-    config = GenerationConfig.from_dict({"temperature": 0.5, "do_sample": True, "typical_p": None, "top_k": None})
+    config = GenerationConfig.from_dict({"temperature": 0.5, "do_sample": True, "max_time": None, "top_k": None})
     assert config == GenerationConfig(temperature=0.5, do_sample=True)
     assert config.merged(temperature=0.7, seed=None, do_sample=None) == GenerationConfig(
         temperature=0.7, do_sample=True
@@ -111,6 +112,14 @@ def test_the_user_comes_before_the_checkpoint_and_the_checkpoint_before_the_defa
     assert settings.explicit == {"temperature"}
 
 
+def allow(batch_id: int, token_ids: Any) -> list[int]:
+    return [5]
+
+
+def processor(history: Any, logits: Any, xp: Any) -> Any:
+    return logits
+
+
 VALID: dict[str, list[tuple[Any, Any]]] = {
     "max_new_tokens": [(1, 1), (np.int64(7), 7)],
     "max_length": [(1, 1), (30, 30)],
@@ -136,6 +145,34 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "logprobs": [(True, True), (False, False)],
     "top_logprobs": [(0, 0), (100, 100)],
     "echo": [(True, True), (False, False)],
+    "top_h": [(0.4, 0.4), (1, 1.0)],
+    "top_n_sigma": [(0, 0.0), (1, 1.0)],
+    "typical_p": [(1e-9, 1e-9), (1, 1.0)],
+    "epsilon_cutoff": [(0, 0.0), (3e-4, 3e-4)],
+    "eta_cutoff": [(0, 0.0), (3e-4, 3e-4)],
+    "mirostat": [(2, 2), (0, 0)],
+    "mirostat_tau": [(3, 3.0)],
+    "mirostat_eta": [(0.2, 0.2)],
+    "sequence_bias": [
+        ([[[10, 45], -2.0], [[64], 7]], (((10, 45), -2.0), ((64,), 7.0))),
+        ({(10, 45): -math.inf}, (((10, 45), -math.inf),)),
+        ([[[1], 2], [[1], 3]], (((1,), 3.0),)),
+        ([], ()),
+    ],
+    "no_repeat_ngram_size": [(0, 0), (3, 3)],
+    "bad_words_ids": [([[5], [6, 7], [2]], ((5,), (6, 7))), ([[2, 2]], ((2, 2),)), ([], ())],
+    "prefix_allowed_tokens_fn": [(allow, ByIdentity(allow))],
+    "forced_bos_token_id": [(0, 0), (np.int64(99), 99)],
+    "forced_eos_token_id": [(0, (0,)), ([99, 1], (99, 1))],
+    "exponential_decay_length_penalty": [((15, 1.5), (15, 1.5)), ([0, 2], (0, 2.0))],
+    "suppress_tokens": [([5, 6, 5], (5, 6)), ([], ())],
+    "begin_suppress_tokens": [([5, 6, 5], (5, 6)), ([], ())],
+    "logits_processor": [
+        ([processor], (ByIdentity(processor),)),
+        ((processor, max), (ByIdentity(processor), ByIdentity(max))),
+        ([], ()),
+    ],
+    "renormalize_logits": [(True, True), (False, False)],
 }
 NOT_WHOLE: list[Any] = [True, 1.0, "1", [1], math.nan]
 NOT_A_NUMBER: list[Any] = [True, "0.7", [0.5], math.nan, math.inf, -math.inf, 10**400, -1e31, 1j]
@@ -165,6 +202,36 @@ INVALID: dict[str, list[Any]] = {
     "logprobs": NOT_A_FLAG,
     "top_logprobs": [-1, 101, *NOT_WHOLE],
     "echo": NOT_A_FLAG,
+    "top_h": [0.0, 1.1, *NOT_A_NUMBER],
+    "top_n_sigma": [-0.1, *NOT_A_NUMBER],
+    "typical_p": [0.0, 1.1, *NOT_A_NUMBER],
+    "epsilon_cutoff": [-0.1, 1, *NOT_A_NUMBER],
+    "eta_cutoff": [-0.1, 1, *NOT_A_NUMBER],
+    "mirostat": [1, 3, -1, *NOT_WHOLE],
+    "mirostat_tau": [0, *NOT_A_NUMBER],
+    "mirostat_eta": [0, *NOT_A_NUMBER],
+    "sequence_bias": [
+        5,
+        [5],
+        [[5, 1.0]],
+        [[[], 1.0]],
+        [[[5], math.nan]],
+        [[[5], math.inf]],
+        [[[5]]],
+        {5: 1.0},
+        [[[100], 1.0]],
+        [[[-1], 1.0]],
+    ],
+    "no_repeat_ngram_size": [-1, *NOT_WHOLE],
+    "bad_words_ids": [[5], [[]], [["a"]], "ab", [[100]], [[5, -1]], [[2]]],
+    "prefix_allowed_tokens_fn": [5, [allow], lambda batch_id: [5], processor],
+    "forced_bos_token_id": [-1, 100, [5], *NOT_WHOLE],
+    "forced_eos_token_id": [-1, 100, [5, 100], True, 2.0, "</s>"],
+    "exponential_decay_length_penalty": [5, (1,), (1, 2, 3), (1.5, 2), (-1, 2), (1, 0), (1, math.inf)],
+    "suppress_tokens": [[-1], [100], [True], 2.0, "ab", range(100)],
+    "begin_suppress_tokens": [[-1], [100], [True], 2.0, "ab"],
+    "logits_processor": [processor, [5], [lambda history, logits: logits]],
+    "renormalize_logits": NOT_A_FLAG,
 }
 
 
@@ -298,6 +365,81 @@ def test_beam_search_does_not_sample(caplog: pytest.LogCaptureFixture) -> None:
         assert len(caplog.records) == 1
 
 
+BESIDE_MIROSTAT = {
+    "num_beams": 4,
+    "top_h": 0.5,
+    "top_n_sigma": 1,
+    "top_k": 50,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "typical_p": 0.9,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.1,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_MIROSTAT)
+def test_mirostat_is_alone(name: str) -> None:
+    said = {name: BESIDE_MIROSTAT[name]}
+    with pytest.raises(ParameterError, match=f"^{name}=.* with (mirostat=2|do_sample=True)"):
+        settle(do_sample=True, mirostat=2, **said)
+    inherited = {"do_sample": True, "mirostat": 2}
+    if name != "num_beams":
+        assert settle(inherited, **said).mirostat == 0
+        assert settle(said, do_sample=True, mirostat=2).mirostat == 2
+
+
+def test_mirostat_takes_the_place_of_every_other_truncation() -> None:
+    settings = settle(do_sample=True, mirostat=2, temperature=0.7, top_k=0, top_p=1.0)
+    assert (settings.mirostat, settings.mirostat_tau, settings.mirostat_eta) == (2, 5.0, 0.1)
+    assert (settings.temperature, settings.top_k, settings.top_p) == (0.7, 0, 1.0)
+    assert settle(do_sample=True, mirostat=2).top_k == 0
+    with pytest.raises(ParameterError, match=r"^mirostat=2 has no effect without do_sample=True"):
+        settle(mirostat=2)
+    with pytest.raises(ParameterError, match=r"^mirostat_tau=3 has no effect without mirostat=2"):
+        settle(do_sample=True, mirostat_tau=3)
+    with pytest.raises(ParameterError, match=r"^mirostat_tau=3 has no effect without mirostat=2"):
+        settle(do_sample=True, mirostat=0, mirostat_tau=3)
+
+
+def test_ids_outside_the_vocabulary_in_the_checkpoint_never_match() -> None:
+    settings = settle(
+        {
+            "sequence_bias": [[[5], 1.0], [[5, 100], 1.0]],
+            "bad_words_ids": [[2], [100], [7]],
+            "suppress_tokens": [100, 9],
+            "forced_bos_token_id": 100,
+            "forced_eos_token_id": 100,
+            "exponential_decay_length_penalty": [1, 2.0],
+        },
+        eos=None,
+        eos_token_id=2,
+    )
+    assert (settings.sequence_bias, settings.bad_words_ids) == ((((5,), 1.0),), ((7,),))
+    assert (settings.suppress_tokens, settings.forced_bos_token_id, settings.forced_eos_token_id) == ((9,), None, ())
+
+
+def test_what_needs_an_end_is_refused_without_one() -> None:
+    with pytest.raises(ParameterError, match=r"^exponential_decay_length_penalty=.* without eos_token_id"):
+        settle(eos=None, exponential_decay_length_penalty=(1, 2.0))
+    with pytest.raises(ParameterError, match=r"^bad_words_ids=.*eos_token_id"):
+        settle(bad_words_ids=[[2]])
+
+
+def test_settings_with_functions_are_equal_when_the_functions_are_the_same() -> None:
+    first, again = (settle(logits_processor=[processor], prefix_allowed_tokens_fn=allow) for _ in range(2))
+    assert (
+        len(
+            {
+                first,
+                again,
+                settle(logits_processor=[lambda history, logits, xp: logits], prefix_allowed_tokens_fn=allow),
+            }
+        )
+        == 2
+    )
+
+
 def test_seeds() -> None:
     assert settle(do_sample=True, seed=5).seed == 5
     fresh = {settle(do_sample=True).seed for _ in range(8)}
@@ -328,12 +470,12 @@ def test_reading_the_defaults_of_a_checkpoint(tmp_path: Path, caplog: pytest.Log
 
 
 def test_what_is_not_done_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored = {"temperature": 0.6, "typical_p": 0.5, "suppress_tokens": [], "forced_eos_token_id": 0, "zzz": 1}
+    stored = {"temperature": 0.6, "max_time": 0.5, "constraints": [], "guidance_scale": 2, "zzz": 1}
     defaults = read_generation_config(write(tmp_path, json.dumps(stored)))
     settle(defaults)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("minillm", logging.WARNING)
-    assert "typical_p, forced_eos_token_id, zzz;" in record.getMessage()
+    assert "max_time, guidance_scale, zzz;" in record.getMessage()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", b"\xff\xfe{}"], ids=["empty", "cut off", "a list", "not UTF-8"])

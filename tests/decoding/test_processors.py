@@ -11,8 +11,10 @@ from minillm.decoding.processors import (
     LogitsProcessor,
     MinLength,
     MinNewTokens,
+    NoRepeatNGram,
     PresenceFrequencyPenalty,
     RepetitionPenalty,
+    SequenceBias,
     build_processors,
 )
 
@@ -81,6 +83,33 @@ def test_only_processors_with_an_effect_are_built_in_order() -> None:
         PresenceFrequencyPenalty(1.0, 0.0),
         MinLength(9, (2,)),
     )
+
+
+def test_all_processors_are_built_in_transformers_order() -> None:
+    asked = settings(
+        logits_processor=[lambda history, logits, xp: logits], begin_suppress_tokens=[3], suppress_tokens=[4],
+        exponential_decay_length_penalty=(1, 2.0), forced_eos_token_id=5, forced_bos_token_id=6, min_new_tokens=3,
+        prefix_allowed_tokens_fn=lambda batch_id, ids: [1], bad_words_ids=[[7]], no_repeat_ngram_size=2,
+        presence_penalty=1, repetition_penalty=2, sequence_bias=[[[8], 1.0]],
+    )  # fmt: skip
+    built = build_processors(asked)
+    assert [type(processor).__name__ for processor in built] == [
+        *("SequenceBias", "RepetitionPenalty", "PresenceFrequencyPenalty", "NoRepeatNGram", "SequenceBias"),
+        *("MinNewTokens", "PrefixAllowedTokens", "ForcedBeginning", "ForcedEnd", "ExponentialDecayLengthPenalty"),
+        *("SuppressTokens", "SuppressTokensAtBegin", "UserProcessor"),
+    ]
+    for processor in built:
+        assert isinstance(hash(processor), int)
+        assert processor(history(), np.empty((0, 100), np.float32), np).shape == (0, 100)
+
+
+def test_what_a_short_history_can_complete_is_nothing() -> None:
+    """A row may be shorter than a sequence to look for; the row before it must not be read in its place."""
+    seen = history(([1, 2], [3]), ([3], []), ([2], [3]))
+    bias = SequenceBias((((2, 3, 4), 1.0), ((3, 5), 2.0), ((9,) * 50, 3.0)))
+    got = bias(seen, np.zeros((3, 10), np.float32), np)
+    assert np.argwhere(got).tolist() == [[0, 4], [0, 5], [1, 5], [2, 4], [2, 5]]
+    assert not np.isinf(NoRepeatNGram(50)(seen, got, np)).any()
 
 
 def test_the_order_matters_and_is_repetition_first() -> None:

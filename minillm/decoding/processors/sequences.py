@@ -1,0 +1,80 @@
+"""Processors that look for sequences of tokens in what was said."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .history import History
+
+Sequences = tuple[tuple[tuple[int, ...], float], ...]
+"""Sequences of token ids, none empty, each with its bias"""
+
+
+@dataclass(frozen=True)
+class SequenceBias:
+    """Add a bias to the token that would complete a sequence; to that of a sequence of one token, always.
+
+    Forbidding a sequence (bad_words_ids) is a bias of -inf. Several biases of one token add up.
+    """
+
+    biases: Sequences
+
+    @cached_property
+    def _last(self) -> tuple[NDArray[np.int64], dict[int, int]]:
+        """The tokens that can complete a sequence [C], and the column of each."""
+        tokens = sorted({sequence[-1] for sequence, _ in self.biases})
+        return np.asarray(tokens, np.int64), {token: column for column, token in enumerate(tokens)}
+
+    @cached_property
+    def _groups(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
+        """By the length m of what precedes the last token: [G, m] such beginnings, [G] columns, [G] biases."""
+        groups: dict[int, list[tuple[tuple[int, ...], float]]] = {0: []}
+        for sequence, bias in self.biases:
+            groups.setdefault(len(sequence) - 1, []).append((sequence, bias))
+        return [
+            (
+                np.asarray([sequence[:-1] for sequence, _ in group], np.int64).reshape(len(group), m),
+                np.asarray([self._last[1][sequence[-1]] for sequence, _ in group], np.int64),
+                np.asarray([bias for _, bias in group], np.float32),
+            )
+            for m, group in groups.items()
+        ]
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        tokens = xp.asarray(self._last[0])
+        total = xp.zeros((len(logits), len(tokens)), logits.dtype)  # [N, C]
+        for beginnings, columns, biases in self._groups:
+            m = beginnings.shape[1]
+            places = history.starts[1:, None] - m + xp.arange(m)  # [N, m]: each sequence's last m tokens
+            ends = history.token_ids[xp.maximum(places, 0)]
+            matches = (ends[:, None] == xp.asarray(beginnings)).all(axis=-1)  # [N, 1, m] == [G, m] -> [N, G]
+            matches &= (history.lengths >= m)[:, None]
+            rows, which = xp.nonzero(matches)
+            xp.add.at(total, (rows, xp.asarray(columns)[which]), xp.asarray(biases)[which])
+        logits[:, tokens] += total
+        return logits
+
+
+@dataclass(frozen=True)
+class NoRepeatNGram:
+    """Forbid every token that would complete an n-gram of which the sequence, prompt included, has one already.
+
+    Paulus et al. 1705.04304, section 2.5, for any `n`.
+    """
+
+    n: int
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        places = xp.arange(max(0, len(history.token_ids) - self.n + 1))  # where an n-gram may begin
+        rows = history.rows(xp)[places]
+        inside = places + self.n <= history.starts[rows + 1]
+        places, rows = places[inside], rows[inside]
+        for i in range(self.n - 1):  # keep those that begin with the sequence's last n - 1 tokens
+            same = history.token_ids[places + i] == history.token_ids[history.starts[rows + 1] - (self.n - 1) + i]
+            places, rows = places[same], rows[same]
+        logits[rows, history.token_ids[places + self.n - 1]] = -xp.inf
+        return logits

@@ -1,0 +1,88 @@
+"""Fields that only make sense together with others: Mirostat, and those that hold token ids."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import ParameterError
+from .fields import shown
+
+TRUNCATION: dict[str, Any] = {
+    "top_h": None,
+    "top_n_sigma": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+}
+"""Filters whose place Mirostat takes -> the value without effect."""
+
+
+def settle_mirostat(values: dict[str, Any], said: Mapping[str, object]) -> None:
+    """Mirostat truncates by its own rule and draws one token at a time.
+
+    Raises:
+        ParameterError: the user asks for it and for beams or another truncation.
+    """
+    if not values["mirostat"]:
+        return
+    others = [name for name, neutral in TRUNCATION.items() if name in said and values[name] != neutral]
+    others += ["num_beams"] if "num_beams" in said and values["num_beams"] > 1 else []
+    if others and any(name.startswith("mirostat") for name in said):
+        raise ParameterError(
+            f"{others[0]}={shown(said[others[0]])} with mirostat=2: Mirostat chooses by its own rule what may be drawn,"
+            f" one token at a time; leave {others[0]} or mirostat out"
+        )
+    if others:  # the checkpoint's Mirostat gives way
+        values["mirostat"] = 0
+    else:
+        values.update(TRUNCATION, num_beams=1)
+
+
+def settle_tokens(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
+    """Keep to the vocabulary, and leave the end of a sequence possible.
+
+    Raises:
+        ParameterError: a field set by the user has an id outside the vocabulary, or cannot have an effect.
+    """
+
+    def keep(name: str, ids_of: Callable[[Any], tuple[int, ...]]) -> None:
+        """Refuse, or from the checkpoint drop, what has an id outside the vocabulary."""
+        kept = []
+        for value in values[name]:
+            outside = [token for token in ids_of(value) if token >= vocab_size]
+            if outside and name in said:
+                raise ParameterError(f"{name}: {outside[0]} is not in the vocabulary of {vocab_size} tokens")
+            kept += [] if outside else [value]
+        values[name] = tuple(kept)
+
+    for name in ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
+        keep(name, lambda token: (token,))
+    keep("sequence_bias", lambda pair: pair[0])
+    keep("bad_words_ids", lambda word: word)
+    beginning = values["forced_bos_token_id"]
+    values["forced_bos_token_id"] = () if beginning is None else (beginning,)
+    keep("forced_bos_token_id", lambda token: (token,))
+    values["forced_bos_token_id"] = next(iter(values["forced_bos_token_id"]), None)
+    _settle_end_tokens(values, said)
+    forbidden = {*values["suppress_tokens"], *(word[0] for word in values["bad_words_ids"] if len(word) == 1)}
+    forbidden |= {ids[0] for ids, bias in values["sequence_bias"] if len(ids) == 1 and bias == -math.inf}
+    if len(forbidden) == vocab_size:
+        raise ParameterError("suppress_tokens, bad_words_ids and sequence_bias leave no token of the vocabulary")
+
+
+def _settle_end_tokens(values: dict[str, Any], said: Mapping[str, object]) -> None:
+    """What depends on the end-of-sequence tokens; as in transformers, bad_words_ids alone does not forbid those."""
+    eos = values["eos_token_id"]
+    words = tuple(word for word in values["bad_words_ids"] if not (len(word) == 1 and word[0] in eos))
+    if values["bad_words_ids"] and not words and "bad_words_ids" in said:
+        raise ParameterError(
+            f"bad_words_ids={shown(said['bad_words_ids'])} has no effect: eos_token_id is not forbidden by it;"
+            " use suppress_tokens or min_new_tokens"
+        )
+    values["bad_words_ids"] = words
+    name = "exponential_decay_length_penalty"
+    if name in said and not eos:
+        raise ParameterError(f"{name}={shown(said[name])} has no effect without eos_token_id: nothing to make likelier")

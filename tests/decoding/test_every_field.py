@@ -1,0 +1,168 @@
+"""Each field of GenerationConfig changes something: a walk over all of them, one line each.
+
+That a field is refused where it cannot have an effect, and an impossible value anywhere, is in test_parameters.py.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minillm import Engine
+from minillm.decoding.parameters import GenerationConfig
+
+from ..tiny import write_checkpoint
+
+Fields = dict[str, Any]
+PROMPT = [40, 41, 42, 43]
+SAMPLED: Fields = {"do_sample": True, "seed": 1, "top_k": 0}
+BEAMS: Fields = {"num_beams": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """What greedy search says: so that a line can name a token that does come."""
+
+    tokens: list[int]
+    text: str
+
+
+def added(context: Fields, **fields: Any) -> tuple[Fields, Fields]:
+    """The fields in a context, and the context without them."""
+    return context | fields, context
+
+
+WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
+    "max_new_tokens": lambda plain: added({}, max_new_tokens=5),
+    "max_length": lambda plain: added({}, max_length=9),
+    "min_new_tokens": lambda plain: added({"eos_token_id": plain.tokens[2]}, min_new_tokens=6),
+    "min_length": lambda plain: added({"eos_token_id": plain.tokens[2]}, min_length=10),
+    "do_sample": lambda plain: added({}, do_sample=True, seed=1),
+    "temperature": lambda plain: added(SAMPLED, temperature=0.1),
+    "top_k": lambda plain: added(SAMPLED, top_k=2),
+    "top_p": lambda plain: added(SAMPLED, top_p=0.2),
+    "min_p": lambda plain: added(SAMPLED, min_p=0.7),
+    "seed": lambda plain: added(SAMPLED, seed=2),
+    "repetition_penalty": lambda plain: added({}, repetition_penalty=9.0),
+    "presence_penalty": lambda plain: added({}, presence_penalty=-50.0),
+    "frequency_penalty": lambda plain: added({}, frequency_penalty=-50.0),
+    "num_return_sequences": lambda plain: added(SAMPLED, num_return_sequences=2),
+    "eos_token_id": lambda plain: added({}, eos_token_id=plain.tokens[3]),
+    "stop_strings": lambda plain: added({}, stop_strings=plain.text[5:7]),
+    "include_stop": lambda plain: added({"stop_strings": plain.text[5:7]}, include_stop=True),
+    "num_beams": lambda plain: added({}, num_beams=3),
+    "length_penalty": lambda plain: added(BEAMS, length_penalty=-2.0),
+    "early_stopping": lambda plain: added(BEAMS | {"eos_token_id": range(0, 512, 5)}, early_stopping=True),
+    "use_cache": lambda plain: added({}, use_cache=False),
+    "logprobs": lambda plain: added({}, logprobs=True),
+    "top_logprobs": lambda plain: added({"logprobs": True}, top_logprobs=2),
+    "echo": lambda plain: added({}, echo=True),
+    "top_h": lambda plain: added(SAMPLED, top_h=0.2),
+    "top_n_sigma": lambda plain: added(SAMPLED, top_n_sigma=0.5),
+    "typical_p": lambda plain: added(SAMPLED, typical_p=0.2),
+    "epsilon_cutoff": lambda plain: added(SAMPLED, epsilon_cutoff=0.2),
+    "eta_cutoff": lambda plain: added(SAMPLED, eta_cutoff=0.9),
+    "mirostat": lambda plain: added(SAMPLED, mirostat=2, mirostat_tau=1.0),
+    "mirostat_tau": lambda plain: added(SAMPLED | {"mirostat": 2}, mirostat_tau=0.5),
+    "mirostat_eta": lambda plain: added(SAMPLED | {"mirostat": 2, "mirostat_tau": 1.0}, mirostat_eta=2.0),
+    "sequence_bias": lambda plain: added({}, sequence_bias=[[plain.tokens[:2], -99.0]]),
+    "no_repeat_ngram_size": lambda plain: added({"presence_penalty": -50.0}, no_repeat_ngram_size=2),
+    "bad_words_ids": lambda plain: added({}, bad_words_ids=[plain.tokens[1:3]]),
+    "prefix_allowed_tokens_fn": lambda plain: added({}, prefix_allowed_tokens_fn=lambda batch_id, ids: [5, 6]),
+    "forced_bos_token_id": lambda plain: added({"prompt": [40]}, forced_bos_token_id=7),
+    "forced_eos_token_id": lambda plain: added({}, forced_eos_token_id=7),
+    "exponential_decay_length_penalty": lambda plain: added(
+        {"eos_token_id": 7}, exponential_decay_length_penalty=(2, 3.0)
+    ),
+    "suppress_tokens": lambda plain: added({}, suppress_tokens=[plain.tokens[2]]),
+    "begin_suppress_tokens": lambda plain: added({}, begin_suppress_tokens=[plain.tokens[0]]),
+    "logits_processor": lambda plain: added({}, logits_processor=[lambda history, logits, xp: -logits]),
+    "renormalize_logits": lambda plain: added(BEAMS | {"repetition_penalty": 2.0}, renormalize_logits=True),
+}
+"""For each field: what to set, and what to set beside it, so that the difference can be seen."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return Engine(write_checkpoint(tmp_path_factory.mktemp("model"), seed=3), max_batch_size=4)
+
+
+def outcome(engine: Engine, fields: Fields) -> tuple[Any, int]:
+    """All that comes back, and the number of tokens computed for it."""
+    fields = dict(fields)
+    before = dataclasses.replace(engine.stats)
+    generation = engine.generate(fields.pop("prompt", PROMPT), **fields)
+    after = engine.stats
+    computed = after.prefill_tokens + after.decode_tokens - before.prefill_tokens - before.decode_tokens
+    return dataclasses.asdict(generation), computed
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> Plain:
+    completion = engine.generate(PROMPT).completions[0]
+    return Plain(completion.token_ids, completion.text)
+
+
+def test_no_field_is_left_out() -> None:
+    assert list(WALK) == [field.name for field in dataclasses.fields(GenerationConfig)]
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationConfig)])
+def test_the_field_changes_something(name: str, engine: Engine, plain: Plain) -> None:
+    with_it, without = WALK[name](plain)
+    assert name in with_it
+    assert outcome(engine, without) == outcome(engine, without)
+    assert outcome(engine, with_it) != outcome(engine, without)
+
+
+TOGETHER = [
+    {"no_repeat_ngram_size": 1, "suppress_tokens": [5], "forced_eos_token_id": 7, "begin_suppress_tokens": [9]},
+    {"sequence_bias": [[[5, 6], 3.0], [[9], -1.0]], "exponential_decay_length_penalty": (2, 1.5), "eos_token_id": 7},
+    {"bad_words_ids": [[5], [9, 5]], "min_new_tokens": 3, "eos_token_id": [7, 8], **SAMPLED, "typical_p": 0.8},
+    {"prefix_allowed_tokens_fn": lambda batch_id, ids: [5 + batch_id, 9 + len(ids) % 4], **SAMPLED, "eta_cutoff": 0.1},
+    {**SAMPLED, "mirostat": 2, "mirostat_tau": 2.0, "repetition_penalty": 1.2, "num_return_sequences": 2},
+    {
+        "num_beams": 3,
+        "no_repeat_ngram_size": 2,
+        "forced_eos_token_id": 7,
+        "eos_token_id": 7,
+        "renormalize_logits": True,
+    },
+]
+
+
+@pytest.mark.parametrize("fields", TOGETHER, ids=[" ".join(fields) for fields in TOGETHER])
+@pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
+def test_ragged_prompts_with_different_limits_give_what_each_gives_alone(
+    fields: Fields, use_cache: bool, engine: Engine
+) -> None:
+    """Also streamed."""
+    prompts = [PROMPT, PROMPT[:1], list(range(50, 67))]
+    config = GenerationConfig.from_dict(fields | {"use_cache": use_cache})
+    together = engine.generate(prompts, config)
+    for batch_id, (prompt, generation) in enumerate(zip(prompts, together, strict=True)):
+        if "prefix_allowed_tokens_fn" in fields:
+            allow = fields["prefix_allowed_tokens_fn"]
+            config = config.merged(prefix_allowed_tokens_fn=lambda _, ids, i=batch_id, allow=allow: allow(i, ids))
+        alone = engine.generate(prompt, config)
+        assert [c.token_ids for c in alone.completions] == [c.token_ids for c in generation.completions]
+        streamed: list[list[int]] = [[] for _ in generation.completions]
+        for event in engine.stream(prompt, config):
+            streamed[event.index] += event.token_ids
+        assert streamed == [c.token_ids for c in generation.completions]
+
+
+def test_requests_with_different_limits_share_a_step_and_keep_their_ends(engine: Engine) -> None:
+    limits = {engine.add(PROMPT, forced_eos_token_id=7, max_new_tokens=limit): limit for limit in (3, 5, 8)}
+    tokens: dict[int, list[int]] = {request_id: [] for request_id in limits}
+    steps = itertools.count()
+    while engine.busy:
+        next(steps)
+        for event in engine.step():
+            tokens[event.request_id] += event.token_ids
+    assert next(steps) == 8
+    for request_id, limit in limits.items():
+        assert len(tokens[request_id]) == limit
+        assert tokens[request_id].index(7) == limit - 1
