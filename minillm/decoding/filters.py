@@ -41,9 +41,11 @@ class TopP:
     """Keep the best tokens that together reach the probability `p` (nucleus sampling, Holtzman et al. 1904.09751)."""
 
     p: float
+    least: int = 1
+    """So many are kept in any case."""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return keep_top_p(logits, self.p, xp)
+        return keep_top_p(logits, self.p, xp, self.least)
 
 
 @dataclass(frozen=True)
@@ -51,22 +53,29 @@ class MinP:
     """Keep what is at least `min_p` times as likely as the best (Nguyen et al. 2407.01082)."""
 
     min_p: float
+    least: int = 1
+    """So many are kept in any case."""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return keep_min_p(logits, self.min_p, xp)
+        return keep_min_p(logits, self.min_p, xp, self.least)
 
 
 def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
-    """The filters that have an effect, in transformers' order; none without sampling."""
+    """The filters that have an effect, in transformers' order; none without sampling.
+
+    Each leaves at least one token; in beam search one more than there are end-of-sequence tokens (2 where there are
+    none), so that every beam can go on.
+    """
     if not settings.do_sample:
         return ()
+    least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))
     filters: list[LogitsProcessor] = []
     if settings.temperature != 1.0:
         filters.append(Temperature(settings.temperature))
     if settings.top_k > 0:
-        filters.append(TopK(settings.top_k))
+        filters.append(TopK(max(settings.top_k, least)))
     if settings.top_p < 1.0:
-        filters.append(TopP(settings.top_p))
+        filters.append(TopP(settings.top_p, least))
     if settings.min_p > 0.0:
-        filters.append(MinP(settings.min_p))
+        filters.append(MinP(settings.min_p, least))
     return tuple(filters)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..ops.softmax import chosen_log_probs, top_log_probs
-from .continuation import Continuation, TopLogProbs
+from .continuation import Continuation
 from .parameters import Settings
 from .processors import History, build_processors
+from .report import Report
 from .strategy import Feed, Request, Rows, State, Strategy
 
 
@@ -41,7 +41,7 @@ class GreedySearch(Strategy):
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
         logits = _row_per_continuation(rows, states)  # [feeds, V] -> [R, V]
-        report = _Report(ops, logits, self.settings, changing=bool(self.processors))
+        report = Report(ops, logits, self.settings, changing=bool(self.processors))
         if self.processors:
             history = _history(growing)
             for processor in self.processors:
@@ -82,26 +82,3 @@ def _history(growing: Sequence[tuple[TokenState, Continuation]]) -> History:
     starts = np.cumsum([0, *map(len, lines)])
     prompts = [len(state.request.prompt_ids) for state, _ in growing]
     return History(np.concatenate([np.asarray(line, np.int64) for line in lines]), starts, np.asarray(prompts))
-
-
-class _Report:
-    """Log-probabilities of the model's own distribution, before processors change it; computed only where asked."""
-
-    def __init__(self, ops: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:
-        self._wanted = settings.logprobs
-        self._top: tuple[Any, Any] | None = None
-        if self._wanted:
-            self._raw = logits.copy() if changing else logits
-            if settings.top_logprobs:
-                self._top = top_log_probs(logits, settings.top_logprobs, ops.xp)
-        self._xp = ops.xp
-
-    def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
-        """The chosen token's log-probability and the top n, for `Continuation.push`."""
-        if not self._wanted:
-            return None, None
-        log_prob = float(chosen_log_probs(self._raw[row : row + 1], np.asarray([token]), self._xp)[0])
-        if self._top is None:
-            return log_prob, None
-        ids, values = self._top
-        return log_prob, [(int(i), float(v)) for i, v in zip(ids[row], values[row], strict=True)]
