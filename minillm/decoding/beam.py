@@ -111,7 +111,7 @@ class BeamSearch(Strategy):
         extended = [self._extended(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
         self.collect(state, extended, sums)
         best_first = np.argsort(-sums, kind="stable")
-        order = [i for i in best_first if extended[i].finish_reason != "stop"][: self.num_beams]
+        order = [i for i in best_first if extended[i].finish_reason != "stop"][: self.num_beams]  # rarely fewer
         state.beams, state.scores = [extended[i] for i in order], sums[order]
         at_the_end = all(beam.finish_reason == "length" for beam in state.beams)  # or none is left
         if at_the_end or not self.goes_on(state, sums):
