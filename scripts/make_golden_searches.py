@@ -4,7 +4,7 @@
     env/bin/python scripts/make_golden_searches.py     # rewrites tests/golden_searches/
 
 The models are the checkpoints under tests/golden/. Each file holds random configurations of one search on them, each
-with a prompt, the new tokens of every returned sequence and their scores; "made_by" names versions, seed and checkpoints.
+with a prompt, the new tokens of every returned sequence and their scores; "made_by" names versions, seed and models.
 
 transformers pads a group of beams that is done and lets the groups after it avoid the padding as if it had been chosen
 (a slip: the paper penalises what a group chose). Configurations whose result depends on which token pads are left out

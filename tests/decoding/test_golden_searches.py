@@ -1,8 +1,8 @@
-"""Diverse beam search and contrastive search against what transformers 4.55.4 found (scripts/make_golden_searches.py)."""
+"""Diverse beam search and contrastive search against transformers 4.55.4 (scripts/make_golden_searches.py)."""
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from minillm.decoding import contrastive_search, diverse
 from minillm.models import load_model
 from minillm.runner import Runner
 
-from ..tiny import loop_of, request_for, run, runner_of
+from ..tiny import Result, loop_of, request_for, run, runner_of
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (TESTS / "golden_searches").iterdir()}
@@ -26,26 +26,24 @@ def runners(name: str) -> dict[str, Runner]:
     found = {}
     for variant, digest in GOLDEN[name]["made_by"]["sha256"].items():
         folder = TESTS / "golden" / variant
-        assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == digest, "made for other models"
+        assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == digest, "a new model?"
         found[variant] = runner_of(load_model(folder, NumpyBackend()), pages=1500, page_size=8)
     return found
 
 
-def results(name: str, **more: Any) -> list[list[Any]]:
-    """Ours for every case; all cases of a model run side by side."""
-    found: dict[int, list[Any]] = {}
+def results(name: str, every: int, **more: Any) -> Iterator[tuple[dict[str, Any], list[Result]]]:
+    """Cases, and what ours gives; all cases of a model run side by side."""
     for variant, runner in runners(name).items():
-        cases = [(i, case) for i, case in enumerate(EXPECTED[name]) if case["model"] == variant]
-        requests = [request_for(case["prompt"], **case["fields"], **more) for _, case in cases]
-        found |= dict(zip([i for i, _ in cases], run(loop_of(target=runner, max_batch_size=40), requests), strict=True))
+        cases = [case for case in EXPECTED[name][::every] if case["model"] == variant]
+        requests = [request_for(case["prompt"], **case["fields"], **more) for case in cases]
+        yield from zip(cases, run(loop_of(target=runner, max_batch_size=40), requests), strict=True)
         assert runner.cache.free_pages == runner.cache.num_pages
-    return [found[i] for i in range(len(EXPECTED[name]))]
 
 
-def differences(name: str, **more: Any) -> int:
+def differences(name: str, every: int = 1, **more: Any) -> int:
     """Cases in which ours are other tokens or scores."""
     count = 0
-    for case, ours in zip(EXPECTED[name], results(name, **more), strict=True):
+    for case, ours in results(name, every, **more):
         ends = set(case["fields"].get("eos_token_id", ()))
         same = [unended(r.token_ids, ends) for r in ours] == [unended(line, ends) for line in case["sequences"]]
         scores = [r.score for r in ours] if case["scores"] else []
@@ -70,10 +68,14 @@ def test_the_cases_cover_what_they_should() -> None:
     assert sum(len(set(line)) > 8 for line in lines) > 30
 
 
-@pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 @pytest.mark.parametrize("name", EXPECTED)
-def test_same_sequences_and_scores(name: str, use_cache: bool) -> None:
-    assert differences(name, use_cache=use_cache) == 0
+def test_same_sequences_and_scores(name: str) -> None:
+    assert differences(name) == 0
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_same_without_a_cache(name: str) -> None:
+    assert differences(name, every=7, use_cache=False) == 0
 
 
 BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
@@ -98,4 +100,4 @@ BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_they_would_tell(breakage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, apply = BREAKAGES[breakage]
     apply(monkeypatch)
-    assert differences(name) > 3
+    assert differences(name) > 0
