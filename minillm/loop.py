@@ -99,8 +99,7 @@ class StepLoop:
             ParameterError: it wants more sequences at once than the batch has places.
             CacheFullError: the cache could not hold it even alone.
         """
-        settings = request.settings
-        width = max(settings.num_beams, settings.num_return_sequences)
+        width = strategy.width
         limit = self.scheduler.limits.max_batch_size
         if width > limit:
             raise ParameterError(f"{width} sequences at once are asked for; max_batch_size is {limit}")

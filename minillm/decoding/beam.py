@@ -4,6 +4,25 @@ Each step scores every continuation of every beam by its summed log-probability 
 (1 + number of EOS ids) * num_beams of them, so that num_beams can go on even if the best all end. A candidate that
 ends counts as a result only if it ranks among the first num_beams; its score is the sum divided by the generated
 length to the power of length_penalty. Rules, and the order of floating-point operations, are those of transformers 5.
+
+With sampling the candidates are drawn instead (stochastic beams): without replacement, in proportion to the
+exponential of their sums, after the filters of sampling have changed the log-probabilities. They rank in the order in
+which they were drawn; the beams among them go on best first.
+
+A worked example. Of the tokens I, L and U a model says I with probability 0.6 first, then L after I with 0.7, and so
+on. Two beams hold (I 0.6, L 0.3) after the first step; of their continuations IL (0.6 * 0.7 = 0.42) and LI
+(0.3 * 0.5 = 0.15) are the best, then ILL (0.42 * 0.7 = 0.294) and ILI (0.42 * 0.2 = 0.084). The strategy needs no
+model to follow that; the caller plays it, and answers each feed with the logits of what comes next:
+
+    search = BeamSearch(settings)                       # num_beams=2, max_new_tokens=3
+    state, feeds = search.begin(Request([], settings))  # the prompt
+    while feeds:
+        logits = np.log(...)                            # [len(feeds), 3], row i for feeds[i]
+        state.feeds = len(feeds)
+        [feeds] = search.step(NumpyBackend(), [state], Rows(logits, starts=range(len(feeds) + 1)))
+    state.results[0].token_ids, state.results[0].score
+
+`tests/decoding/test_beam_example.py` is this program, with the numbers of every step.
 """
 
 from collections.abc import Sequence
@@ -14,7 +33,10 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import ParameterError
+from ..ops.philox import BEAMS, uniform
+from ..ops.sampling import sample_without_replacement
 from ..ops.softmax import log_softmax
+from ..ops.top import top_indices
 from .continuation import Continuation
 from .filters import build_filters
 from .parameters import Settings
@@ -22,7 +44,7 @@ from .processors import History, build_processors
 from .strategy import Feed, Request, Rows, State, Strategy
 
 NEVER = np.float32(-1e9)
-"""The score of a beam that only copies the first, and of a result that is not there yet."""
+"""Added to the score of what must not be chosen."""
 
 
 @dataclass(eq=False)
@@ -45,101 +67,131 @@ class BeamSearch(Strategy):
         super().__init__(settings)
         if settings.top_logprobs:
             raise ParameterError("top_logprobs is not offered with num_beams > 1: ask for logprobs, or one beam")
-        self.num_beams = settings.num_beams
+        self.num_beams = settings.num_beams // settings.num_beam_groups
         self.processors = build_processors(settings) + build_filters(settings)
         self.candidates = max(2, 1 + len(settings.eos_token_ids)) * self.num_beams
 
-    def begin(self, request: Request) -> tuple[BeamState, list[Feed]]:
-        """Feed the prompt once. Text is made while searching only if stop strings have to be found in it."""
+    def begin(self, request: Request) -> tuple[State, list[Feed]]:
+        """Feed the prompt once."""
+        return self.first_beams(request), [Feed(request.prompt_ids)]
+
+    def first_beams(self, request: Request) -> BeamState:
+        """Beams before the first token. Text is made while searching only if stop strings have to be found in it."""
         text = bool(request.settings.stop_strings)
         state = BeamState(request)
         state.beams = [request.continuation(i, text=text) for i in range(self.num_beams)]
         state.scores = np.full(self.num_beams, NEVER, np.float32)
         state.scores[0] = 0  # the first candidates all come from one beam: the others are its copies
-        return state, [Feed(request.prompt_ids)]
+        return state
 
     def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Extend every request's beams by one token."""
-        feeds, first = [], 0
+        answers, first = [], 0
         for state in states:
             assert isinstance(state, BeamState)
-            feeds.append(self._advance(ops, state, rows.logits[first : first + state.feeds]))
+            feeds = self.extend(ops, state, rows.logits[first : first + state.feeds])
+            if not feeds:
+                self.return_best(state, state.finished)
+            answers.append(feeds)
             first += state.feeds
-        return feeds
+        return answers
 
-    def _advance(self, ops: Backend, state: BeamState, logits: Any) -> list[Feed]:
-        """One step of one request. logits: [beams, V], or [1, V] after the prompt"""
-        prompt_only = state.feeds == 1 and self.num_beams > 1
-        scores, raw = self._log_probs(ops, state, logits)
-        parents, tokens, sums = self._best(scores, state.scores)
-        extended = [self._extend(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
-        ended = np.asarray([candidate.finish_reason is not None for candidate in extended])
-        self._collect(state, extended, sums, ended)
-        running = np.flatnonzero(~ended)[: self.num_beams]  # fewer where stop strings ended more than was expected
-        state.beams, state.scores = [extended[i] for i in running], sums[running]
-        if not state.beams or not self._goes_on(state):
-            self._return_best(state)
+    def extend(self, ops: Backend, state: BeamState, logits: Any, handicap: Any = None) -> list[Feed]:
+        """One step of some beams. Returns no feeds when they are done.
+
+        Args:
+            ops: the back end that made the logits
+            state: the beams
+            logits: [beams, V], or [1, V] after the prompt
+            handicap: [V], subtracted from each beam's log-probabilities before the processors see them
+        """
+        shared = not state.beams[0].token_ids  # after the prompt all beams continue one sequence
+        scores, raw = self._log_probs(ops, state, logits, handicap)
+        parents, tokens, sums = self._candidates(ops, state, scores)
+        extended = [self._extended(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
+        self.collect(state, extended, sums)
+        best_first = np.argsort(-sums, kind="stable")
+        order = [i for i in best_first if extended[i].finish_reason != "stop"][: self.num_beams]  # rarely fewer
+        state.beams, state.scores = [extended[i] for i in order], sums[order]
+        at_the_end = all(beam.finish_reason == "length" for beam in state.beams)  # or none is left
+        if at_the_end or not self.goes_on(state, sums):
             return []
-        return [Feed((tokens[i],), parent=0 if prompt_only else parents[i]) for i in running]
+        return [Feed((tokens[i],), parent=0 if shared else parents[i]) for i in order]
 
-    def _log_probs(self, ops: Backend, state: BeamState, logits: Any) -> tuple[Any, Any]:
+    def _log_probs(self, ops: Backend, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
         """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
         scores = log_softmax(logits, ops.xp)  # [beams, V]
-        raw = scores.copy() if self.settings.logprobs and self.processors else scores
+        raw = scores.copy() if self.settings.logprobs else scores
+        if handicap is not None:
+            scores -= handicap
         if self.processors:
             history = History.of([(state.request, beam.token_ids) for beam in state.beams[: len(logits)]])
             for processor in self.processors:
                 scores = processor(history, scores, ops.xp)
         return scores, raw
 
-    def _best(self, scores: Any, sums: Any) -> tuple[list[int], list[int], Any]:
-        """The best candidates over all beams: their parents, tokens and summed log-probabilities.
+    def _candidates(self, ops: Backend, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
+        """The best candidates over all beams, or those drawn: their parents, tokens and summed log-probabilities.
 
         Args:
+            ops: the back end that made the scores
+            state: the beams
             scores: [beams, V], or [1, V] after the prompt, where every beam has the same
-            sums: [beams]
         """
-        total = (scores + sums[:, None]).reshape(-1)  # [beams, V] -> [beams V]
-        count = min(self.candidates, total.size)
-        top = np.argpartition(-total, count - 1)[:count]
-        top = top[np.lexsort((top, -total[top]))]  # best first; of equal ones the smaller index
         V = scores.shape[-1]
-        return [int(i) for i in top // V], [int(i) for i in top % V], total[top]
+        total = (scores + state.scores[:, None]).reshape(-1)  # [beams, V] -> [beams V]
+        if self.candidates > total.size:
+            raise ParameterError(
+                f"num_beams {self.num_beams} needs {self.candidates} candidates, more than the vocabulary gives"
+            )
+        if self.settings.do_sample:
+            request = state.request
+            position = len(request.prompt_ids) + len(state.beams[0].token_ids)
+            uniforms = uniform(request.settings.seed, np.arange(self.candidates), position, BEAMS)
+            chosen = sample_without_replacement(total, uniforms, ops.xp)
+        else:
+            chosen = top_indices(total, self.candidates, ops.xp)
+        return [int(i) for i in chosen // V], [int(i) for i in chosen % V], total[chosen]
 
-    def _extend(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
+    def _extended(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
         """A beam with one more token."""
         candidate = state.beams[parent].fork()
         log_prob = float(raw[min(parent, len(raw) - 1), token]) if self.settings.logprobs else None
         candidate.push(token, log_prob)
         return candidate
 
-    def _collect(self, state: BeamState, extended: list[Continuation], sums: Any, ended: Any) -> None:
-        """Keep the num_beams best of the old results and the new ones."""
+    def collect(self, state: BeamState, extended: list[Continuation], sums: Any) -> None:
+        """Keep the num_beams best of the old results and of what ended among the first num_beams candidates."""
         if not state.hopeful:
             return
         if self.settings.early_stopping is True and len(state.finished) == self.num_beams:
             return
-        length = len(extended[0].token_ids)
-        for candidate, total in zip(extended[: self.num_beams], sums, strict=False):
-            if candidate.finish_reason is not None:
-                state.finished.append((float(total / np.float32(length**self.settings.length_penalty)), candidate))
-        state.finished = sorted(state.finished, key=lambda result: -result[0])[: self.num_beams]
+        self.add_results(state, [c.finish_reason is not None for c in extended[: self.num_beams]], extended, sums)
 
-    def _goes_on(self, state: BeamState) -> bool:
+    def add_results(self, state: BeamState, wanted: list[bool], extended: list[Continuation], sums: Any) -> None:
+        """Keep the num_beams best of the old results and of the candidates that are wanted."""
+        length = np.float32(len(extended[0].token_ids) ** self.settings.length_penalty)
+        new = [(float(s / length), c) for w, c, s in zip(wanted, extended, sums, strict=False) if w]
+        state.finished = sorted(state.finished + new, key=lambda result: -result[0])[: self.num_beams]
+
+    def goes_on(self, state: BeamState, sums: Any) -> bool:
         """Whether another step can change the results."""
         full = len(state.finished) == self.num_beams
-        settings = self.settings
-        best_length = len(state.beams[0].token_ids)
-        if settings.early_stopping == "never" and settings.length_penalty > 0:
-            best_length = state.request.max_new_tokens
-        best_possible = state.scores[0] / np.float32(best_length**settings.length_penalty)
         worst_finished = state.finished[-1][0] if full else NEVER
-        state.hopeful = state.hopeful and bool(best_possible > worst_finished)
-        return state.hopeful and not (full and settings.early_stopping is True)
+        best = self.best_possible(state, state.scores[0], len(state.beams[0].token_ids))
+        state.hopeful = state.hopeful and bool(best > worst_finished)
+        return state.hopeful and not (full and self.settings.early_stopping is True)
 
-    def _return_best(self, state: BeamState) -> None:
+    def best_possible(self, state: BeamState, total: Any, length: int) -> Any:
+        """The score that a sum over `length` tokens is thought to lead to at best; early_stopping decides which."""
+        penalty = self.settings.length_penalty
+        if self.settings.early_stopping == "never" and penalty > 0:
+            length = state.request.max_new_tokens
+        return total / np.float32(length**penalty)
+
+    def return_best(self, state: State, finished: Sequence[tuple[float, Continuation]]) -> None:
         """Hand over the num_return_sequences best results."""
-        best = state.finished[: self.settings.num_return_sequences]
+        best = finished[: self.settings.num_return_sequences]
         for index, (score, continuation) in enumerate(best):
             continuation.index, continuation.score = index, score
             if continuation.stream is None and state.request.text_stream is not None:

@@ -169,6 +169,11 @@ RULES: dict[str, Rule] = {
     "seed": Rule(None, "a whole number from 0 to 2**64 - 1", _whole(0, 2**64), needs="do_sample"),
     "length_penalty": Rule(1.0, "a number from -50 to 50", _number(lambda x: -50 <= x <= 50), needs="num_beams"),
     "early_stopping": Rule(False, "True, False or 'never'", _stopping_rule, needs="num_beams"),
+    "num_beam_groups": Rule(1, _AT_LEAST_1, _whole(1)),
+    "diversity_penalty": Rule(
+        0.0, f"a number above 0 and at most {_LARGE}", _number(lambda x: 0 < x <= _LARGE), needs="num_beam_groups"
+    ),
+    "penalty_alpha": Rule(0.0, "a number from 0 to 1", _number(lambda x: 0 <= x <= 1)),
     "include_stop": Rule(False, _TRUE_OR_FALSE, _flag, needs="stop_strings"),
     "max_new_tokens": Rule(None, _AT_LEAST_1, _whole(1)),
     "max_length": Rule(None, _AT_LEAST_1, _whole(1)),
@@ -225,12 +230,12 @@ class Need(NamedTuple):
 NEEDS = {
     "do_sample": Need("do_sample=True", bool),
     "num_beams": Need("num_beams above 1", lambda num_beams: bool(num_beams > 1)),
+    "num_beam_groups": Need("num_beam_groups above 1", lambda groups: bool(groups > 1)),
     "stop_strings": Need("stop_strings", bool),
     "mirostat": Need("mirostat=2", bool),
 }
 
 NOT_OFFERED: dict[str, object] = {
-    "penalty_alpha": 0,
     "guidance_scale": 1,
     "dola_layers": None,
     "encoder_repetition_penalty": 1,
@@ -239,8 +244,6 @@ NOT_OFFERED: dict[str, object] = {
     "remove_invalid_values": False,
     "watermarking_config": None,
     "token_healing": False,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0,
     "constraints": None,
     "force_words_ids": None,
     "max_time": None,
@@ -287,6 +290,19 @@ NO_MEANING = frozenset(
 def shown(value: object) -> str:
     """A value for an error message: short, and in one line."""
     return " ".join(reprlib.repr(value).split())
+
+
+def read_field(name: str, said: Mapping[str, object], inherited: Mapping[str, object]) -> Any:
+    """The value of a field by precedence, checked by itself."""
+    rule = RULES[name]
+    value = said.get(name, inherited.get(name))
+    if value is None:
+        return rule.default
+    try:
+        return rule.read(value)
+    except ValueError:
+        origin = "" if name in said else " (from the checkpoint)"
+        raise ParameterError(f"{name}={shown(value)}{origin}: expected {rule.expected}") from None
 
 
 def refuse_unknown(given: Mapping[str, object]) -> None:

@@ -85,6 +85,7 @@ class TopP:
 
     p: float
     least: int = 1
+    """So many are kept in any case."""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         return keep_top_p(logits, self.p, xp, self.least)
@@ -173,7 +174,7 @@ def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
     """The filters that have an effect, in order, and at last the renormalisation. Without sampling only that."""
     filters: list[LogitsProcessor] = []
     if settings.do_sample:
-        least = 1 + len(settings.eos_token_ids) if settings.num_beams > 1 else 1
+        least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))  # every beam can go on
         filters += _by_rank(settings, least) + _by_probability(settings, least)
     if settings.renormalize_logits:
         filters.append(Renormalize())
@@ -190,7 +191,7 @@ def _by_rank(settings: Settings, least: int) -> list[LogitsProcessor]:
     if settings.top_n_sigma > 0.0:
         filters.append(TopNSigma(settings.top_n_sigma))
     if settings.top_k > 0:
-        filters.append(TopK(settings.top_k, least))
+        filters.append(TopK(max(settings.top_k, least)))
     if settings.top_p < 1.0:
         filters.append(TopP(settings.top_p, least))
     if settings.min_p > 0.0:

@@ -8,10 +8,10 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import ParameterError
-from ..ops.softmax import chosen_log_probs, top_log_probs
-from .continuation import Continuation, TopLogProbs
+from .continuation import Continuation
 from .parameters import Settings
 from .processors import History, build_processors
+from .report import Report
 from .strategy import Feed, Request, Rows, State, Strategy
 
 
@@ -42,7 +42,7 @@ class GreedySearch(Strategy):
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
         logits = _row_per_continuation(rows, states)  # [feeds, V] -> [R, V]
-        report = _Report(ops, logits, self.settings, changing=bool(self.processors))
+        report = Report(ops, logits, self.settings, changing=bool(self.processors))
         if self.processors:
             history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
             for processor in self.processors:
@@ -77,26 +77,3 @@ def _next_feeds(state: TokenState) -> list[Feed]:
     ]
     state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
     return feeds
-
-
-class _Report:
-    """Log-probabilities of the model's own distribution, before processors change it; computed only where asked."""
-
-    def __init__(self, ops: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:
-        self._wanted = settings.logprobs
-        self._top: tuple[Any, Any] | None = None
-        if self._wanted:
-            self._raw = logits.copy() if changing else logits
-            if settings.top_logprobs:
-                self._top = top_log_probs(logits, settings.top_logprobs, ops.xp)
-        self._xp = ops.xp
-
-    def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
-        """The chosen token's log-probability and the top n, for `Continuation.push`."""
-        if not self._wanted:
-            return None, None
-        log_prob = float(chosen_log_probs(self._raw[row : row + 1], np.asarray([token]), self._xp)[0])
-        if self._top is None:
-            return log_prob, None
-        ids, values = self._top
-        return log_prob, [(int(i), float(v)) for i, v in zip(ids[row], values[row], strict=True)]

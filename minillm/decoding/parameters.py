@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..errors import CheckpointError, ParameterError
-from .fields import NEEDS, RULES, ByIdentity, refuse_unknown, shown, unfulfilled
+from .fields import NEEDS, RULES, ByIdentity, read_field, refuse_unknown, shown, unfulfilled
+from .modes import settle_contrastive, settle_groups
 from .settling import settle_mirostat, settle_tokens
 
 _LOG = logging.getLogger("minillm")
@@ -37,7 +38,7 @@ class GenerationConfig:
         min_length: the same with the prompt counted; conflicts with min_new_tokens.
         do_sample: draw the tokens instead of taking the likeliest.
         temperature: divides the logits, > 0; needs do_sample, like the next four.
-        top_k: draw from the k best (default 50; 0 means from all).
+        top_k: draw from the k best (default 50; 0 means from all); candidates of contrastive search.
         top_p: draw from the best that together reach this probability, in (0, 1].
         min_p: draw from what is at least this many times as likely as the best, in [0, 1].
         seed: of the draws, in [0, 2**64); without one each request gets a fresh seed.
@@ -51,6 +52,10 @@ class GenerationConfig:
         num_beams: width of beam search; 1 means no beam search.
         length_penalty: exponent of the length that beam scores are divided by; needs num_beams > 1.
         early_stopping: when beam search ends (transformers' three rules); needs num_beams > 1.
+        num_beam_groups: diverse beam search: groups of beams that avoid each other's tokens; divides num_beams.
+        diversity_penalty: subtracted for each time that an earlier group chose the token; needs num_beam_groups > 1.
+        penalty_alpha: contrastive search among the top_k likeliest tokens: the weight, up to 1, of being unlike the
+            context against being likely; needs top_k.
         use_cache: False computes the whole sequence again for each token.
         logprobs: return the log-probability of each chosen token.
         top_logprobs: return the log-probabilities of this many best tokens as well; above 0 implies logprobs.
@@ -104,6 +109,9 @@ class GenerationConfig:
     num_beams: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    num_beam_groups: int | None = None
+    diversity_penalty: float | None = None
+    penalty_alpha: float | None = None
     use_cache: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -174,6 +182,9 @@ class Settings:
     num_beams: int
     length_penalty: float
     early_stopping: bool | Literal["never"]
+    num_beam_groups: int
+    diversity_penalty: float
+    penalty_alpha: float
     use_cache: bool
     logprobs: bool
     top_logprobs: int
@@ -274,13 +285,14 @@ def resolve(
     inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
     _settle_pair("max_new_tokens", "max_length", said, inherited)
     _settle_pair("min_new_tokens", "min_length", said, inherited)
-    values = {name: _read(name, said, inherited) for name in NEEDS if RULES[name].needs is None}
-    _settle_beams_or_sampling(values, said)
+    values = {name: read_field(name, said, inherited) for name in NEEDS if RULES[name].needs is None}
+    settle_groups(values, said, inherited)
+    settle_contrastive(values, said, inherited)
     for name, rule in RULES.items():
         if name in values:
             continue
         if rule.needs is None or NEEDS[rule.needs].met(values[rule.needs]):
-            values[name] = _read(name, said, inherited)
+            values[name] = read_field(name, said, inherited)
         elif name in said:
             need = NEEDS[rule.needs].words
             raise ParameterError(
@@ -297,19 +309,6 @@ def resolve(
     return Settings(eos_token_ids=values.pop("eos_token_id"), **values, explicit=frozenset(said))
 
 
-def _read(name: str, said: Mapping[str, object], inherited: Mapping[str, object]) -> Any:
-    """The value of a field by precedence, checked by itself."""
-    rule = RULES[name]
-    value = said.get(name, inherited.get(name))
-    if value is None:
-        return rule.default
-    try:
-        return rule.read(value)
-    except ValueError:
-        origin = "" if name in said else " (from the checkpoint)"
-        raise ParameterError(f"{name}={shown(value)}{origin}: expected {rule.expected}") from None
-
-
 def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited: dict[str, Any]) -> None:
     """Two names of one limit: the user may set one, which replaces both of the checkpoint's; there, the first wins."""
     if first in said and second in said:
@@ -319,20 +318,6 @@ def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited:
         inherited.pop(first, None)
     if first in said or second in said or first in inherited:
         inherited.pop(second, None)
-
-
-def _settle_beams_or_sampling(values: dict[str, Any], said: Mapping[str, object]) -> None:
-    """Beam search that samples is not offered: the one place to change when it is."""
-    if not (values["do_sample"] and values["num_beams"] > 1):
-        return
-    if "do_sample" in said and "num_beams" in said:
-        raise ParameterError(
-            f"num_beams={values['num_beams']} with do_sample=True: beam search does not sample in this version;"
-            " set num_beams=1 or do_sample=False"
-        )
-    dropped = "do_sample" if "num_beams" in said else "num_beams"
-    values[dropped] = RULES[dropped].default
-    _LOG.warning("the checkpoint's %s is not used: this version does not sample in beam search", dropped)
 
 
 def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
@@ -356,11 +341,11 @@ def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: 
 def _settle_results(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
     """How many results, and what is told about each token of them."""
     count, num_beams = values["num_return_sequences"], values["num_beams"]
-    if count > num_beams and not values["do_sample"]:
+    if count > num_beams and (num_beams > 1 or not values["do_sample"]):
         if "num_return_sequences" in said:
             raise ParameterError(
-                f"num_return_sequences={count} is more than num_beams={num_beams}: without sampling there are no more"
-                " results than beams; raise num_beams or set do_sample=True"
+                f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
+                " beams; raise num_beams, or set do_sample=True and leave num_beams out"
             )
         values["num_return_sequences"] = 1
 

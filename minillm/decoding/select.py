@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from .beam import BeamSearch
+from .contrastive_search import ContrastiveSearch
+from .diverse import DiverseBeamSearch
 from .greedy import GreedySearch
 from .mirostat import Mirostat
 from .parameters import Settings
@@ -22,6 +24,10 @@ def strategy_for(settings: Settings) -> Strategy:
 
 @lru_cache(maxsize=64)
 def _strategy(settings: Settings) -> Strategy:
+    if settings.penalty_alpha > 0.0:
+        return ContrastiveSearch(settings)
+    if settings.num_beam_groups > 1:
+        return DiverseBeamSearch(settings)
     if settings.num_beams > 1:
         return BeamSearch(settings)
     if settings.mirostat:

@@ -90,6 +90,11 @@ class Strategy(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
+    @property
+    def width(self) -> int:
+        """How many sequences one request may run at once."""
+        return max(self.settings.num_beams, self.settings.num_return_sequences)
+
     @abstractmethod
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Take up a request. The first feeds usually hold the prompt."""

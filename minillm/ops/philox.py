@@ -10,7 +10,8 @@ How minillm fills the two (`lo` and `hi` are the halves of the 64-bit seed, ever
     counter = (position, sequence, purpose, 0)
 
 `position` is the index of the token in its sequence, prompt included; `sequence` tells the sequences of one request
-apart; `purpose` tells apart the draws that one position may need: 0 is the choice of the token itself.
+apart; `purpose` tells apart the draws that one position may need: 0 is the choice of the token itself, `BEAMS` the
+candidates of a beam search, where `sequence` numbers the draws.
 
 Of the four words of the result the first is used. Its upper 23 bits `k` make the uniform (2 k + 1) / 2**24: never 0,
 never 1, and exact in float32, so that a GPU kernel and NumPy hold the same number.
@@ -20,6 +21,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+BEAMS = 1
+"""Purpose of the draws with which a sampling beam search chooses its candidates."""
 
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

@@ -18,6 +18,9 @@ edge of top-p (its sort is not stable; here, the lower ids).
 above every filter keeps a *prefix*, so all that a filter does to the inverse CDF is to lower the mass that u is a share
 of. The two add the same weights in a different order, so they could only differ where u times the mass falls within a
 rounding error of float64 (below 1e-11 of the mass) of the edge between two candidates.
+
+`sample_without_replacement` draws several candidates of one row: after each draw the one that was drawn is taken out,
+and the next uniform number is a share of the mass that is left.
 """
 
 from types import ModuleType
@@ -50,13 +53,12 @@ def keep_top_k(scores: NDArray[Any], k: int, xp: ModuleType) -> NDArray[Any]:
 def keep_top_p(scores: NDArray[Any], p: float, xp: ModuleType, least: int = 1) -> NDArray[Any]:
     """Set to -inf, in place, all but the shortest prefix of each ordered row [N, V] with a share p of the mass.
 
-    The `least` best stay in any case.
+    The `least` best are kept in any case.
     """
     if p < 1.0:
         order, cumulative = _order(scores, xp)
         last = xp.count_nonzero(cumulative < p * cumulative[:, -1:], axis=-1)  # [N, V] -> [N]: rank of the last kept
-        last = xp.maximum(last, least - 1)
-        rows, ranks = xp.nonzero(xp.arange(scores.shape[-1]) > last[:, None])
+        rows, ranks = xp.nonzero(xp.arange(scores.shape[-1]) > xp.maximum(last, least - 1)[:, None])
         scores[rows, order[rows, ranks]] = -xp.inf
     return scores
 
@@ -64,14 +66,14 @@ def keep_top_p(scores: NDArray[Any], p: float, xp: ModuleType, least: int = 1) -
 def keep_min_p(scores: NDArray[Any], min_p: float, xp: ModuleType, least: int = 1) -> NDArray[Any]:
     """Set to -inf, in place, what is less than `min_p` times as likely as the best of its row [N, V].
 
-    The `least` best stay in any case.
+    The `least` best, and what equals the last of them, are kept in any case.
     """
-    if min_p > 0.0:
-        unlikely = xp.exp(scores - scores.max(axis=-1, keepdims=True)) < min_p
+    V = scores.shape[-1]
+    if min_p > 0.0 and least < V:
+        low = xp.exp(scores - scores.max(axis=-1, keepdims=True)) < min_p
         if least > 1:
-            best = xp.argsort(-scores, axis=-1, kind="stable")[:, :least]
-            xp.put_along_axis(unlikely, best, False, axis=-1)
-        scores[unlikely] = -xp.inf
+            low &= scores < xp.partition(scores, V - least, axis=-1)[:, V - least, None]  # [N, V] -> [N, 1]
+        scores[low] = -xp.inf
     return scores
 
 
@@ -132,6 +134,32 @@ def sample(
     return drawn
 
 
+def sample_without_replacement(scores: NDArray[Any], uniforms: NDArray[Any], xp: ModuleType) -> NDArray[np.int64]:
+    """Draw several different candidates, each in proportion to exp(score) among those not drawn yet.
+
+    Once nothing that weighs anything in float32 is left, the best of the rest follow, of equal ones the lower id first.
+
+    Args:
+        scores: [V]; -inf marks what must not be drawn while there is anything else. Left unchanged.
+        uniforms: [n] numbers in (0, 1), one per draw; n at most V.
+        xp: the array module of `scores`.
+
+    Returns:
+        ids [n], int64, in the order in which they were drawn.
+
+    Raises:
+        NumericalError: the scores hold NaN or +inf, or nothing but -inf.
+    """
+    _check(scores[None], xp)
+    ranking = _Ranking(scores, xp)
+    drawn = []
+    for u in uniforms:
+        drawn.append(ranking.reach(float(u) * ranking.total)[0] if ranking.total > 0.0 else ranking.best())
+        ranking.take_out(drawn[-1])
+    ids: NDArray[np.int64] = xp.asarray(drawn, xp.int64)
+    return ids
+
+
 def _sample_row(scores: NDArray[Any], u: float, top_k: int, top_p: float, min_p: float, xp: ModuleType) -> int:
     """Draw one token from `scores` [V], scaled by the temperature already."""
     V = len(scores)
@@ -162,7 +190,8 @@ class _Ranking:
         self.weights = xp.exp(shifted)
         shifted *= -_BUCKETS_PER_NAT  # in place: fresh pages cost more here than the arithmetic
         self.bucket = xp.minimum(shifted, _BUCKETS - 1, out=shifted).astype(xp.int16)  # equal scores, equal bucket
-        self.cumulative = xp.cumsum(xp.bincount(self.bucket, weights=self.weights, minlength=_BUCKETS))
+        self.masses = xp.bincount(self.bucket, weights=self.weights, minlength=_BUCKETS)
+        self.cumulative = xp.cumsum(self.masses)
         self.total = float(self.cumulative[-1])
 
     def reach(self, mass: float) -> tuple[int, float]:
@@ -176,6 +205,19 @@ class _Ranking:
         # The bucket's mass was added up in another order: the last member may miss `mass` by a rounding error.
         rank = min(int(xp.count_nonzero(through < mass)), len(members) - 1)
         return int(members[rank]), float(through[rank])
+
+    def take_out(self, index: int) -> None:
+        """Go on as if this candidate had never been there."""
+        xp, b = self.xp, self.bucket[index]
+        self.bucket[index] = -1
+        self.masses[b] = self.weights[self.bucket == b].sum(dtype=xp.float64)  # summed anew: an empty one has no rest
+        self.cumulative = xp.cumsum(self.masses)
+        self.total = float(self.cumulative[-1])
+
+    def best(self) -> int:
+        """Index of the best candidate, of equal ones the first."""
+        left = self.xp.flatnonzero(self.bucket >= 0)
+        return int(left[self.scores[left].argmax()])
 
 
 def _order(scores: NDArray[Any], xp: ModuleType) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

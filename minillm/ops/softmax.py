@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .top import top_indices
+
 
 def softmax(x: NDArray[Any], xp: ModuleType, out: NDArray[Any] | None = None) -> NDArray[Any]:
     """exp(x) / sum(exp(x)) over the last axis, [..., V] -> [..., V]; `out` may be `x` itself."""
@@ -53,11 +55,7 @@ def top_log_probs(logits: NDArray[Any], n: int, xp: ModuleType = np) -> tuple[ND
     `logits` [N, V], `n` from 0 to V -> their ids [N, n] int64 and their log-probabilities [N, n] float32.
     """
     ids: NDArray[np.int64] = xp.empty((len(logits), n), xp.int64)
-    if n > 0:
-        for i, row in enumerate(logits):
-            last = xp.partition(row, -n)[-n]  # the n-th largest; its equals are candidates too
-            candidates = xp.flatnonzero(row >= last)
-            order = xp.argsort(-row[candidates], kind="stable")[:n]
-            ids[i] = candidates[order]
+    for i, row in enumerate(logits):
+        ids[i] = top_indices(row, n, xp)
     top = logits[xp.arange(len(logits))[:, None], ids]  # [N, V] -> [N, n]
     return ids, (top - log_sum_exp(logits, xp)[:, None]).astype(xp.float32)

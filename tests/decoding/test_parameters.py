@@ -21,6 +21,7 @@ FIELDS = [field.name for field in dataclasses.fields(GenerationConfig)]
 CONTEXT: dict[str, dict[str, Any]] = {
     "do_sample": {"do_sample": True},
     "num_beams": {"num_beams": 4},
+    "num_beam_groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "stop_strings": {"stop_strings": "."},
     "mirostat": {"do_sample": True, "mirostat": 2},
 }
@@ -141,6 +142,9 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "num_beams": [(1, 1), (9, 9)],
     "length_penalty": [(-1, -1.0), (0.0, 0.0)],
     "early_stopping": [(True, True), (False, False), ("never", "never")],
+    "num_beam_groups": [(1, 1)],
+    "diversity_penalty": [(1, 1.0), (0.3, 0.3)],
+    "penalty_alpha": [(0, 0.0), (0.0, 0.0)],
     "use_cache": [(True, True), (False, False)],
     "logprobs": [(True, True), (False, False)],
     "top_logprobs": [(0, 0), (100, 100)],
@@ -198,6 +202,9 @@ INVALID: dict[str, list[Any]] = {
     "num_beams": [0, *NOT_WHOLE],
     "length_penalty": [51, *NOT_A_NUMBER],
     "early_stopping": [1, "always", 1.0],
+    "num_beam_groups": [0, 2, *NOT_WHOLE],
+    "diversity_penalty": [0.0, -1.0, *NOT_A_NUMBER],
+    "penalty_alpha": [-0.1, 1.1, 0.5, *NOT_A_NUMBER],
     "use_cache": NOT_A_FLAG,
     "logprobs": NOT_A_FLAG,
     "top_logprobs": [-1, 101, *NOT_WHOLE],
@@ -350,19 +357,68 @@ def test_results_per_prompt() -> None:
     assert settle({"num_return_sequences": 4}).num_return_sequences == 1
 
 
-def test_beam_search_does_not_sample(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ParameterError, match="num_beams=4 with do_sample=True"):
-        settle(num_beams=4, do_sample=True)
-    assert not caplog.records
-    for defaults, said, expected in (
-        ({"num_beams": 4, "do_sample": True}, {}, (True, 1)),
-        ({"num_beams": 4}, {"do_sample": True}, (True, 1)),
-        ({"do_sample": True}, {"num_beams": 4}, (False, 4)),
+def test_beams_may_sample() -> None:
+    settings = settle(num_beams=4, do_sample=True, num_return_sequences=4)
+    assert (settings.num_beams, settings.do_sample, settings.top_k) == (4, True, 50)
+    with pytest.raises(ParameterError, match="num_return_sequences=5 is more than num_beams=4"):
+        settle(num_beams=4, do_sample=True, num_return_sequences=5)
+
+
+GROUPS = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}
+
+
+def test_groups_of_beams() -> None:
+    settings = settle(**GROUPS)
+    assert (settings.num_beams, settings.num_beam_groups, settings.diversity_penalty) == (4, 2, 0.5)
+    for change, message in (
+        ({"num_beam_groups": 3}, "num_beam_groups=3 does not divide num_beams=4"),
+        ({"num_beams": 1}, "num_beam_groups=2 does not divide num_beams=1"),
+        ({"do_sample": True}, "num_beam_groups=2 with do_sample=True"),
+        ({"diversity_penalty": None}, "num_beam_groups=2 needs a diversity_penalty"),
+        ({"num_beam_groups": None}, "diversity_penalty=0.5 has no effect without num_beam_groups above 1"),
+        ({"num_return_sequences": 5}, "num_return_sequences=5 is more than num_beams=4"),
     ):
-        caplog.clear()
-        settings = settle(defaults, **said)
-        assert (settings.do_sample, settings.num_beams) == expected
-        assert len(caplog.records) == 1
+        with pytest.raises(ParameterError, match=message):
+            settle(**GROUPS | change)
+
+
+def test_contrastive_search() -> None:
+    settings = settle(penalty_alpha=0.6, top_k=4)
+    assert (settings.penalty_alpha, settings.top_k, settings.do_sample) == (0.6, 4, False)
+    for fields, message in (
+        ({}, "penalty_alpha=0.6 needs top_k, .*; none is set"),
+        ({"top_k": 1}, "penalty_alpha=0.6 needs top_k, .* at least 2; found 1"),
+        ({"top_k": 4, "do_sample": True}, "penalty_alpha=0.6 with do_sample=True"),
+        ({"top_k": 4, "num_beams": 2}, "penalty_alpha=0.6 with num_beams=2"),
+        ({"top_k": 4, "num_return_sequences": 2}, "num_return_sequences=2 is more than num_beams=1"),
+        ({"top_k": 4, "temperature": 0.5}, "temperature=0.5 has no effect without do_sample=True"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            settle(penalty_alpha=0.6, **fields)
+    with pytest.raises(ParameterError, match="top_k=4 has no effect without do_sample=True"):
+        settle(penalty_alpha=0, top_k=4)
+
+
+CHECKPOINTS: list[tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]] = [
+    (GROUPS | {"penalty_alpha": 0.6}, {}, (4, 2, 0.5, 0.0, False)),
+    (GROUPS, {"do_sample": True}, (4, 1, 0.0, 0.0, True)),
+    (GROUPS, {"num_beams": 3}, (3, 1, 0.0, 0.0, False)),
+    (GROUPS, {"penalty_alpha": 0.6, "top_k": 4}, (1, 1, 0.0, 0.6, False)),
+    ({"do_sample": True}, GROUPS, (4, 2, 0.5, 0.0, False)),
+    ({"do_sample": True, "num_beams": 3}, {"penalty_alpha": 0.6, "top_k": 4}, (1, 1, 0.0, 0.6, False)),
+    ({"penalty_alpha": 0.6, "top_k": 4}, {}, (1, 1, 0.0, 0.6, False)),
+    ({"penalty_alpha": 0.6}, {}, (1, 1, 0.0, 0.0, False)),
+    ({"penalty_alpha": 0.6, "top_k": 4}, {"do_sample": True}, (1, 1, 0.0, 0.0, True)),
+    ({"penalty_alpha": 0.6, "top_k": 4}, {"num_beams": 2}, (2, 1, 0.0, 0.0, False)),
+    ({"diversity_penalty": 0.0, "num_beam_groups": 1}, {"num_beams": 2}, (2, 1, 0.0, 0.0, False)),
+]
+
+
+@pytest.mark.parametrize(("defaults", "said", "expected"), CHECKPOINTS)
+def test_the_users_strategy_wins_over_the_checkpoints(defaults: dict, said: dict, expected: tuple) -> None:
+    names = ("num_beams", "num_beam_groups", "diversity_penalty", "penalty_alpha", "do_sample")
+    settings = settle(defaults, **said)
+    assert tuple(getattr(settings, name) for name in names) == expected
 
 
 BESIDE_MIROSTAT = {

@@ -1,0 +1,126 @@
+"""Contrastive search: of the likeliest tokens take one that does not say what has been said already.
+
+Su et al., "A contrastive framework for neural text generation", arXiv 2202.06417, section 3.2, equation 5. Each of the
+top_k likeliest tokens v is fed to the model, and the one is kept that maximises
+
+    (1 - alpha) p(v) - alpha max_j cos(h_v, h_j)
+
+with h_v the hidden state behind v's logits and h_j those of the tokens before it, prompt included; alpha is
+penalty_alpha. So one step feeds top_k tokens that all continue one sequence, and keeps one of them; the logits that
+came with it serve the next step. A greedy search that looks one token ahead costs as much.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..errors import ParameterError
+from ..ops.softmax import softmax
+from ..ops.top import top_indices
+from .continuation import Continuation
+from .parameters import Settings
+from .processors import History, build_processors
+from .report import Report
+from .strategy import Feed, Request, Rows, State, Strategy
+
+
+@dataclass(eq=False)
+class ContrastiveState(State):
+    """The continuation, and the tokens that may be its next."""
+
+    candidates: list[int] = field(default_factory=list)
+    """[k] ids, likeliest first; empty before the prompt is computed"""
+    probabilities: Any = None
+    """[k], of the candidates"""
+    directions: Any = None
+    """[room, E]: the hidden state of each token so far, scaled to length 1; the rest is room for those to come"""
+    report: Report | None = None
+    """On the logits that the candidates come from"""
+
+    @property
+    def continuation(self) -> Continuation:
+        """What grows."""
+        return self.results[0]
+
+    @property
+    def line(self) -> list[int]:
+        """All tokens, prompt first."""
+        return self.request.prompt_ids + self.continuation.token_ids
+
+
+class ContrastiveSearch(Strategy):
+    """See the module's text."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.alpha = settings.penalty_alpha
+        self.processors = build_processors(settings)
+
+    @property
+    def width(self) -> int:
+        """Every candidate is a sequence."""
+        return self.settings.top_k
+
+    def begin(self, request: Request) -> tuple[State, list[Feed]]:
+        """Feed the prompt, and ask for the state behind each of its tokens."""
+        state = ContrastiveState(request, [request.continuation(0)])
+        return state, [Feed(request.prompt_ids, rows="all", hidden=True)]
+
+    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+        """Choose one of each request's candidates, and feed those that may follow it."""
+        answers, first = [], 0
+        for state in states:
+            assert isinstance(state, ContrastiveState)
+            own = slice(rows.starts[first], rows.starts[first + state.feeds])
+            answers.append(self._advance(ops, state, rows.logits[own], rows.hidden[own]))
+            first += state.feeds
+        return answers
+
+    def _advance(self, ops: Backend, state: ContrastiveState, logits: Any, hidden: Any) -> list[Feed]:
+        """One step of one request.
+
+        Args:
+            ops: the back end that made the rows
+            state: of the request
+            logits: [k, V], one row per candidate; after the prompt [S, V]
+            hidden: [k, E] or [S, E], the states behind them
+        """
+        directions = hidden / ops.xp.linalg.norm(hidden, axis=-1, keepdims=True)
+        if not state.candidates:
+            S, E = directions.shape
+            state.directions = ops.xp.empty((S + state.request.max_new_tokens, E), directions.dtype)
+            state.directions[:S] = directions
+            return self._feeds(ops, state, logits[-1:], parent=0)
+        chosen = self._choose(ops, state, directions)
+        state.directions[len(state.line)] = directions[chosen]
+        assert state.report is not None
+        state.continuation.push(state.candidates[chosen], *state.report.of(0, state.candidates[chosen]))
+        if state.continuation.finish_reason is not None:
+            return []
+        return self._feeds(ops, state, logits[chosen : chosen + 1], parent=chosen)
+
+    def _choose(self, ops: Backend, state: ContrastiveState, directions: Any) -> int:
+        """The place of the best candidate; of equal ones the likelier. directions: [k, E], of length 1"""
+        similarity = state.directions[: len(state.line)] @ directions.T  # [S, E] @ [E, k] -> [S, k]
+        scores = (1 - self.alpha) * state.probabilities - self.alpha * similarity.max(axis=0)  # -> [k]
+        return int(scores.argmax())
+
+    def _feeds(self, ops: Backend, state: ContrastiveState, logits: Any, parent: int) -> list[Feed]:
+        """The likeliest tokens, each after the sequence `parent`. logits: [1, V]"""
+        V = logits.shape[-1]
+        if self.settings.top_k > V:
+            raise ParameterError(f"top_k={self.settings.top_k} with penalty_alpha is more than the vocabulary's {V}")
+        state.report = Report(ops, logits, self.settings, changing=True)
+        scores = logits.copy()
+        if self.processors:
+            line = np.asarray(state.line, np.int64)
+            history = History(line, np.asarray([0, len(line)]), np.asarray([len(state.request.prompt_ids)]))
+            for processor in self.processors:
+                scores = processor(history, scores, ops.xp)
+        probabilities = softmax(scores, ops.xp)[0]  # [1, V] -> [V]
+        best = top_indices(probabilities, self.settings.top_k, ops.xp)
+        state.candidates, state.probabilities = [int(i) for i in best], probabilities[best]
+        return [Feed((token,), parent=parent, hidden=True) for token in state.candidates]

@@ -1,0 +1,133 @@
+"""Makes the golden files of the searches that transformers moved out: what release 4.55.4, the last with all, finds.
+
+    python -m venv env && env/bin/pip install torch==2.13.0 transformers==4.55.4
+    env/bin/python scripts/make_golden_searches.py     # rewrites tests/golden_searches/
+
+The models are the checkpoints under tests/golden/. Each file holds random configurations of one search on them, each
+with a prompt, the new tokens of every returned sequence and their scores; "made_by" names versions, seed and models.
+
+transformers pads a group of beams that is done and lets the groups after it avoid the padding as if it had been chosen
+(a slip: the paper penalises what a group chose). Configurations whose result depends on which token pads are left out
+and counted in "left_out".
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+SEED = 4
+V = 96
+CONTRASTIVE_VARIANTS = ("pre-norm", "untied", "galactica", "no-final-norm")
+"""Not post-norm: transformers compares states after project_out, minillm those before it."""
+VARIANTS = ("pre-norm", "post-norm", "galactica")
+
+
+def main() -> None:
+    """Write both files."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    write("diverse", VARIANTS, 90, diverse_fields)
+    write("contrastive", CONTRASTIVE_VARIANTS, 60, contrastive_fields)
+
+
+def diverse_fields(rng: np.random.Generator) -> dict[str, Any]:
+    """A configuration of diverse beam search; in most of them the end is likely."""
+    groups, size = int(rng.integers(2, 5)), int(rng.integers(1, 4))
+    fields: dict[str, Any] = {
+        "num_beams": groups * size,
+        "num_beam_groups": groups,
+        "diversity_penalty": float(rng.choice([0.2, 0.7, 1.5, 10.0])),
+        "num_return_sequences": int(rng.integers(1, groups * size + 1)),
+        "max_new_tokens": int(rng.integers(1, 14)),
+        "early_stopping": [True, False, "never"][rng.integers(3)],
+        "length_penalty": float(rng.choice([-1.0, 0.0, 0.7, 1.0, 2.0])),
+    }
+    ends = int(rng.choice([0, 3, 10, 20]))
+    if ends:
+        fields["eos_token_id"] = rng.choice(V, ends, replace=False).tolist()
+    if rng.random() < 0.25:
+        fields["repetition_penalty"] = float(rng.choice([0.8, 1.3]))
+    return fields
+
+
+def contrastive_fields(rng: np.random.Generator) -> dict[str, Any]:
+    """A configuration of contrastive search."""
+    fields: dict[str, Any] = {
+        "penalty_alpha": float(rng.choice([0.1, 0.4, 0.6, 0.9, 1.0])),
+        "top_k": int(rng.integers(2, 9)),
+        "max_new_tokens": int(rng.integers(5, 30)),
+    }
+    ends = int(rng.choice([0, 1, 5]))
+    if ends:
+        fields["eos_token_id"] = rng.choice(V, ends, replace=False).tolist()
+    if rng.random() < 0.25:
+        fields["repetition_penalty"] = float(rng.choice([0.8, 1.3]))
+    return fields
+
+
+def write(name: str, variants: tuple[str, ...], count: int, draw: Any) -> None:
+    """One file."""
+    rng = np.random.default_rng(SEED)
+    cases, left_out, hashes = [], 0, {}
+    for variant in variants:
+        folder = ROOT / "tests" / "golden" / variant
+        hashes[variant] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        model = transformers.OPTForCausalLM.from_pretrained(folder).eval()
+        for _ in range(count // len(variants)):
+            fields, prompt = draw(rng), rng.integers(3, V, rng.integers(1, 12)).tolist()
+            first, second = (run(model, prompt, fields, pad) for pad in padding(fields))
+            if first["sequences"] == second["sequences"] and np.allclose(first["scores"], second["scores"]):
+                cases.append({"model": variant, "prompt": prompt, "fields": fields} | first)
+            else:
+                left_out += 1
+    made_by = {
+        "script": "scripts/make_golden_searches.py",
+        "seed": SEED,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "sha256": hashes,
+    }
+    lines = ",\n".join(json.dumps(case) for case in cases)
+    text = f'{{"made_by": {json.dumps(made_by)},\n"left_out": {left_out},\n"cases": [\n{lines}\n]}}\n'
+    path = ROOT / "tests" / "golden_searches" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(f"{path.name}: {len(cases)} cases, {left_out} left out")
+
+
+def padding(fields: dict[str, Any]) -> list[int]:
+    """Two tokens to pad with, neither of which ends a sequence."""
+    return [token for token in range(V) if token not in fields.get("eos_token_id", [])][:2]
+
+
+@torch.no_grad()
+def run(model: transformers.OPTForCausalLM, prompt: list[int], fields: dict[str, Any], pad: int) -> dict[str, Any]:
+    """New tokens of each returned sequence, up to the first that ends it, and the scores where there are any."""
+    ends = fields.get("eos_token_id", [])
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        generation_config=transformers.GenerationConfig(
+            pad_token_id=pad, output_scores=True, return_dict_in_generate=True, **{"eos_token_id": None} | fields
+        ),
+    )
+    sequences = []
+    for line in out.sequences[:, len(prompt) :].tolist():
+        stop = next((i + 1 for i, token in enumerate(line) if token in ends), len(line))
+        sequences.append(line[:stop])
+    scores = getattr(out, "sequences_scores", None)
+    return {"sequences": sequences, "scores": [] if scores is None else scores.tolist()}
+
+
+if __name__ == "__main__":
+    main()

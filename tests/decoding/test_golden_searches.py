@@ -1,0 +1,103 @@
+"""Diverse beam search and contrastive search against transformers 4.55.4 (scripts/make_golden_searches.py)."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.numpy import NumpyBackend
+from minillm.decoding import contrastive_search, diverse
+from minillm.models import load_model
+from minillm.runner import Runner
+
+from ..tiny import Result, loop_of, request_for, run, runner_of
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (TESTS / "golden_searches").iterdir()}
+EXPECTED = {name: golden["cases"] for name, golden in GOLDEN.items()}
+
+
+def runners(name: str) -> dict[str, Runner]:
+    """The models that the cases were made with."""
+    found = {}
+    for variant, digest in GOLDEN[name]["made_by"]["sha256"].items():
+        folder = TESTS / "golden" / variant
+        assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == digest, "a new model?"
+        found[variant] = runner_of(load_model(folder, NumpyBackend()), pages=1500, page_size=8)
+    return found
+
+
+def results(name: str, every: int, **more: Any) -> Iterator[tuple[dict[str, Any], list[Result]]]:
+    """Cases, and what ours gives; all cases of a model run side by side."""
+    for variant, runner in runners(name).items():
+        cases = [case for case in EXPECTED[name][::every] if case["model"] == variant]
+        requests = [request_for(case["prompt"], **case["fields"], **more) for case in cases]
+        yield from zip(cases, run(loop_of(target=runner, max_batch_size=40), requests), strict=True)
+        assert runner.cache.free_pages == runner.cache.num_pages
+
+
+def differences(name: str, every: int = 1, **more: Any) -> int:
+    """Cases in which ours are other tokens or scores."""
+    count = 0
+    for case, ours in results(name, every, **more):
+        ends = set(case["fields"].get("eos_token_id", ()))
+        same = [unended(r.token_ids, ends) for r in ours] == [unended(line, ends) for line in case["sequences"]]
+        scores = [r.score for r in ours] if case["scores"] else []
+        count += not (same and np.allclose(scores, case["scores"], rtol=1e-5, atol=1e-4))
+    return count
+
+
+def unended(line: list[int], ends: set[int]) -> list[int]:
+    """Without the token that ended it: transformers 4.55 writes the first of several there, whichever it was."""
+    return [-1 if token in ends else token for token in line]
+
+
+def test_the_cases_cover_what_they_should() -> None:
+    assert {golden["made_by"]["transformers"] for golden in GOLDEN.values()} == {"4.55.4"}
+    fields = [case["fields"] for case in EXPECTED["diverse"]]
+    assert len(fields) > 80
+    assert {f["early_stopping"] for f in fields} == {True, False, "never"}
+    assert {np.sign(f["length_penalty"]) for f in fields} == {-1, 0, 1}
+    ended = [case for case in EXPECTED["diverse"] if len(set(map(len, case["sequences"]))) > 1]
+    assert len(ended) > 15
+    lines = [case["sequences"][0] for case in EXPECTED["contrastive"]]
+    assert sum(len(set(line)) > 8 for line in lines) > 30
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_same_sequences_and_scores(name: str) -> None:
+    assert differences(name) == 0
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_same_without_a_cache(name: str) -> None:
+    assert differences(name, every=7, use_cache=False) == 0
+
+
+BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "groups take no notice of each other": (
+        "diverse",
+        lambda patch: patch.setattr(diverse.DiverseBeamSearch, "extend", lambda self, *a: super(
+            diverse.DiverseBeamSearch, self).extend(*a[:3])),
+    ),
+    "today's rule for the end of a search": (
+        "diverse",
+        lambda patch: patch.setattr(diverse.DiverseBeamSearch, "goes_on", diverse.BeamSearch.goes_on),
+    ),
+    "a context without the prompt": (
+        "contrastive",
+        lambda patch: patch.setattr(contrastive_search.ContrastiveState, "line", property(
+            lambda self: self.continuation.token_ids or self.request.prompt_ids)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_they_would_tell(breakage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, apply = BREAKAGES[breakage]
+    apply(monkeypatch)
+    assert differences(name) > 0
