@@ -110,7 +110,7 @@ def padding(fields: dict[str, Any]) -> list[int]:
     return [token for token in range(V) if token not in fields.get("eos_token_id", [])][:2]
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def run(model: transformers.OPTForCausalLM, prompt: list[int], fields: dict[str, Any], pad: int) -> dict[str, Any]:
     """New tokens of each returned sequence, up to the first that ends it, and the scores where there are any."""
     ends = fields.get("eos_token_id", [])

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ..backends.base import Backend
 from ..errors import ParameterError
 from ..ops.softmax import softmax
@@ -116,8 +114,7 @@ class ContrastiveSearch(Strategy):
         state.report = Report(ops, logits, self.settings, changing=True)
         scores = logits.copy()
         if self.processors:
-            line = np.asarray(state.line, np.int64)
-            history = History(line, np.asarray([0, len(line)]), np.asarray([len(state.request.prompt_ids)]))
+            history = History.of([(state.request, state.continuation.token_ids)])
             for processor in self.processors:
                 scores = processor(history, scores, ops.xp)
         probabilities = softmax(scores, ops.xp)[0]  # [1, V] -> [V]

@@ -49,7 +49,7 @@ def rows_of_feeds(states: Sequence[State], rows: Rows) -> list[list[tuple[int, i
 class NGramSpeculation(Strategy):
     """Guess that what followed the newest token the last time follows it again (prompt lookup, n = 1)."""
 
-    width = 5
+    longest = 5
 
     def begin(self, request: Request) -> tuple[GuessState, list[Feed]]:
         return GuessState(request, [request.continuation(0)]), [Feed(request.prompt_ids)]
@@ -57,7 +57,7 @@ class NGramSpeculation(Strategy):
     def guess(self, state: GuessState) -> list[int]:
         line = state.line
         earlier = [i for i, token in enumerate(line[:-1]) if token == line[-1]]
-        return line[earlier[-1] + 1 :][: min(self.width, state.room)] if earlier else []
+        return line[earlier[-1] + 1 :][: min(self.longest, state.room)] if earlier else []
 
     def step(self, ops: Backend, states: Sequence[Any], rows: Rows) -> list[list[Feed]]:
         choices = ops.argmax(rows.logits).tolist()
@@ -105,7 +105,7 @@ class DraftSpeculation(Strategy):
         if state.continuation.finish_reason is not None:
             return []
         line = state.line
-        state.drafting = len(state.guess) < min(self.width, state.room)
+        state.drafting = len(state.guess) < min(self.longest, state.room)
         if not state.drafting:
             return [Feed([line[-1], *state.guess], parent=0, keep=len(line) - 1, rows="all")]
         if state.guess:
@@ -116,4 +116,4 @@ class DraftSpeculation(Strategy):
     def draft_knows(self, state: DraftState) -> int:
         """Positions of the accepted line that the draft has seen: it never sees its last guess."""
         before_last = len(state.line) - 1 - (state.accepted[-1] if state.accepted else 0)
-        return before_last + min(state.accepted[-1], self.width - 1) if len(state.accepted) > 1 else before_last
+        return before_last + min(state.accepted[-1], self.longest - 1) if len(state.accepted) > 1 else before_last

@@ -55,6 +55,12 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "num_beams": lambda plain: added({}, num_beams=3),
     "length_penalty": lambda plain: added(BEAMS, length_penalty=-2.0),
     "early_stopping": lambda plain: added(BEAMS | {"eos_token_id": range(0, 512, 5)}, early_stopping=True),
+    "num_beam_groups": lambda plain: added({"num_beams": 4}, num_beam_groups=2, diversity_penalty=5.0),
+    "diversity_penalty": lambda plain: (
+        {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 9.0},
+        {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 0.01},
+    ),
+    "penalty_alpha": lambda plain: added({}, penalty_alpha=0.9, top_k=4),
     "use_cache": lambda plain: added({}, use_cache=False),
     "logprobs": lambda plain: added({}, logprobs=True),
     "top_logprobs": lambda plain: added({"logprobs": True}, top_logprobs=2),
