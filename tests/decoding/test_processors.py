@@ -1,20 +1,25 @@
 """Logits processors against their formulas, worked out token by token."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from minillm.decoding.fields import ByIdentity
 from minillm.decoding.parameters import GenerationConfig, resolve
 from minillm.decoding.processors import (
+    ExponentialDecayLengthPenalty,
     History,
     LogitsProcessor,
     MinLength,
     MinNewTokens,
     NoRepeatNGram,
+    PrefixAllowedTokens,
     PresenceFrequencyPenalty,
     RepetitionPenalty,
     SequenceBias,
+    SuppressTokensAtBegin,
     build_processors,
 )
 
@@ -105,11 +110,36 @@ def test_all_processors_are_built_in_transformers_order() -> None:
 
 def test_what_a_short_history_can_complete_is_nothing() -> None:
     """A row may be shorter than a sequence to look for; the row before it must not be read in its place."""
-    seen = history(([1, 2], [3]), ([3], []), ([2], [3]))
+    seen = history(([1, 3], [2]), ([3], []), ([2], [3]))
     bias = SequenceBias((((2, 3, 4), 1.0), ((3, 5), 2.0), ((9,) * 50, 3.0)))
     got = bias(seen, np.zeros((3, 10), np.float32), np)
-    assert np.argwhere(got).tolist() == [[0, 4], [0, 5], [1, 5], [2, 4], [2, 5]]
+    assert np.argwhere(got).tolist() == [[1, 5], [2, 4], [2, 5]]
     assert not np.isinf(NoRepeatNGram(50)(seen, got, np)).any()
+
+
+def test_exponential_decay_is_its_formula() -> None:
+    seen = history(([9] * 5, [9]), ([9], [9] * 3), ([9], [9] * 4), ([9], [9] * 4))
+    logits = [[2.0, 5.0, -3.0]] * 3 + [[-INF, 5.0, 2.0]]
+    got = apply(ExponentialDecayLengthPenalty(2, 1.5, (0, 2)), seen, logits)
+    # |s| * (1.5 ** k - 1) more, for k = 1 and 2 tokens past the second generated one
+    assert got == [[2.0, 5.0, -3.0], [3.0, 5.0, -1.5], [4.5, 5.0, 0.75], [-INF, 5.0, 4.5]]
+
+
+def test_what_is_suppressed_at_the_beginning_comes_after_a_forced_one() -> None:
+    seen = history(([9], []), ([9], [9]), ([9, 9], []), ([9, 9], [9]))
+    plain, none = [-INF, 2.0], [1.0, 2.0]
+    at_begin = [apply(SuppressTokensAtBegin((0,), forced), seen, [none] * 4) for forced in (False, True)]
+    assert at_begin == [[plain, none, plain, none], [none, plain, plain, none]]
+
+
+def test_allowed_tokens_that_are_all_forbidden_are_allowed_again() -> None:
+    """In beam search, only where that holds for every beam of the request."""
+    seen = replace(history(*[([9], [])] * 4), requests=np.array([0, 0, 1, 1]))
+    logits = [[1.0, -INF], [-INF, 2.0], [1.0, -INF], [1.0, -INF]]
+    only_1 = ByIdentity(lambda batch_id, ids: [1])
+    dead, alive, again = [-INF, -INF], [-INF, 2.0], [-INF, 0.0]
+    assert apply(PrefixAllowedTokens(only_1, beams=True), seen, logits) == [dead, alive, again, again]
+    assert apply(PrefixAllowedTokens(only_1, beams=False), seen, logits) == [again, alive, again, again]
 
 
 def test_the_order_matters_and_is_repetition_first() -> None:
