@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before anything imports NumPy; a tiny model gains nothing from more
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # before anything imports NumPy; a tiny model gains nothing from more
