@@ -28,6 +28,8 @@ class PagedCache:
         self.keys = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
         self.values = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
         self._references = [0] * num_pages
+        self.copied_positions = 0
+        """How many positions, in all layers, forks have had copied so far."""
         self.reclaim: Callable[[], bool] | None = None
         """Asked when no page is free; True if it has freed something (`PrefixCache`)."""
         self._free = list(range(num_pages - 1, -1, -1))
@@ -110,10 +112,15 @@ class PagedCache:
         if self._references[page] == 1:
             return page
         copy = self._take()
-        self.keys[:, copy, :, :used] = self.keys[:, page, :, :used]
-        self.values[:, copy, :, :used] = self.values[:, page, :, :used]
+        self._copy(page, copy, slice(0, used))
         self._release(page)
         return copy
+
+    def _copy(self, source: int, target: int, part: slice) -> None:
+        """Copy some positions of a page, in all layers."""
+        self.keys[:, target, :, part] = self.keys[:, source, :, part]
+        self.values[:, target, :, part] = self.values[:, source, :, part]
+        self.copied_positions += part.stop - part.start
 
     def _release(self, page: int) -> None:
         self._references[page] -= 1

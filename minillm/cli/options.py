@@ -20,7 +20,7 @@ SAMPLING = (
     *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("mirostat", "mirostat_tau", "mirostat_eta"),
 )
-"""Any of these turns sampling on."""
+"""Any of these turns sampling on; but --top-k beside --penalty-alpha counts the candidates of contrastive search."""
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +59,11 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--length-penalty", type=float, metavar="X", help="of beams: above 0 favours long results")
     choice.add_argument(
         "--early-stopping", type=_early_stopping, metavar="WHEN", help="of beams: yes, no (default) or never"
+    )
+    choice.add_argument("--num-beam-groups", type=int, metavar="N", help="groups of beams that avoid each other")
+    choice.add_argument("--diversity-penalty", type=float, metavar="X", help="how much they do")
+    choice.add_argument(
+        "--penalty-alpha", type=float, metavar="A", help="contrastive search among the --top-k likeliest: its weight"
     )
     choice.add_argument("--num-return-sequences", type=int, metavar="N", help="results for each prompt (default: 1)")
     choice.add_argument(
@@ -103,7 +108,8 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
 
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
     fields = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    if any(name in fields for name in SAMPLING):
+    contrastive = {"top_k"} if "penalty_alpha" in fields else set()
+    if fields.keys() & set(SAMPLING) - contrastive:
         fields["do_sample"] = True
     return fields
 
@@ -114,7 +120,8 @@ def load_engine(
     """The engine that the model options ask for, as wide as the work at hand."""
     from ..engine import Engine
 
-    sequences = [fields.get(name, 1) for name in ("num_beams", "num_return_sequences")] if fields else []
+    widths = ["num_beams", "num_return_sequences", *(["top_k"] if fields and "penalty_alpha" in fields else [])]
+    sequences = [fields.get(name, 1) for name in widths] if fields else []
     return Engine(
         args.model,
         revision=args.revision,

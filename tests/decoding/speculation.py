@@ -83,7 +83,7 @@ class DraftState(GuessState):
 class DraftSpeculation(Strategy):
     """A draft model guesses one token a step; then the target sees them all at once (arXiv 2211.17192)."""
 
-    width = 3
+    longest = 3
 
     def begin(self, request: Request) -> tuple[DraftState, list[Feed]]:
         feeds = [Feed(request.prompt_ids), Feed(request.prompt_ids, model="draft")]

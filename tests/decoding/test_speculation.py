@@ -109,8 +109,8 @@ def test_each_model_is_fed_only_what_it_has_not_seen() -> None:
     run(StepLoop(runners, loop_of(target=target).scheduler.limits), requests, strategy)
     verified = sum(len(state.accepted) - 1 for state in strategy.states)
     prompts = sum(map(len, PROMPTS))
-    assert fed["target"] <= prompts + verified * (1 + Draft.width)
-    assert fed["draft"] <= prompts + verified * (2 + Draft.width)
+    assert fed["target"] <= prompts + verified * (1 + Draft.longest)
+    assert fed["draft"] <= prompts + verified * (2 + Draft.longest)
 
 
 def counting(forward, fed: dict[str, int], name: str):

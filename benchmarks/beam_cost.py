@@ -1,0 +1,161 @@
+"""What does a step of beam search cost beside a greedy step of as many sequences? Seconds per step, by context length.
+
+Both compute one token for each of four sequences. Greedy search runs four prompts of that length; beam search runs four
+beams on one prompt, ranks their candidates, and forks the sequences that are named more than once. Steps of the two
+take turns, so that a busy machine is busy for both; the ratio is the median of the ratios within each turn.
+
+The weights are random, so the candidates are nearly equal and the beams fork as often as they can. What a fork copies
+is counted: positions of the K/V cache, all layers.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from harness import RESULTS, available_cores, describe, make_folder, positive, say, thread_environment, write_csv
+
+if TYPE_CHECKING:
+    from minillm import Engine
+    from minillm.loop import StepLoop
+
+HEADER = (
+    "context", "greedy_ms_median", "greedy_ms_min", "greedy_ms_max", "beam_ms_median", "beam_ms_min", "beam_ms_max",
+    "ratio_median", "ratio_quartile_1", "ratio_quartile_3", "positions_copied_per_step", "page_size",
+)  # fmt: skip
+LIMIT = 1.25
+"""The ratio that is aimed at."""
+
+
+class Figures(NamedTuple):
+    """What was measured at one context length."""
+
+    context: int
+    greedy: list[float]
+    """Seconds of each step"""
+    beam: list[float]
+    copied: float
+    """Positions that a beam step copied on average"""
+
+    @property
+    def ratios(self) -> list[float]:
+        """Beam over greedy, turn by turn, least first."""
+        return sorted(b / g for b, g in zip(self.beam, self.greedy, strict=True))
+
+    def row(self, page_size: int) -> list[object]:
+        """As `HEADER` names it."""
+        times = [f"{1e3 * f(side):.3f}" for side in (self.greedy, self.beam) for f in (statistics.median, min, max)]
+        low, middle, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
+        return [self.context, *times, f"{middle:.3f}", f"{low:.3f}", f"{high:.3f}", f"{self.copied:.1f}", page_size]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Measure steps of beam search against greedy steps.")
+    parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
+    parser.add_argument(
+        "--contexts", type=_lengths, default=(100, 1000), metavar="N,N,...", help="tokens before the first timed step"
+    )
+    parser.add_argument("--beams", type=positive, default=4, metavar="N", help="and greedy prompts (default: 4)")
+    parser.add_argument("--steps", type=positive, default=60, metavar="N", help="timed turns (default: 60)")
+    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV")
+    return parser.parse_args(arguments)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
+
+
+def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams: int) -> "StepLoop":
+    """A step loop of its own on the engine's model, its prompts computed, one step to warm up taken."""
+    from minillm import GenerationConfig
+    from minillm.decoding.parameters import resolve
+    from minillm.decoding.select import strategy_for
+    from minillm.decoding.strategy import Request
+    from minillm.loop import StepLoop
+    from minillm.scheduler import Limits
+
+    config = GenerationConfig(max_new_tokens=steps + 3, num_beams=num_beams)
+    settings = resolve(config, {}, vocab_size=engine.config.vocab_size, eos_token_id=None)
+    loop = StepLoop({"target": engine.runner}, Limits(max(num_beams, len(prompts)), 512))
+    for prompt in prompts:
+        loop.add(Request(prompt, settings), strategy_for(settings))
+    while loop.stats.decode_tokens == 0:
+        loop.step()
+    return loop
+
+
+def measure(engine: "Engine", context: int, beams: int, steps: int) -> Figures:
+    """Time steps at one context length, in turns."""
+    V, cache = engine.config.vocab_size, engine.runner.cache
+    prompts = [[(7919 * i + 101 * j + 11) % V for i in range(context - 2)] for j in range(beams)]
+    say(f"context {context}: computing the prompts")
+    greedy = loop_with(engine, prompts, steps, 1)
+    beam = loop_with(engine, prompts[:1], steps, beams)
+    figures = Figures(context, [], [], 0.0)
+    say(f"context {context}: {steps} turns")
+    before = cache.copied_positions
+    for turn in range(steps):
+        for loop, seconds in ((greedy, figures.greedy), (beam, figures.beam))[:: 1 if turn % 2 else -1]:
+            began = time.perf_counter()
+            loop.step()
+            seconds.append(time.perf_counter() - began)
+    copied = (cache.copied_positions - before) / steps
+    for loop in (greedy, beam):
+        while loop.busy:
+            loop.step()
+    return figures._replace(copied=copied)
+
+
+def table(figures: Sequence[Figures]) -> list[str]:
+    """The figures as text."""
+    lines = [f"{'context':>8}{'greedy step, ms':>24}{'beam step, ms':>24}{'ratio (quartiles)':>24}{'copied':>9}"]
+    for one in figures:
+        row = [str(cell) for cell in one.row(0)]
+        times = "".join(f"{f'{row[i]} ({row[i + 1]}-{row[i + 2]})':>24}" for i in (1, 4))
+        lines.append(f"{row[0]:>8}{times}{f'{row[7]} ({row[8]}-{row[9]})':>24}{row[10]:>9}")
+    return lines
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure and write."""
+    from minillm import Engine
+
+    make_folder(args.out)
+    engine = Engine.random(args.shape, max_batch_size=2 * args.beams)
+    figures = [measure(engine, context, args.beams, args.steps) for context in args.contexts]
+    facts = {"question": f"a step of {args.beams} beams against a greedy step of batch {args.beams}, {args.shape}"}
+    facts |= {"turns": str(args.steps)} | describe(args.threads, ("minillm", "numpy"))
+    path = args.out / f"beam_cost_{args.shape}.csv"
+    write_csv(path, facts, HEADER, [one.row(engine.runner.cache.page_size) for one in figures])
+    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
+    worst = max(statistics.median(one.ratios) for one in figures)
+    print(f"A beam step costs {worst:.2f} times a greedy step at most; {LIMIT} is aimed at.")
+    print(f"written: {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for what cannot be run."""
+    args = parse(arguments)
+    os.environ.update(thread_environment(args.threads))  # before anything imports NumPy
+    from harness import BenchmarkError
+
+    from minillm.cli.startup import tune_blas
+    from minillm.errors import MinillmError
+
+    tune_blas()
+    try:
+        run(args)
+    except (MinillmError, BenchmarkError) as error:
+        print(f"beam_cost: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
