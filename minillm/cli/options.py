@@ -55,6 +55,13 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
         "--early-stopping", type=_early_stopping, metavar="WHEN", help="of beams: yes, no (default) or never"
     )
     choice.add_argument("--num-return-sequences", type=int, metavar="N", help="results for each prompt (default: 1)")
+    guides = parser.add_argument_group(
+        "guided generation", "Only tokens that keep the text within a form; needs the extra 'guided'."
+    )
+    guides.add_argument("--guided-json", metavar="SCHEMA", help="a JSON schema: {...}, or the name of its file")
+    guides.add_argument("--guided-regex", metavar="REGEX", help="a regular expression")
+    guides.add_argument("--guided-grammar", metavar="FILE", help="a grammar in Lark's notation")
+    guides.add_argument("--guided-choice", action="append", metavar="TEXT", help="one of these; may be repeated")
     parser.add_argument("--no-cache", dest="use_cache", action="store_false", default=None, help="the naive way")
 
 
@@ -66,13 +73,21 @@ def _early_stopping(word: str) -> bool | str:
 
 
 def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `GenerationConfig` that the command line sets."""
+    """The fields of `GenerationConfig` that the command line sets.
+
+    Raises:
+        PromptError: a file that one of them names is not valid UTF-8.
+        UsageError: it cannot be read.
+    """
     from ..decoding.parameters import GenerationConfig
 
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
     fields = {name: value for name, value in vars(args).items() if name in names and value is not None}
     if any(name in fields for name in SAMPLING):
         fields["do_sample"] = True
+    for name in ("guided_json", "guided_grammar"):
+        if name in fields and not (name == "guided_json" and fields[name].lstrip().startswith("{")):
+            fields[name] = _decode(Path(fields[name]).read_bytes, fields[name])
     return fields
 
 

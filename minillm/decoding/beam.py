@@ -16,9 +16,10 @@ from ..backends.base import Backend
 from ..errors import ParameterError
 from ..ops.softmax import log_softmax
 from .continuation import Continuation
+from .guided import restrict
 from .parameters import Settings
 from .processors import History, build_processors
-from .strategy import Feed, Request, Rows, State, Strategy
+from .strategy import Candidate, Feed, Request, Rows, State, Strategy
 
 NEVER = np.float32(-1e9)
 """Added to the score of what must not be chosen."""
@@ -40,6 +41,8 @@ class BeamState(State):
 class BeamSearch(Strategy):
     """Beam search over each request's own sequences, which share the prompt's pages in the cache."""
 
+    guided = True
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         if settings.top_logprobs:
@@ -53,7 +56,10 @@ class BeamSearch(Strategy):
         text = bool(request.settings.stop_strings)
         state = BeamState(request)
         state.beams = [request.continuation(i, text=text) for i in range(self.num_beams)]
-        state.scores = np.full(self.num_beams, NEVER, np.float32)
+        copies = (
+            NEVER if request.guide is None else -np.inf
+        )  # a guide may leave too few tokens to hide the copies behind
+        state.scores = np.full(self.num_beams, copies, np.float32)
         state.scores[0] = 0  # the first candidates all come from one beam: the others are its copies
         return state, [Feed(request.prompt_ids)]
 
@@ -70,14 +76,14 @@ class BeamSearch(Strategy):
         """One step of one request. logits: [num_beams, V], or [1, V] after the prompt"""
         prompt_only = state.feeds == 1 and self.num_beams > 1
         scores, raw = self._log_probs(ops, state, logits)
-        parents, tokens, sums = self._best(scores, state.scores)
+        parents, tokens, sums = self._best(scores, state.scores, guided=state.request.guide is not None)
         extended = [self._extend(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
         ended = np.asarray([candidate.finish_reason is not None for candidate in extended])
         self._collect(state, extended, sums, ended)
-        running = sums + ended * NEVER
-        order = np.argsort(-running, kind="stable")[: self.num_beams]
-        state.beams, state.scores = [extended[i] for i in order], running[order]
-        if not self._goes_on(state, all_ended=bool(ended.all())):
+        order = np.flatnonzero(~ended)[: self.num_beams]
+        self._report(state, parents, tokens, sums, ended, order)
+        state.beams, state.scores = [extended[i] for i in order], sums[order]
+        if not (state.beams and self._goes_on(state)):
             self._return_best(state)
             return []
         return [Feed((tokens[i],), parent=0 if prompt_only else parents[i]) for i in order]
@@ -85,7 +91,8 @@ class BeamSearch(Strategy):
     def _log_probs(self, ops: Backend, state: BeamState, logits: Any) -> tuple[Any, Any]:
         """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
         scores = log_softmax(logits, ops.xp)  # [beams, V]
-        raw = scores.copy() if self.settings.logprobs and self.processors else scores
+        guided = state.request.guide is not None
+        raw = scores.copy() if guided or (self.settings.logprobs and self.processors) else scores
         if self.processors:
             prompt = state.request.prompt_ids
             lines = [prompt + beam.token_ids for beam in state.beams[: len(logits)]]
@@ -93,23 +100,29 @@ class BeamSearch(Strategy):
             history = History(flat, np.cumsum([0, *map(len, lines)]), np.full(len(lines), len(prompt)))
             for processor in self.processors:
                 scores = processor(history, scores, ops.xp)
+        if guided:
+            restrict(scores, [beam.guide for beam in state.beams[: len(logits)]], raw, ops.xp)
         return scores, raw
 
-    def _best(self, scores: Any, sums: Any) -> tuple[list[int], list[int], Any]:
+    def _best(self, scores: Any, sums: Any, *, guided: bool) -> tuple[list[int], list[int], Any]:
         """The best candidates over all beams: their parents, tokens and summed log-probabilities.
 
         Args:
             scores: [num_beams, V], or [1, V] after the prompt, where every beam has the same
-            sums: [num_beams]
+            sums: [beams]
+            guided: candidates that the guide does not allow, whose score is -inf, are left out
         """
         total = (scores + sums[:, None]).reshape(-1)  # [num_beams, V] -> [num_beams V]
-        if self.candidates > total.size:
+        V = scores.shape[-1]
+        if self.candidates > self.num_beams * V:
             raise ParameterError(
                 f"num_beams {self.num_beams} needs {self.candidates} candidates, more than the vocabulary gives"
             )
-        top = np.argpartition(-total, self.candidates - 1)[: self.candidates]
+        count = min(self.candidates, total.size)  # fewer beams run once stop strings or a guide have ended some
+        top = np.argpartition(-total, count - 1)[:count]
         top = top[np.lexsort((top, -total[top]))]  # best first; of equal ones the smaller index
-        V = scores.shape[-1]
+        if guided:
+            top = top[total[top] > -np.inf]
         return [int(i) for i in top // V], [int(i) for i in top % V], total[top]
 
     def _extend(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
@@ -118,6 +131,15 @@ class BeamSearch(Strategy):
         log_prob = float(raw[min(parent, len(raw) - 1), token]) if self.settings.logprobs else None
         candidate.push(token, log_prob)
         return candidate
+
+    def _report(self, state: BeamState, parents: Any, tokens: Any, sums: Any, ended: Any, order: Any) -> None:
+        """Tell whoever watches what became of each candidate."""
+        if state.request.watch is None:
+            return
+        beams = {rank: beam for beam, rank in enumerate(order)}
+        finished = [bool(end) and rank < self.num_beams for rank, end in enumerate(ended)]
+        sources = zip(parents, tokens, map(float, sums), finished, strict=True)
+        state.request.watch([Candidate(p, t, s, beams.get(i), end) for i, (p, t, s, end) in enumerate(sources)])
 
     def _collect(self, state: BeamState, extended: list[Continuation], sums: Any, ended: Any) -> None:
         """Keep the num_beams best of the old results and the new ones."""
@@ -131,7 +153,7 @@ class BeamSearch(Strategy):
                 state.finished.append((float(total / np.float32(length**self.settings.length_penalty)), candidate))
         state.finished = sorted(state.finished, key=lambda result: -result[0])[: self.num_beams]
 
-    def _goes_on(self, state: BeamState, *, all_ended: bool) -> bool:
+    def _goes_on(self, state: BeamState) -> bool:
         """Whether another step can change the results."""
         full = len(state.finished) == self.num_beams
         settings = self.settings
@@ -141,7 +163,7 @@ class BeamSearch(Strategy):
         best_possible = state.scores[0] / np.float32(best_length**settings.length_penalty)
         worst_finished = state.finished[-1][0] if full else NEVER
         state.hopeful = state.hopeful and bool(best_possible > worst_finished)
-        return state.hopeful and not (full and settings.early_stopping is True) and not all_ended
+        return state.hopeful and not (full and settings.early_stopping is True)
 
     def _return_best(self, state: BeamState) -> None:
         """Hand over the num_return_sequences best results."""

@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from ..errors import CheckpointError, ParameterError
 from .fields import NEEDS, RULES, refuse_unknown, shown, unfulfilled
+from .guided import GUIDES
 
 _LOG = logging.getLogger("minillm")
 
@@ -43,7 +44,12 @@ class GenerationConfig:
         repetition_penalty: > 0; above 1 makes tokens seen in prompt or text less likely, once per distinct token.
         presence_penalty: subtracted from the logit of each token generated before.
         frequency_penalty: subtracted from the logit of each generated token, times its count.
-        num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams.
+        guided_json: a JSON schema, as a dict or as text, that the generated text fulfils (`guided.py` says how far).
+        guided_regex: a regular expression (Rust's notation) that the whole generated text matches.
+        guided_grammar: a context-free grammar (Lark's notation, as llguidance reads it) that it follows.
+        guided_choice: texts of which it is one. At most one of these four.
+        num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams (beam search
+            returns fewer where a guide does not allow so many).
         eos_token_id: the token or tokens that end a sequence; an empty sequence means that none does.
         stop_strings: the text or texts that end a sequence.
         include_stop: keep the stop string at the end of the text; needs stop_strings.
@@ -72,6 +78,10 @@ class GenerationConfig:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    guided_json: Mapping[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: str | Sequence[str] | None = None
     num_return_sequences: int | None = None
     eos_token_id: int | Sequence[int] | None = None
     stop_strings: str | Sequence[str] | None = None
@@ -121,6 +131,10 @@ class Settings:
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    guided_json: str | None
+    guided_regex: str | None
+    guided_grammar: str | None
+    guided_choice: tuple[str, ...] | None
     num_return_sequences: int
     eos_token_ids: tuple[int, ...]
     stop_strings: tuple[str, ...]
@@ -133,6 +147,11 @@ class Settings:
     top_logprobs: int
     echo: bool
     explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    @property
+    def guide(self) -> tuple[str, Any] | None:
+        """Name and value of the field that guides the text."""
+        return next(((name, value) for name in GUIDES if (value := getattr(self, name)) is not None), None)
 
     def new_token_limit(self, prompt_length: int) -> int:
         """How many tokens may be generated after a prompt of `prompt_length` tokens.
@@ -206,6 +225,7 @@ def resolve(
     inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
     _settle_pair("max_new_tokens", "max_length", said, inherited)
     _settle_pair("min_new_tokens", "min_length", said, inherited)
+    _settle_guides(said, inherited)
     values = {name: _read(name, said, inherited) for name in NEEDS}
     _settle_beams_or_sampling(values, said)
     for name, rule in RULES.items():
@@ -221,6 +241,7 @@ def resolve(
         else:
             values[name] = rule.default
     _settle_end(values, said, vocab_size)
+    _check_guide(values, said)
     _settle_results(values, said, vocab_size)
     if values["seed"] is None:
         values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
@@ -249,6 +270,30 @@ def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited:
         inherited.pop(first, None)
     if first in said or second in said or first in inherited:
         inherited.pop(second, None)
+
+
+def _settle_guides(said: Mapping[str, object], inherited: dict[str, Any]) -> None:
+    """One guide: the user's, or the checkpoint's first."""
+    mine = [name for name in GUIDES if name in said]
+    if len(mine) > 1:
+        both = " and ".join(f"{name}={shown(said[name])}" for name in mine[:2])
+        raise ParameterError(f"{both}: one text has one guide; leave one of them out")
+    theirs = [name for name in GUIDES if name in inherited]
+    for name in theirs if mine else theirs[1:]:
+        del inherited[name]
+
+
+def _check_guide(values: Mapping[str, Any], said: Mapping[str, object]) -> None:
+    """A guided text must be able to end."""
+    name = next((name for name in GUIDES if values[name] is not None), None)
+    if name is not None and not values["eos_token_id"]:
+        raise ParameterError(f"{name} needs an eos_token_id: a token that says where the text ends")
+    if name == "guided_choice" and "min_new_tokens" in said:
+        longest = max(len(text.encode()) for text in values[name])
+        if values["min_new_tokens"] > longest:
+            raise ParameterError(
+                f"min_new_tokens={values['min_new_tokens']} is more than the longest guided_choice can have ({longest})"
+            )
 
 
 def _settle_beams_or_sampling(values: dict[str, Any], said: Mapping[str, object]) -> None:
