@@ -33,7 +33,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
     """How the tokens are chosen. Names and meanings are those of `GenerationConfig`."""
     lengths = parser.add_argument_group("length and end")
-    lengths.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: 20)")
+    lengths.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: the model's own, else 20)"
+    )
     lengths.add_argument("--min-new-tokens", type=int, metavar="N", help="tokens before the text may end")
     lengths.add_argument(
         "--stop", dest="stop_strings", action="append", metavar="TEXT", help="end before this text; may be repeated"
@@ -55,6 +57,9 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
         "--early-stopping", type=_early_stopping, metavar="WHEN", help="of beams: yes, no (default) or never"
     )
     choice.add_argument("--num-return-sequences", type=int, metavar="N", help="results for each prompt (default: 1)")
+    choice.add_argument(
+        "--no-cache", dest="use_cache", action="store_false", default=None, help="compute everything at every step"
+    )
     guides = parser.add_argument_group(
         "guided generation", "Only tokens that keep the text within a form; needs the extra 'guided'."
     )
@@ -62,7 +67,6 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     guides.add_argument("--guided-regex", metavar="REGEX", help="a regular expression")
     guides.add_argument("--guided-grammar", metavar="FILE", help="a grammar in Lark's notation")
     guides.add_argument("--guided-choice", action="append", metavar="TEXT", help="one of these; may be repeated")
-    parser.add_argument("--no-cache", dest="use_cache", action="store_false", default=None, help="the naive way")
 
 
 def _early_stopping(word: str) -> bool | str:

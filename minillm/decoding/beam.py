@@ -22,7 +22,7 @@ from .processors import History, build_processors
 from .strategy import Candidate, Feed, Request, Rows, State, Strategy
 
 NEVER = np.float32(-1e9)
-"""Added to the score of what must not be chosen."""
+"""The score of a beam that only copies the first, and of a result that is not there yet."""
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class BeamState(State):
 
     beams: list[Continuation] = field(default_factory=list)
     scores: Any = None
-    """[num_beams], summed log-probabilities of the running beams, best first"""
+    """[beams], summed log-probabilities of the running beams, best first"""
     finished: list[tuple[float, Continuation]] = field(default_factory=list)
     """At most num_beams results, best first"""
     hopeful: bool = True
@@ -73,20 +73,20 @@ class BeamSearch(Strategy):
         return feeds
 
     def _advance(self, ops: Backend, state: BeamState, logits: Any) -> list[Feed]:
-        """One step of one request. logits: [num_beams, V], or [1, V] after the prompt"""
+        """One step of one request. logits: [beams, V], or [1, V] after the prompt"""
         prompt_only = state.feeds == 1 and self.num_beams > 1
         scores, raw = self._log_probs(ops, state, logits)
         parents, tokens, sums = self._best(scores, state.scores, guided=state.request.guide is not None)
         extended = [self._extend(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
         ended = np.asarray([candidate.finish_reason is not None for candidate in extended])
         self._collect(state, extended, sums, ended)
-        order = np.flatnonzero(~ended)[: self.num_beams]
-        self._report(state, parents, tokens, sums, ended, order)
-        state.beams, state.scores = [extended[i] for i in order], sums[order]
-        if not (state.beams and self._goes_on(state)):
+        running = np.flatnonzero(~ended)[: self.num_beams]  # fewer where stop strings ended more than was expected
+        self._report(state, parents, tokens, sums, ended, running)
+        state.beams, state.scores = [extended[i] for i in running], sums[running]
+        if not state.beams or not self._goes_on(state):
             self._return_best(state)
             return []
-        return [Feed((tokens[i],), parent=0 if prompt_only else parents[i]) for i in order]
+        return [Feed((tokens[i],), parent=0 if prompt_only else parents[i]) for i in running]
 
     def _log_probs(self, ops: Backend, state: BeamState, logits: Any) -> tuple[Any, Any]:
         """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
@@ -108,21 +108,17 @@ class BeamSearch(Strategy):
         """The best candidates over all beams: their parents, tokens and summed log-probabilities.
 
         Args:
-            scores: [num_beams, V], or [1, V] after the prompt, where every beam has the same
+            scores: [beams, V], or [1, V] after the prompt, where every beam has the same
             sums: [beams]
             guided: candidates that the guide does not allow, whose score is -inf, are left out
         """
-        total = (scores + sums[:, None]).reshape(-1)  # [num_beams, V] -> [num_beams V]
-        V = scores.shape[-1]
-        if self.candidates > self.num_beams * V:
-            raise ParameterError(
-                f"num_beams {self.num_beams} needs {self.candidates} candidates, more than the vocabulary gives"
-            )
-        count = min(self.candidates, total.size)  # fewer beams run once stop strings or a guide have ended some
+        total = (scores + sums[:, None]).reshape(-1)  # [beams, V] -> [beams V]
+        count = min(self.candidates, total.size)
         top = np.argpartition(-total, count - 1)[:count]
         top = top[np.lexsort((top, -total[top]))]  # best first; of equal ones the smaller index
         if guided:
             top = top[total[top] > -np.inf]
+        V = scores.shape[-1]
         return [int(i) for i in top // V], [int(i) for i in top % V], total[top]
 
     def _extend(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
@@ -132,11 +128,11 @@ class BeamSearch(Strategy):
         candidate.push(token, log_prob)
         return candidate
 
-    def _report(self, state: BeamState, parents: Any, tokens: Any, sums: Any, ended: Any, order: Any) -> None:
+    def _report(self, state: BeamState, parents: Any, tokens: Any, sums: Any, ended: Any, running: Any) -> None:
         """Tell whoever watches what became of each candidate."""
         if state.request.watch is None:
             return
-        beams = {rank: beam for beam, rank in enumerate(order)}
+        beams = {rank: beam for beam, rank in enumerate(running)}
         finished = [bool(end) and rank < self.num_beams for rank, end in enumerate(ended)]
         sources = zip(parents, tokens, map(float, sums), finished, strict=True)
         state.request.watch([Candidate(p, t, s, beams.get(i), end) for i, (p, t, s, end) in enumerate(sources)])
