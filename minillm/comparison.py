@@ -20,6 +20,11 @@ class Variant(NamedTuple):
     name: str
     fields: Mapping[str, Any]
 
+    @property
+    def settings(self) -> str:
+        """The fields in one line; whether it samples is in its name."""
+        return ", ".join(f"{name}={value}" for name, value in self.fields.items() if name != "do_sample")
+
 
 STRATEGIES = (
     Variant("greedy search", {"do_sample": False}),

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Continue one prompt under every decoding strategy.
 
-log p is the natural logarithm of the continuation's probability under the model: the closer to zero, the likelier.
-Greedy search takes the likeliest token each time, beam search looks for the likeliest text, sampling for neither."""
+log p is the natural logarithm of the continuation's probability under the
+model: the closer to zero, the likelier. Greedy search takes the likeliest token
+each time, beam search looks for the likeliest text, sampling for neither."""
 
 EPILOG = """examples:
   minillm compare --prompt "A list of colors: red,"
-  minillm compare --prompt "Once upon a time" --max-new-tokens 30 --html page.html
+  minillm compare --prompt "Once upon a time" --seed 3 --html page.html
 """
 
 
@@ -54,19 +55,14 @@ def run(args: argparse.Namespace) -> None:
     widest = max(variant.fields.get("num_beams", 1) for variant in STRATEGIES)
     engine = load_engine(args, fields={"num_beams": widest})
     outcomes = compare(engine, prompt, seed=args.seed, max_new_tokens=args.max_new_tokens)
-    if args.json:
-        print(json.dumps({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}, ensure_ascii=False))
-    else:
-        print("\n".join(_table(outcomes, max(60, shutil.get_terminal_size().columns))))
     if args.html is not None:
         assert engine.tokenizer is not None
         tree = beam_tree(engine, prompt, max_new_tokens=args.max_new_tokens, **BEAM_SEARCH.fields)
         write_page(args.html, page(args.model or "the model inside minillm", prompt, outcomes, tree, engine.tokenizer))
-
-
-def settings_of(outcome: "Outcome") -> str:
-    """The fields that choose a strategy; that it samples is in its name."""
-    return ", ".join(f"{name}={value}" for name, value in outcome.variant.fields.items() if name != "do_sample")
+    if args.json:
+        print(json.dumps({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}, ensure_ascii=False))
+    else:
+        print("\n".join(_table(outcomes, max(60, shutil.get_terminal_size().columns))))
 
 
 def _as_dict(outcome: "Outcome") -> dict[str, Any]:
@@ -85,14 +81,14 @@ def _as_dict(outcome: "Outcome") -> dict[str, Any]:
 
 def _table(outcomes: list["Outcome"], width: int) -> list[str]:
     """Two or more lines for each strategy: its numbers, and its text below them."""
-    columns = f"{'log p':>8}{'a token':>9}{'tokens':>8}{'steps':>7}{'seconds':>9}"
+    columns = f"{'log p':>8}{'per token':>11}{'tokens':>8}{'steps':>7}{'seconds':>9}"
     left = max(len(outcome.variant.name) for outcome in outcomes) + 2
     lines = [f"{'strategy':<{left}}{columns}  settings"]
     for one in outcomes:
         numbers = (
-            f"{one.log_prob:8.2f}{one.log_prob_per_token:9.3f}{len(one.token_ids):8}{one.steps:7}{one.seconds:9.3f}"
+            f"{one.log_prob:8.2f}{one.log_prob_per_token:11.3f}{len(one.token_ids):8}{one.steps:7}{one.seconds:9.3f}"
         )
-        lines.append(f"{one.variant.name:<{left}}{numbers}  {settings_of(one)}".rstrip())
+        lines.append(f"{one.variant.name:<{left}}{numbers}  {one.variant.settings}".rstrip())
         shown = json.dumps(one.text, ensure_ascii=False)
         lines += textwrap.wrap(shown, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     return lines

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..decoding.strategy import Candidate
     from ..tokenizer import Tokenizer
 
-COLUMN, ROW = 128, 27
+COLUMN, ROW = 142, 27
 """Distances between steps and between candidates, in pixels"""
-BOX_WIDTH, BOX_HEIGHT = 98, 21
+BOX_WIDTH, BOX_HEIGHT = 112, 21
 MARGIN, HEAD = 12, 34
 TOKEN_LENGTH = 8
 """Characters of a token that fit into its box"""
@@ -67,11 +67,10 @@ def write_page(path: Path, text: str) -> None:
 
 def _article(outcome: "Outcome") -> str:
     """One strategy's result."""
-    settings = ", ".join(f"{k}={v}" for k, v in outcome.variant.fields.items() if k != "do_sample")
     mean = math.exp(outcome.log_prob_per_token)
     numbers = {
         "log p": f"{outcome.log_prob:.2f}",
-        "log p a token": f"{outcome.log_prob_per_token:.3f}",
+        "per token": f"{outcome.log_prob_per_token:.3f}",
         "tokens": len(outcome.token_ids),
         "steps": outcome.steps,
         "seconds": f"{outcome.seconds:.3f}",
@@ -79,8 +78,8 @@ def _article(outcome: "Outcome") -> str:
     cells = "".join(f"<div><dt>{name}</dt><dd>{number}</dd></div>" for name, number in numbers.items())
     end = " …" if outcome.finish_reason == "length" else " ∎"
     return (
-        f"<article><h3>{escape(outcome.variant.name)}</h3><code>{escape(settings)}</code>"
-        f'<p class="text">{escape(outcome.text)}<span class="end">{end}</span></p>'
+        f"<article><h3>{escape(outcome.variant.name)}</h3><code>{escape(outcome.variant.settings)}</code>"
+        f'<p class="text">{escape(outcome.text.removeprefix(" "))}<span class="end">{end}</span></p>'
         f'<div class="bar" title="{mean:.1%}"><i style="width: {100 * mean:.1f}%"></i></div><dl>{cells}</dl></article>'
     )
 
