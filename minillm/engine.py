@@ -143,7 +143,15 @@ class Engine:
             CacheFullError: the cache could not hold the request even alone.
         """
         with self._exclusive():
-            return self._submit(self._maker.make(prompt, _merge(config, fields)))
+            return self._submit(self.request(prompt, config, **fields))
+
+    def request(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> Request:
+        """What `add` puts in line, for tools that run a request by themselves.
+
+        Raises:
+            As `add`.
+        """
+        return self._maker.make(prompt, _merge(config, fields))
 
     def step(self) -> list[Event]:
         """Advance all requests by one forward pass. Returns what is new of those made by `add`."""
@@ -209,7 +217,7 @@ class Engine:
             As `add`, at once and not with the first step.
         """
         with self._exclusive():
-            request = self._maker.make(prompt, _merge(config, fields))
+            request = self.request(prompt, config, **fields)
             request_id = self._submit(request)
         self._mail[request_id] = deque()
         events = self._stream(request_id, request)
@@ -283,6 +291,7 @@ class Engine:
         completions = [Completion() for _ in range(settings.num_return_sequences)]
         for event in events:
             completions[event.index].add(event)
+        completions = [c for c in completions if c.finish_reason is not None]  # a guide may allow beams fewer results
         generation = Generation(request.prompt_ids, completions)
         if settings.echo:
             for completion in completions:

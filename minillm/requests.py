@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from .config import ModelConfig
 from .decoding.continuation import TextStream
+from .decoding.guided import Guide, GuideMaker
 from .decoding.parameters import GenerationConfig, Settings, resolve
 from .decoding.stopping import StopStrings
 from .decoding.strategy import Request
@@ -39,10 +41,23 @@ class RequestMaker:
         ids = encode_prompt(prompt, self.tokenizer, self.config, room=1)
         settings = self._settle(wanted, len(ids))
         if self.tokenizer is not None:
-            return Request(ids, settings, _stream_maker(self.tokenizer, ids, settings), batch_id)
-        if settings.stop_strings:
-            raise ParameterError("stop_strings needs a tokenizer, and this model has none")
+            stream, guide = _stream_maker(self.tokenizer, ids, settings), self._guide_maker(settings)
+            return Request(ids, settings, stream, batch_id, guide)
+        needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
+        if needy is not None:
+            raise ParameterError(f"{needy} needs a tokenizer, and this model has none")
         return Request(ids, settings, batch_id=batch_id)
+
+    @cached_property
+    def _guides(self) -> GuideMaker:
+        assert self.tokenizer is not None
+        return GuideMaker(self.tokenizer.to_json(), self.tokenizer.vocab_size)
+
+    def _guide_maker(self, settings: Settings) -> Callable[[], Guide] | None:
+        """What makes a new guide for each continuation; None where the user wants none."""
+        if settings.guide is None:
+            return None
+        return self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
 
     def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
         """Settings with a number of new tokens that the context has room for."""

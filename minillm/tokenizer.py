@@ -74,6 +74,10 @@ class Tokenizer:
         """Every id is below it, those of added tokens included."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    def to_json(self) -> str:
+        """All of it as the text of a tokenizer.json."""
+        return str(self._backend.to_str())
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 

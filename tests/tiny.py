@@ -84,8 +84,8 @@ def write_checkpoint(
     change: Callable[[dict[str, np.ndarray]], None] | None = None,
     **fields: Any,
 ) -> Path:
-    """A checkpoint folder with the small tokenizer, whose 512 tokens the model has too."""
-    raw = tiny_config(variant, vocab_size=512, **fields)
+    """A checkpoint folder with the small tokenizer, whose 512 tokens the model has unless `fields` say otherwise."""
+    raw = tiny_config(variant, **{"vocab_size": 512} | fields)
     tensors = {name: tensor.load() for name, tensor in tiny_tensors(raw, seed).items()}
     if change is not None:
         change(tensors)

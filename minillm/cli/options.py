@@ -71,6 +71,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_filter_options(parser)
     _add_word_options(parser)
+    _add_guide_options(parser)
 
 
 def _add_filter_options(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +96,17 @@ def _add_word_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--forced-eos-token-id", type=int, metavar="ID", help="the last token at the limit of length")
 
 
+def _add_guide_options(parser: argparse.ArgumentParser) -> None:
+    """A form that the text keeps to."""
+    group = parser.add_argument_group(
+        "guided generation", "Only tokens that keep the text within a form; needs the extra 'guided'."
+    )
+    group.add_argument("--guided-json", metavar="SCHEMA", help="a JSON schema: {...}, or the name of its file")
+    group.add_argument("--guided-regex", metavar="REGEX", help="a regular expression")
+    group.add_argument("--guided-grammar", metavar="FILE", help="a grammar in Lark's notation")
+    group.add_argument("--guided-choice", action="append", metavar="TEXT", help="one of these; may be repeated")
+
+
 def _early_stopping(word: str) -> bool | str:
     words: dict[str, bool | str] = {"yes": True, "no": False, "never": "never"}
     if word not in words:
@@ -103,7 +115,12 @@ def _early_stopping(word: str) -> bool | str:
 
 
 def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `GenerationConfig` that the command line sets."""
+    """The fields of `GenerationConfig` that the command line sets.
+
+    Raises:
+        PromptError: a file that one of them names is not valid UTF-8.
+        UsageError: it cannot be read.
+    """
     from ..decoding.parameters import GenerationConfig
 
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
@@ -111,6 +128,9 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     contrastive = {"top_k"} if "penalty_alpha" in fields else set()
     if fields.keys() & set(SAMPLING) - contrastive:
         fields["do_sample"] = True
+    for name in ("guided_json", "guided_grammar"):
+        if name in fields and not (name == "guided_json" and fields[name].lstrip().startswith("{")):
+            fields[name] = _decode(Path(fields[name]).read_bytes, fields[name])
     return fields
 
 

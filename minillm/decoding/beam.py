@@ -39,9 +39,10 @@ from ..ops.softmax import log_softmax
 from ..ops.top import top_indices
 from .continuation import Continuation
 from .filters import build_filters
+from .guided import restrict
 from .parameters import Settings
 from .processors import History, build_processors
-from .strategy import Feed, Request, Rows, State, Strategy
+from .strategy import Candidate, Feed, Request, Rows, State, Strategy
 
 NEVER = np.float32(-1e9)
 """Added to the score of what must not be chosen."""
@@ -63,6 +64,8 @@ class BeamState(State):
 class BeamSearch(Strategy):
     """Beam search over each request's own sequences, which share the prompt's pages in the cache."""
 
+    guided = True
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         if settings.top_logprobs:
@@ -80,7 +83,8 @@ class BeamSearch(Strategy):
         text = bool(request.settings.stop_strings)
         state = BeamState(request)
         state.beams = [request.continuation(i, text=text) for i in range(self.num_beams)]
-        state.scores = np.full(self.num_beams, NEVER, np.float32)
+        copies = NEVER if request.guide is None else -np.inf  # a guide may leave too few tokens to hide copies behind
+        state.scores = np.full(self.num_beams, copies, np.float32)
         state.scores[0] = 0  # the first candidates all come from one beam: the others are its copies
         return state
 
@@ -112,6 +116,8 @@ class BeamSearch(Strategy):
         self.collect(state, extended, sums)
         best_first = np.argsort(-sums, kind="stable")
         order = [i for i in best_first if extended[i].finish_reason != "stop"][: self.num_beams]  # rarely fewer
+        if state.request.watch is not None:
+            state.request.watch(self._watched(parents, tokens, sums, extended, order))
         state.beams, state.scores = [extended[i] for i in order], sums[order]
         at_the_end = all(beam.finish_reason == "length" for beam in state.beams)  # or none is left
         if at_the_end or not self.goes_on(state, sums):
@@ -121,13 +127,15 @@ class BeamSearch(Strategy):
     def _log_probs(self, ops: Backend, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
         """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
         scores = log_softmax(logits, ops.xp)  # [beams, V]
-        raw = scores.copy() if self.settings.logprobs else scores
+        raw = scores.copy() if self.settings.logprobs or state.request.guide is not None else scores
         if handicap is not None:
             scores -= handicap
         if self.processors:
             history = History.of([(state.request, beam.token_ids) for beam in state.beams[: len(logits)]])
             for processor in self.processors:
                 scores = processor(history, scores, ops.xp)
+        if state.request.guide is not None:
+            restrict(scores, [beam.guide for beam in state.beams[: len(logits)]], raw, ops.xp)
         return scores, raw
 
     def _candidates(self, ops: Backend, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
@@ -140,17 +148,20 @@ class BeamSearch(Strategy):
         """
         V = scores.shape[-1]
         total = (scores + state.scores[:, None]).reshape(-1)  # [beams, V] -> [beams V]
-        if self.candidates > total.size:
+        count = self.candidates
+        if state.request.guide is not None:
+            count = min(count, int(np.count_nonzero(total > -np.inf)))  # what the guide forbids is no candidate
+        if count > total.size:
             raise ParameterError(
                 f"num_beams {self.num_beams} needs {self.candidates} candidates, more than the vocabulary gives"
             )
         if self.settings.do_sample:
             request = state.request
             position = len(request.prompt_ids) + len(state.beams[0].token_ids)
-            uniforms = uniform(request.settings.seed, np.arange(self.candidates), position, BEAMS)
+            uniforms = uniform(request.settings.seed, np.arange(count), position, BEAMS)
             chosen = sample_without_replacement(total, uniforms, ops.xp)
         else:
-            chosen = top_indices(total, self.candidates, ops.xp)
+            chosen = top_indices(total, count, ops.xp)
         return [int(i) for i in chosen // V], [int(i) for i in chosen % V], total[chosen]
 
     def _extended(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
@@ -159,6 +170,18 @@ class BeamSearch(Strategy):
         log_prob = float(raw[min(parent, len(raw) - 1), token]) if self.settings.logprobs else None
         candidate.push(token, log_prob)
         return candidate
+
+    def _watched(
+        self, parents: list[int], tokens: list[int], sums: Any, extended: list[Continuation], order: list[Any]
+    ) -> list[Candidate]:
+        """What became of each candidate, for whoever watches."""
+        beams = {rank: beam for beam, rank in enumerate(order) if extended[rank].finish_reason is None}
+        return [
+            Candidate(
+                parent, token, float(total), beams.get(rank), ended.finish_reason is not None and rank < self.num_beams
+            )
+            for rank, (parent, token, total, ended) in enumerate(zip(parents, tokens, sums, extended, strict=True))
+        ]
 
     def collect(self, state: BeamState, extended: list[Continuation], sums: Any) -> None:
         """Keep the num_beams best of the old results and of what ended among the first num_beams candidates."""

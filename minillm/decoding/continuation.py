@@ -4,6 +4,7 @@ import copy
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from .guided import Guide
 from .stopping import StopStrings
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -69,12 +70,18 @@ class Continuation:
     """One continuation: a returned sequence, or a hypothesis of a search."""
 
     def __init__(
-        self, index: int, eos_token_ids: tuple[int, ...], max_new_tokens: int, stream: TextStream | None
+        self,
+        index: int,
+        eos_token_ids: tuple[int, ...],
+        max_new_tokens: int,
+        stream: TextStream | None,
+        guide: Guide | None = None,
     ) -> None:
         self.index = index
         self.eos_token_ids = eos_token_ids
         self.max_new_tokens = max_new_tokens
         self.stream = stream
+        self.guide = guide
         self.token_ids: list[int] = []
         self.log_probs: list[float] = []
         self.top_log_probs: list[TopLogProbs] = []
@@ -97,6 +104,8 @@ class Continuation:
             self.top_log_probs.append(top)
         if self.stream is not None:
             self.stream.push(token_id)
+        if self.guide is not None and token_id not in self.eos_token_ids:
+            self.guide.push(token_id)
         if token_id in self.eos_token_ids or (self.stream is not None and self.stream.stopped):
             self.finish("stop")
         elif len(self.token_ids) >= self.max_new_tokens:
@@ -116,6 +125,7 @@ class Continuation:
         twin.log_probs = self.log_probs.copy()
         twin.top_log_probs = self.top_log_probs.copy()
         twin.stream = None if self.stream is None else self.stream.fork()
+        twin.guide = None if self.guide is None else self.guide.fork()
         return twin
 
     def take(self) -> Progress | None:

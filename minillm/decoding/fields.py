@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,24 @@ def _one_of(*values: int) -> Callable[[object], int]:
         return number
 
     return read
+
+
+def _schema(value: object) -> str:
+    """A JSON schema as text, its keys in their order."""
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(schema, dict):
+            raise ValueError
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, RecursionError):
+        raise ValueError from None
+
+
+def _choices(value: object) -> tuple[str, ...]:
+    texts: tuple[str, ...] = _several(str, _text)(value)
+    if not texts:
+        raise ValueError
+    return texts
 
 
 def _stopping_rule(value: object) -> bool | str:
@@ -184,6 +203,10 @@ RULES: dict[str, Rule] = {
     ),
     "presence_penalty": Rule(0.0, _ANY_NUMBER, _number(lambda x: -_LARGE <= x <= _LARGE)),
     "frequency_penalty": Rule(0.0, _ANY_NUMBER, _number(lambda x: -_LARGE <= x <= _LARGE)),
+    "guided_json": Rule(None, "a JSON schema: an object, or its text", _schema),
+    "guided_regex": Rule(None, "a regular expression, as a text that is not empty", _text),
+    "guided_grammar": Rule(None, "a grammar in Lark's notation, as a text that is not empty", _text),
+    "guided_choice": Rule(None, "a text or a sequence of texts, at least one and none empty", _choices),
     "num_return_sequences": Rule(1, _AT_LEAST_1, _whole(1)),
     "eos_token_id": Rule((), "a token id or a sequence of token ids", _several(Integral, _whole(-math.inf))),
     "use_cache": Rule(True, _TRUE_OR_FALSE, _flag),

@@ -9,6 +9,7 @@ import numpy as np
 from ..backends.base import Backend
 from ..errors import ParameterError
 from .continuation import Continuation
+from .guided import restrict
 from .parameters import Settings
 from .processors import History, build_processors
 from .report import Report
@@ -24,6 +25,8 @@ class TokenState(State):
 
 class GreedySearch(Strategy):
     """Take the likeliest token, one at a time; of equal logits the smallest id."""
+
+    guided = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -42,13 +45,18 @@ class GreedySearch(Strategy):
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
         logits = _row_per_continuation(rows, states)  # [feeds, V] -> [R, V]
-        report = Report(ops, logits, self.settings, changing=bool(self.processors))
+        guides = [continuation.guide for _, continuation in growing]
+        guided = any(guide is not None for guide in guides)
+        report = Report(ops, logits, self.settings, changing=guided or bool(self.processors))
+        model_logits = logits.copy() if guided and self.processors else logits
         if self.processors:
             history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
             for processor in self.processors:
                 logits = processor(history, logits, ops.xp)
             if (logits.max(axis=-1) == -ops.xp.inf).any():
                 raise ParameterError("the logits processors and filters asked for leave no token to choose from")
+        if guided:
+            restrict(logits, guides, model_logits, ops.xp)
         tokens = self.choose(ops, logits, growing)
         for row, (token, (_, continuation)) in enumerate(zip(tokens, growing, strict=True)):
             continuation.push(token, *report.of(row, token))

@@ -19,8 +19,9 @@ from typing import Any, Literal, Self
 
 from ..errors import CheckpointError, ParameterError
 from .fields import NEEDS, RULES, ByIdentity, read_field, refuse_unknown, shown, unfulfilled
+from .guided import GUIDES
 from .modes import settle_contrastive, settle_groups
-from .settling import settle_mirostat, settle_tokens
+from .settling import check_guide, settle_guides, settle_mirostat, settle_tokens
 
 _LOG = logging.getLogger("minillm")
 
@@ -45,7 +46,12 @@ class GenerationConfig:
         repetition_penalty: > 0; above 1 makes tokens seen in prompt or text less likely, once per distinct token.
         presence_penalty: subtracted from the logit of each token generated before.
         frequency_penalty: subtracted from the logit of each generated token, times its count.
-        num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams.
+        guided_json: a JSON schema, as a dict or as text, that the generated text fulfils (`guided.py` says how far).
+        guided_regex: a regular expression (Rust's notation) that the whole generated text matches.
+        guided_grammar: a context-free grammar (Lark's notation, as llguidance reads it) that it follows.
+        guided_choice: texts of which it is one. At most one of these four.
+        num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams (beam search
+            returns fewer where a guide does not allow so many).
         eos_token_id: the token or tokens that end a sequence; an empty sequence means that none does.
         stop_strings: the text or texts that end a sequence.
         include_stop: keep the stop string at the end of the text; needs stop_strings.
@@ -102,6 +108,10 @@ class GenerationConfig:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    guided_json: Mapping[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: str | Sequence[str] | None = None
     num_return_sequences: int | None = None
     eos_token_id: int | Sequence[int] | None = None
     stop_strings: str | Sequence[str] | None = None
@@ -175,6 +185,10 @@ class Settings:
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    guided_json: str | None
+    guided_regex: str | None
+    guided_grammar: str | None
+    guided_choice: tuple[str, ...] | None
     num_return_sequences: int
     eos_token_ids: tuple[int, ...]
     stop_strings: tuple[str, ...]
@@ -212,6 +226,11 @@ class Settings:
     renormalize_logits: bool
 
     explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    @property
+    def guide(self) -> tuple[str, Any] | None:
+        """Name and value of the field that guides the text."""
+        return next(((name, value) for name in GUIDES if (value := getattr(self, name)) is not None), None)
 
     def new_token_limit(self, prompt_length: int) -> int:
         """How many tokens may be generated after a prompt of `prompt_length` tokens.
@@ -285,6 +304,7 @@ def resolve(
     inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
     _settle_pair("max_new_tokens", "max_length", said, inherited)
     _settle_pair("min_new_tokens", "min_length", said, inherited)
+    settle_guides(said, inherited)
     values = {name: read_field(name, said, inherited) for name in NEEDS if RULES[name].needs is None}
     settle_groups(values, said, inherited)
     settle_contrastive(values, said, inherited)
@@ -301,6 +321,7 @@ def resolve(
         else:
             values[name] = rule.default
     _settle_end(values, said, vocab_size)
+    check_guide(values, said)
     _settle_results(values, said, vocab_size)
     settle_tokens(values, said, vocab_size)
     settle_mirostat(values, said)

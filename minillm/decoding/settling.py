@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import ParameterError
 from .fields import shown
+from .guided import GUIDES
 
 TRUNCATION: dict[str, Any] = {
     "top_h": None,
@@ -39,6 +40,38 @@ def settle_mirostat(values: dict[str, Any], said: Mapping[str, object]) -> None:
         values["mirostat"] = 0
     else:
         values.update(TRUNCATION, num_beams=1)
+
+
+def settle_guides(said: Mapping[str, object], inherited: dict[str, Any]) -> None:
+    """One guide: the user's, or the checkpoint's first.
+
+    Raises:
+        ParameterError: the user sets two.
+    """
+    mine = [name for name in GUIDES if name in said]
+    if len(mine) > 1:
+        both = " and ".join(f"{name}={shown(said[name])}" for name in mine[:2])
+        raise ParameterError(f"{both}: one text has one guide; leave one of them out")
+    theirs = [name for name in GUIDES if name in inherited]
+    for name in theirs if mine else theirs[1:]:
+        del inherited[name]
+
+
+def check_guide(values: Mapping[str, Any], said: Mapping[str, object]) -> None:
+    """A guided text must be able to end.
+
+    Raises:
+        ParameterError: no token ends it, or it is over before the minimum that the user set.
+    """
+    name = next((name for name in GUIDES if values[name] is not None), None)
+    if name is not None and not values["eos_token_id"]:
+        raise ParameterError(f"{name} needs an eos_token_id: a token that says where the text ends")
+    if name == "guided_choice" and "min_new_tokens" in said:
+        longest = max(len(text.encode()) for text in values[name])
+        if values["min_new_tokens"] > longest:
+            raise ParameterError(
+                f"min_new_tokens={values['min_new_tokens']} is more than the longest guided_choice can have ({longest})"
+            )
 
 
 def settle_tokens(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:

@@ -13,10 +13,11 @@ belongs to a request lives in the `State` that `begin` returns.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from ..backends.base import Backend
 from .continuation import Continuation, TextStream
+from .guided import Guide
 from .parameters import Settings
 
 
@@ -50,6 +51,20 @@ class Feed:
     """Whether the hidden states behind the logits are wanted."""
 
 
+class Candidate(NamedTuple):
+    """One way on that beam search looked at."""
+
+    parent: int
+    """The beam that it continues"""
+    token: int
+    log_prob: float
+    """Summed over the generated tokens, this one included; processors may have changed it"""
+    beam: int | None
+    """Which beam it is from now on; None: none"""
+    finished: bool
+    """It has ended, and ranked high enough to count as a result"""
+
+
 @dataclass(eq=False)
 class Request:
     """What a strategy may know of a request."""
@@ -60,6 +75,10 @@ class Request:
     """Makes a new stream of text for one continuation; None where there is no tokenizer."""
     batch_id: int = 0
     """Its place in the list of prompts that it came with."""
+    guide: Callable[[], Guide] | None = None
+    """Makes a new guide for one continuation; None where nothing guides it."""
+    watch: Callable[[list[Candidate]], None] | None = None
+    """Told of each step of beam search: its candidates, best first. Changes nothing."""
 
     @property
     def max_new_tokens(self) -> int:
@@ -70,7 +89,8 @@ class Request:
     def continuation(self, index: int, *, text: bool = True) -> Continuation:
         """A new, empty continuation; with `text=False` its text is made when it is done."""
         stream = self.text_stream() if self.text_stream is not None and text else None
-        return Continuation(index, self.settings.eos_token_ids, self.max_new_tokens, stream)
+        guide = self.guide() if self.guide is not None else None
+        return Continuation(index, self.settings.eos_token_ids, self.max_new_tokens, stream, guide)
 
 
 @dataclass(eq=False)
@@ -86,6 +106,9 @@ class State:
 
 class Strategy(ABC):
     """Chooses tokens. See the module's text."""
+
+    guided: ClassVar[bool] = False
+    """Whether it chooses only what `Continuation.guide` allows; one that does not is refused with a guide."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

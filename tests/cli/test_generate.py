@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,6 +113,8 @@ def test_beams_and_echo_and_a_prompt_file(engine, capsys, tmp_path):
         (["--revision", "main"], 2, ["revision"]),
         (["--model", "./no-such-folder"], 1, ["no-such-folder"]),
         (["--max-new-tokens", "0"], 2, ["max_new_tokens"]),
+        (["--guided-json", "no-such-schema.json"], 2, ["no-such-schema.json"]),
+        (["--guided-choice", "a", "--guided-regex", "b"], 2, ["guided_choice", "guided_regex"]),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, code, words, capsys):
@@ -121,6 +124,22 @@ def test_a_mistake_is_one_clear_line(arguments, code, words, capsys):
     assert len(captured.err.strip().splitlines()) == 1
     for word in words:
         assert word in captured.err
+
+
+def test_guides_from_the_command_line_and_from_files(capsys, tmp_path):
+    pytest.importorskip("llguidance", reason="needs the extra `guided`")
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}', encoding="utf-8")
+    grammar.write_text('start: "x" "y"+', encoding="utf-8")
+    for arguments, expected in (
+        (["--guided-json", str(schema)], r"\[[12],[12]\]"),
+        (["--guided-json", '{"const": 5}'], "5"),
+        (["--guided-regex", "[0-9]{3}"], "[0-9]{3}"),
+        (["--guided-grammar", str(grammar), "--max-new-tokens", "9"], "xy+"),
+        (["--guided-choice", "red", "--guided-choice", "blue", "--num-beams", "2"], "red|blue"),
+    ):
+        assert run(["generate", "--prompt", PROMPT, *arguments]) == 0
+        assert re.fullmatch(expected, capsys.readouterr().out.removesuffix("\n"))
 
 
 def test_an_unknown_option_is_usage(capsys):
@@ -193,7 +212,7 @@ def test_ctrl_c_ends_cleanly():
 
 
 def test_help_of_every_command_reads_well(capsys):
-    for command in ("generate", "chat", "inspect", "tokenize"):
+    for command in ("generate", "chat", "compare", "inspect", "tokenize"):
         with pytest.raises(SystemExit) as stop:
             run([command, "--help"])
         assert stop.value.code == 0

@@ -135,6 +135,10 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "repetition_penalty": [(0.1, 0.1), (2, 2.0)],
     "presence_penalty": [(-2, -2.0), (0.0, 0.0)],
     "frequency_penalty": [(-2, -2.0), (0.0, 0.0)],
+    "guided_json": [({"type": "null"}, '{"type": "null"}'), ('{"b":1,\n"a":2}', '{"b": 1, "a": 2}'), ({}, "{}")],
+    "guided_regex": [("a*", "a*")],
+    "guided_grammar": [("start: A", "start: A")],
+    "guided_choice": [("a", ("a",)), (["b", "a", "b"], ("b", "a"))],
     "num_return_sequences": [(1, 1)],
     "eos_token_id": [(0, (0,)), ([99, 1, 99], (99, 1)), (np.int64(3), (3,)), ((), ())],
     "stop_strings": [("ab", ("ab",)), (["a", "b", "a"], ("a", "b")), ([], ())],
@@ -195,6 +199,10 @@ INVALID: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1.0, *NOT_A_NUMBER],
     "presence_penalty": NOT_A_NUMBER,
     "frequency_penalty": NOT_A_NUMBER,
+    "guided_json": [[], "", "{", "[1]", True, {"a": {1}}, {"a": math.nan}, '{"a":' * 100_000],
+    "guided_regex": ["", 5, ["a"], b"a"],
+    "guided_grammar": ["", 5, ["start: A"]],
+    "guided_choice": [[], "", ["a", ""], 5, [5], {"a"}],
     "num_return_sequences": [0, -1, 2, *NOT_WHOLE],
     "eos_token_id": [-1, 100, [5, 100], True, 2.0, "</s>", [2.0], {2}, np.eye(9)],
     "stop_strings": ["", ["a", ""], 5, [5], b"a", {"a"}],
@@ -494,6 +502,29 @@ def test_settings_with_functions_are_equal_when_the_functions_are_the_same() -> 
         )
         == 2
     )
+
+
+GUIDES = {"guided_json": {}, "guided_regex": "a*", "guided_grammar": "start: A", "guided_choice": ["abc", "b"]}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_text_has_one_guide_and_can_end(name: str) -> None:
+    for other in set(GUIDES) - {name}:
+        with pytest.raises(ParameterError, match=f"(?=.*{name}=)(?=.*{other}=).*one guide"):
+            settle(**{name: GUIDES[name], other: GUIDES[other]})
+        assert settle({other: GUIDES[other]}, **{name: GUIDES[name]}).guide[0] == name  # type: ignore[index]
+    for eos, said in ((None, {}), (2, {"eos_token_id": ()})):
+        with pytest.raises(ParameterError, match=f"{name} needs an eos_token_id"):
+            settle(eos=eos, **{name: GUIDES[name]}, **said)
+    hash(settle(**{name: GUIDES[name]}))
+    assert settle().guide is None
+
+
+def test_more_tokens_than_any_choice_has() -> None:
+    with pytest.raises(ParameterError, match=r"min_new_tokens=4 is more than the longest guided_choice .*\(3\)"):
+        settle(guided_choice=["abc", "b"], min_new_tokens=4)
+    assert settle(guided_choice=["aé", "b"], min_new_tokens=3).min_new_tokens == 3
+    assert settle({"min_new_tokens": 4}, guided_choice=["abc"]).min_new_tokens == 4
 
 
 def test_seeds() -> None:

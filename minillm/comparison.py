@@ -1,0 +1,135 @@
+"""One prompt under every decoding strategy, and the tree that beam search grows from it."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .decoding.select import strategy_for
+from .decoding.strategy import Candidate
+from .engine import Engine
+from .loop import StepLoop
+from .prompts import Prompt
+from .scheduler import Limits
+
+
+class Variant(NamedTuple):
+    """A strategy to show: what it is called, and the fields of `GenerationConfig` that choose it."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+    @property
+    def settings(self) -> str:
+        """The fields in one line; whether it samples is in its name."""
+        return ", ".join(f"{name}={value}" for name, value in self.fields.items() if name != "do_sample")
+
+
+STRATEGIES = (
+    Variant("greedy search", {"do_sample": False}),
+    Variant("sampling", {"do_sample": True, "top_k": 0}),
+    Variant("cooler sampling", {"do_sample": True, "top_k": 0, "temperature": 0.5}),
+    Variant("top-k sampling", {"do_sample": True, "top_k": 10}),
+    Variant("nucleus sampling", {"do_sample": True, "top_k": 0, "top_p": 0.9}),
+    Variant("min-p sampling", {"do_sample": True, "top_k": 0, "min_p": 0.1}),
+    Variant("beam search", {"do_sample": False, "num_beams": 4}),
+)
+BEAM_SEARCH = STRATEGIES[-1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one strategy made of the prompt."""
+
+    variant: Variant
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    log_prob: float
+    """Natural logarithm of the continuation's probability under the model"""
+    steps: int
+    """Forward passes, the prompt's included"""
+    seconds: float
+
+    @property
+    def log_prob_per_token(self) -> float:
+        """The mean over the tokens."""
+        return self.log_prob / len(self.token_ids)
+
+
+@dataclass
+class BeamTree:
+    """All that beam search looked at."""
+
+    steps: list[list[Candidate]] = field(default_factory=list)
+    """The candidates of each step, best first"""
+    best: list[int] = field(default_factory=list)
+    """Tokens of the result"""
+
+    def best_ranks(self) -> list[int]:
+        """The rank of the result's token among each step's candidates."""
+        ranks: list[int] = []
+        for step, token in zip(self.steps, self.best, strict=False):
+            parent = self.steps[len(ranks) - 1][ranks[-1]].beam if ranks else 0
+            ranks.append(next(i for i, c in enumerate(step) if (c.parent, c.token) == (parent, token)))
+        return ranks
+
+
+def compare(
+    engine: Engine, prompt: Prompt, variants: Sequence[Variant] = STRATEGIES, *, seed: int = 0, **fields: Any
+) -> list[Outcome]:
+    """Continue one prompt under each strategy, one after the other.
+
+    Args:
+        engine: with room for the widest of the strategies
+        prompt: text or token ids
+        variants: the strategies
+        seed: of those that draw
+        **fields: of `GenerationConfig`, for all of them
+
+    Raises:
+        As `Engine.generate`.
+    """
+    engine.generate(prompt, max_new_tokens=1)  # the first run of a process pays for memory that the others find ready
+    outcomes = []
+    for variant in variants:
+        wanted = fields | dict(variant.fields) | ({"seed": seed} if variant.fields.get("do_sample") else {})
+        steps, began = engine.stats.steps, time.perf_counter()
+        generation = engine.generate(prompt, **wanted)
+        seconds = time.perf_counter() - began
+        completion = generation.completions[0]
+        scores = engine.score(generation.prompt_token_ids + completion.token_ids).logprobs
+        log_prob = math.fsum(score for score in scores[len(generation.prompt_token_ids) :] if score is not None)
+        outcomes.append(
+            Outcome(
+                variant,
+                completion.text,
+                completion.token_ids,
+                completion.finish_reason,
+                log_prob,
+                engine.stats.steps - steps,
+                seconds,
+            )
+        )
+    return outcomes
+
+
+def beam_tree(engine: Engine, prompt: Prompt, **fields: Any) -> BeamTree:
+    """Run beam search and watch it.
+
+    Args:
+        engine: not busy
+        prompt: text or token ids
+        **fields: of `GenerationConfig`, num_beams above 1 among them
+    """
+    tree = BeamTree()
+    request = engine.request(prompt, **fields)
+    request.watch = tree.steps.append
+    loop = StepLoop({"target": engine.runner}, Limits(request.settings.num_beams, len(request.prompt_ids)))
+    loop.add(request, strategy_for(request.settings))
+    while loop.busy:
+        for _, progress in loop.step():
+            if progress.index == 0:
+                tree.best += progress.token_ids
+    return tree

@@ -1,0 +1,162 @@
+r"""Guided generation: only tokens that keep the text within a JSON schema, a regular expression, a grammar or a list.
+
+The method is that of Willard and Louf ("Efficient guided generation for large language models", arXiv 2307.09702): a
+parser follows the generated text and says, before each choice, which tokens of the vocabulary can come next; the scores
+of all others become -inf. What is left keeps its proportions, so sampling draws from the model's own distribution,
+renormalised over what is allowed, token by token. The parser is the library llguidance (extra `guided`).
+
+The end-of-sequence tokens are allowed exactly where the text may end, so a result that ends by itself is always valid;
+one that max_new_tokens or a stop string cuts off need not be. Where only one text can follow, llguidance allows only
+the tokens that the tokenizer would cut it into. A grammar begins where the generated text begins: most models want a
+leading space in it (" red" rather than "red").
+
+The mask comes after the logits processors. Where these leave nothing that the guide allows (min_new_tokens forbids the
+end of a text that is complete), the guide wins: what it allows gets back the scores that the model gave.
+
+A regular expression is written as in Rust, without look-around; \d is any digit of Unicode, [0-9] the usual ten. A
+JSON schema allows no white space outside of strings, unless its "x-guidance" says otherwise: where it is free, a
+weak model writes spaces for ever.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ParameterError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
+"""The fields that guide; a request has at most one of them."""
+
+COMPACT_JSON: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+
+
+class Guide:
+    """Follows one continuation and says which tokens may come next."""
+
+    def __init__(self, field: str, matcher: "LLMatcher", eos_token_ids: tuple[int, ...]) -> None:
+        self._field = field
+        self._matcher = matcher
+        self._eos_token_ids = list(eos_token_ids)
+
+    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Which tokens may come next, [V]. Never none: a text that can only end allows the end-of-sequence tokens.
+
+        Raises:
+            ParameterError: nothing can follow, or the grammar went past a limit of llguidance; the text says which.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)  # one bit a token
+        allowed = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(np.bool_)  # [V / 8] -> [V]
+        may_end = self._matcher.is_accepting()
+        if self._matcher.is_stopped() and not may_end:
+            self._fail()
+        allowed[self._eos_token_ids] = may_end  # one of them may be a text token, which elsewhere would end the text
+        return allowed
+
+    def push(self, token_id: int) -> None:
+        """Go on with a token that `allowed` marked and that does not end the sequence."""
+        if not self._matcher.consume_token(token_id):
+            self._fail()
+
+    def fork(self) -> "Guide":
+        """An independent copy, for a continuation that branches."""
+        return Guide(self._field, self._matcher.deep_copy(), tuple(self._eos_token_ids))
+
+    def _fail(self) -> None:
+        reason = _first_words(self._matcher.get_error())
+        raise ParameterError(f"{self._field} cannot be fulfilled: no token may come next, llguidance says: {reason}")
+
+
+def restrict(logits: Any, guides: Sequence[Guide | None], model_logits: Any, xp: ModuleType) -> None:
+    """Set to -inf, in place, what the guide of each row does not allow.
+
+    Args:
+        logits: [R, V], after the processors
+        guides: of the R rows; None leaves a row as it is
+        model_logits: [R, V], before the processors: for rows in which these leave nothing
+        xp: the array module of both
+    """
+    for row, guide in enumerate(guides):
+        if guide is None:
+            continue
+        allowed = xp.asarray(guide.allowed(logits.shape[-1]))
+        scores = xp.where(allowed, logits[row], -xp.inf)
+        if scores.max() == -xp.inf:
+            scores = xp.where(allowed, model_logits[row], -xp.inf)
+        logits[row] = scores
+
+
+class GuideMaker:
+    """Makes the guides of one model's requests. Grammars are compiled once, and kept for requests with the same."""
+
+    def __init__(self, tokenizer_json: str, vocab_size: int) -> None:
+        """Take the tokenizer as the text of a tokenizer.json, and how many tokens it has.
+
+        The model may have more or fewer: ids past the tokenizer's are text of nothing, and never allowed.
+        """
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._tokenizer_for = lru_cache(maxsize=4)(self._read_tokenizer)
+        self._compiled = lru_cache(maxsize=32)(self._compile)
+
+    def maker(self, field: str, value: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> Callable[[], Guide]:
+        """What makes a new guide for each continuation of a request.
+
+        Args:
+            field: one of GUIDES
+            value: of it, as Settings holds it
+            eos_token_ids: at least one
+            vocab_size: of the model
+
+        Raises:
+            ParameterError: llguidance is not installed, or it cannot use the value; the message quotes its reason.
+        """
+        return self._compiled(field, value, eos_token_ids, vocab_size).fork
+
+    def _compile(self, field: str, value: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> Guide:
+        try:
+            from llguidance import LLMatcher
+        except ImportError:
+            raise ParameterError(f"{field} needs llguidance: pip install 'minillm[guided]'") from None
+        tokenizer = self._tokenizer_for(field, eos_token_ids, max(vocab_size, self._vocab_size))
+        matcher = LLMatcher(tokenizer, _grammar(field, value), log_level=0)
+        if matcher.is_error():
+            raise ParameterError(f"{field} is refused by llguidance: {_first_words(matcher.get_error())}")
+        guide = Guide(field, matcher, eos_token_ids)
+        guide.allowed(vocab_size)
+        return guide
+
+    def _read_tokenizer(self, field: str, eos_token_ids: tuple[int, ...], size: int) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        try:
+            return LLTokenizer(self._tokenizer_json, n_vocab=size, eos_token=list(eos_token_ids))
+        except ValueError as error:
+            raise ParameterError(f"{field}: llguidance cannot read this model's tokenizer: {error}") from None
+
+
+def _grammar(field: str, value: Any) -> str:
+    """The grammar in llguidance's own form."""
+    from llguidance import LLMatcher, grammar_from
+
+    if field == "guided_json":
+        return str(LLMatcher.grammar_from_json_schema(value, defaults=COMPACT_JSON))
+    if field == "guided_regex":
+        return str(LLMatcher.grammar_from_regex(value))
+    if field == "guided_grammar":
+        return str(LLMatcher.grammar_from_lark(value))
+    return str(grammar_from("choice", json.dumps(value)))
+
+
+def _first_words(message: str) -> str:
+    """What went wrong, in one line; llguidance shows the place in further lines."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return " ".join([*lines[:1], *reasons])

@@ -1,0 +1,117 @@
+"""minillm compare: the table, the JSON and the page."""
+
+import json
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from minillm.cli import compare_page
+from minillm.cli.main import run
+from minillm.comparison import STRATEGIES
+from minillm.errors import UsageError
+
+ARGUMENTS = ["compare", "--prompt", "Once upon <a> time", "--max-new-tokens", "6"]
+VOID = {"meta"}
+
+
+class Elements(HTMLParser):
+    """Every element is closed in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_table_has_a_line_and_a_text_for_each_strategy(capsys):
+    assert run(ARGUMENTS) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["strategy", "log", "p", "per", "token", "tokens", "steps", "seconds", "settings"]
+    numbers = [line for line in lines if not line.startswith("    ")]
+    for variant, line in zip(STRATEGIES, numbers, strict=True):
+        assert re.match(rf"{variant.name} +-\d+\.\d\d +-\d+\.\d{{3}} +\d+ +\d+ +\d+\.\d{{3}}", line)
+        assert line.endswith(variant.settings)
+
+
+def test_json_holds_the_results_in_full_and_the_seed_counts(capsys):
+    results = []
+    for seed in ("1", "1", "2"):
+        assert run([*ARGUMENTS, "--json", "--seed", seed]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["prompt"] == "Once upon <a> time"
+        results.append([result["text"] for result in report["results"]])
+    assert results[0] == results[1] != results[2]
+    assert [result["name"] for result in report["results"]] == [variant.name for variant in STRATEGIES]
+    for result in report["results"]:
+        assert result["logprob_per_token"] == pytest.approx(result["logprob"] / len(result["token_ids"]))
+
+
+def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert run([*ARGUMENTS, "--html", str(page), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    text = page.read_text(encoding="utf-8")
+    elements = Elements()
+    elements.feed(text)
+    assert elements.open == []
+    assert not re.search(r"https?:|src=|href=|@import|url\(|<script", text)
+    assert "Once upon &lt;a&gt; time" in text
+    assert "<a>" not in text
+    assert len([1 for tag, _ in elements.seen if tag == "article"]) == len(STRATEGIES)
+    assert all(f"{result['logprob']:.2f}" in text for result in report["results"])
+
+    (svg,) = re.findall("<svg.*?</svg>", text, re.DOTALL)
+    tree = ElementTree.fromstring(svg)
+    boxes = [element.get("class") for element in tree.iter("g")]
+    lines = [element.get("class") for element in tree.iter("path")]
+    beams = next(result for result in report["results"] if result["name"] == "beam search")
+    assert len(boxes) == len(lines) == 8 * len(beams["token_ids"])
+    assert sum("best" in kind for kind in boxes) == len(beams["token_ids"])
+    assert sum("pruned" in kind for kind in boxes[:-8]) == 4 * (len(beams["token_ids"]) - 1)
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    page.write_text("old", encoding="utf-8")
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(UsageError, match=r"page\.html cannot be written"):
+        compare_page.write_page(page, "new")
+    assert page.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [page]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", "another"], ["one prompt", "2"]),
+        (["--html", "no-such-folder/page.html"], ["no-such-folder", "cannot be written"]),
+        (["--max-new-tokens", "0"], ["max_new_tokens"]),
+        (["--seed", "-1"], ["seed"]),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments, words, capsys):
+    assert run([*ARGUMENTS, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert all(word in captured.err for word in words)

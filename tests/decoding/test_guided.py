@@ -1,0 +1,320 @@
+"""Guided texts are always valid, and drawn from the model's own distribution over what is allowed."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import Engine, GenerationConfig
+from minillm.decoding import select
+from minillm.decoding.strategy import Strategy
+from minillm.errors import ParameterError
+from minillm.requests import RequestMaker
+from minillm.results import Completion
+
+from ..ops.chi_square import p_value
+from ..tiny import tiny_model, write_checkpoint
+
+pytest.importorskip("llguidance", reason="needs the extra `guided`")
+
+PROMPTS = ["A list of colors:", "one two", "x"]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "size": {"type": "integer", "minimum": 10, "maximum": 99},
+        "kind": {"enum": ["big", "small", None]},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "size", "kind", "flags"],
+    "additionalProperties": False,
+}
+
+
+def fulfils_schema(text: str) -> bool:
+    value = json.loads(text)
+    return (
+        list(value) == ["name", "size", "kind", "flags"]
+        and isinstance(value["name"], str)
+        and len(value["name"]) <= 6
+        and value["size"] in range(10, 100)
+        and value["kind"] in ("big", "small", None)
+        and 1 <= len(value["flags"]) <= 3
+        and all(isinstance(flag, bool) for flag in value["flags"])
+    )
+
+
+def is_nested(text: str) -> bool:
+    depth = text.count("[")
+    return depth <= 3 and text == "[" * depth + "x" + "]" * depth
+
+
+GRAMMAR = """
+start: "[" one "]" | "x"
+one: "[" two "]" | "x"
+two: "[x]" | "x"
+"""
+YEAR = r"[A-Z][a-z]{2,4} (19|20)[0-9][0-9]"
+COLOURS = ["red", "reddish", "dark blue", 'a "quoted"\\one', "grün\n"]
+GUIDES: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
+    "json": ({"guided_json": SCHEMA}, fulfils_schema),
+    "regex": ({"guided_regex": YEAR}, lambda text: re.fullmatch(YEAR, text) is not None),
+    "grammar": ({"guided_grammar": GRAMMAR}, is_nested),
+    "choice": ({"guided_choice": COLOURS}, lambda text: text in COLOURS),
+}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "top_k": 0, "temperature": 2.0, "seed": 5, "num_return_sequences": 6},
+    "filters": {"do_sample": True, "top_k": 3, "top_p": 0.5, "min_p": 0.2, "seed": 6},
+    "beams": {"num_beams": 4, "num_return_sequences": 4},
+    "processors": {"repetition_penalty": 1.8, "presence_penalty": 3.0, "min_new_tokens": 3},
+    "beams and processors": {"num_beams": 3, "frequency_penalty": 2.0, "length_penalty": 0.0, "early_stopping": True},
+    "naive": {"use_cache": False},
+}
+
+
+@pytest.fixture(scope="module", params=[512, 531], ids=["exact vocabulary", "padded vocabulary"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return make_engine(tmp_path_factory.mktemp("model"), vocab_size=request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return make_engine(tmp_path_factory.mktemp("model"), max_batch_size=500)
+
+
+def make_engine(folder: Path, max_batch_size: int = 32, **fields: Any) -> Engine:
+    checkpoint = write_checkpoint(folder, max_position_embeddings=128, eos_token_id=2, **fields)
+    return Engine(checkpoint, max_batch_size=max_batch_size)
+
+
+def assert_valid(completion: Completion, is_valid: Callable[[str], bool]) -> None:
+    assert completion.finish_reason == "stop", completion
+    assert completion.token_ids[-1] == 2
+    assert is_valid(completion.text), completion
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("guide", GUIDES)
+def test_what_a_random_model_writes_is_valid(engine: Engine, guide: str, mode: str) -> None:
+    fields, is_valid = GUIDES[guide]
+    for generation in engine.generate(PROMPTS, max_new_tokens=90, **fields, **MODES[mode]):
+        assert len(generation.completions) == MODES[mode].get("num_return_sequences", 1)
+        for completion in generation.completions:
+            assert_valid(completion, is_valid)
+
+
+def test_requests_with_different_guides_and_none_share_steps_and_do_not_meet(plain: Engine) -> None:
+    wanted = [{}, *(fields for fields, _ in GUIDES.values())] * 2
+    modes = [MODES["greedy"]] * 5 + [MODES["sampling"]] * 5
+    alone = [plain.generate(PROMPTS[i % 3], max_new_tokens=90, **wanted[i], **modes[i]) for i in range(10)]
+    ids = [plain.add(PROMPTS[i % 3], max_new_tokens=90, **wanted[i], **modes[i]) for i in range(10)]
+    tokens: dict[tuple[int, int], list[int]] = {}
+    while plain.busy:
+        for event in plain.step():
+            tokens.setdefault((event.request_id, event.index), []).extend(event.token_ids)
+    for request_id, generation in zip(ids, alone, strict=True):
+        for index, completion in enumerate(generation.completions):
+            assert tokens[request_id, index] == completion.token_ids
+    settings = [plain.request("x", **fields).settings for fields in wanted[:5]]
+    assert len({id(select.strategy_for(one)) for one in settings}) == 1
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_streaming_gives_the_same(plain: Engine, guide: str) -> None:
+    fields, _ = GUIDES[guide]
+    pieces = list(plain.stream("one two", max_new_tokens=90, **fields))
+    whole = plain.generate("one two", max_new_tokens=90, **fields)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert pieces[-1].finish_reason == "stop"
+    assert len(pieces) > 1
+
+
+# The distribution -----------------------------------------------------------------------------------------------------
+
+CHOICES = [*"ano", *(a + b for a in "ano" for b in "ano")]
+"""Wherever only one text can follow, llguidance allows only its usual tokens. Here there is always a choice."""
+
+
+def allowed_after(engine: Engine, text: str, choices: list[str]) -> list[int]:
+    """Tokens that may follow a text, found without llguidance."""
+    assert engine.tokenizer is not None
+    pieces = [engine.tokenizer.token(i) for i in range(engine.tokenizer.vocab_size)]
+    ids = [
+        i for i, piece in enumerate(pieces)
+        if i not in (0, 1, 2, 3) and piece and any(choice.startswith(text + piece) for choice in choices)
+    ]  # fmt: skip
+    return [*ids, 2] if text in choices else ids
+
+
+def every_result(
+    engine: Engine, prompt: list[int], choices: list[str], text: str = ""
+) -> Iterator[tuple[tuple[int, ...], float, float]]:
+    """Every token sequence that spells a choice, its guided probability, and its log-probability under the model."""
+    assert engine.tokenizer is not None
+    logits = engine.forward(prompt)[-1].astype(np.float64)
+    allowed = allowed_after(engine, text, choices)
+    weights = np.exp(logits - logits.max())
+    for token in allowed:
+        share, log_prob = weights[token] / weights[allowed].sum(), float(np.log(weights[token] / weights.sum()))
+        if token == 2:
+            yield (2,), share, log_prob
+            continue
+        following = text + engine.tokenizer.token(token)
+        for rest, probability, rest_log_prob in every_result(engine, [*prompt, token], choices, following):
+            yield (token, *rest), share * probability, log_prob + rest_log_prob
+
+
+def test_draws_follow_the_model_renormalised_over_what_is_allowed(plain: Engine) -> None:
+    prompt = plain.request("one two").prompt_ids
+    expected = {tokens: probability for tokens, probability, _ in every_result(plain, prompt, CHOICES)}
+    assert sum(expected.values()) == pytest.approx(1)
+    drawn: Counter[tuple[int, ...]] = Counter()
+    for seed in range(6):
+        generation = plain.generate(
+            prompt, guided_choice=CHOICES, do_sample=True, top_k=0, seed=seed, num_return_sequences=500
+        )
+        drawn.update(tuple(completion.token_ids) for completion in generation.completions)
+    assert set(drawn) <= set(expected)
+    total = sum(drawn.values())
+    usual = [tokens for tokens in expected if expected[tokens] * total >= 5]
+    observed, mass = [drawn[tokens] for tokens in usual], [expected[tokens] * total for tokens in usual]
+    rare = total - sum(mass)
+    assert len(usual) > 4
+    assert p_value([*observed, total - sum(observed)], [*mass, rare]) > 0.001
+
+
+def test_beams_find_the_likeliest_of_all_that_is_allowed(plain: Engine) -> None:
+    prompt = plain.request("one two").prompt_ids
+    expected = sorted(every_result(plain, prompt, CHOICES), key=lambda result: -result[2])
+    assert len(expected) > 12
+    generation = plain.generate(
+        prompt, guided_choice=CHOICES, num_beams=40, num_return_sequences=8, length_penalty=0.0, logprobs=True
+    )
+    assert [tuple(completion.token_ids) for completion in generation.completions] == [e[0] for e in expected[:8]]
+    for completion, (_, _, log_prob) in zip(generation.completions, expected, strict=False):
+        assert completion.score == pytest.approx(log_prob, abs=1e-4)
+        assert completion.logprobs is not None
+        assert sum(completion.logprobs) == pytest.approx(log_prob, abs=1e-4)
+
+
+def test_beams_give_as_many_results_as_there_are(plain: Engine) -> None:
+    prompt = plain.request("one two").prompt_ids
+    expected = {result[0] for result in every_result(plain, prompt, ["no", "on"])}
+    generation = plain.generate(prompt, guided_choice=["no", "on"], num_beams=30, num_return_sequences=30)
+    assert 0 < len(expected) < 30
+    assert sorted(tuple(completion.token_ids) for completion in generation.completions) == sorted(expected)
+
+
+def test_log_probabilities_are_the_models_own(plain: Engine) -> None:
+    generation = plain.generate("one two", guided_regex=YEAR, top_logprobs=2, repetition_penalty=1.3)
+    (completion,) = generation.completions
+    scores = plain.score(generation.prompt_token_ids + completion.token_ids).logprobs
+    assert completion.logprobs == pytest.approx(scores[len(generation.prompt_token_ids) :], abs=1e-4)
+    assert completion.top_logprobs is not None
+    assert any(top[0][0] != token for top, token in zip(completion.top_logprobs, completion.token_ids, strict=True))
+
+
+# Ends -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beams"])
+def test_a_complete_text_ends_whatever_min_new_tokens_says(plain: Engine, mode: str) -> None:
+    for completion in plain.generate("x", guided_regex="ab", min_new_tokens=10, **MODES[mode]).completions:
+        assert (completion.text, completion.finish_reason) == ("ab", "stop")
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beams"])
+def test_a_text_that_may_go_on_goes_on_for_min_new_tokens(plain: Engine, mode: str) -> None:
+    for completion in plain.generate("x", guided_regex="[ab]+", min_new_tokens=10, **MODES[mode]).completions:
+        assert re.fullmatch("[ab]+", completion.text)
+        assert len(completion.token_ids) > 10 or completion.finish_reason == "length"
+
+
+def test_a_text_token_as_end_of_sequence_cannot_end_the_text_early(plain: Engine) -> None:
+    assert plain.tokenizer is not None
+    (line_break,) = plain.tokenizer.encode("\n", add_special_tokens=False)
+    generation = plain.generate(
+        "x", guided_regex="a[b\n]{4}c", eos_token_id=[line_break], do_sample=True, seed=1, num_return_sequences=50
+    )
+    for completion in generation.completions:
+        assert completion.token_ids.index(line_break) == len(completion.token_ids) - 1
+        assert re.fullmatch("a[b\n]{4}c\n", completion.text)
+
+
+def test_the_limit_of_length_and_a_stop_string_still_cut(plain: Engine) -> None:
+    (cut,) = plain.generate("x", guided_regex="[ab]{90}", max_new_tokens=5).completions
+    assert (cut.finish_reason, len(cut.token_ids)) == ("length", 5)
+    (stopped,) = plain.generate("x", guided_regex="[ab]{3}c[ab]{9}", stop_strings="c").completions
+    assert stopped.finish_reason == "stop"
+    assert re.fullmatch("[ab]{3}", stopped.text)
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"guided_regex": "(a"}, ["guided_regex", "unclosed group"]),
+        ({"guided_regex": "(?=a)b"}, ["guided_regex", "look-around"]),
+        ({"guided_regex": r"[^\s\S]"}, ["guided_regex", "no token may come next"]),
+        ({"guided_json": {"not": {"type": "null"}}}, ["guided_json", 'Unimplemented keys: ["not"]']),
+        ({"guided_json": {"type": "colour"}}, ["guided_json", "Invalid type: colour"]),
+        ({"guided_json": {"type": "string", "pattern": "["}}, ["guided_json", "unclosed character class"]),
+        ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 1}}, ["guided_json", "Unsatisfiable"]),
+        ({"guided_grammar": "start: other"}, ["guided_grammar", 'unknown name: "other"']),
+        ({"guided_grammar": "nothing"}, ["guided_grammar", "Expected token"]),
+    ],
+)
+def test_what_llguidance_refuses_is_quoted_in_one_line(plain: Engine, fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ParameterError) as error:
+        plain.generate("x", **fields)
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert not plain.busy
+
+
+def test_without_llguidance_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(tmp_path)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ParameterError, match=r"^guided_regex needs llguidance: pip install 'minillm\[guided\]'$"):
+        engine.generate("x", guided_regex="a")
+    assert engine.generate("x", max_new_tokens=2).token_ids
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_without_a_tokenizer_there_is_no_guide(guide: str) -> None:
+    fields, _ = GUIDES[guide]
+    maker = RequestMaker(tiny_model(vocab_size=512).config, None, {"eos_token_id": 2})
+    with pytest.raises(ParameterError, match=r"^guided_.* needs a tokenizer, and this model has none"):
+        maker.make([5, 6], GenerationConfig(**fields))
+
+
+def test_a_strategy_that_does_not_follow_guides_is_refused(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(Strategy):
+        begin = step = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(select, "_strategy", Deaf)
+    with pytest.raises(ParameterError, match=r"guided_choice goes with .* not with Deaf"):
+        plain.generate("x", guided_choice="a")
+
+
+def test_llguidance_is_imported_only_for_a_guide() -> None:
+    code = "import sys, minillm, minillm.engine, minillm.cli.main; assert 'llguidance' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_grammar_is_compiled_once(plain: Engine) -> None:
+    make = [plain.request("x", GenerationConfig(guided_json=SCHEMA)).guide for _ in range(2)]
+    assert make[0] is not None
+    assert make[0] == make[1]
+    assert make[0]() is not make[0]()
