@@ -76,6 +76,7 @@ CASES: dict[str, tuple[dict[str, float], Distribution]] = {
     "epsilon above all": ({"epsilon_cutoff": 0.9}, at_least(P, 0.9)),
     "eta": ({"eta_cutoff": 0.2}, at_least(P, min(0.2, math.sqrt(0.2) * math.exp(-entropy(P))))),
     "top-h": ({"top_h": 0.7}, top_h(P, 0.7)),
+    "top-h of next to nothing": ({"top_h": 0.01}, top_h(P, 0.01)),
     "top-n-sigma": ({"top_n_sigma": 1.0}, top_n_sigma(P, 1.0)),
     "warm top-n-sigma": ({"top_n_sigma": 1.0, "temperature": 1.5}, only({0, 2, 5}, WARM)),
     "top-k before typical": ({"top_k": 4, "typical_p": 0.6}, typical(only({0, 1, 2, 4, 5}, P), 0.6)),
