@@ -38,7 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE
     | {"backends", "cache", "checkpoint", "config", "decoding", "devices", "loop", "models", "prompts", "requests"}
     | {"results", "runner", "scheduler", "scoring", "tokenizer"},
-    "cli": BASE | {"checkpoint", "decoding", "engine", "inspection", "prompts", "results", "tokenizer", "minillm"},
+    "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
+    "cli": BASE
+    | {"checkpoint", "comparison", "decoding", "engine", "inspection", "prompts", "results", "tokenizer", "minillm"},
     "__main__": {"cli"},
     "minillm": BASE | {"decoding", "engine"},  # minillm/__init__.py: the public names, loaded on first use
 }

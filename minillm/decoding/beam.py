@@ -83,9 +83,11 @@ class BeamSearch(Strategy):
         text = bool(request.settings.stop_strings)
         state = BeamState(request)
         state.beams = [request.continuation(i, text=text) for i in range(self.num_beams)]
-        copies = NEVER if request.guide is None else -np.inf  # a guide may leave too few tokens to hide copies behind
+        # The first candidates all come from one beam: the others are its copies. A guide may leave that beam so few
+        # tokens that copies would be followed too: then they are ruled out.
+        copies = NEVER if request.guide is None else -np.inf
         state.scores = np.full(self.num_beams, copies, np.float32)
-        state.scores[0] = 0  # the first candidates all come from one beam: the others are its copies
+        state.scores[0] = 0
         return state
 
     def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:

@@ -80,7 +80,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[512, 531], ids=["exact vocabulary", "padded vocabulary"])
+@pytest.fixture(scope="module", params=[512, 531, 509], ids=["exact vocabulary", "padded vocabulary", "cut vocabulary"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return make_engine(tmp_path_factory.mktemp("model"), vocab_size=request.param)
 
@@ -213,8 +213,9 @@ def test_beams_give_as_many_results_as_there_are(plain: Engine) -> None:
     assert sorted(tuple(completion.token_ids) for completion in generation.completions) == sorted(expected)
 
 
-def test_log_probabilities_are_the_models_own(plain: Engine) -> None:
-    generation = plain.generate("one two", guided_regex=YEAR, top_logprobs=2, repetition_penalty=1.3)
+@pytest.mark.parametrize("fields", [{}, {"repetition_penalty": 1.3}])
+def test_log_probabilities_are_the_models_own(plain: Engine, fields: dict[str, Any]) -> None:
+    generation = plain.generate("one two", guided_regex=YEAR, top_logprobs=2, **fields)
     (completion,) = generation.completions
     scores = plain.score(generation.prompt_token_ids + completion.token_ids).logprobs
     assert completion.logprobs == pytest.approx(scores[len(generation.prompt_token_ids) :], abs=1e-4)
