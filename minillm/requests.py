@@ -28,6 +28,8 @@ class RequestMaker:
     tokenizer: Tokenizer | None
     defaults: Mapping[str, Any]
     """What the checkpoint's generation_config.json says"""
+    models: tuple[str, ...] = ()
+    """Which of "draft" and "amateur" are there"""
 
     def make(self, prompt: Prompt, wanted: GenerationConfig) -> Request:
         """Encode the prompt and settle every field.
@@ -47,7 +49,11 @@ class RequestMaker:
     def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
         """Settings with a number of new tokens that the context has room for."""
         settings = resolve(
-            wanted, self.defaults, vocab_size=self.config.vocab_size, eos_token_id=self.config.eos_token_ids
+            wanted,
+            self.defaults,
+            vocab_size=self.config.vocab_size,
+            eos_token_id=self.config.eos_token_ids,
+            models=self.models,
         )
         limit, room = settings.new_token_limit(prompt_length), self.config.max_positions - prompt_length
         if limit > room:

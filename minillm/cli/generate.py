@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ParameterError
 from .options import (
     add_generation_options,
+    add_helper_options,
     add_model_options,
     add_prompt_options,
     generation_fields,
@@ -38,6 +39,7 @@ def add_parser(commands: Any) -> None:
     )
     add_prompt_options(parser)
     add_model_options(parser)
+    add_helper_options(parser)
     add_generation_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--echo", action="store_true", default=None, help="print the prompt too")

@@ -107,6 +107,18 @@ RULES: dict[str, Rule] = {
     "logprobs": Rule(False, _TRUE_OR_FALSE, _flag),
     "top_logprobs": Rule(0, _AT_LEAST_0, _whole(0)),
     "echo": Rule(False, _TRUE_OR_FALSE, _flag),
+    "prompt_lookup_num_tokens": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
+    "max_matching_ngram_size": Rule(2, _AT_LEAST_1, _whole(1), needs="prompt_lookup_num_tokens"),
+    "lookahead_window": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
+    "lookahead_ngram_size": Rule(4, "a whole number of at least 2", _whole(2), needs="lookahead_window"),
+    "lookahead_guesses": Rule(5, _AT_LEAST_1, _whole(1), needs="lookahead_window"),
+    "num_assistant_tokens": Rule(
+        5, "a whole number of at least 1, or 0 to leave the draft model out", _whole(0), needs="draft"
+    ),
+    "contrastive_alpha": Rule(0.1, "a number from 0 to 1", _number(lambda a: 0 <= a <= 1), needs="amateur"),
+    "amateur_temperature": Rule(
+        1.0, f"a number above 0 ({_SMALL} to {_LARGE})", _number(lambda t: _SMALL <= t <= _LARGE), needs="amateur"
+    ),
 }
 
 
@@ -121,7 +133,23 @@ NEEDS = {
     "do_sample": Need("do_sample=True", bool),
     "num_beams": Need("num_beams above 1", lambda num_beams: bool(num_beams > 1)),
     "stop_strings": Need("stop_strings", bool),
+    "prompt_lookup_num_tokens": Need("prompt_lookup_num_tokens", bool),
+    "lookahead_window": Need("lookahead_window", bool),
+    "draft": Need("a draft model: Engine(..., draft=...)", bool),
+    "amateur": Need("an amateur model: Engine(..., amateur=...)", bool),
 }
+
+MODELS = ("draft", "amateur")
+"""Models that an engine may have beside its own; what `Rule.needs` asks of them is that they are there."""
+
+SEARCHES = {
+    "num_beams": "set num_beams=1",
+    "prompt_lookup_num_tokens": "leave it out",
+    "lookahead_window": "leave it out",
+    "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
+    "amateur": "use an engine without an amateur",
+}
+"""What says how tokens are found, of which a request has at most one -> how to have another one instead."""
 
 NOT_OFFERED: dict[str, object] = {
     "typical_p": 1,
@@ -152,7 +180,6 @@ NOT_OFFERED: dict[str, object] = {
     "force_words_ids": None,
     "max_time": None,
     "use_mtp": False,
-    "prompt_lookup_num_tokens": None,
     "assistant_early_exit": None,
     "assistant_ensemble_weight": None,
     "speculation_type": None,
@@ -177,12 +204,10 @@ NO_MEANING = frozenset(
         "output_logits",
         "return_dict_in_generate",
         "is_assistant",
-        "num_assistant_tokens",
         "num_assistant_tokens_schedule",
         "assistant_confidence_threshold",
         "assistant_lookbehind",
         "target_lookbehind",
-        "max_matching_ngram_size",
         "transformers_version",
         "_from_model_config",
         "_commit_hash",

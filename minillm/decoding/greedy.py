@@ -33,23 +33,45 @@ class GreedySearch(Strategy):
         continuations = [request.continuation(i) for i in range(request.settings.num_return_sequences)]
         return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids)]
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[TokenState, Continuation]]) -> list[int]:
+    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One token for each row of processed logits. [R, V] -> R ids"""
         return [int(token) for token in ops.argmax(logits)]
 
     def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        logits = _row_per_continuation(rows, states)  # [feeds, V] -> [R, V]
-        report = _Report(ops, logits, self.settings, changing=bool(self.processors))
+        self.extend(ops, _row_per_continuation(rows, states), growing)  # [feeds, V] -> [R, V]
+        return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
+
+    def extend(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None) -> None:
+        """Give each continuation its next token.
+
+        Args:
+            ops: the back end
+            logits: [R, V], a row for each continuation; may be changed in place
+            growing: the continuations, each with the state of its request
+            raw: the model's own logits, where `logits` are something else
+        """
+        raw = logits if raw is None else raw
+        report = Report(ops, raw, self.settings, changing=raw is logits and bool(self.processors))
         if self.processors:
-            history = _history(growing)
+            history = history_of([(state.request, continuation.token_ids) for state, continuation in growing])
             for processor in self.processors:
                 logits = processor(history, logits, ops.xp)
         tokens = self.choose(ops, logits, growing)
         for row, (token, (_, continuation)) in enumerate(zip(tokens, growing, strict=True)):
             continuation.push(token, *report.of(row, token))
-        return [_next_feeds(state) for state in states if isinstance(state, TokenState)]
+
+    def next_feeds(self, state: TokenState) -> list[Feed]:
+        """Each continuation that still grows is fed its newest token."""
+        shared = state.feeds == 1
+        feeds = [
+            Feed((continuation.token_ids[-1],), parent=0 if shared else i)
+            for i, continuation in enumerate(state.growing)
+            if continuation.finish_reason is None
+        ]
+        state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
+        return feeds
 
 
 def _row_per_continuation(rows: Rows, states: Sequence[State]) -> Any:
@@ -64,27 +86,15 @@ def _row_per_continuation(rows: Rows, states: Sequence[State]) -> Any:
     return rows.logits if sources == list(range(len(rows.logits))) else rows.logits[np.asarray(sources)]
 
 
-def _next_feeds(state: TokenState) -> list[Feed]:
-    """Each continuation that still grows is fed its newest token."""
-    shared = state.feeds == 1
-    feeds = [
-        Feed((continuation.token_ids[-1],), parent=0 if shared else i)
-        for i, continuation in enumerate(state.growing)
-        if continuation.finish_reason is None
-    ]
-    state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
-    return feeds
-
-
-def _history(growing: Sequence[tuple[TokenState, Continuation]]) -> History:
+def history_of(generated: Sequence[tuple[Request, list[int]]]) -> History:
     """All tokens that each row has seen, prompt first, flat."""
-    lines = [state.request.prompt_ids + continuation.token_ids for state, continuation in growing]
+    lines = [request.prompt_ids + tokens for request, tokens in generated]
     starts = np.cumsum([0, *map(len, lines)])
-    prompts = [len(state.request.prompt_ids) for state, _ in growing]
+    prompts = [len(request.prompt_ids) for request, _ in generated]
     return History(np.concatenate([np.asarray(line, np.int64) for line in lines]), starts, np.asarray(prompts))
 
 
-class _Report:
+class Report:
     """Log-probabilities of the model's own distribution, before processors change it; computed only where asked."""
 
     def __init__(self, ops: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:

@@ -12,13 +12,13 @@ checkpoint, the first kind is reported once as a warning when the file is read, 
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..errors import CheckpointError, ParameterError
-from .fields import NEEDS, RULES, refuse_unknown, shown, unfulfilled
+from .fields import MODELS, NEEDS, RULES, SEARCHES, refuse_unknown, shown, unfulfilled
 
 _LOG = logging.getLogger("minillm")
 
@@ -53,6 +53,15 @@ class GenerationConfig:
         use_cache: False computes the whole sequence again for each token.
         logprobs: return the log-probability of each chosen token.
         top_logprobs: return the log-probabilities of this many best tokens as well; above 0 implies logprobs.
+        prompt_lookup_num_tokens: guess this many tokens by what followed the newest ones before; 0 does not.
+        max_matching_ngram_size: how many of the newest tokens to look for at most (default 2); needs the above.
+        lookahead_window: positions ahead that lookahead decoding guesses at by itself; 0 does not guess.
+        lookahead_ngram_size: length of what it guesses, the newest token included (default 4); needs the above.
+        lookahead_guesses: how many it verifies at once (default 5); needs lookahead_window.
+        num_assistant_tokens: how many the engine's draft model guesses (default 5; 0 leaves it out).
+        contrastive_alpha: share of the best token's probability that makes a token eligible for contrastive decoding,
+            in [0, 1] (default 0.1); needs an engine with an amateur model.
+        amateur_temperature: divides the amateur's logits, > 0; likewise.
         echo: let the text begin with the prompt, and the log-probabilities with those of the prompt's tokens.
 
     Raises:
@@ -83,6 +92,14 @@ class GenerationConfig:
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+    prompt_lookup_num_tokens: int | None = None
+    max_matching_ngram_size: int | None = None
+    lookahead_window: int | None = None
+    lookahead_ngram_size: int | None = None
+    lookahead_guesses: int | None = None
+    num_assistant_tokens: int | None = None
+    contrastive_alpha: float | None = None
+    amateur_temperature: float | None = None
 
     def __new__(cls, **fields: object) -> Self:
         refuse_unknown(fields)  # before __init__, whose TypeError could neither suggest nor explain
@@ -105,7 +122,8 @@ class Settings:
     """What was asked of a generation, every field decided. Hashable; the attributes are those of GenerationConfig.
 
     Exactly one of `max_new_tokens` and `max_length` is a number: see `new_token_limit`. `seed` is always one: fresh if
-    none was set, 0 without sampling. `explicit` names the fields that the user set.
+    none was set, 0 without sampling. `num_assistant_tokens` is 0 where there is no draft model, `amateur` says whether
+    there is an amateur. `explicit` names the fields that the user set.
     """
 
     max_new_tokens: int | None
@@ -132,6 +150,15 @@ class Settings:
     logprobs: bool
     top_logprobs: int
     echo: bool
+    prompt_lookup_num_tokens: int
+    max_matching_ngram_size: int
+    lookahead_window: int
+    lookahead_ngram_size: int
+    lookahead_guesses: int
+    num_assistant_tokens: int
+    contrastive_alpha: float
+    amateur_temperature: float
+    amateur: bool
     explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def new_token_limit(self, prompt_length: int) -> int:
@@ -188,6 +215,7 @@ def resolve(
     *,
     vocab_size: int,
     eos_token_id: int | Sequence[int] | None,
+    models: Collection[str] = (),
 ) -> Settings:
     """Decide every field.
 
@@ -196,6 +224,7 @@ def resolve(
         defaults: of the checkpoint, from `read_generation_config`.
         vocab_size: number of tokens that the model scores.
         eos_token_id: of the model's own configuration; the two above come first.
+        models: which of "draft" and "amateur" the engine has.
 
     Raises:
         ParameterError: a field has the wrong type or value, cannot have an effect, or contradicts another. max_length
@@ -206,8 +235,11 @@ def resolve(
     inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
     _settle_pair("max_new_tokens", "max_length", said, inherited)
     _settle_pair("min_new_tokens", "min_length", said, inherited)
-    values = {name: _read(name, said, inherited) for name in NEEDS}
+    values: dict[str, Any] = {
+        name: name in models if name in MODELS else _read(name, said, inherited) for name in NEEDS
+    }
     _settle_beams_or_sampling(values, said)
+    _settle_search(values, said, inherited)
     for name, rule in RULES.items():
         if name in values:
             continue
@@ -224,6 +256,8 @@ def resolve(
     _settle_results(values, said, vocab_size)
     if values["seed"] is None:
         values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
+    if not values.pop("draft"):
+        values["num_assistant_tokens"] = 0
     return Settings(eos_token_ids=values.pop("eos_token_id"), **values, explicit=frozenset(said))
 
 
@@ -263,6 +297,22 @@ def _settle_beams_or_sampling(values: dict[str, Any], said: Mapping[str, object]
     dropped = "do_sample" if "num_beams" in said else "num_beams"
     values[dropped] = RULES[dropped].default
     _LOG.warning("the checkpoint's %s is not used: this version does not sample in beam search", dropped)
+
+
+def _settle_search(values: dict[str, Any], said: Mapping[str, object], inherited: Mapping[str, object]) -> None:
+    """At most one way to find tokens. What the user set, and the models of the engine, win over the checkpoint."""
+    if values["draft"]:
+        values["num_assistant_tokens"] = _read("num_assistant_tokens", said, inherited)
+    chosen = [name for name in SEARCHES if (values[name] > 1 if name == "num_beams" else values.get(name))]
+    for name in list(chosen):
+        if len(chosen) > 1 and name not in said and name in inherited and name not in ("num_assistant_tokens",):
+            values[name] = RULES[name].default
+            chosen.remove(name)
+    if len(chosen) > 1:
+        first, second = (f"{name}={values[name]}" for name in chosen[:2])
+        raise ParameterError(
+            f"{first} and {second} each say how tokens are found: {SEARCHES[chosen[0]]}, or {SEARCHES[chosen[1]]}"
+        )
 
 
 def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:

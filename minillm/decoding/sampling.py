@@ -8,7 +8,8 @@ import numpy as np
 from ..backends.base import Backend
 from ..ops.philox import uniform
 from .continuation import Continuation
-from .greedy import GreedySearch, TokenState
+from .greedy import GreedySearch
+from .strategy import State
 
 
 class Sampling(GreedySearch):
@@ -18,7 +19,7 @@ class Sampling(GreedySearch):
     draw depends on nothing else in the batch (`ops/philox.py`).
     """
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[TokenState, Continuation]]) -> list[int]:
+    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One draw for each row of processed logits. [R, V] -> R ids"""
         uniforms = uniform(
             np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
