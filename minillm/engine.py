@@ -234,7 +234,9 @@ class Engine:
             request = self._maker.make(prompt, _merge(config, fields))
             request_id = self._submit(request)
         self._mail[request_id] = deque()
-        return self._stream(request_id, request)
+        events = self._stream(request_id, request)
+        next(events)  # into its try block, so that closing it drops the request even if nobody has asked it yet
+        return events
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """The logits of every position. [T] -> [T, V] float32
@@ -270,6 +272,7 @@ class Engine:
     def _stream(self, request_id: int, request: Request) -> Iterator[Event]:
         mail = self._mail[request_id]
         try:
+            yield Event(request_id, 0, "", ())  # taken by `stream`
             if request.settings.echo:
                 text = self._maker.prompt_text(request)
                 yield from (Event(request_id, i, text, ()) for i in range(request.settings.num_return_sequences))

@@ -6,10 +6,11 @@ strategies of the requests whose rows are ready what to do next.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -201,6 +202,8 @@ class StepLoop:
         """Take over what the cache still knows of a prompt's beginning."""
         if active.started or self._prefixes is None or not active.request.settings.use_cache:
             return
+        if active.feeds[0].model != "target" or active.feeds[0].rows == "all":  # rows that are kept are not computed
+            return
         known = self._prefixes.match(active.fed[0].token_ids)
         if known is not None:
             active.fed[0].pages, active.fed[0].cached = known.pages, known.cached
@@ -232,7 +235,7 @@ class StepLoop:
         for active, i, first, stop in owners:
             active.outputs[i] = Slice(output, first, stop)
         for active in {id(active): active for active, *_ in owners}.values():
-            if not active.ready:  # another of its sequences is not done yet
+            if not active.ready or len(self.runners) > 1:  # the next pass may come before the strategy is asked
                 active.outputs = [piece and piece.copy() for piece in active.outputs]
         return sum(count for *_, count in work)
 
@@ -285,19 +288,16 @@ def _divisible(active: Active, i: int) -> bool:
 
 
 def _gather(group: Sequence[Active]) -> Rows:
-    """The outputs of several requests' feeds, end to end; without a copy where they lie so already."""
+    """The outputs of several requests' feeds, end to end."""
     slices = [piece for active in group for piece in active.outputs if piece is not None]
-    wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
-    output, first, stop = slices[0]
-    hidden = None
-    for piece in slices[1:]:
-        if piece.output is not output or piece.first != stop:
-            logits = np.concatenate([p.output.logits[p.first : p.stop] for p in slices])
-            if wants_hidden:
-                hidden = np.concatenate([p.output.hidden[p.first : p.stop] for p in slices])
-            break
-        stop = piece.stop
-    else:
-        logits, hidden = output.logits[first:stop], output.hidden[first:stop]
     starts = list(accumulate((piece.stop - piece.first for piece in slices), initial=0))
-    return Rows(logits, starts, hidden if wants_hidden else None)
+    wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
+    hidden = _end_to_end(slices, attrgetter("hidden")) if wants_hidden else None
+    return Rows(_end_to_end(slices, attrgetter("logits")), starts, hidden)
+
+
+def _end_to_end(slices: list[Slice], part: Callable[[Output], Any]) -> Any:
+    """One part of the outputs; without a copy where the slices lie end to end already."""
+    if all(a.output is b.output and a.stop == b.first for a, b in pairwise(slices)):
+        return part(slices[0].output)[slices[0].first : slices[-1].stop]
+    return np.concatenate([part(piece.output)[piece.first : piece.stop] for piece in slices])

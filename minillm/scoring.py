@@ -42,6 +42,6 @@ def score_tokens(runner: Runner, token_ids: list[int]) -> list[float | None]:
     """log p(token | those before it) of each token; None for the first, which follows nothing."""
     scores: list[float | None] = [None]
     for first, logits in logits_by_chunk(runner, token_ids):
-        following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)])
+        following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # of the last one none
         scores += chosen_log_probs(logits[: len(following)], following, runner.ops.xp).tolist()
     return scores

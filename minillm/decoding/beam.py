@@ -21,7 +21,7 @@ from .processors import History, build_processors
 from .strategy import Feed, Request, Rows, State, Strategy
 
 NEVER = np.float32(-1e9)
-"""Added to the score of what must not be chosen."""
+"""The score of a beam that only copies the first, and of a result that is not there yet."""
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class BeamState(State):
 
     beams: list[Continuation] = field(default_factory=list)
     scores: Any = None
-    """[num_beams], summed log-probabilities of the running beams, best first"""
+    """[beams], summed log-probabilities of the running beams, best first"""
     finished: list[tuple[float, Continuation]] = field(default_factory=list)
     """At most num_beams results, best first"""
     hopeful: bool = True
@@ -67,20 +67,19 @@ class BeamSearch(Strategy):
         return feeds
 
     def _advance(self, ops: Backend, state: BeamState, logits: Any) -> list[Feed]:
-        """One step of one request. logits: [num_beams, V], or [1, V] after the prompt"""
+        """One step of one request. logits: [beams, V], or [1, V] after the prompt"""
         prompt_only = state.feeds == 1 and self.num_beams > 1
         scores, raw = self._log_probs(ops, state, logits)
         parents, tokens, sums = self._best(scores, state.scores)
         extended = [self._extend(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
         ended = np.asarray([candidate.finish_reason is not None for candidate in extended])
         self._collect(state, extended, sums, ended)
-        running = sums + ended * NEVER
-        order = np.argsort(-running, kind="stable")[: self.num_beams]
-        state.beams, state.scores = [extended[i] for i in order], running[order]
-        if not self._goes_on(state, all_ended=bool(ended.all())):
+        running = np.flatnonzero(~ended)[: self.num_beams]  # fewer where stop strings ended more than was expected
+        state.beams, state.scores = [extended[i] for i in running], sums[running]
+        if not state.beams or not self._goes_on(state):
             self._return_best(state)
             return []
-        return [Feed((tokens[i],), parent=0 if prompt_only else parents[i]) for i in order]
+        return [Feed((tokens[i],), parent=0 if prompt_only else parents[i]) for i in running]
 
     def _log_probs(self, ops: Backend, state: BeamState, logits: Any) -> tuple[Any, Any]:
         """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
@@ -99,15 +98,12 @@ class BeamSearch(Strategy):
         """The best candidates over all beams: their parents, tokens and summed log-probabilities.
 
         Args:
-            scores: [num_beams, V], or [1, V] after the prompt, where every beam has the same
-            sums: [num_beams]
+            scores: [beams, V], or [1, V] after the prompt, where every beam has the same
+            sums: [beams]
         """
-        total = (scores + sums[:, None]).reshape(-1)  # [num_beams, V] -> [num_beams V]
-        if self.candidates > total.size:
-            raise ParameterError(
-                f"num_beams {self.num_beams} needs {self.candidates} candidates, more than the vocabulary gives"
-            )
-        top = np.argpartition(-total, self.candidates - 1)[: self.candidates]
+        total = (scores + sums[:, None]).reshape(-1)  # [beams, V] -> [beams V]
+        count = min(self.candidates, total.size)
+        top = np.argpartition(-total, count - 1)[:count]
         top = top[np.lexsort((top, -total[top]))]  # best first; of equal ones the smaller index
         V = scores.shape[-1]
         return [int(i) for i in top // V], [int(i) for i in top % V], total[top]
@@ -131,7 +127,7 @@ class BeamSearch(Strategy):
                 state.finished.append((float(total / np.float32(length**self.settings.length_penalty)), candidate))
         state.finished = sorted(state.finished, key=lambda result: -result[0])[: self.num_beams]
 
-    def _goes_on(self, state: BeamState, *, all_ended: bool) -> bool:
+    def _goes_on(self, state: BeamState) -> bool:
         """Whether another step can change the results."""
         full = len(state.finished) == self.num_beams
         settings = self.settings
@@ -141,7 +137,7 @@ class BeamSearch(Strategy):
         best_possible = state.scores[0] / np.float32(best_length**settings.length_penalty)
         worst_finished = state.finished[-1][0] if full else NEVER
         state.hopeful = state.hopeful and bool(best_possible > worst_finished)
-        return state.hopeful and not (full and settings.early_stopping is True) and not all_ended
+        return state.hopeful and not (full and settings.early_stopping is True)
 
     def _return_best(self, state: BeamState) -> None:
         """Hand over the num_return_sequences best results."""

@@ -1,0 +1,55 @@
+"""A wrapped back end gives the same numbers, and shows every operation with the layer it belongs to."""
+
+from collections import Counter
+
+import numpy as np
+
+from minillm.backends.base import Backend, join
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.wrapping import WrappedBackend
+from minillm.batch import Sequence
+from minillm.cache import PagedCache
+from minillm.models.base import RandomTensor
+from minillm.runner import Runner
+
+from ..tiny import logits_of, runner_of, tiny_model
+
+
+class Watching(WrappedBackend):
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.calls: list[tuple[int | None, str, str | None]] = []
+
+    def observe(self, operation, weight, result, **arguments) -> None:
+        self.calls.append((self.layer, operation, None if weight is None else weight.name))
+
+
+def test_the_numbers_are_the_same_and_every_call_is_seen() -> None:
+    model, line = tiny_model("untied", seed=2), [3, 4, 5, 6]
+    ops = Watching(NumpyBackend())
+    runner = Runner(model, ops, PagedCache(model.config, ops, 4))
+    np.testing.assert_allclose(
+        runner.prefill(Sequence(line)).logits[0], logits_of(runner_of(model), line)[-1], atol=1e-5
+    )
+    layer = ["layer_norm", "linear", "store_kv", "attend", "linear", "layer_norm", "linear", "linear"]
+    assert [name for at, name, _ in ops.calls if at is None] == ["embed", "embed", "add"]
+    assert [name for at, name, _ in ops.calls if at == 0] == [name for at, name, _ in ops.calls if at == 1] == layer
+    assert [(name, weight) for at, name, weight in ops.calls if at == 2] == [
+        ("layer_norm", "final_layer_norm"),
+        ("take_rows", None),
+        ("linear", "lm_head"),
+    ]
+    assert Counter(name for _, name, _ in ops.calls)["linear"] == 2 * 4 + 1
+
+
+def test_every_operation_of_a_back_end_is_wrapped() -> None:
+    operations = {name for name, value in vars(Backend).items() if callable(value) and not name.startswith("_")}
+    assert operations <= set(vars(WrappedBackend))
+
+
+def test_several_tensors_become_one_weight() -> None:
+    tensors = [RandomTensor(name, (rows, 4), 0, 1.0) for name, rows in (("q", 2), ("k", 3), ("v", 1))]
+    weight = NumpyBackend().prepare_weight("qkv", tensors, [RandomTensor("b", (6,), 0, 1.0)])
+    np.testing.assert_array_equal(weight.data, np.concatenate([tensor.load() for tensor in tensors]))
+    assert (weight.shape, weight.nbytes) == ((6, 4), 4 * (24 + 6))
+    np.testing.assert_array_equal(join(tensors[:1]), tensors[0].load())

@@ -1,0 +1,107 @@
+"""Beam search against looking at everything; the comparison with transformers is in test_beam_transformers.py."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.decoding.beam import BeamSearch
+from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.errors import ParameterError
+
+from ..tiny import Result, generate, logits_of, loop_of, random_prompts, request_for, run, runner_of, tiny_model
+
+V, LENGTH = 5, 4
+PROMPTS = [[1], [3, 2], [4, 4, 0, 1]]
+
+
+@pytest.fixture(scope="module")
+def runner():
+    return runner_of(tiny_model(seed=5, vocab_size=V), pages=9000, page_size=4)
+
+
+def search(runner, prompts: list[list[int]], **fields: Any) -> list[list[Result]]:
+    requests = [request_for(p, vocab_size=runner.model.config.vocab_size, **fields) for p in prompts]
+    return run(loop_of(target=runner, max_batch_size=2000), requests)
+
+
+def log_probability(runner, prompt: list[int], line: tuple[int, ...]) -> float:
+    logits = logits_of(runner, [*prompt, *line])[len(prompt) - 1 : -1].astype(np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return float(log_probs[np.arange(len(line)), line].sum())
+
+
+def everything(runner, prompt: list[int], eos: tuple[int, ...], penalty: float) -> list[tuple[float, list[int]]]:
+    """Every line that may be generated with its score, best first."""
+    scored = []
+    for length in range(1, LENGTH + 1):
+        for line in itertools.product(range(V), repeat=length):
+            ended = line[-1] in eos
+            if (ended or length == LENGTH) and not set(line[:-1]) & set(eos):
+                scored.append((log_probability(runner, prompt, line) / length**penalty, list(line)))
+    return sorted(scored, reverse=True)
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("eos", [(), (2,), (0, 3)])
+def test_enough_beams_find_the_best_of_everything(runner, eos: tuple[int, ...], penalty: float) -> None:
+    fields: dict[str, Any] = {"length_penalty": penalty, "early_stopping": "never"}
+    fields |= {"eos_token_id": eos} if eos else {}
+    for prompt in PROMPTS:
+        expected = everything(runner, prompt, eos, penalty)[:3]
+        [results] = search(
+            runner, [prompt], num_beams=V ** (LENGTH - 1), num_return_sequences=3, max_new_tokens=LENGTH, **fields
+        )
+        assert [r.token_ids for r in results] == [line for _, line in expected]
+        np.testing.assert_allclose([r.score for r in results], [score for score, _ in expected], rtol=1e-5, atol=1e-4)
+
+
+def test_scores_come_best_first_and_are_those_of_their_tokens(runner) -> None:
+    [results] = search(runner, [[3, 1]], num_beams=4, num_return_sequences=4, max_new_tokens=9, length_penalty=0.5)
+    scores = [r.score for r in results]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(r.token_ids) for r in results}) == 4
+    expected = [log_probability(runner, [3, 1], tuple(r.token_ids)) / 9**0.5 for r in results]
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
+
+
+def test_beams_find_likelier_lines_than_greedy_search() -> None:
+    runner, gains = runner_of(tiny_model(seed=2), pages=400, page_size=4), []
+    for prompt in random_prompts(8, seed=2):
+        [greedy] = generate(runner, [prompt], max_new_tokens=10)
+        [[best]] = search(runner, [prompt], num_beams=6, max_new_tokens=10)
+        lines = (tuple(best.token_ids), tuple(greedy))
+        gains.append(np.subtract(*(log_probability(runner, prompt, line) for line in lines)))
+    assert np.mean(gains) > 0.5
+    assert np.min(gains) > -0.1  # a beam may be cut that would have won
+
+
+@pytest.mark.parametrize("fields", [{}, {"repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize("options", [{"chunk": 3}, {"max_batch_size": 4}, {}], ids=str)
+def test_a_ragged_batch_cached_or_naive_gives_what_each_prompt_gives_alone(options: dict, fields: dict) -> None:
+    runner = runner_of(tiny_model(seed=2), pages=600, page_size=4)
+    prompts = random_prompts(8, seed=3)
+    fields = {"num_beams": 4, "max_new_tokens": 12, "eos_token_id": [20, 40, 60], "logprobs": True, **fields}
+    alone = [search(runner, [prompt], **fields)[0][0] for prompt in prompts]
+    for use_cache in (True, False):
+        requests = [request_for(p, use_cache=use_cache, **fields) for p in prompts]
+        for (ours,), expected in zip(run(loop_of(target=runner, **options), requests), alone, strict=True):
+            assert ours.token_ids == expected.token_ids
+            assert ours.finish_reason == expected.finish_reason
+            np.testing.assert_allclose([ours.score, *ours.log_probs], [expected.score, *expected.log_probs], atol=1e-4)
+    assert runner.cache.free_pages == 600
+
+
+def test_log_probabilities_are_the_models_own_whatever_a_penalty_does() -> None:
+    runner, prompt = runner_of(tiny_model(seed=2)), [5, 6, 7]
+    [[best]] = search(runner, [prompt], num_beams=3, repetition_penalty=1.5, logprobs=True, max_new_tokens=8)
+    expected = log_probability(runner, prompt, tuple(best.token_ids))
+    np.testing.assert_allclose(sum(best.log_probs), expected, atol=1e-4)
+    assert abs(best.score * 8 - expected) > 0.1
+
+
+def test_top_logprobs_are_refused_by_name() -> None:
+    config = GenerationConfig(num_beams=2, top_logprobs=3)
+    with pytest.raises(ParameterError, match="top_logprobs is not offered with num_beams > 1"):
+        BeamSearch(resolve(config, {}, vocab_size=9, eos_token_id=2))

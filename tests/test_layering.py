@@ -1,0 +1,145 @@
+"""Imports flow one way: every edge between the parts of minillm is in the table below, and there is no cycle."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "minillm"
+
+BASE = {"errors"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "notation": set(),
+    "batch": set(),
+    "config": BASE,
+    "tokenizer_files": BASE,
+    "tokenizer": BASE | {"tokenizer_files"},
+    "checkpoint": BASE,
+    "prompts": BASE | {"config", "tokenizer"},
+    "ops": BASE | {"batch"},
+    "backends": BASE | {"batch", "ops"},
+    "devices": BASE | {"backends"},
+    "cache": BASE | {"backends", "batch", "config"},
+    "decoding": BASE | {"backends", "ops"},
+    "layers": {"backends", "batch"},
+    "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "ops"},
+    "runner": {"backends", "batch", "cache", "decoding", "models"},
+    "scheduler": {"batch"},
+    "loop": BASE | {"batch", "cache", "decoding", "runner", "scheduler"},
+    "scoring": {"batch", "cache", "ops", "runner"},
+    "inspection": {"backends", "batch", "cache", "ops", "runner", "scoring"},
+    "results": {"decoding"},
+    "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
+    "engine": BASE
+    | {"backends", "cache", "checkpoint", "config", "decoding", "devices", "loop", "models", "prompts", "requests"}
+    | {"results", "runner", "scheduler", "scoring", "tokenizer"},
+    "cli": BASE | {"checkpoint", "decoding", "engine", "inspection", "prompts", "results", "tokenizer", "minillm"},
+    "__main__": {"cli"},
+    "minillm": BASE | {"decoding", "engine"},  # minillm/__init__.py: the public names, loaded on first use
+}
+"""A module or sub-package of minillm -> those it may import."""
+
+STRATEGY_MAY = {"backends", "decoding", "errors", "ops"}
+
+
+def part_of(path: Path) -> str:
+    """The module or sub-package that a file belongs to."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "minillm" if first == "__init__" else first
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of minillm that a file imports, wherever in it."""
+    package = ["minillm", *path.relative_to(PACKAGE).parts[:-1]]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            names = [stem] if stem.count(".") else [f"{stem}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] if "." in name else name for name in names if name.split(".")[0] == "minillm"}
+    return {name if name in ALLOWED else "minillm" for name in found}  # a name like __version__ is the package's
+
+
+def edges() -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        graph.setdefault(part_of(path), set()).update(imports(path) - {part_of(path)})
+    return graph
+
+
+def test_every_part_is_in_the_table_and_the_table_names_no_other() -> None:
+    assert set(edges()) == set(ALLOWED)
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_a_part_imports_what_the_table_allows(part: str) -> None:
+    assert edges()[part] <= ALLOWED[part]
+
+
+def test_the_table_allows_nothing_that_is_not_used() -> None:
+    unused = {part: ALLOWED[part] - used for part, used in edges().items() if ALLOWED[part] - used}
+    assert not unused
+
+
+def test_there_is_no_cycle() -> None:
+    graph, done = {part: set(used) for part, used in edges().items()}, set()
+    graph["cli"].discard("minillm")  # __version__ alone
+    while graph.keys() - done:
+        ready = {part for part in graph.keys() - done if graph[part] <= done}
+        assert ready, f"a cycle among {sorted(graph.keys() - done)}"
+        done |= ready
+
+
+@pytest.mark.parametrize("name", ["strategy", "greedy", "sampling", "beam"])
+def test_a_strategy_knows_no_model_cache_or_runner(name: str) -> None:
+    assert imports(PACKAGE / "decoding" / f"{name}.py") <= STRATEGY_MAY
+
+
+def test_imports_are_found_in_every_form(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "models" / "x.py"
+    path.parent.mkdir()
+    path.write_text(
+        "from ..cache import A\nfrom .. import engine\nfrom . import opt\ndef f():\n  import minillm.cli.main\n"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    assert imports(path) == {"cache", "engine", "models", "cli"}
+
+
+# --- what importing costs ---------------------------------------------------------------------------------------------
+
+HEAVY = {"numpy", "tokenizers", "huggingface_hub", "matplotlib", "torch", "transformers", "safetensors"}
+
+
+def loaded_after(code: str) -> set[str]:
+    """The heavy modules that a fresh interpreter has loaded after running `code`."""
+    report = f"\nimport sys; print('LOADED', *({HEAVY!r} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", code + report], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
+    return set(result.stdout.split("LOADED")[-1].split())
+
+
+HELP = "from minillm.cli.main import build_parser\nbuild_parser().format_help()"
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [
+        ("import minillm", set()),
+        ("import minillm; minillm.GenerationConfig", {"numpy"}),
+        ("import minillm; minillm.Engine", {"numpy"}),
+        (HELP, set()),
+        (f"{HELP}\ntry:\n    build_parser().parse_args(['generate', '--help'])\nexcept SystemExit: pass", set()),
+    ],
+    ids=["import minillm", "GenerationConfig", "Engine", "command line", "generate --help"],
+)
+def test_importing_loads_nothing_heavy(code: str, loaded: set[str]) -> None:
+    assert loaded_after(code) <= loaded
