@@ -146,7 +146,7 @@ def train(model: OPTForCausalLM, tokenizer: Tokenizer, training: Training, secon
 def save(model: OPTForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     """Store weights in float16, configurations and tokenizer, as transformers reads them."""
     copy.deepcopy(model).half().save_pretrained(out)
-    GenerationConfig(bos_token_id=EOS, eos_token_id=EOS, pad_token_id=PAD).save_pretrained(out)
+    GenerationConfig(bos_token_id=EOS, eos_token_id=EOS, pad_token_id=PAD, max_new_tokens=100).save_pretrained(out)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="</s>",

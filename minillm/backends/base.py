@@ -101,7 +101,7 @@ class Backend:
 
     def add(self, x: Any, y: Any) -> Any:
         """x + y. [T, E], [T, E] -> [T, E]"""
-        return self.xp.add(x, y, out=self.arena.take(x.shape))
+        return ops.add(x, y, self.xp, self.arena.take(x.shape))
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""

@@ -36,6 +36,7 @@ class WrappedBackend(Backend):
 
     def embed(self, ids: Any, table: Weight) -> Any:
         """As the wrapped one."""
+        self.layer = None  # each forward pass begins here
         result = self.inner.embed(ids, table)
         self.observe("embed", table, result)
         return result

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   minillm generate --prompt "A list of colors: red,"
-  minillm generate --prompt "Once upon a time" --temperature 0.8 --seed 1 --max-new-tokens 60 --stats
-  echo "Count from 3 to 9:" | minillm generate --model facebook/opt-125m --json
+  minillm generate --prompt "Once upon a time" --temperature 0.8 --seed 1 --stats
+  echo "Count to 9:" | minillm generate --model facebook/opt-125m --json
 """
 
 

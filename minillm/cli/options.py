@@ -40,7 +40,9 @@ def add_helper_options(parser: argparse.ArgumentParser) -> None:
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
     """How the tokens are chosen. Names and meanings are those of `GenerationConfig`."""
     lengths = parser.add_argument_group("length and end")
-    lengths.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: 20)")
+    lengths.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: the model's own, else 20)"
+    )
     lengths.add_argument("--min-new-tokens", type=int, metavar="N", help="tokens before the text may end")
     lengths.add_argument(
         "--stop", dest="stop_strings", action="append", metavar="TEXT", help="end before this text; may be repeated"
@@ -62,6 +64,9 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
         "--early-stopping", type=_early_stopping, metavar="WHEN", help="of beams: yes, no (default) or never"
     )
     choice.add_argument("--num-return-sequences", type=int, metavar="N", help="results for each prompt (default: 1)")
+    choice.add_argument(
+        "--no-cache", dest="use_cache", action="store_false", default=None, help="compute everything at every step"
+    )
     ahead = parser.add_argument_group("guessing ahead", "The same tokens in fewer passes.")
     ahead.add_argument("--num-assistant-tokens", type=int, metavar="N", help="of the draft model (default: 5; 0: none)")
     ahead.add_argument(
@@ -74,7 +79,6 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     contrast = parser.add_argument_group("contrastive decoding", "Of the amateur model.")
     contrast.add_argument("--contrastive-alpha", type=float, metavar="A", help="who is eligible (default: 0.1)")
     contrast.add_argument("--amateur-temperature", type=float, metavar="T", help="of its distribution (default: 1)")
-    parser.add_argument("--no-cache", dest="use_cache", action="store_false", default=None, help="the naive way")
 
 
 def _early_stopping(word: str) -> bool | str:

@@ -140,5 +140,5 @@ def cost(batch: Batch, H: int, K: int, D: int) -> Cost:
     """
     flops = visible_pairs(batch) * H * (4 * D + 4) + batch.num_tokens * H * D
     contexts = sum(span.context_len for span in batch.spans)
-    row = 4 * batch.num_tokens * H * D
-    return Cost(flops, row + 4 * 2 * contexts * K * D, row)
+    query_bytes = 4 * batch.num_tokens * H * D  # the result takes as many
+    return Cost(flops, query_bytes + 4 * 2 * contexts * K * D, query_bytes)

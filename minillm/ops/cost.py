@@ -1,8 +1,10 @@
 """What an operation costs, in the algorithmic convention: each operation alone, nothing fused, nothing cached.
 
-A multiply-add is two FLOPs. An addition, multiplication, division, comparison against a constant, square root and
-exponential are one each; the search for a maximum and the moving of numbers are none. Every array that the
-operation's formula names is read or written once.
+A multiply-add is two FLOPs, and a sum of n numbers is n additions. An addition, multiplication, division, comparison
+against a constant, square root and exponential are one each; a change of sign, the search for a maximum and the moving
+of numbers are none. Arithmetic on integers (ids, positions) is none either. What a mask hides is not counted, though a
+back end may compute it before hiding it. Every array that the operation's formula names is read or written once;
+activations and the K/V cache hold 4 bytes a number, ids 8.
 """
 
 from typing import NamedTuple
@@ -16,8 +18,12 @@ class Cost(NamedTuple):
     bytes_written: int = 0
 
     def __add__(self, other: object) -> "Cost":
-        assert isinstance(other, Cost)
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+        """Both together, field by field; a tuple's own `+` would lay them end to end."""
+        if not isinstance(other, Cost):
+            return NotImplemented
+        return Cost(
+            self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written
+        )
 
     @property
     def intensity(self) -> float:

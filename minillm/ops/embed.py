@@ -11,6 +11,9 @@ def embed(table: Any, ids: Any, xp: Any, out: Any) -> Any:
     return out
 
 
-def cost(T: int, E: int, itemsize: int) -> Cost:
-    """No arithmetic; the ids (8 bytes each) and T rows are read, T rows written."""
-    return Cost(0, 8 * T + T * E * itemsize, T * E * 4)
+def cost(T: int, E: int, row_bytes: int) -> Cost:
+    """No arithmetic; T ids and T rows of the table are read, T rows of E numbers written.
+
+    `row_bytes` is what one row takes in the table.
+    """
+    return Cost(0, T * (8 + row_bytes), 4 * T * E)

@@ -42,15 +42,15 @@ def linear(
 
 
 def cost(
-    T: int, inputs: int, outputs: int, itemsize: int, *, bias: bool, activation: str | None, residual: bool
+    T: int, inputs: int, outputs: int, weight_bytes: int, *, bias: bool, activation: str | None, residual: bool
 ) -> Cost:
     """2 T in out for the product, T out for each of bias and residual, and the activation's own.
 
-    `itemsize` is that of the stored weights; activations are float32.
+    `weight_bytes` is what the stored weight takes, bias included: it is read once however many rows there are.
     """
     elements = T * outputs
     flops = 2 * elements * inputs + elements * (bias + residual)
     if activation is not None:
         flops += elements * FLOPS_PER_ELEMENT[activation]
-    read = 4 * T * inputs + itemsize * inputs * outputs + 4 * outputs * bias + 4 * elements * residual
+    read = 4 * T * inputs + weight_bytes + 4 * elements * residual
     return Cost(flops, read, 4 * elements)

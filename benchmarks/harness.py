@@ -1,0 +1,140 @@
+"""What every benchmark needs: arguments, threads, and a record of what it ran on."""
+
+import argparse
+import csv
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class BenchmarkError(Exception):
+    """What the user can put right, in one line; the script exits with 2."""
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder for results.
+
+    Raises:
+        BenchmarkError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchmarkError(f"--out {path} cannot be made: {error.strerror}") from None
+
+
+def say(text: str) -> None:
+    """Tell how far things are, apart from the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_csv(path: Path, facts: dict[str, str], header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table, after comments that say where its figures come from."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.writelines(f"# {name}: {fact}\n" for name, fact in facts.items())
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """The variables that tell a BLAS how many threads to use. They act only before NumPy is imported."""
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
+    """Processor, system, versions and commit, each a short text.
+
+    Args:
+        threads: how many the benchmark used
+        packages: distributions whose versions matter; those that are not installed are named as such
+    """
+    return {
+        "cpu": _cpu(),
+        "cores": f"{available_cores()} available; threads used: {threads}",
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "versions": ", ".join(f"{name} {version(name)}" for name in packages),
+        "blas": _blas(),
+        "commit": _commit(),
+    }
+
+
+def version(package: str) -> str:
+    """The installed version of a distribution, or "not installed"."""
+    if package == "minillm":
+        import minillm
+
+        return minillm.__version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def has_avx512() -> bool:
+    """The processor has AVX-512."""
+    return "avx512f" in _cpu_fields().get("flags", "")
+
+
+def _cpu() -> str:
+    """The processor's model name, and whether it has AVX-512."""
+    fields = _cpu_fields()
+    parts = [fields.get("model name", platform.processor() or platform.machine())]
+    if "cpu family" in fields:  # a name like "AMD EPYC" says little
+        parts.append(f"family {fields['cpu family']} model {fields['model']}")
+    return ", ".join([*parts, "AVX-512" if has_avx512() else "no AVX-512"])
+
+
+def _cpu_fields() -> dict[str, str]:
+    """What Linux says about the last core."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _blas() -> str:
+    """The BLAS that NumPy was built with, and what the environment tells it."""
+    import numpy as np
+
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    told = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith("OPENBLAS_") and name not in THREAD_VARIABLES
+    )
+    return " ".join([f"{blas['name']} {blas['version']}", *told])
+
+
+def _commit() -> str:
+    """The commit of the checkout, and whether something in it was changed."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", "../minillm", "../benchmarks/*.py"], capture_output=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")

@@ -1,0 +1,126 @@
+"""Counting what really ran: every operation's FLOPs and bytes, by operation and layer.
+
+What an operation costs stands beside it in `ops/`; here those costs are only called, with the shapes of the calls that
+were made, and added up. `accounting.py` says the same from a configuration alone, and the two must agree.
+
+    with counting(engine.runner) as counted:
+        engine.generate(prompt)
+    counted.total.flops
+
+The choice of a token is not counted: `argmax` takes no FLOPs, and those of `sample` depend on the numbers themselves.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from ..ops.add import cost as add_cost
+from ..ops.attention import cost as attention_cost
+from ..ops.cost import Cost
+from ..ops.embed import cost as embed_cost
+from ..ops.kv import cost as kv_cost
+from ..ops.linear import cost as linear_cost
+from ..ops.norm import cost as norm_cost
+from .base import Backend, Weight
+from .wrapping import WrappedBackend
+
+
+class CountingBackend(WrappedBackend):
+    """Adds up what the calls that go through it cost."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.costs: dict[tuple[str, int | None], Cost] = {}
+        """Operation and layer -> cost. None is before the first layer, the number L after the last"""
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Add one call."""
+        key = operation, self.layer
+        self.costs[key] = self.costs.get(key, Cost(0)) + _COSTS[operation](weight, result, **arguments)
+
+    @property
+    def total(self) -> Cost:
+        """All calls since the beginning or the last `reset`."""
+        return sum(self.costs.values(), Cost(0))
+
+    def by_operation(self) -> dict[str, Cost]:
+        """Each operation's cost, all layers together."""
+        return self._grouped(lambda operation, _: operation)
+
+    def by_layer(self) -> dict[int | None, Cost]:
+        """Each layer's cost, all operations together."""
+        return self._grouped(lambda _, layer: layer)
+
+    def reset(self) -> None:
+        """Begin again at nothing."""
+        self.costs.clear()
+
+    def _grouped(self, group: Callable[[str, int | None], Any]) -> dict[Any, Cost]:
+        groups: dict[Any, Cost] = {}
+        for (operation, layer), cost in self.costs.items():
+            key = group(operation, layer)
+            groups[key] = groups.get(key, Cost(0)) + cost
+        return groups
+
+
+class Runs(Protocol):
+    """What runs its operations on an exchangeable back end: a `Runner`."""
+
+    ops: Backend
+
+
+@contextmanager
+def counting(runner: Runs) -> Iterator[CountingBackend]:
+    """Count what a runner computes inside the `with` block; it costs a few microseconds for each operation."""
+    inner = runner.ops
+    counted = CountingBackend(inner)
+    runner.ops = counted
+    try:
+        yield counted
+    finally:
+        runner.ops = inner
+
+
+def _embed(table: Weight, result: Any) -> Cost:
+    rows, width = table.shape
+    return embed_cost(len(result), width, table.nbytes // rows)
+
+
+def _add(_: None, result: Any) -> Cost:
+    return add_cost(*result.shape)
+
+
+def _linear(weight: Weight, result: Any, *, activation: str | None, residual: bool) -> Cost:
+    outputs, inputs = weight.shape
+    bias = weight.bias is not None
+    return linear_cost(len(result), inputs, outputs, weight.nbytes, bias=bias, activation=activation, residual=residual)
+
+
+def _layer_norm(weight: Weight, result: Any) -> Cost:
+    return norm_cost(*result.shape, affine=weight.data is not None)
+
+
+def _store_kv(_: None, k: Any) -> Cost:
+    return kv_cost(*k.shape)
+
+
+def _attend(_: None, result: Any, *, q: Any, cache: Any, batch: Any, scale: float) -> Cost:
+    _, H, D = q.shape
+    return attention_cost(batch, H, cache.keys.shape[2], D)
+
+
+def _take_rows(_: None, result: Any) -> Cost:
+    rows, width = result.shape
+    return embed_cost(rows, width, 4 * width)
+
+
+_COSTS: dict[str, Callable[..., Cost]] = {
+    "embed": _embed,
+    "add": _add,
+    "linear": _linear,
+    "layer_norm": _layer_norm,
+    "store_kv": _store_kv,
+    "attend": _attend,
+    "take_rows": _take_rows,
+}
+"""Each operation that `WrappedBackend` shows -> its cost. One that is missing here fails, and is not left uncounted."""

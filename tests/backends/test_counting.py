@@ -1,0 +1,92 @@
+"""Counting: where costs go, that results stay as they are, and that nothing slips through."""
+
+import inspect
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from minillm import Engine
+from minillm.backends import counting as module
+from minillm.backends.base import Backend
+from minillm.backends.counting import CountingBackend, counting
+from minillm.models import opt
+
+from ..shapes import BASE
+
+UNCOUNTED = {"prepare_weight", "enter_layer", "argmax", "sample"}
+"""What computes nothing, and the choice of a token."""
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setitem(opt.SHAPES, "small", BASE)
+    with Engine.random("small", std=0.3) as engine:
+        yield engine
+
+
+def test_results_stay_the_same_and_the_back_end_comes_back(engine: Engine) -> None:
+    plain, ops = engine.forward([1, 2, 3]), engine.runner.ops
+    with counting(engine.runner):
+        np.testing.assert_array_equal(engine.forward([1, 2, 3]), plain)
+    assert engine.runner.ops is ops
+
+
+def test_the_back_end_comes_back_after_an_error(engine: Engine) -> None:
+    ops = engine.runner.ops
+    with pytest.raises(ZeroDivisionError), counting(engine.runner):
+        raise ZeroDivisionError
+    assert engine.runner.ops is ops
+
+
+def test_costs_belong_to_their_operation_and_layer(engine: Engine) -> None:
+    """After each step too: the embedding of a second step is not the first one's head."""
+    with counting(engine.runner) as counted:
+        engine.generate([1, 2, 3], max_new_tokens=4, eos_token_id=())
+        places = {
+            operation: {layer for name, layer in counted.costs if name == operation} for operation, _ in counted.costs
+        }
+    assert places == {
+        "embed": {None},
+        "add": {None},
+        "layer_norm": {0, 1, 2, 3},
+        "linear": {0, 1, 2, 3},
+        "store_kv": {0, 1, 2},
+        "attend": {0, 1, 2},
+        "take_rows": {3},
+    }
+
+
+def test_groups_add_up_to_the_total(engine: Engine) -> None:
+    with counting(engine.runner) as counted:
+        engine.forward([1, 2, 3])
+    assert counted.total.flops > 0
+    for groups in (counted.by_operation(), counted.by_layer()):
+        for i, field in enumerate(counted.total):
+            assert sum(cost[i] for cost in groups.values()) == field
+    assert counted.by_layer()[0] == counted.by_layer()[1]
+    counted.reset()
+    assert counted.total == (0, 0, 0)
+
+
+def test_bytes_of_one_decode_step(engine: Engine) -> None:
+    """Every weight once but the position table, of which one row is read."""
+    engine.add([1, 2, 3], max_new_tokens=2, eos_token_id=())
+    engine.step()
+    with counting(engine.runner) as counted:
+        engine.step()
+    E, L, F, V = 24, 3, 40, 50
+    T, S = 1, 4
+    weights = V * E + L * (4 * E * E + 4 * E + 2 * E * F + F + E + 4 * E) + 2 * E
+    embeddings = 2 * (8 + 4 * E) + 2 * 4 * E  # two look-ups, and their sum reads both
+    activations = 4 * T * L * (2 * E + 2 * E)  # two norms, and the residuals of two projections
+    inputs = 4 * T * (L * (E + E + E + F) + E + E)  # of the four projections, the head, the final norm
+    cache = 4 * L * (2 * E + E + 2 * S * E)  # store reads K and V; attention reads Q and the context
+    assert counted.total.bytes_read == 4 * weights + embeddings + activations + inputs + cache
+
+
+def test_every_operation_of_a_back_end_is_counted() -> None:
+    """A new operation that nobody counts shows here."""
+    operations = {name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")}
+    assert operations - UNCOUNTED == set(module._COSTS)
+    assert all(name in vars(CountingBackend.__mro__[1]) for name in operations - {"prepare_weight"})

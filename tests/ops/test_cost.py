@@ -1,0 +1,142 @@
+"""What operations say they cost, against the arithmetic they do: run on numbers that count.
+
+NumPy adds n numbers with n - 1 additions where the convention says n, so each test adds one for every sum. Masked
+scores are computed and not counted; attention is therefore tested with one query.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import ops
+from minillm.batch import Batch, Sequence
+from minillm.ops.add import cost as add_cost
+from minillm.ops.attention import cost as attention_cost
+from minillm.ops.linear import cost as linear_cost
+from minillm.ops.norm import cost as norm_cost
+
+
+class Number:
+    """A float that counts what is done with it."""
+
+    arithmetic = 0
+    comparisons = 0
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def _made(self, value: float) -> "Number":
+        Number.arithmetic += 1
+        return Number(value)
+
+    def __add__(self, other: Any) -> "Number":
+        return self._made(self.value + float(other))
+
+    def __mul__(self, other: Any) -> "Number":
+        return self._made(self.value * float(other))
+
+    def __sub__(self, other: Any) -> "Number":
+        return self._made(self.value - float(other))
+
+    def __rsub__(self, other: Any) -> "Number":
+        return self._made(float(other) - self.value)
+
+    def __truediv__(self, other: Any) -> "Number":
+        return self._made(self.value / float(other))
+
+    def __rtruediv__(self, other: Any) -> "Number":
+        return self._made(float(other) / self.value)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def exp(self) -> "Number":
+        return self._made(float(np.exp(self.value)))
+
+    def sqrt(self) -> "Number":
+        return self._made(float(np.sqrt(self.value)))
+
+    def __ge__(self, other: Any) -> bool:
+        Number.comparisons += 1
+        return self.value >= float(other)
+
+    def __abs__(self) -> "Number":
+        return Number(abs(self.value))
+
+    def __neg__(self) -> "Number":
+        return Number(-self.value)
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class Module:
+    """NumPy, with the one function that it does not have for objects."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def copysign(x: Any, sign: Any) -> Any:
+        return np.vectorize(lambda a, b: Number(float(np.copysign(float(a), float(b)))), otypes=[object])(x, sign)
+
+
+XP = Module()
+
+
+@pytest.fixture(autouse=True)
+def _start_at_nothing() -> Iterator[None]:
+    Number.arithmetic = Number.comparisons = 0
+    yield
+
+
+def numbers(*shape: int) -> Any:
+    """Random numbers that count. [*shape]"""
+    values = np.random.default_rng(0).standard_normal(shape)
+    return np.vectorize(Number, otypes=[object])(values)
+
+
+def empty(*shape: int) -> Any:
+    return np.empty(shape, object)
+
+
+def test_add() -> None:
+    ops.add(numbers(3, 4), numbers(3, 4), XP, empty(3, 4))
+    assert add_cost(3, 4).flops == Number.arithmetic
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_linear(bias: bool, residual: bool, activation: str | None) -> None:
+    T, inputs, outputs = 3, 5, 4
+    ops.linear(
+        numbers(T, inputs), numbers(outputs, inputs), numbers(outputs) if bias else None, XP, empty(T, outputs),
+        activation=activation, residual=numbers(T, outputs) if residual else None,
+    )  # fmt: skip
+    cost = linear_cost(T, inputs, outputs, 0, bias=bias, activation=activation, residual=residual)
+    sums = T * outputs
+    assert cost.flops == Number.arithmetic + sums + Number.comparisons
+    assert Number.comparisons == (T * outputs if activation == "relu" else 0)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm(affine: bool) -> None:
+    T, E = 3, 6
+    gain, bias = (numbers(E), numbers(E)) if affine else (None, None)
+    ops.layer_norm(numbers(T, E), gain, bias, 1e-5, XP, empty(T, E))
+    sums = T  # the mean's; einsum begins the other at zero and makes the n-th addition itself
+    assert norm_cost(T, E, affine=affine).flops == Number.arithmetic + sums
+
+
+@pytest.mark.parametrize("page_size", [16, 4], ids=["one page", "three pages"])
+@pytest.mark.parametrize("K", [4, 2], ids=["own keys", "grouped"])
+def test_attention_of_one_query(page_size: int, K: int) -> None:
+    H, D, S = 4, 3, 11
+    pages = list(range(-(-S // page_size)))
+    batch = Batch.of([Sequence([0] * S, S - 1, pages)], [1], page_size)
+    cache = numbers(len(pages), K, page_size, D)
+    ops.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D))
+    sums = H * (S + 1 + D)  # each score, softmax's denominator, each element of the result
+    assert attention_cost(batch, H, K, D).flops == Number.arithmetic + sums
