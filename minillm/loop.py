@@ -283,8 +283,10 @@ class StepLoop:
 
 def _divisible(active: Active, i: int) -> bool:
     """A feed may be computed in parts when only its last row is wanted and its request has no other to its model."""
-    alone = sum(feed.model == active.feeds[i].model for feed in active.feeds) == 1
-    return alone and active.feeds[i].rows == "last" and active.fed[i].pending > 1
+    feed = active.feeds[i]
+    if feed.rows != "last" or active.fed[i].pending == 1:
+        return False
+    return sum(other.model == feed.model for other in active.feeds) == 1
 
 
 def _gather(group: Sequence[Active]) -> Rows:

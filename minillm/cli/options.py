@@ -74,7 +74,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     )
     ahead.add_argument("--max-matching-ngram-size", type=int, metavar="N", help="... the last N tokens (default: 2)")
     ahead.add_argument("--lookahead-window", type=int, metavar="W", help="guess by Jacobi iteration W positions ahead")
-    ahead.add_argument("--lookahead-ngram-size", type=int, metavar="N", help="... in N-grams (default: 4)")
+    ahead.add_argument("--lookahead-ngram-size", type=int, metavar="N", help="... in N-grams (default: 3)")
     ahead.add_argument("--lookahead-guesses", type=int, metavar="G", help="... of which G are verified (default: 5)")
     contrast = parser.add_argument_group("contrastive decoding", "Of the amateur model.")
     contrast.add_argument("--contrastive-alpha", type=float, metavar="A", help="who is eligible (default: 0.1)")

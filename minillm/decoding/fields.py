@@ -110,7 +110,7 @@ RULES: dict[str, Rule] = {
     "prompt_lookup_num_tokens": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
     "max_matching_ngram_size": Rule(2, _AT_LEAST_1, _whole(1), needs="prompt_lookup_num_tokens"),
     "lookahead_window": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
-    "lookahead_ngram_size": Rule(4, "a whole number of at least 2", _whole(2), needs="lookahead_window"),
+    "lookahead_ngram_size": Rule(3, "a whole number of at least 2", _whole(2), needs="lookahead_window"),
     "lookahead_guesses": Rule(5, _AT_LEAST_1, _whole(1), needs="lookahead_window"),
     "num_assistant_tokens": Rule(
         5, "a whole number of at least 1, or 0 to leave the draft model out", _whole(0), needs="draft"

@@ -33,13 +33,6 @@ class Guess(NamedTuple):
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     """Of each token, -1 where it follows the newest one; empty for a line"""
-    passengers: int = 0
-    """Tokens at the end that are computed for their own sake and are no guess"""
-
-    @property
-    def nodes(self) -> range:
-        """Places of the guessed tokens."""
-        return range(len(self.tokens) - self.passengers)
 
     def parent(self, node: int) -> int:
         """Place of the token before; -1 for the newest token."""
@@ -47,13 +40,13 @@ class Guess(NamedTuple):
 
     def after(self, node: int) -> list[int]:
         """Places of the tokens guessed to follow."""
-        return [child for child in self.nodes if self.parent(child) == node]
+        return [child for child in range(len(self.tokens)) if self.parent(child) == node]
 
     @property
     def depth(self) -> int:
         """Guesses in a row, at most."""
         depths: list[int] = []
-        for node in self.nodes:
+        for node in range(len(self.tokens)):
             parent = self.parent(node)
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return max(depths, default=0)

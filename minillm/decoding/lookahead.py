@@ -10,7 +10,8 @@ right-hand sides in one pass; a window of the last N - 1 iterations over W posit
 
 A token sees the text, level 0 up to its own column, and what stands above it in its column. So each column is a line of
 N - 1 tokens, after which the pass gives one more: an N-gram, which goes into a pool under its first token. In the same
-pass up to G of the pool's N-grams that begin with the newest token are verified. Window and guesses are one tree.
+pass up to G of the pool's N-grams that begin with the newest token are verified. Window and N-grams are one tree, in
+which lines that begin alike share their beginning; the window's own lines are guesses too, and are verified for free.
 """
 
 from collections.abc import Sequence
@@ -76,9 +77,8 @@ class Lookahead(Guessing):
         tree = Tree()
         for ngram in reversed(window.pool.get(newest, [])):
             tree.add(ngram[:room])
-        guesses = len(tree.tokens)
         window.ends = tree.add_window(window.levels, room)
-        return Guess(tree.tokens, tree.parents, len(tree.tokens) - guesses)
+        return Guess(tree.tokens, tree.parents)
 
     def learn(self, ops: Backend, state: LookaheadState, line: Line, logits: Any) -> None:
         """Collect the N-grams that the pass has completed, and move the window to the text's new end."""

@@ -56,7 +56,7 @@ class GenerationConfig:
         prompt_lookup_num_tokens: guess this many tokens by what followed the newest ones before; 0 does not.
         max_matching_ngram_size: how many of the newest tokens to look for at most (default 2); needs the above.
         lookahead_window: positions ahead that lookahead decoding guesses at by itself; 0 does not guess.
-        lookahead_ngram_size: length of what it guesses, the newest token included (default 4); needs the above.
+        lookahead_ngram_size: length of what it guesses, the newest token included (default 3); needs the above.
         lookahead_guesses: how many it verifies at once (default 5); needs lookahead_window.
         num_assistant_tokens: how many the engine's draft model guesses (default 5; 0 leaves it out).
         contrastive_alpha: share of the best token's probability that makes a token eligible for contrastive decoding,

@@ -187,8 +187,14 @@ class AcceptOrResample(Sampling):
         drafted = np.asarray([draft.tokens[length - draft.start] for draft, length in drafts])
         q = ops.xp.stack([draft.probabilities[length - draft.start] for draft, length in drafts])  # [R, V]
         accepted = self.accepts(p, q, drafted, _uniforms(growing, ACCEPT))
-        instead = _draw(ops, residual_scores(p, q, ops.xp), _uniforms(growing, RESIDUAL))
-        return [int(x) if ok else int(other) for x, ok, other in zip(drafted, accepted, instead, strict=True)]
+        tokens = [int(token) for token in drafted]
+        rejected = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
+        if rejected:
+            scores = residual_scores(p[rejected], q[rejected], ops.xp)
+            instead = _draw(ops, scores, _uniforms([growing[row] for row in rejected], RESIDUAL))
+            for row, token in zip(rejected, instead, strict=True):
+                tokens[row] = int(token)
+        return tokens
 
     def accepts(self, p: Any, q: Any, drafted: Any, uniforms: Any) -> Any:
         """Whether each drafted token is taken: with probability min(1, p / q). [R, V], [R, V], [R], [R] -> [R]"""

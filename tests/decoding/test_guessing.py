@@ -150,8 +150,8 @@ SMALL = {
     "vocab_size": 6, "hidden_size": 8, "word_embed_proj_dim": 8, "num_attention_heads": 1, "ffn_dim": 8,
     "num_hidden_layers": 1,
 }  # fmt: skip
-DRAWS, DEPTH = 20_000, 3
-PROMPT = [3, 4, 5, 3, 4, 3, 3, 5, 5, 4, 4, 3]
+DRAWS, FEW, DEPTH = 20_000, 4_000, 3
+PROMPT = [0, 2, 5, 3, 0, 4, 4, 5, 1, 0, 5, 0, 3, 0, 1, 2, 2, 2]
 
 
 def exact(runner: Runner, filtered: Callable[[np.ndarray], np.ndarray]) -> dict[tuple[int, ...], float]:
@@ -179,7 +179,11 @@ def without_the_least(logits: np.ndarray) -> np.ndarray:
 
 
 def goodness(
-    way: dict[str, Any], filtered: Callable[[np.ndarray], np.ndarray] = softmax_of, rule: Any = None, **fields: Any
+    way: dict[str, Any],
+    filtered: Callable[[np.ndarray], np.ndarray] = softmax_of,
+    rule: Any = None,
+    draws: int = DRAWS,
+    **fields: Any,
 ) -> tuple[float, float]:
     """p of 20,000 draws of three tokens against the exact distribution, and the acceptance rate.
 
@@ -188,13 +192,13 @@ def goodness(
     target, draft = target_model(**SMALL), draft_model(0.3, **SMALL)
     loop = loop_of(target=target, draft=draft, max_batch_size=500)
     fields = SAMPLING | {"max_new_tokens": DEPTH, "num_return_sequences": 500} | fields
-    requests = [request_for(PROMPT, vocab_size=6, seed=seed, **fields, **way) for seed in range(DRAWS // 500)]
+    requests = [request_for(PROMPT, vocab_size=6, seed=seed, **fields, **way) for seed in range(draws // 500)]
     strategy: Strategy = strategy_for(requests[0].settings)
     if rule is not None:
         strategy = SpeculativeDecoding(requests[0].settings)
         strategy.choice = rule(requests[0].settings)
     lines = Counter(tuple(result.token_ids) for results in run(loop, requests, strategy) for result in results)
-    expected = {line: DRAWS * p for line, p in exact(target, filtered).items()}
+    expected = {line: draws * p for line, p in exact(target, filtered).items()}
     likely = [line for line, count in expected.items() if count >= 5]
     rare = set(expected) - set(likely)
     assert not any(lines[line] for line in rare if expected[line] == 0)
@@ -211,9 +215,10 @@ LOOKED_UP = {"prompt_lookup_num_tokens": 2}
 def test_samples_have_the_targets_distribution(way: dict[str, Any]) -> None:
     p, acceptance = goodness(way)
     assert p > 0.001
-    assert 0.1 < acceptance < 0.9
+    assert 0.15 < acceptance < 0.9
 
 
+@pytest.mark.slow
 def test_filters_change_the_drafts_distribution_and_the_targets_alike() -> None:
     p, acceptance = goodness(DRAFTED, without_the_least, top_k=4)
     assert p > 0.001
@@ -236,7 +241,7 @@ class AcceptsAll(AcceptOrResample):
 
 @pytest.mark.parametrize("rule", [AcceptsTheLikely, AcceptsAll])
 def test_a_wrong_acceptance_rule_fails_the_same_test(rule: type) -> None:
-    assert goodness(DRAFTED, rule=rule)[0] < 1e-6
+    assert goodness(DRAFTED, rule=rule, draws=FEW)[0] < 1e-6
 
 
 def test_draws_of_a_draft_do_not_depend_on_the_batch() -> None:
@@ -271,14 +276,24 @@ def test_a_draft_that_is_always_right_gives_as_many_tokens_as_the_formula_says()
     assert loop.stats.speculation.tokens_per_step == loop.stats.speculation.predicted_tokens_per_step == 6
 
 
-@pytest.mark.parametrize("fields", [{"prompt_lookup_num_tokens": 10}, {"lookahead_window": 5}], ids=str)
-def test_the_demo_model_needs_fewer_passes(fields: dict[str, Any]) -> None:
-    """Prompt lookup on a text that repeats its prompt, lookahead on lists."""
-    least = 1.5 if "prompt_lookup_num_tokens" in fields else 1.3
-    text = "Count from 3 to 20: 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20.\n"
-    prompts = ["A list of colors: red,", "A list of animals: cat,", "Count from 3 to 30:", "Count from 40 to 60:"]
-    if least == 1.5:
-        prompts = [text + "Count from 3 to 20:", text + "Count from 3 to 20: 3, 4, 5,"]
+REPEATED = "Count from 3 to 20: 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20.\n"
+LISTS = ["A list of colors: red,", "A list of animals: cat,", "A list of fruits:", "Colors: blue, green,"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompts", "least"),
+    [
+        (
+            {"prompt_lookup_num_tokens": 10},
+            [REPEATED + "Count from 3 to 20:", REPEATED + "Count from 3 to 20: 3,"],
+            1.5,
+        ),
+        ({"lookahead_window": 15, "lookahead_ngram_size": 2}, LISTS, 1.3),
+        ({"lookahead_window": 15}, ["Count from 3 to 30:", "Count from 40 to 60:"], 1.3),
+    ],
+    ids=["prompt lookup", "lookahead", "counting"],
+)
+def test_the_demo_model_needs_fewer_passes(fields: dict[str, Any], prompts: list[str], least: float) -> None:
     with Engine(max_batch_size=4) as engine:
         plain = engine.generate(prompts, max_new_tokens=60)
         guessed = engine.generate(prompts, max_new_tokens=60, **fields)
