@@ -262,9 +262,10 @@ class Engine:
                 for request in [self._maker.make(prompt, config) for prompt in prompts]:
                     requests[self._submit(request)] = request
             self._mail.update({request_id: deque() for request_id in requests})
-            while any(self._loop.knows(request_id) for request_id in requests):
-                with self._exclusive():
-                    self._advance()
+            for request_id in requests:
+                while self._loop.knows(request_id):
+                    with self._exclusive():
+                        self._advance()
             return [self._collect(request, self._mail[i]) for i, request in requests.items()]
         finally:
             self._drop(requests)

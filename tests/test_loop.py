@@ -150,6 +150,17 @@ def test_draws_follow_their_seed_and_the_index_of_the_sequence(runner: Runner) -
     assert first[0] == run(loop_of(target=runner), [request_for(PROMPTS[0], seed=3, **SAMPLING)])[0][0].token_ids
 
 
+def test_samples_that_end_early_leave_the_others_alone() -> None:
+    runner = tiny_runner(seed=2)
+    fields = {"seed": 3, "num_return_sequences": 6, **SAMPLING}
+    [plain] = run(loop_of(target=runner), [request_for(PROMPTS[0], **fields)])
+    ends = [plain[1].token_ids[4], plain[4].token_ids[9]]
+    [cut] = run(loop_of(target=runner), [request_for(PROMPTS[0], eos_token_id=ends, **fields)])
+    stops = [next((i + 1 for i, t in enumerate(r.token_ids) if t in ends), 25) for r in plain]
+    assert len(set(stops)) > 2
+    assert [r.token_ids for r in cut] == [r.token_ids[:stop] for r, stop in zip(plain, stops, strict=True)]
+
+
 def test_several_samples_of_a_long_prompt_share_its_pages() -> None:
     runner = tiny_runner(pages=64, page_size=4)
     loop = loop_of(target=runner)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   minillm generate --prompt "A list of colors: red,"
-  minillm generate --prompt "Once upon a time" --temperature 0.8 --seed 1 --stats
+  minillm generate --prompt "Once upon a time" --temperature 0.8 --stats
   echo "Count to 9:" | minillm generate --model facebook/opt-125m --json
 """
 

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
     from ..tokenizer import Tokenizer
 
-DESCRIPTION = """Show, for each position of a prompt, the token that stands there and what the model would say next.
+DESCRIPTION = """Show, for each position of a prompt, the token that stands there and what the
+model would say next.
 
-The model answers at every position, not only at the last. Read each line on its own: its answer continues
-everything down to that line, and knows nothing of what follows. Read one after the other the answers are gibberish."""
+The model answers at every position, not only at the last. Read each line on
+its own: its answer continues everything down to that line, and knows nothing
+of what follows. Read one after the other the answers are gibberish."""
 
 
 def add_parser(commands: Any) -> None:

@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.decoding.strategy import Rows
 from minillm.errors import ParameterError
 
 from ..tiny import Result, generate, logits_of, loop_of, random_prompts, request_for, run, runner_of, tiny_model
 
-V, LENGTH = 5, 4
+V, LENGTH = 6, 3
 PROMPTS = [[1], [3, 2], [4, 4, 0, 1]]
 
 
@@ -99,6 +101,22 @@ def test_log_probabilities_are_the_models_own_whatever_a_penalty_does() -> None:
     expected = log_probability(runner, prompt, tuple(best.token_ids))
     np.testing.assert_allclose(sum(best.log_probs), expected, atol=1e-4)
     assert abs(best.score * 8 - expected) > 0.1
+
+
+def test_beams_are_fed_best_first_and_of_equal_ones_the_smaller_index() -> None:
+    request = request_for([1], vocab_size=6, num_beams=3)
+    strategy = BeamSearch(request.settings)
+    state, _ = strategy.begin(request)
+
+    def fed(*logits: list[float]) -> list[tuple[int, int]]:
+        rows = Rows(np.array(logits, np.float32), range(len(logits) + 1))
+        [feeds] = strategy.step(NumpyBackend(), [state], rows)
+        state.feeds = len(feeds)
+        return [(feed.parent, feed.tokens[0]) for feed in feeds]
+
+    assert fed([0.0, 5.0, 1.0, 4.0, 4.0, 0.0]) == [(0, 1), (0, 3), (0, 4)]
+    likely, flat = [0.0, 0.0, 9.0, 0.0, 9.0, 0.0], [0.0] * 6
+    assert fed(flat, likely, likely) == [(1, 2), (1, 4), (2, 2)]
 
 
 def test_top_logprobs_are_refused_by_name() -> None:

@@ -40,6 +40,7 @@ def test_what_counts_as_right(document: Document, continuation: str | None, righ
     assert is_right(document, continuation) is right
 
 
+@pytest.mark.slow
 def test_the_card_gives_the_losses_of_the_committed_weights() -> None:
     rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d,]+) \| ([\d.]+) \|", (MODEL / "README.md").read_text(), re.MULTILINE)
     said = {kind: (int(texts), int(tokens.replace(",", "")), float(loss)) for kind, texts, tokens, loss in rows}
