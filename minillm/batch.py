@@ -19,16 +19,26 @@ class Sequence:
     """One line of tokens and where its keys and values lie.
 
     The first `cached` of `token_ids` have their K/V in `pages`; the others wait to be computed.
+
+    The last tokens may be a tree instead of a line: several guesses at what follows, computed together. Each then
+    stands at the position that its depth gives it and sees the line and its own ancestors.
     """
 
     token_ids: list[int] = field(default_factory=list)
     cached: int = 0
     pages: list[int] = field(default_factory=list)
+    tree: tuple[int, ...] = ()
+    """Of each of the last tokens the parent among them, which comes earlier; -1: the line before them"""
 
     @property
     def pending(self) -> int:
         """Tokens that wait for a forward pass."""
         return len(self.token_ids) - self.cached
+
+    @property
+    def line(self) -> int:
+        """Cached positions that are no part of a tree."""
+        return min(self.cached, len(self.token_ids) - len(self.tree))
 
 
 class Span(NamedTuple):
@@ -40,6 +50,8 @@ class Span(NamedTuple):
     context_len: int
     """S: cached positions and the new ones."""
     pages: tuple[int, ...]
+    tree: NDArray[np.bool_] | None = None
+    """[m, m], where the last m tokens are a tree: whether the row's token sees the column's"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +61,7 @@ class Batch:
     token_ids: IntArray
     """[T]"""
     positions: IntArray
-    """[T], from 0"""
+    """[T], from 0; in a tree several tokens stand at one position"""
     query_starts: IntArray
     """[N + 1]: sequence i owns the rows query_starts[i] : query_starts[i + 1]"""
     context_lens: IntArray
@@ -77,18 +89,33 @@ class Batch:
         for sequence, count in zip(sequences, counts, strict=True):
             start, context_len = len(token_ids), sequence.cached + count
             token_ids += sequence.token_ids[sequence.cached : context_len]
-            spans.append(Span(start, len(token_ids), context_len, tuple(sequence.pages)))
-        positions = np.concatenate([np.arange(s.cached, s.cached + n) for s, n in zip(sequences, counts, strict=True)])
+            assert not sequence.tree or count == sequence.pending  # a tree is computed whole
+            tree = ancestors(sequence.tree) if sequence.tree else None
+            spans.append(Span(start, len(token_ids), context_len, tuple(sequence.pages), tree))
+        slots = np.concatenate([np.arange(s.cached, s.cached + n) for s, n in zip(sequences, counts, strict=True)])
+        positions = slots if all(span.tree is None for span in spans) else slots.copy()
+        for span in spans:
+            if span.tree is not None:
+                m = len(span.tree)
+                positions[span.stop - m : span.stop] = span.context_len - m - 1 + span.tree.sum(axis=1)
         block_rows = [np.asarray(s.pages, np.int64) for s in sequences]
-        page_of = [
-            row[positions[span.start : span.stop] // page_size] for row, span in zip(block_rows, spans, strict=True)
-        ]
+        page_of = [row[slots[span.start : span.stop] // page_size] for row, span in zip(block_rows, spans, strict=True)]
         return cls(
             token_ids=np.asarray(token_ids, np.int64),
             positions=positions,
             query_starts=np.asarray([0, *(span.stop for span in spans)], np.int64),
             context_lens=np.asarray([span.context_len for span in spans], np.int64),
             slot_pages=np.concatenate(page_of),
-            slot_offsets=positions % page_size,
+            slot_offsets=slots % page_size,
             spans=tuple(spans),
         )
+
+
+def ancestors(parents: SequenceOf[int]) -> NDArray[np.bool_]:
+    """Which tokens of a tree see which: itself, its parent, the parent's parent ... [m] -> [m, m]"""
+    seen = np.eye(len(parents), dtype=np.bool_)
+    for i, parent in enumerate(parents):
+        assert parent < i
+        if parent >= 0:
+            seen[i] |= seen[parent]
+    return seen

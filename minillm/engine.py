@@ -6,8 +6,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, overload
 
 import numpy as np
@@ -53,6 +54,8 @@ class Engine:
         max_batch_size: int = 16,
         cache_bytes: int | None = None,
         prefix_cache: bool = False,
+        draft: str | os.PathLike[str] | None = None,
+        amateur: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a model.
 
@@ -65,6 +68,8 @@ class Engine:
             cache_bytes: memory for the K/V cache; by default what `max_batch_size` full contexts take, but at most
                 half of the free memory
             prefix_cache: keep what finished, for prompts that begin the same way (a chat)
+            draft: a smaller model with the same vocabulary that guesses what this one will say: speculative decoding
+            amateur: a weaker one whose expectations are subtracted from this one's: contrastive decoding
 
         Raises:
             ModelError: the model cannot be had (see `errors`).
@@ -77,9 +82,17 @@ class Engine:
         if model is None and revision is not None:
             raise ParameterError("revision belongs to a hub id, and no model is named")
         ops = choose_backend(device, dtype, max_batch_size)
+        if draft is not None and amateur is not None:
+            raise ParameterError("draft and amateur each say how tokens are found: leave one of them out")
         tokenizer = Tokenizer.from_folder(folder)
+        model_in_charge = load_model(folder, ops)
+        helpers = {
+            name: _load_helper(name, where, model_in_charge.config, ops)
+            for name, where in (("draft", draft), ("amateur", amateur))
+            if where is not None
+        }
         self._set_up(
-            load_model(folder, ops), ops, tokenizer, read_generation_config(folder),
+            model_in_charge, ops, tokenizer, read_generation_config(folder), helpers,
             max_batch_size=max_batch_size, cache_bytes=cache_bytes, prefix_cache=prefix_cache,
         )  # fmt: skip
         self.load_seconds = time.perf_counter() - began
@@ -116,6 +129,7 @@ class Engine:
         ops: Backend,
         tokenizer: Tokenizer | None,
         defaults: Mapping[str, Any],
+        helpers: Mapping[str, Model] = MappingProxyType({}),
         *,
         max_batch_size: int,
         cache_bytes: int | None,
@@ -123,10 +137,18 @@ class Engine:
     ) -> None:
         self.config: ModelConfig = model.config
         self.tokenizer = tokenizer
-        self._maker = RequestMaker(model.config, tokenizer, dict(defaults))
-        cache = PagedCache(model.config, ops, affordable_pages(model.config, ops, max_batch_size, cache_bytes))
-        self.runner = Runner(model, ops, cache)
-        self._loop = StepLoop({"target": self.runner}, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
+        configs = [helper.config for helper in helpers.values()]
+        context = min(config.max_positions for config in (model.config, *configs))
+        self._maker = RequestMaker(
+            replace(model.config, max_positions=context), tokenizer, dict(defaults), tuple(helpers)
+        )
+        pages = affordable_pages(model.config, ops, max_batch_size, cache_bytes, configs)
+        runners = {
+            name: Runner(one, ops, PagedCache(one.config, ops, pages))
+            for name, one in {"target": model, **helpers}.items()
+        }
+        self.runner = runners["target"]
+        self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
         self._mail: dict[int, deque[Event]] = {}  # of requests that a generate or stream is waiting for
         self._unclaimed: deque[Event] = deque()  # of requests that `add` made
         self._lock = threading.Lock()
@@ -331,6 +353,17 @@ class Engine:
 
 def _merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:
     return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
+
+
+def _load_helper(name: str, where: str | os.PathLike[str], config: ModelConfig, ops: Backend) -> Model:
+    """A draft or amateur model, which has to speak the vocabulary of the one that it helps."""
+    helper = load_model(find_model(where), ops)
+    if helper.config.vocab_size != config.vocab_size:
+        raise ParameterError(
+            f"{name} {os.fspath(where)!r} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
+            f"{config.vocab_size}: they should be the same"
+        )
+    return helper
 
 
 def _check_size(name: str, value: object) -> None:

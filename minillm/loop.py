@@ -5,6 +5,7 @@ strategies of the requests whose rows are ready what to do next.
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -16,6 +17,7 @@ import numpy as np
 from .batch import Sequence as Tokens
 from .cache import PrefixCache
 from .decoding.continuation import Progress
+from .decoding.speculation import Speculation
 from .decoding.strategy import Feed, Request, Rows, State, Strategy
 from .errors import CacheFullError, ParameterError
 from .runner import Output, Runner
@@ -33,6 +35,11 @@ class Stats:
     """Tokens computed after the prompts"""
     decode_seconds: float = 0.0
     steps: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
+    """Of requests that are done, as far as they guessed"""
+    decode_passes: Counter[str] = field(default_factory=Counter)
+    """Forward passes of each model in steps without prompts, and their seconds"""
+    decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(eq=False)
@@ -103,7 +110,7 @@ class StepLoop:
         limit = self.scheduler.limits.max_batch_size
         if width > limit:
             raise ParameterError(f"{width} sequences at once are asked for; max_batch_size is {limit}")
-        pages = self._pages_needed(request, width)
+        pages = self._pages_needed(request, width, strategy.slack)
         available = min(runner.cache.num_pages for runner in self.runners.values())
         if pages > available:
             raise CacheFullError(
@@ -116,11 +123,14 @@ class StepLoop:
         self.scheduler.waiting.append(active)
         return active.id
 
-    def _pages_needed(self, request: Request, width: int) -> int:
-        """The prompt's full pages are shared by all sequences; every other page may be each one's own."""
+    def _pages_needed(self, request: Request, width: int, slack: int = 0) -> int:
+        """The prompt's full pages are shared by all sequences; every other page may be each one's own.
+
+        Each model's cache has the same number of pages, and no model takes more of them than the target.
+        """
         cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
         shared = prompt // cache.page_size if request.settings.use_cache else 0
-        return shared + width * (cache.pages_for(prompt + request.max_new_tokens) - shared)
+        return shared + width * (cache.pages_for(prompt + request.max_new_tokens + slack) - shared)
 
     @property
     def busy(self) -> bool:
@@ -143,7 +153,7 @@ class StepLoop:
             self._place(active, feeds)
         began = time.perf_counter()
         prompts = any(not active.started for active in self.scheduler.running)
-        tokens = sum(self._forward(name) for name in self.runners)
+        tokens = sum(self._timed_forward(name, prompts) for name in self.runners)
         progress = self._ask([active for active in self.scheduler.running if active.ready])
         seconds = time.perf_counter() - began
         self.stats.steps += 1
@@ -196,6 +206,14 @@ class StepLoop:
         known = self._prefixes.match(active.fed[0].token_ids)
         if known is not None:
             active.fed[0].pages, active.fed[0].cached = known.pages, known.cached
+
+    def _timed_forward(self, name: str, prompts: bool) -> int:
+        began = time.perf_counter()
+        tokens = self._forward(name)
+        if tokens and not prompts:
+            self.stats.decode_passes[name] += 1
+            self.stats.decode_pass_seconds[name] += time.perf_counter() - began
+        return tokens
 
     def _forward(self, name: str) -> int:
         """Run one model over what waits for it. Returns the number of tokens computed."""
@@ -251,6 +269,8 @@ class StepLoop:
 
     def _end(self, active: Active) -> None:
         """Free what a request holds; its longest sequence may serve a later prompt."""
+        if active.state is not None and active.state.speculation is not None:
+            self.stats.speculation.add(active.state.speculation)
         for name, live in active.live.items():
             if self._prefixes is not None and name == "target" and live:
                 self._prefixes.keep(max(live, key=lambda sequence: sequence.cached))
@@ -261,8 +281,11 @@ class StepLoop:
 
 
 def _divisible(active: Active, i: int) -> bool:
-    """A feed may be computed in parts when only its last row is wanted and its request has no other."""
-    return len(active.feeds) == 1 and active.feeds[i].rows == "last" and active.fed[i].pending > 1
+    """A feed may be computed in parts when only its last row is wanted and its request has no other to its model."""
+    feed = active.feeds[i]
+    if feed.rows != "last" or active.fed[i].pending == 1:
+        return False
+    return sum(other.model == feed.model for other in active.feeds) == 1
 
 
 def _gather(group: Sequence[Active]) -> Rows:

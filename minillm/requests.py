@@ -30,6 +30,8 @@ class RequestMaker:
     tokenizer: Tokenizer | None
     defaults: Mapping[str, Any]
     """What the checkpoint's generation_config.json says"""
+    models: tuple[str, ...] = ()
+    """Which of "draft" and "amateur" are there"""
 
     def make(self, prompt: Prompt, wanted: GenerationConfig, *, batch_id: int = 0) -> Request:
         """Encode the prompt and settle every field. `batch_id` is its place in a list of prompts.
@@ -62,7 +64,11 @@ class RequestMaker:
     def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
         """Settings with a number of new tokens that the context has room for."""
         settings = resolve(
-            wanted, self.defaults, vocab_size=self.config.vocab_size, eos_token_id=self.config.eos_token_ids
+            wanted,
+            self.defaults,
+            vocab_size=self.config.vocab_size,
+            eos_token_id=self.config.eos_token_ids,
+            models=self.models,
         )
         if prompt_length > 1 and "forced_bos_token_id" in settings.explicit:
             raise ParameterError(

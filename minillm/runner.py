@@ -90,14 +90,15 @@ class Runner:
 
     def _continue(self, live: list[Sequence], feed: Feed, *, last_use: bool) -> Sequence:
         if feed.parent is None:
-            return Sequence(list(feed.tokens))
+            return Sequence(list(feed.tokens), tree=tuple(feed.tree))
         sequence = live[feed.parent]
-        keep = sequence.cached if feed.keep is None else feed.keep
+        keep = sequence.line if feed.keep is None else feed.keep
         if last_use:
             self.cache.truncate(sequence, keep)
         else:
             sequence = self.cache.fork(sequence, keep)
         sequence.token_ids += feed.tokens
+        sequence.tree = tuple(feed.tree)
         return sequence
 
     def chunks(self, sequence: Sequence, stop: int, chunk: int) -> Iterator[tuple[int, Output]]:

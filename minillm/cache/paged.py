@@ -7,7 +7,7 @@ both write to is copied, and only when one of them writes.
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..backends.base import Backend
@@ -128,20 +128,27 @@ class PagedCache:
             self._free.append(page)
 
 
-def affordable_pages(config: ModelConfig, backend: Backend, sequences: int, budget: int | None) -> int:
-    """Pages for so many full contexts, or as many as the budget holds.
+def affordable_pages(
+    config: ModelConfig,
+    backend: Backend,
+    sequences: int,
+    budget: int | None,
+    others: Iterable[ModelConfig] = (),
+) -> int:
+    """Pages for so many full contexts and a few guesses beyond, or as many as the budget holds.
 
     Args:
         config: the model's shape
         backend: decides the page size
         sequences: how many run at once
         budget: bytes; None for half of the memory that is free
+        others: shapes of models that work beside it, each of which needs as many pages of its own
 
     Raises:
         ParameterError: the budget does not hold one page.
     """
-    page = config.cache_values_per_token() * backend.page_size * 4
-    wanted = sequences * -(-config.max_positions // backend.page_size)
+    page = sum(model.cache_values_per_token() for model in (config, *others)) * backend.page_size * 4
+    wanted = sequences * (config.max_positions // backend.page_size + 1)
     if budget is None:
         budget = max(page, free_memory() // 2)
     if budget < page:

@@ -20,7 +20,7 @@ class PrefixCache:
 
     def keep(self, sequence: Sequence) -> None:
         """Keep a sequence that its request is done with."""
-        self._kept.append(self._cache.fork(sequence))
+        self._kept.append(self._cache.fork(sequence, sequence.line))
         if len(self._kept) > self._capacity:
             self.evict()
 

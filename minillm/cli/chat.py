@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, PromptError
-from .options import add_generation_options, add_model_options, generation_fields, load_engine
+from .options import add_generation_options, add_helper_options, add_model_options, generation_fields, load_engine
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -22,6 +22,7 @@ def add_parser(commands: Any) -> None:
         "computed. An empty line or Ctrl-D ends it.",
     )
     add_model_options(parser)
+    add_helper_options(parser)
     add_generation_options(parser)
     parser.add_argument("--stats", action="store_true", help="after each turn: tokens computed and found in the cache")
     parser.set_defaults(run=run)

@@ -7,8 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
+from .guesses import print_speculation
 from .options import (
     add_generation_options,
+    add_helper_options,
     add_model_options,
     add_prompt_options,
     generation_fields,
@@ -38,6 +40,7 @@ def add_parser(commands: Any) -> None:
     )
     add_prompt_options(parser)
     add_model_options(parser)
+    add_helper_options(parser)
     add_generation_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--echo", action="store_true", default=None, help="print the prompt too")
@@ -46,7 +49,11 @@ def add_parser(commands: Any) -> None:
     output.add_argument(
         "--top-logprobs", type=int, metavar="N", help="with --json: the N likeliest tokens at each position"
     )
-    output.add_argument("--stats", action="store_true", help="print times and rates to standard error")
+    output.add_argument(
+        "--stats",
+        action="store_true",
+        help="print times and rates to standard error; of guesses too, for which the prompts run once more without any",
+    )
     parser.set_defaults(run=run)
 
 
@@ -65,6 +72,8 @@ def run(args: argparse.Namespace) -> None:
             print(json.dumps(_as_dict(prompt, generation), ensure_ascii=False) if args.json else _as_text(generation))
     if args.stats:
         _print_stats(engine, None if first is None else first - began)
+        if engine.stats.speculation.passes:
+            print_speculation(engine, prompts, fields)
 
 
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:

@@ -34,6 +34,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="cpu", help="cpu (default)")
 
 
+def add_helper_options(parser: argparse.ArgumentParser) -> None:
+    """Models that work beside the first."""
+    group = parser.add_argument_group("several models", "Folder or hub id, with the same vocabulary.")
+    group.add_argument("--draft", metavar="MODEL", help="a smaller one that guesses ahead (speculative decoding)")
+    group.add_argument("--amateur", metavar="MODEL", help="a weaker one to differ from (contrastive decoding)")
+
+
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
     """How the tokens are chosen. Names and meanings are those of `GenerationConfig`."""
     lengths = parser.add_argument_group("length and end")
@@ -72,6 +79,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     _add_filter_options(parser)
     _add_word_options(parser)
     _add_guide_options(parser)
+    _add_guess_options(parser)
 
 
 def _add_filter_options(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +113,22 @@ def _add_guide_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--guided-regex", metavar="REGEX", help="a regular expression")
     group.add_argument("--guided-grammar", metavar="FILE", help="a grammar in Lark's notation")
     group.add_argument("--guided-choice", action="append", metavar="TEXT", help="one of these; may be repeated")
+
+
+def _add_guess_options(parser: argparse.ArgumentParser) -> None:
+    """Several tokens in one pass, and two models against each other."""
+    ahead = parser.add_argument_group("guessing ahead", "The same tokens in fewer passes.")
+    ahead.add_argument("--num-assistant-tokens", type=int, metavar="N", help="of the draft model (default: 5; 0: none)")
+    ahead.add_argument(
+        "--prompt-lookup-num-tokens", type=int, metavar="N", help="guess N tokens by what followed before"
+    )
+    ahead.add_argument("--max-matching-ngram-size", type=int, metavar="N", help="... the last N tokens (default: 2)")
+    ahead.add_argument("--lookahead-window", type=int, metavar="W", help="guess by Jacobi iteration W positions ahead")
+    ahead.add_argument("--lookahead-ngram-size", type=int, metavar="N", help="... in N-grams (default: 3)")
+    ahead.add_argument("--lookahead-guesses", type=int, metavar="G", help="... of which G are verified (default: 5)")
+    contrast = parser.add_argument_group("contrastive decoding", "Of the amateur model.")
+    contrast.add_argument("--contrastive-alpha", type=float, metavar="A", help="who is eligible (default: 0.1)")
+    contrast.add_argument("--amateur-temperature", type=float, metavar="T", help="of its distribution (default: 1)")
 
 
 def _early_stopping(word: str) -> bool | str:
@@ -149,6 +173,8 @@ def load_engine(
         device=args.device,
         max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), *sequences),
         prefix_cache=prefix_cache,
+        draft=getattr(args, "draft", None),
+        amateur=getattr(args, "amateur", None),
     )
 
 

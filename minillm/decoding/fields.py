@@ -240,6 +240,18 @@ RULES: dict[str, Rule] = {
     "begin_suppress_tokens": Rule((), "a sequence of token ids", _several(Integral, _whole(0))),
     "logits_processor": Rule((), "a sequence of functions (history, logits, xp) -> logits", _each(_function(3))),
     "renormalize_logits": Rule(False, _TRUE_OR_FALSE, _flag, needs="num_beams"),
+    "prompt_lookup_num_tokens": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
+    "max_matching_ngram_size": Rule(2, _AT_LEAST_1, _whole(1), needs="prompt_lookup_num_tokens"),
+    "lookahead_window": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
+    "lookahead_ngram_size": Rule(3, "a whole number of at least 2", _whole(2), needs="lookahead_window"),
+    "lookahead_guesses": Rule(5, _AT_LEAST_1, _whole(1), needs="lookahead_window"),
+    "num_assistant_tokens": Rule(
+        5, "a whole number of at least 1, or 0 to leave the draft model out", _whole(0), needs="draft"
+    ),
+    "contrastive_alpha": Rule(0.1, "a number from 0 to 1", _number(lambda a: 0 <= a <= 1), needs="amateur"),
+    "amateur_temperature": Rule(
+        1.0, f"a number above 0 ({_SMALL} to {_LARGE})", _number(lambda t: _SMALL <= t <= _LARGE), needs="amateur"
+    ),
 }
 
 
@@ -256,7 +268,24 @@ NEEDS = {
     "num_beam_groups": Need("num_beam_groups above 1", lambda groups: bool(groups > 1)),
     "stop_strings": Need("stop_strings", bool),
     "mirostat": Need("mirostat=2", bool),
+    "prompt_lookup_num_tokens": Need("prompt_lookup_num_tokens", bool),
+    "lookahead_window": Need("lookahead_window", bool),
+    "draft": Need("a draft model: Engine(..., draft=...)", bool),
+    "amateur": Need("an amateur model: Engine(..., amateur=...)", bool),
 }
+
+MODELS = ("draft", "amateur")
+"""Models that an engine may have beside its own; what `Rule.needs` asks of them is that they are there."""
+
+SEARCHES = {
+    "num_beams": "set num_beams=1",
+    "penalty_alpha": "leave it out",
+    "prompt_lookup_num_tokens": "leave it out",
+    "lookahead_window": "leave it out",
+    "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
+    "amateur": "use an engine without an amateur",
+}
+"""What says how tokens are found, of which a request has at most one -> how to have another one instead."""
 
 NOT_OFFERED: dict[str, object] = {
     "guidance_scale": 1,
@@ -271,7 +300,6 @@ NOT_OFFERED: dict[str, object] = {
     "force_words_ids": None,
     "max_time": None,
     "use_mtp": False,
-    "prompt_lookup_num_tokens": None,
     "assistant_early_exit": None,
     "assistant_ensemble_weight": None,
     "speculation_type": None,
@@ -296,12 +324,10 @@ NO_MEANING = frozenset(
         "output_logits",
         "return_dict_in_generate",
         "is_assistant",
-        "num_assistant_tokens",
         "num_assistant_tokens_schedule",
         "assistant_confidence_threshold",
         "assistant_lookbehind",
         "target_lookbehind",
-        "max_matching_ngram_size",
         "transformers_version",
         "_from_model_config",
         "_commit_hash",

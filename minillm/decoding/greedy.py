@@ -11,7 +11,7 @@ from ..errors import ParameterError
 from .continuation import Continuation
 from .guided import restrict
 from .parameters import Settings
-from .processors import History, build_processors
+from .processors import History, LogitsProcessor, build_processors
 from .report import Report
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -31,36 +31,71 @@ class GreedySearch(Strategy):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.processors = build_processors(settings)
+        self.filters: tuple[LogitsProcessor, ...] = ()
+        """What masks the rows before `choose`; sampling sets it"""
 
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
         continuations = [request.continuation(i) for i in range(request.settings.num_return_sequences)]
         return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids)]
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[TokenState, Continuation]]) -> list[int]:
+    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One token for each row of processed logits. [R, V] -> R ids"""
         return [int(token) for token in ops.argmax(logits)]
 
     def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        logits = _row_per_continuation(rows, states)  # [feeds, V] -> [R, V]
-        guides = [continuation.guide for _, continuation in growing]
-        guided = any(guide is not None for guide in guides)
-        report = Report(ops, logits, self.settings, changing=guided or bool(self.processors))
-        model_logits = logits.copy() if guided and self.processors else logits
-        if self.processors:
-            history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
-            for processor in self.processors:
-                logits = processor(history, logits, ops.xp)
-            if (logits.max(axis=-1) == -ops.xp.inf).any():
-                raise ParameterError("the logits processors and filters asked for leave no token to choose from")
-        if guided:
-            restrict(logits, guides, model_logits, ops.xp)
+        self.extend(ops, _row_per_continuation(rows, states), growing)  # [feeds, V] -> [R, V]
+        return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
+
+    def extend(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None) -> None:
+        """Give each continuation its next token.
+
+        Args:
+            ops: the back end
+            logits: [R, V], a row for each continuation; may be changed in place
+            growing: the continuations, each with the state of its request
+            raw: the model's own logits, where `logits` are something else
+
+        Raises:
+            ParameterError: processors and filters leave no token.
+        """
+        guided = any(continuation.guide is not None for _, continuation in growing)
+        changing = raw is None and (guided or bool(self.processors or self.filters))
+        report = Report(ops, logits if raw is None else raw, self.settings, changing=changing)
+        if guided or self.processors or self.filters:
+            logits = self._processed(ops, logits, growing, guided=guided)
         tokens = self.choose(ops, logits, growing)
         for row, (token, (_, continuation)) in enumerate(zip(tokens, growing, strict=True)):
             continuation.push(token, *report.of(row, token))
-        return [_next_feeds(state) for state in states if isinstance(state, TokenState)]
+
+    def _processed(
+        self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
+    ) -> Any:
+        """Processors, then what guides allow, then filters. [R, V] -> [R, V]"""
+        unprocessed = logits.copy() if guided and self.processors else logits
+        history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
+        for processor in self.processors:
+            logits = processor(history, logits, ops.xp)
+        if guided:
+            restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, ops.xp)
+        for filter_ in self.filters:
+            logits = filter_(history, logits, ops.xp)
+        if (logits.max(axis=-1) == -ops.xp.inf).any():
+            raise ParameterError("the logits processors and filters asked for leave no token to choose from")
+        return logits
+
+    def next_feeds(self, state: TokenState) -> list[Feed]:
+        """Each continuation that still grows is fed its newest token."""
+        shared = state.feeds == 1
+        feeds = [
+            Feed((continuation.token_ids[-1],), parent=0 if shared else i)
+            for i, continuation in enumerate(state.growing)
+            if continuation.finish_reason is None
+        ]
+        state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
+        return feeds
 
 
 def _row_per_continuation(rows: Rows, states: Sequence[State]) -> Any:
@@ -73,15 +108,3 @@ def _row_per_continuation(rows: Rows, states: Sequence[State]) -> Any:
         sources += [first if shared else first + i for i in range(len(state.growing))]
         first += state.feeds
     return rows.logits if sources == list(range(len(rows.logits))) else rows.logits[np.asarray(sources)]
-
-
-def _next_feeds(state: TokenState) -> list[Feed]:
-    """Each continuation that still grows is fed its newest token."""
-    shared = state.feeds == 1
-    feeds = [
-        Feed((continuation.token_ids[-1],), parent=0 if shared else i)
-        for i, continuation in enumerate(state.growing)
-        if continuation.finish_reason is None
-    ]
-    state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
-    return feeds

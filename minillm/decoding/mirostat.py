@@ -21,7 +21,7 @@ from ..ops.softmax import softmax
 from .continuation import Continuation
 from .greedy import TokenState
 from .sampling import UNFILTERED, Sampling, uniforms
-from .strategy import Feed, Request
+from .strategy import Feed, Request, State
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class Mirostat(Sampling):
         mu = [2 * self.settings.mirostat_tau] * len(state.results)
         return MirostatState(state.request, state.results, growing=state.growing, mu=mu), feeds
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[TokenState, Continuation]]) -> list[int]:
+    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One draw for each row of processed logits. [R, V] -> R ids"""
         xp, rows = ops.xp, np.arange(len(growing))
         scores = scale(logits, self.settings.temperature)
@@ -57,6 +57,6 @@ class Mirostat(Sampling):
         return [int(token) for token in tokens]
 
     @staticmethod
-    def _state(state: TokenState) -> MirostatState:
+    def _state(state: State) -> MirostatState:
         assert isinstance(state, MirostatState)
         return state

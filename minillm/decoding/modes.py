@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ParameterError
-from .fields import RULES, read_field
+from .fields import RULES, SEARCHES, read_field
 
 
 def settle_groups(values: dict[str, Any], said: Mapping[str, object], inherited: Mapping[str, object]) -> None:
@@ -43,6 +43,26 @@ def settle_contrastive(values: dict[str, Any], said: Mapping[str, object], inher
         values["top_k"] = top_k
     else:
         _refuse_if_said("penalty_alpha", contradiction, values, said)
+
+
+def settle_search(values: dict[str, Any], said: Mapping[str, object], inherited: Mapping[str, object]) -> None:
+    """At most one way to find tokens. What the user set, and the models of the engine, win over the checkpoint.
+
+    Raises:
+        ParameterError: two are asked for.
+    """
+    if values["draft"]:
+        values["num_assistant_tokens"] = read_field("num_assistant_tokens", said, inherited)
+    chosen = [name for name in SEARCHES if (values[name] > 1 if name == "num_beams" else values.get(name))]
+    for name in list(chosen):
+        if len(chosen) > 1 and name not in said and name in inherited and name != "num_assistant_tokens":
+            values[name] = RULES[name].default
+            chosen.remove(name)
+    if len(chosen) > 1:
+        first, second = (f"{name}={values[name]}" for name in chosen[:2])
+        raise ParameterError(
+            f"{first} and {second} each say how tokens are found: {SEARCHES[chosen[0]]}, or {SEARCHES[chosen[1]]}"
+        )
 
 
 def _give_way(name: str, others: Sequence[str], values: dict[str, Any], said: Mapping[str, object]) -> None:

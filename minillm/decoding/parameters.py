@@ -12,15 +12,15 @@ checkpoint, the first kind is reported once as a warning when the file is read, 
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..errors import CheckpointError, ParameterError
-from .fields import NEEDS, RULES, ByIdentity, read_field, refuse_unknown, shown, unfulfilled
+from .fields import MODELS, NEEDS, RULES, ByIdentity, read_field, refuse_unknown, shown, unfulfilled
 from .guided import GUIDES
-from .modes import settle_contrastive, settle_groups
+from .modes import settle_contrastive, settle_groups, settle_search
 from .settling import check_guide, settle_guides, settle_mirostat, settle_tokens
 
 _LOG = logging.getLogger("minillm")
@@ -65,6 +65,15 @@ class GenerationConfig:
         use_cache: False computes the whole sequence again for each token.
         logprobs: return the log-probability of each chosen token.
         top_logprobs: return the log-probabilities of this many best tokens as well; above 0 implies logprobs.
+        prompt_lookup_num_tokens: guess this many tokens by what followed the newest ones before; 0 does not.
+        max_matching_ngram_size: how many of the newest tokens to look for at most (default 2); needs the above.
+        lookahead_window: positions ahead that lookahead decoding guesses at by itself; 0 does not guess.
+        lookahead_ngram_size: length of what it guesses, the newest token included (default 3); needs the above.
+        lookahead_guesses: how many it verifies at once (default 5); needs lookahead_window.
+        num_assistant_tokens: how many the engine's draft model guesses (default 5; 0 leaves it out).
+        contrastive_alpha: share of the best token's probability that makes a token eligible for contrastive decoding,
+            in [0, 1] (default 0.1); needs an engine with an amateur model.
+        amateur_temperature: divides the amateur's logits, > 0; likewise.
         echo: let the text begin with the prompt, and the log-probabilities with those of the prompt's tokens.
 
         top_h: draw from the best that hold this share of the 100 best's entropy, in (0, 1]; needs do_sample, like the
@@ -126,6 +135,14 @@ class GenerationConfig:
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+    prompt_lookup_num_tokens: int | None = None
+    max_matching_ngram_size: int | None = None
+    lookahead_window: int | None = None
+    lookahead_ngram_size: int | None = None
+    lookahead_guesses: int | None = None
+    num_assistant_tokens: int | None = None
+    contrastive_alpha: float | None = None
+    amateur_temperature: float | None = None
 
     top_h: float | None = None
     top_n_sigma: float | None = None
@@ -169,7 +186,8 @@ class Settings:
     """What was asked of a generation, every field decided. Hashable; the attributes are those of GenerationConfig.
 
     Exactly one of `max_new_tokens` and `max_length` is a number: see `new_token_limit`. `seed` is always one: fresh if
-    none was set, 0 without sampling. `explicit` names the fields that the user set.
+    none was set, 0 without sampling. `num_assistant_tokens` is 0 where there is no draft model, `amateur` says whether
+    there is an amateur. `explicit` names the fields that the user set.
     """
 
     max_new_tokens: int | None
@@ -225,6 +243,15 @@ class Settings:
     logits_processor: tuple[ByIdentity, ...]
     renormalize_logits: bool
 
+    prompt_lookup_num_tokens: int
+    max_matching_ngram_size: int
+    lookahead_window: int
+    lookahead_ngram_size: int
+    lookahead_guesses: int
+    num_assistant_tokens: int
+    contrastive_alpha: float
+    amateur_temperature: float
+    amateur: bool
     explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @property
@@ -286,6 +313,7 @@ def resolve(
     *,
     vocab_size: int,
     eos_token_id: int | Sequence[int] | None,
+    models: Collection[str] = (),
 ) -> Settings:
     """Decide every field.
 
@@ -294,6 +322,7 @@ def resolve(
         defaults: of the checkpoint, from `read_generation_config`.
         vocab_size: number of tokens that the model scores.
         eos_token_id: of the model's own configuration; the two above come first.
+        models: which of "draft" and "amateur" the engine has.
 
     Raises:
         ParameterError: a field has the wrong type or value, cannot have an effect, or contradicts another. max_length
@@ -305,9 +334,14 @@ def resolve(
     _settle_pair("max_new_tokens", "max_length", said, inherited)
     _settle_pair("min_new_tokens", "min_length", said, inherited)
     settle_guides(said, inherited)
-    values = {name: read_field(name, said, inherited) for name in NEEDS if RULES[name].needs is None}
+    values: dict[str, Any] = {
+        name: name in models if name in MODELS else read_field(name, said, inherited)
+        for name in NEEDS
+        if name in MODELS or RULES[name].needs is None
+    }
     settle_groups(values, said, inherited)
     settle_contrastive(values, said, inherited)
+    settle_search(values, said, inherited)
     for name, rule in RULES.items():
         if name in values:
             continue
@@ -327,6 +361,8 @@ def resolve(
     settle_mirostat(values, said)
     if values["seed"] is None:
         values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
+    if not values.pop("draft"):
+        values["num_assistant_tokens"] = 0
     return Settings(eos_token_ids=values.pop("eos_token_id"), **values, explicit=frozenset(said))
 
 

@@ -9,8 +9,9 @@ from ..backends.base import Backend
 from ..ops.philox import uniform
 from .continuation import Continuation
 from .filters import MinP, Temperature, TopK, TopP, build_filters
-from .greedy import GreedySearch, TokenState
+from .greedy import GreedySearch
 from .parameters import Settings
+from .strategy import State
 
 UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -28,15 +29,15 @@ class Sampling(GreedySearch):
         if all(isinstance(filter_, Temperature | TopK | TopP | MinP) for filter_ in filters):
             self.drawn = {name: getattr(settings, name) for name in UNFILTERED}
         else:  # the draw does not know the others: let all of them mask the row
-            self.processors += filters
+            self.filters = filters
             self.drawn = UNFILTERED
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[TokenState, Continuation]]) -> list[int]:
+    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One draw for each row of processed logits. [R, V] -> R ids"""
         return [int(token) for token in ops.sample(logits, uniforms(growing), **self.drawn)]
 
 
-def uniforms(growing: Sequence[tuple[TokenState, Continuation]]) -> Any:
+def uniforms(growing: Sequence[tuple[State, Continuation]]) -> Any:
     """The uniform number that decides over each continuation's next token. [R] float32"""
     return uniform(
         np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),

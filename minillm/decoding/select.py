@@ -5,12 +5,16 @@ from functools import lru_cache
 
 from ..errors import ParameterError
 from .beam import BeamSearch
+from .contrastive_decoding import ContrastiveDecoding
 from .contrastive_search import ContrastiveSearch
 from .diverse import DiverseBeamSearch
 from .greedy import GreedySearch
+from .lookahead import Lookahead
 from .mirostat import Mirostat
 from .parameters import Settings
+from .prompt_lookup import PromptLookup
 from .sampling import Sampling
+from .speculative import SpeculativeDecoding
 from .strategy import Strategy
 
 
@@ -34,12 +38,17 @@ def strategy_for(settings: Settings) -> Strategy:
 
 @lru_cache(maxsize=64)
 def _strategy(settings: Settings) -> Strategy:
-    if settings.penalty_alpha > 0.0:
-        return ContrastiveSearch(settings)
-    if settings.num_beam_groups > 1:
-        return DiverseBeamSearch(settings)
-    if settings.num_beams > 1:
-        return BeamSearch(settings)
-    if settings.mirostat:
-        return Mirostat(settings)
-    return Sampling(settings) if settings.do_sample else GreedySearch(settings)
+    for wanted, strategy in (
+        (settings.amateur, ContrastiveDecoding),
+        (settings.num_assistant_tokens > 0, SpeculativeDecoding),
+        (settings.prompt_lookup_num_tokens > 0, PromptLookup),
+        (settings.lookahead_window > 0, Lookahead),
+        (settings.penalty_alpha > 0.0, ContrastiveSearch),
+        (settings.num_beam_groups > 1, DiverseBeamSearch),
+        (settings.num_beams > 1, BeamSearch),
+        (settings.mirostat > 0, Mirostat),
+        (settings.do_sample, Sampling),
+    ):
+        if wanted:
+            return strategy(settings)
+    return GreedySearch(settings)

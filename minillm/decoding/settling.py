@@ -5,8 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ParameterError
-from .fields import shown
+from .fields import SEARCHES, shown
 from .guided import GUIDES
+
+DRAFTED = "num_assistant_tokens"
+"""Without effect unless the engine has a draft model."""
 
 TRUNCATION: dict[str, Any] = {
     "top_h": None,
@@ -31,9 +34,12 @@ def settle_mirostat(values: dict[str, Any], said: Mapping[str, object]) -> None:
         return
     others = [name for name, neutral in TRUNCATION.items() if name in said and values[name] != neutral]
     others += ["num_beams"] if "num_beams" in said and values["num_beams"] > 1 else []
+    others += [
+        name for name in SEARCHES if name != "num_beams" and values[name] and (name != DRAFTED or values["draft"])
+    ]
     if others and any(name.startswith("mirostat") for name in said):
         raise ParameterError(
-            f"{others[0]}={shown(said[others[0]])} with mirostat=2: Mirostat chooses by its own rule what may be drawn,"
+            f"{others[0]}={shown(values[others[0]])} with mirostat=2: Mirostat chooses by its own rule what may be drawn,"
             f" one token at a time; leave {others[0]} or mirostat out"
         )
     if others:  # the checkpoint's Mirostat gives way

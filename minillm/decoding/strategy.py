@@ -19,6 +19,7 @@ from ..backends.base import Backend
 from .continuation import Continuation, TextStream
 from .guided import Guide
 from .parameters import Settings
+from .speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,13 @@ class Feed:
     parent: int | None = None
     """The sequence it continues: its place among this request's last feeds to the same model. None: an empty one."""
     keep: int | None = None
-    """How many of the parent's cached positions stay; None: all."""
+    """How many of the parent's cached positions stay; None: all, but for a tree."""
     rows: Literal["last", "all"] = "last"
     """Whose logits are wanted: of the last token, or of each."""
     model: str = "target"
     """Who computes: "target", or the name of another model that the engine was given."""
+    tree: Sequence[int] = ()
+    """Where the last tokens are a tree of guesses: of each its parent among them, -1 for the token before them all."""
     hidden: bool = False
     """Whether the hidden states behind the logits are wanted."""
 
@@ -102,6 +105,8 @@ class State:
     """What is returned to the user; tokens pushed here are on their way out."""
     feeds: int = 1
     """How many feeds were asked for last; the engine keeps it."""
+    speculation: Speculation | None = None
+    """What became of guesses, where the strategy makes some."""
 
 
 class Strategy(ABC):
@@ -109,6 +114,8 @@ class Strategy(ABC):
 
     guided: ClassVar[bool] = False
     """Whether it chooses only what `Continuation.guide` allows; one that does not is refused with a guide."""
+    slack: int = 0  # not a ClassVar: it depends on the settings
+    """Places in the cache that a sequence may take at once beyond those of its tokens (a tree of guesses)."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -64,7 +64,30 @@ def attention_scores(q: Any, keys: Any, span: Span, last: int, scale: float, xp:
     if n > 1:
         newest = scores.reshape(K, H // K, n, S)[..., S - n :]  # the keys of the tile itself
         newest += xp.triu(xp.full((n, n), -xp.inf, q.dtype), 1)
+    if span.tree is not None:
+        _hide_other_branches(scores.reshape(K, H // K, n, S), span, last, xp)
     return scores
+
+
+def _hide_other_branches(scores: Any, span: Span, last: int, xp: Any) -> None:
+    """Minus infinity where a query of a tree looks at a token that is not its ancestor.
+
+    The causal mask has hidden what comes later already. The tree is the end of its sequence, in the queries as in the
+    keys; a tile may hold a part of it.
+
+    Args:
+        scores: [K, G, n, S], changed in place
+        span: the sequence, with its tree [m, m]
+        last: the batch row after the tile's last query
+        xp: the array module
+    """
+    n, S = scores.shape[-2:]
+    m = len(span.tree)  # type: ignore[arg-type]
+    stop = m - (span.stop - last)  # the tile ends before this row of the tree
+    first = max(0, stop - n)
+    if first < stop:
+        seen = span.tree[first:stop, :stop]  # type: ignore[index]
+        scores[:, :, n - (stop - first) :, S - stop :] += xp.where(seen, 0, -xp.inf).astype(scores.dtype)
 
 
 def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> None:
@@ -98,11 +121,14 @@ def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any) -> lis
 
 
 def visible_pairs(batch: Batch) -> int:
-    """Pairs of a query and a key it may see: query number i of n sees S - n + i + 1 of them."""
+    """Pairs of a query and a key it may see: query number i of n sees S - n + i + 1 of them, in a tree fewer."""
     pairs = 0
     for span in batch.spans:
         n = span.stop - span.start
         pairs += n * (span.context_len - n) + n * (n + 1) // 2
+        if span.tree is not None:
+            m = len(span.tree)
+            pairs -= m * (m + 1) // 2 - int(span.tree.sum())
     return pairs
 
 

@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import logging
 import math
 import pickle
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,16 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "num_beam_groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "stop_strings": {"stop_strings": "."},
     "mirostat": {"do_sample": True, "mirostat": 2},
+    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 5},
+    "lookahead_window": {"lookahead_window": 5},
+    "draft": {"models": ("draft",)},
+    "amateur": {"models": ("amateur",)},
 }
 """What to set so that a field with `needs` has an effect."""
 
 
-def settle(defaults: dict[str, Any] | None = None, eos: Any = 2, **said: Any) -> Settings:
-    return resolve(GenerationConfig(**said), defaults or {}, vocab_size=100, eos_token_id=eos)
+def settle(defaults: dict[str, Any] | None = None, eos: Any = 2, models: Any = (), **said: Any) -> Settings:
+    return resolve(GenerationConfig(**said), defaults or {}, vocab_size=100, eos_token_id=eos, models=models)
 
 
 def context(name: str) -> dict[str, Any]:
@@ -45,7 +51,7 @@ def test_nothing_is_said_unless_set() -> None:
 
 def test_fields_rules_and_settings_name_the_same() -> None:
     assert set(FIELDS) == set(RULES)
-    settings = {field.name for field in dataclasses.fields(Settings)} - {"explicit"}
+    settings = {field.name for field in dataclasses.fields(Settings)} - {"explicit", "amateur"}
     assert settings == {"eos_token_ids" if name == "eos_token_id" else name for name in FIELDS}
     assert not set(RULES) & (set(NOT_OFFERED) | NO_MEANING)
 
@@ -181,6 +187,14 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
         ([], ()),
     ],
     "renormalize_logits": [(True, True), (False, False)],
+    "prompt_lookup_num_tokens": [(0, 0), (10, 10)],
+    "max_matching_ngram_size": [(1, 1), (3, 3)],
+    "lookahead_window": [(0, 0), (7, 7)],
+    "lookahead_ngram_size": [(2, 2), (5, 5)],
+    "lookahead_guesses": [(1, 1), (9, 9)],
+    "num_assistant_tokens": [(0, 0), (8, 8)],
+    "contrastive_alpha": [(0, 0.0), (1, 1.0)],
+    "amateur_temperature": [(1e-8, 1e-8), (2, 2.0)],
 }
 NOT_WHOLE: list[Any] = [True, 1.0, "1", [1], math.nan]
 NOT_A_NUMBER: list[Any] = [True, "0.7", [0.5], math.nan, math.inf, -math.inf, 10**400, -1e31, 1j]
@@ -247,6 +261,14 @@ INVALID: dict[str, list[Any]] = {
     "begin_suppress_tokens": [[-1], [100], [True], 2.0, "ab"],
     "logits_processor": [processor, [5], [lambda history, logits: logits]],
     "renormalize_logits": NOT_A_FLAG,
+    "prompt_lookup_num_tokens": [-1, *NOT_WHOLE],
+    "max_matching_ngram_size": [0, *NOT_WHOLE],
+    "lookahead_window": [-1, *NOT_WHOLE],
+    "lookahead_ngram_size": [1, *NOT_WHOLE],
+    "lookahead_guesses": [0, *NOT_WHOLE],
+    "num_assistant_tokens": [-1, *NOT_WHOLE],
+    "contrastive_alpha": [-0.1, 1.1, *NOT_A_NUMBER],
+    "amateur_temperature": [0, -1.0, *NOT_A_NUMBER],
 }
 
 
@@ -282,7 +304,7 @@ def test_invalid_values_of_the_checkpoint_are_refused_where_they_apply() -> None
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if RULES[name].needs])
 def test_a_field_without_effect_is_refused_with_both_names(name: str) -> None:
-    needs = RULES[name].needs
+    needs = NEEDS[str(RULES[name].needs)].words.partition(":")[0]
     for value in (VALID[name][0][0], RULES[name].default):  # its neutral value is no exception
         if value is not None:
             with pytest.raises(ParameterError, match=f"^{name}=.* has no effect without {needs}"):
@@ -301,6 +323,32 @@ def test_naming_the_plain_mode_is_allowed(fields: dict[str, Any]) -> None:
 
 def test_the_fields_that_others_need_are_those_with_a_context() -> None:
     assert set(NEEDS) == set(CONTEXT) == {rule.needs for rule in RULES.values()} - {None}
+
+
+# Ways to find tokens --------------------------------------------------------------------------------------------------
+
+WAYS: dict[str, dict[str, Any]] = {
+    "num_beams": {"num_beams": 4},
+    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 5},
+    "lookahead_window": {"lookahead_window": 5},
+    "num_assistant_tokens": {"models": ("draft",)},
+    "amateur": {"models": ("amateur",)},
+}
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(WAYS, 2))[:-1])
+def test_two_ways_to_find_tokens_are_refused_by_both_names(first: str, second: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        settle(**WAYS[first] | WAYS[second])
+    assert {first, second} <= set(re.findall(r"\w+", str(error.value)))
+    assert "\n" not in str(error.value)
+
+
+def test_a_draft_can_be_left_out_and_wins_over_the_checkpoint() -> None:
+    assert settle(models=("draft",), num_assistant_tokens=0, num_beams=4).num_beams == 4
+    settings = settle({"num_beams": 4}, models=("draft",))
+    assert (settings.num_beams, settings.num_assistant_tokens) == (1, 5)
+    assert settle({"num_assistant_tokens": 20}).num_assistant_tokens == 0
 
 
 # Lengths --------------------------------------------------------------------------------------------------------------

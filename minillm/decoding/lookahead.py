@@ -1,0 +1,141 @@
+"""Lookahead decoding: the model guesses for itself (Fu et al., "Break the Sequential Dependency of LLM Inference Using
+Lookahead Decoding", arXiv 2402.02057, section 3).
+
+Greedy tokens solve x[i] = argmax p(. | x[:i]) for all i at once. Jacobi's iteration starts from any x and computes all
+right-hand sides in one pass; a window of the last N - 1 iterations over W positions ahead of the text is kept:
+
+    level 0    x0  a1  a2  a3       x0 is the newest token; each level is one iteration further,
+    level 1    b1  b2  b3  b4       and begins one position further
+    level 2    c2  c3  c4  c5
+
+A token sees the text, level 0 up to its own column, and what stands above it in its column. So each column is a line of
+N - 1 tokens, after which the pass gives one more: an N-gram, which goes into a pool under its first token. In the same
+pass up to G of the pool's N-grams that begin with the newest token are verified. Window and N-grams are one tree, in
+which lines that begin alike share their beginning; the window's own lines are guesses too, and are verified for free.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..ops.philox import uniform
+from .guessing import Guess, Guessing, GuessState, Line
+from .parameters import Settings
+from .strategy import Feed, Request, State
+
+FILLING = 4
+"""Purpose of the draws that fill the window (see `ops/philox.py`); they decide only how many passes it takes."""
+
+
+@dataclass(eq=False)
+class Window:
+    """One continuation's iterations and N-grams."""
+
+    levels: list[list[int]]
+    """[N - 1][W]; the first token of level 0 is the newest of the text"""
+    pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    """First token -> what followed it, N - 1 tokens each, the latest last"""
+    ends: list[int] = field(default_factory=list)
+    """Of each column that was fed, the place of its last token in the guess; -1: the newest token"""
+    length: int = 0
+    """Of the continuation when the window was fed"""
+
+
+@dataclass(eq=False)
+class LookaheadState(GuessState):
+    """A window for each continuation, by its index."""
+
+    windows: dict[int, Window] = field(default_factory=dict)
+
+
+class Lookahead(Guessing):
+    """Guess by Jacobi iteration."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.window, self.ngram = settings.lookahead_window, settings.lookahead_ngram_size
+        self.slack = (self.window + settings.lookahead_guesses) * (self.ngram - 1)
+
+    def begin(self, request: Request) -> tuple[State, list[Feed]]:
+        """Feed the prompt; each window begins with tokens of the prompt, drawn at random."""
+        state = LookaheadState(request)
+        self.set_up(state)
+        for line in state.lines:
+            levels = [self._draw(request, line, level, self.window) for level in range(self.ngram - 1)]
+            state.windows[line.continuation.index] = Window(levels)
+        return state, [Feed(request.prompt_ids)]
+
+    def guess(self, state: LookaheadState, line: Line, room: int) -> Guess:
+        """The pool's N-grams that begin with the newest token, and behind them the window."""
+        window = state.windows[line.continuation.index]
+        newest = line.continuation.token_ids[-1]
+        window.levels[0][0] = newest
+        window.length = len(line.continuation.token_ids)
+        tree = Tree()
+        for ngram in reversed(window.pool.get(newest, [])):
+            tree.add(ngram[:room])
+        window.ends = tree.add_window(window.levels, room)
+        return Guess(tree.tokens, tree.parents)
+
+    def learn(self, ops: Backend, state: LookaheadState, line: Line, logits: Any) -> None:
+        """Collect the N-grams that the pass has completed, and move the window to the text's new end."""
+        window = state.windows[line.continuation.index]
+        if state.fresh or line.continuation.finish_reason is not None:
+            return
+        latest = [int(token) for token in ops.argmax(logits[[end + 1 for end in window.ends]])] if window.ends else []
+        for column, token in enumerate(latest):
+            first, *rest = (level[column] for level in window.levels)
+            self._remember(window, first, (*rest, token))
+        shift = len(line.continuation.token_ids) - window.length - 1
+        for level, row in enumerate([*window.levels[1:], latest]):
+            kept = row[shift:]
+            window.levels[level] = kept + self._draw(state.request, line, level, self.window - len(kept))
+
+    def _remember(self, window: Window, first: int, rest: tuple[int, ...]) -> None:
+        """Put an N-gram into the pool, which keeps the latest G with the same first token."""
+        ngrams = window.pool.setdefault(first, [])
+        if rest in ngrams:
+            ngrams.remove(rest)
+        ngrams.append(rest)
+        del ngrams[: -self.settings.lookahead_guesses]
+
+    def _draw(self, request: Request, line: Line, level: int, count: int) -> list[int]:
+        """Random tokens of the prompt for places that no iteration has reached."""
+        first = len(request.prompt_ids) + len(line.continuation.token_ids)
+        uniforms = uniform(
+            request.settings.seed, line.continuation.index, first + np.arange(count), FILLING + level
+        )  # [count]
+        return [request.prompt_ids[int(u * len(request.prompt_ids))] for u in uniforms]
+
+
+class Tree:
+    """Lines of tokens after the newest one; those that begin alike share their beginning."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._places: dict[tuple[int, int], int] = {}
+
+    def add(self, line: Sequence[int], parent: int = -1) -> int:
+        """Add a line after `parent`. Returns the place of its last token."""
+        for token in line:
+            key = parent, token
+            if key not in self._places:
+                self._places[key] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(parent)
+            parent = self._places[key]
+        return parent
+
+    def add_window(self, levels: Sequence[Sequence[int]], room: int) -> list[int]:
+        """Add the columns that end at most `room` tokens deep. Returns the place of each one's last token."""
+        deepest = len(levels) - 1  # of the first column, whose first token is the newest one
+        ends, above = [], -1
+        for column in range(min(len(levels[0]), room - deepest + 1)):
+            if column > 0:
+                above = self.add([levels[0][column]], above)
+            ends.append(self.add([level[column] for level in levels[1:]], above))
+        return ends

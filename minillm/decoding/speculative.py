@@ -1,0 +1,230 @@
+"""Speculative sampling: a small draft model guesses, the target verifies (Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding", arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+
+The draft draws num_assistant_tokens tokens one after the other, each from its own distribution q. One pass of the
+target gives its distributions p after each of them. Algorithm 1 then takes a drafted token x with probability
+min(1, p(x) / q(x)); the first that is not taken is drawn from max(0, p - q), renormalised, instead, and what was
+drafted after it is dropped. If all are taken, one more token is drawn from the target. The tokens are distributed
+exactly as the target's own. Processors and filters change p and q alike.
+
+Greedy search is the limit of temperature 0: a drafted token is taken if it is the target's likeliest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..ops.philox import uniform
+from ..ops.softmax import softmax
+from .continuation import Continuation
+from .filters import build_filters
+from .greedy import GreedySearch
+from .guessing import Guess, Guessing, GuessState, Line, located
+from .parameters import Settings
+from .processors import History, build_processors
+from .sampling import UNFILTERED, Sampling
+from .strategy import Feed, Request, Rows, State
+
+DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
+"""Purposes of draws (see `ops/philox.py`): the draft's token, its acceptance, and the token in its stead."""
+
+
+@dataclass(eq=False)
+class Draft:
+    """What the draft model has made of one continuation."""
+
+    cached: int
+    """Positions of prompt and continuation whose K/V the draft's cache holds"""
+    target_place: int = 0
+    """The target's sequence, among its last feeds"""
+    draft_place: int = 0
+    """The draft's, likewise"""
+    start: int = 0
+    """Length of the continuation when drafting began"""
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[Any] = field(default_factory=list)
+    """q of each token, [V]; sampling only"""
+
+
+@dataclass(eq=False)
+class DraftState(GuessState):
+    """A draft for each continuation, by its index."""
+
+    drafts: dict[int, Draft] = field(default_factory=dict)
+    drafting: int = 0
+    """Tokens that each continuation's draft shall have; 0 when the target's logits are awaited"""
+
+
+class SpeculativeDecoding(Guessing):
+    """Guess by a draft model."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.choice = AcceptOrResample(settings) if settings.do_sample else GreedySearch(settings)
+        self.distribution = Distribution(settings)
+
+    def begin(self, request: Request) -> tuple[State, list[Feed]]:
+        """Feed the prompt to both models."""
+        state = DraftState(request)
+        self.set_up(state)
+        state.drafts = {line.continuation.index: Draft(len(request.prompt_ids)) for line in state.lines}
+        return state, [Feed(request.prompt_ids), Feed(request.prompt_ids, model="draft")]
+
+    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+        """Draft one more token for some requests, verify the drafts of others."""
+        places = located(states, rows)
+        self._draft(ops, [place for place in places if _drafting(place[0])], rows)
+        self.verify(ops, [place for place in places if not _drafting(place[0])], rows)
+        return [self.feeds(state) for state in states if isinstance(state, DraftState)]
+
+    def guess(self, state: DraftState, line: Line, room: int) -> Guess:
+        """The draft."""
+        return Guess(tuple(state.drafts[line.continuation.index].tokens))
+
+    def feeds(self, state: GuessState) -> list[Feed]:
+        """Draft, draft, ..., verify."""
+        assert isinstance(state, DraftState)
+        if not state.drafting:
+            state.lines = [line for line in state.lines if line.continuation.finish_reason is None]
+            self._start_drafts(state)
+        lengths = [len(state.drafts[line.continuation.index].tokens) for line in state.lines]
+        if not state.lines or lengths[0] < state.drafting:
+            return self._feed_draft(state)
+        state.drafting = 0
+        feeds = []
+        for place, line in enumerate(state.lines):
+            draft = state.drafts[line.continuation.index]
+            feeds.append(line.feed(state.request, self.guess(state, line, len(draft.tokens)), draft.target_place))
+            draft.target_place = place
+        return feeds
+
+    def _start_drafts(self, state: DraftState) -> None:
+        """Forget the old drafts. All continuations of a request draft equally many tokens, as none may be left out."""
+        rooms = [state.request.max_new_tokens - len(line.continuation.token_ids) - 1 for line in state.lines]
+        state.drafting = min([self.settings.num_assistant_tokens, *rooms])
+        state.fresh = False
+        for line in state.lines:
+            draft, continuation = state.drafts[line.continuation.index], line.continuation
+            draft.start = len(continuation.token_ids)
+            draft.cached = min(draft.cached, len(state.request.prompt_ids) + draft.start - 1)
+            draft.tokens, draft.probabilities, line.row = [], [], 0
+
+    def _feed_draft(self, state: DraftState) -> list[Feed]:
+        """Feed the draft model what it has not seen."""
+        feeds = []
+        for place, line in enumerate(state.lines):
+            draft = state.drafts[line.continuation.index]
+            tokens = state.request.prompt_ids + line.continuation.token_ids + draft.tokens
+            feeds.append(Feed(tokens[draft.cached :], draft.draft_place, keep=draft.cached, model="draft"))
+            draft.draft_place, draft.cached = place, len(tokens)
+        return feeds
+
+    def _draft(self, ops: Backend, places: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
+        """Choose each draft's next token."""
+        if not places:
+            return
+        drafts = [(state, line.continuation, _draft_of(state, line.continuation)) for state, line, _ in places]
+        history = History.of([(state.request, c.token_ids + draft.tokens) for state, c, draft in drafts])
+        scores = self.distribution(ops, history, rows.logits[np.asarray([row for *_, row in places])])  # [N, V]
+        if not self.settings.do_sample:
+            tokens = ops.argmax(scores)
+        else:
+            q = softmax(scores, ops.xp)
+            ahead = [len(draft.tokens) for *_, draft in drafts]
+            tokens = _draw(ops, scores, _uniforms([(state, c) for state, c, _ in drafts], DRAFT, ahead))
+            for (*_, draft), row in zip(drafts, q, strict=True):
+                draft.probabilities.append(row)
+        for (*_, draft), token in zip(drafts, tokens, strict=True):
+            draft.tokens.append(int(token))
+
+
+class Distribution:
+    """From logits to the scores whose softmax is drawn from."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.steps = (*build_processors(settings), *build_filters(settings))
+
+    def __call__(self, ops: Backend, history: History, logits: Any) -> Any:
+        """[N, V] -> [N, V]; `logits` may be changed."""
+        for step in self.steps:
+            logits = step(history, logits, ops.xp)
+        return logits
+
+
+class AcceptOrResample(Sampling):
+    """Sampling where a draft has been made: the drafted token, or one from the residual distribution."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.filters, self.drawn = build_filters(settings), UNFILTERED  # p, as Algorithm 1 compares it, is masked
+
+    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+        """One token for each row of processed logits. [R, V] -> R ids"""
+        drafted = [
+            _draft_of(state, c).start + len(_draft_of(state, c).tokens) > len(c.token_ids) for state, c in growing
+        ]
+        tokens = [-1] * len(growing)
+        for judge, choose in ((True, self._accept_or_resample), (False, super().choose)):
+            rows = [row for row, is_drafted in enumerate(drafted) if is_drafted is judge]
+            if rows:
+                chosen = choose(ops, logits[np.asarray(rows)], [growing[row] for row in rows])
+                for row, token in zip(rows, chosen, strict=True):
+                    tokens[row] = token
+        return tokens
+
+    def _accept_or_resample(
+        self, ops: Backend, scores: Any, growing: Sequence[tuple[State, Continuation]]
+    ) -> list[int]:
+        """Algorithm 1 for one drafted token in each row."""
+        p = softmax(scores, ops.xp)  # [R, V]
+        drafts = [(_draft_of(state, c), len(c.token_ids)) for state, c in growing]
+        drafted = np.asarray([draft.tokens[length - draft.start] for draft, length in drafts])
+        q = ops.xp.stack([draft.probabilities[length - draft.start] for draft, length in drafts])  # [R, V]
+        accepted = self.accepts(p, q, drafted, _uniforms(growing, ACCEPT))
+        tokens = [int(token) for token in drafted]
+        rejected = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
+        if rejected:
+            scores = residual_scores(p[rejected], q[rejected], ops.xp)
+            instead = _draw(ops, scores, _uniforms([growing[row] for row in rejected], RESIDUAL))
+            for row, token in zip(rejected, instead, strict=True):
+                tokens[row] = int(token)
+        return tokens
+
+    def accepts(self, p: Any, q: Any, drafted: Any, uniforms: Any) -> Any:
+        """Whether each drafted token is taken: with probability min(1, p / q). [R, V], [R, V], [R], [R] -> [R]"""
+        rows = np.arange(len(drafted))
+        return uniforms * q[rows, drafted] < p[rows, drafted]
+
+
+def residual_scores(p: Any, q: Any, xp: Any) -> Any:
+    """Logarithm of max(0, p - q), or of p where nothing is left (p = q, where all is accepted). [R, V] -> [R, V]"""
+    residual = xp.maximum(p - q, 0)
+    residual = xp.where(residual.any(axis=-1, keepdims=True), residual, p)
+    return xp.where(residual > 0, xp.log(xp.maximum(residual, xp.finfo(residual.dtype).tiny)), -xp.inf)
+
+
+def _draw(ops: Backend, scores: Any, uniforms: Any) -> Any:
+    """One token for each row, as it is. [R, V], [R] -> [R]"""
+    return ops.sample(scores, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def _uniforms(growing: Sequence[tuple[State, Continuation]], purpose: int, ahead: Sequence[int] | int = 0) -> Any:
+    """The draws for the next token of each continuation, or for one `ahead` tokens further. [R]"""
+    return uniform(
+        np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
+        [continuation.index for _, continuation in growing],
+        np.asarray([len(state.request.prompt_ids) + len(c.token_ids) for state, c in growing]) + np.asarray(ahead),
+        purpose,
+    )
+
+
+def _drafting(state: State) -> bool:
+    return isinstance(state, DraftState) and state.drafting > 0
+
+
+def _draft_of(state: State, continuation: Continuation) -> Draft:
+    assert isinstance(state, DraftState)
+    return state.drafts[continuation.index]
