@@ -114,10 +114,10 @@ def measure(engine: "Engine", context: int, beams: int, steps: int) -> Figures:
 
 def table(figures: Sequence[Figures]) -> list[str]:
     """The figures as text."""
-    lines = [f"{'context':>8}{'greedy step, ms':>24}{'beam step, ms':>24}{'ratio (quartiles)':>24}{'copied':>9}"]
+    lines = [f"{'context':>8}{'greedy step, ms':>28}{'beam step, ms':>28}{'ratio (quartiles)':>24}{'copied':>9}"]
     for one in figures:
         row = [str(cell) for cell in one.row(0)]
-        times = "".join(f"{f'{row[i]} ({row[i + 1]}-{row[i + 2]})':>24}" for i in (1, 4))
+        times = "".join(f"{f'{row[i]} ({row[i + 1]}-{row[i + 2]})':>28}" for i in (1, 4))
         lines.append(f"{row[0]:>8}{times}{f'{row[7]} ({row[8]}-{row[9]})':>24}{row[10]:>9}")
     return lines
 

@@ -119,3 +119,12 @@ def ancestors(parents: SequenceOf[int]) -> NDArray[np.bool_]:
         if parent >= 0:
             seen[i] |= seen[parent]
     return seen
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many tokens two lines share from their beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # by halves: comparing slices is quick, comparing one by one is not
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low

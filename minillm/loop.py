@@ -106,7 +106,7 @@ class StepLoop:
             ParameterError: it wants more sequences at once than the batch has places.
             CacheFullError: the cache could not hold it even alone.
         """
-        width = strategy.width
+        width = strategy.max_sequences
         limit = self.scheduler.limits.max_batch_size
         if width > limit:
             raise ParameterError(f"{width} sequences at once are asked for; max_batch_size is {limit}")

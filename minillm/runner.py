@@ -79,16 +79,16 @@ class Runner:
         A parent that several feeds name is forked for all but the last of them, which takes it over.
         """
         uses = Counter(feed.parent for feed in feeds)
-        for i, sequence in enumerate(live):
-            if not uses[i]:
-                self.cache.free(sequence)
+        spares = [sequence for i, sequence in enumerate(live) if not uses[i]]
         placed = []
         for feed in feeds:
-            placed.append(self._continue(live, feed, last_use=uses[feed.parent] == 1))
+            placed.append(self._continue(live, feed, spares, last_use=uses[feed.parent] == 1))
             uses[feed.parent] -= 1
+        for sequence in spares:
+            self.cache.free(sequence)
         return placed
 
-    def _continue(self, live: list[Sequence], feed: Feed, *, last_use: bool) -> Sequence:
+    def _continue(self, live: list[Sequence], feed: Feed, spares: list[Sequence], *, last_use: bool) -> Sequence:
         if feed.parent is None:
             return Sequence(list(feed.tokens), tree=tuple(feed.tree))
         sequence = live[feed.parent]
@@ -96,7 +96,7 @@ class Runner:
         if last_use:
             self.cache.truncate(sequence, keep)
         else:
-            sequence = self.cache.fork(sequence, keep)
+            sequence = self.cache.fork(sequence, keep, spares)
         sequence.token_ids += feed.tokens
         sequence.tree = tuple(feed.tree)
         return sequence

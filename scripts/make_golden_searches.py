@@ -110,16 +110,14 @@ def padding(fields: dict[str, Any]) -> list[int]:
     return [token for token in range(V) if token not in fields.get("eos_token_id", [])][:2]
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def run(model: transformers.OPTForCausalLM, prompt: list[int], fields: dict[str, Any], pad: int) -> dict[str, Any]:
     """New tokens of each returned sequence, up to the first that ends it, and the scores where there are any."""
     ends = fields.get("eos_token_id", [])
-    out = model.generate(
+    options = {"eos_token_id": None, "output_scores": True, "return_dict_in_generate": True} | fields
+    out = model.generate(  # without gradients, as it is decorated there
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        generation_config=transformers.GenerationConfig(
-            pad_token_id=pad, output_scores=True, return_dict_in_generate=True, **{"eos_token_id": None} | fields
-        ),
+        generation_config=transformers.GenerationConfig(pad_token_id=pad, **options),
     )
     sequences = []
     for line in out.sequences[:, len(prompt) :].tolist():

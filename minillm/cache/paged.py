@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..backends.base import Backend
-from ..batch import Sequence
+from ..batch import Sequence, common_prefix
 from ..config import ModelConfig
 from ..errors import CacheFullError, ParameterError
 
@@ -60,17 +60,40 @@ class PagedCache:
         while len(sequence.pages) < self.pages_for(tokens):
             sequence.pages.append(self._take())
 
-    def fork(self, sequence: Sequence, keep: int | None = None) -> Sequence:
+    def fork(self, sequence: Sequence, keep: int | None = None, spares: Iterable[Sequence] = ()) -> Sequence:
         """A second sequence that continues the first one's first `keep` cached positions (all of them by default).
 
         Full pages are shared from then on. Tokens that wait to be computed are not taken along.
+
+        Args:
+            sequence: what is forked
+            keep: how many positions
+            spares: sequences that will be freed next. Beams that die parted from those that live a few tokens ago:
+                one's last page becomes the fork's own, and only what differs is copied, instead of the whole page.
         """
         keep = sequence.cached if keep is None else keep
         assert keep <= sequence.cached
         pages = sequence.pages[: self.pages_for(keep)]
         for page in pages:
             self._references[page] += 1
+        if keep % self.page_size:
+            self._write_over(sequence, keep, pages, spares)
         return Sequence(sequence.token_ids[:keep], keep, pages)
+
+    def _write_over(self, sequence: Sequence, keep: int, pages: list[int], spares: Iterable[Sequence]) -> None:
+        """Put the last page of that spare in the place of the last of `pages` which has most in common with it."""
+        start = keep - keep % self.page_size  # position of the page's first place
+        best, common = None, start
+        for spare in spares:
+            if len(spare.pages) == len(pages) and self._references[spare.pages[-1]] == 1:
+                same = common_prefix(sequence.token_ids[:keep], spare.token_ids[: spare.cached])
+                if same > common:
+                    best, common = spare, same
+        if best is not None:
+            self._copy(pages[-1], best.pages[-1], slice(common - start, keep - start))
+            self._release(pages[-1])
+            pages[-1] = best.pages.pop()
+            self.truncate(best, start)
 
     def truncate(self, sequence: Sequence, keep: int) -> None:
         """Forget everything after the first `keep` positions, and tokens that wait."""

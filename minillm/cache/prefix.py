@@ -4,7 +4,7 @@ A chat sends the whole conversation with every turn. Its beginning is in the cac
 longest common prefix and computes only the rest. What is kept gives way, oldest first, when pages run out.
 """
 
-from ..batch import Sequence
+from ..batch import Sequence, common_prefix
 from .paged import PagedCache
 
 
@@ -39,11 +39,3 @@ class PrefixCache:
             if common > length:
                 best, length = sequence, common
         return None if best is None else self._cache.fork(best, length)
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens two lines share from their beginning."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))

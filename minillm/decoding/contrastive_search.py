@@ -58,7 +58,7 @@ class ContrastiveSearch(Strategy):
         self.processors = build_processors(settings)
 
     @property
-    def width(self) -> int:
+    def max_sequences(self) -> int:
         """Every candidate is a sequence."""
         return self.settings.top_k
 

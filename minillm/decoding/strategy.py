@@ -121,7 +121,7 @@ class Strategy(ABC):
         self.settings = settings
 
     @property
-    def width(self) -> int:
+    def max_sequences(self) -> int:
         """How many sequences one request may run at once."""
         return max(self.settings.num_beams, self.settings.num_return_sequences)
 

@@ -208,3 +208,70 @@ def test_a_batch_names_the_slots_of_its_tokens() -> None:
         alone = Sequence(sequence.token_ids)
         apart.prefill(alone)
         np.testing.assert_allclose(keys, apart.cache.keys[0, alone.pages[0]].swapaxes(0, 1)[: len(keys)], atol=1e-5)
+
+
+# --- forks that write over what is about to be freed ------------------------------------------------------------------
+
+
+def beams(runner: Runner) -> tuple[Sequence, Sequence]:
+    """Two sequences of 11 tokens that part after 9, in the last of three pages."""
+    first = prefilled(runner, 9)
+    second = runner.cache.fork(first)
+    first.token_ids += [50, 51]
+    second.token_ids += [60, 61]
+    for sequence in (first, second):
+        runner.prefill(sequence)
+    return first, second
+
+
+def test_a_fork_onto_a_spare_copies_only_what_differs(runner: Runner) -> None:
+    living, dying = beams(runner)
+    before, pages = runner.cache.copied_positions, used(runner)
+    twin = runner.cache.fork(living, spares=[dying])
+    assert runner.cache.copied_positions == before + 2
+    assert used(runner) == pages
+    assert set(twin.pages[:2]) == set(living.pages[:2])
+    assert twin.pages[2] != living.pages[2]
+    runner.cache.free(dying)
+    assert_continues(runner, twin, [70])
+    assert_continues(runner, living, [71, 72])
+    assert runner.cache.copied_positions == before + 2  # neither shares a page that it writes to
+    for sequence in (twin, living):
+        runner.cache.free(sequence)
+    assert used(runner) == 0
+
+
+def test_a_fork_of_a_part_onto_a_spare(runner: Runner) -> None:
+    living, dying = beams(runner)
+    twin = runner.cache.fork(living, 10, spares=[dying])
+    runner.cache.free(dying)
+    assert_continues(runner, twin, [70, 71, 72])
+    assert_continues(runner, living, [73])
+
+
+def test_of_several_spares_the_nearest_is_written_over(runner: Runner) -> None:
+    living, far = beams(runner)
+    near = runner.cache.fork(living, 10)
+    near.token_ids += [80]
+    runner.prefill(near)
+    before = runner.cache.copied_positions
+    runner.cache.fork(living, spares=[far, near])
+    assert runner.cache.copied_positions == before + 1
+    assert (len(far.pages), len(near.pages)) == (3, 2)
+
+
+@pytest.mark.parametrize("case", ["shared", "other tokens", "fewer pages"])
+def test_a_spare_that_will_not_do_is_left_alone(runner: Runner, case: str) -> None:
+    living, spare = beams(runner)
+    if case == "shared":
+        runner.cache.fork(spare)
+    elif case == "other tokens":
+        spare = Sequence([*LINE[1:9], *LINE[:3]])
+        runner.prefill(spare)
+    else:
+        runner.cache.truncate(spare, 8)
+    before, pages = runner.cache.copied_positions, list(spare.pages)
+    twin = runner.cache.fork(living, spares=[spare])
+    assert (runner.cache.copied_positions, spare.pages, twin.pages) == (before, pages, living.pages)
+    assert_continues(runner, twin, [70])
+    assert_continues(runner, living, [71])

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from minillm.batch import Sequence
+from minillm.batch import Sequence, common_prefix
 from minillm.cache import PrefixCache
-from minillm.cache.prefix import common_prefix
 from minillm.errors import CacheFullError
 from minillm.runner import Runner
 

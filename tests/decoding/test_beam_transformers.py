@@ -10,6 +10,8 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.models import load_model  # noqa: E402
+from minillm.ops.philox import BEAMS, uniform  # noqa: E402
+from minillm.ops.sampling import sample_without_replacement  # noqa: E402
 from minillm.scoring import all_logits, score_tokens  # noqa: E402
 
 from .. import reference  # noqa: E402
@@ -18,12 +20,13 @@ from ..tiny import VARIANTS, loop_of, random_prompts, request_for, run, runner_o
 
 pytestmark = pytest.mark.reference
 
-CONFIGURATIONS = 60
+CONFIGURATIONS, BLOCKS = 200, 4
+MODELS = ["pre-norm", "post-norm", "galactica"]
 RELATIVE = 1e-6
 """A length penalty of -2 multiplies a score by the squared length: numbers in the thousands, rounded as float32 is."""
 
 
-@pytest.fixture(scope="module", params=["pre-norm", "post-norm", "galactica"])
+@pytest.fixture(scope="module", params=MODELS)
 def pair(request, tmp_path_factory):
     """A model in transformers, and a runner of ours that has read it."""
     model = reference.build(request.param, seed=21)
@@ -60,11 +63,14 @@ def test_the_configurations_cover_what_they_should() -> None:
     assert sum(len(f.get("eos_token_id", ())) > 1 for f in drawn) > CONFIGURATIONS // 3
 
 
-@pytest.mark.parametrize("block", range(6))
-def test_beams_and_scores_in_random_configurations(pair, block: int) -> None:
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_beams_and_scores_in_random_configurations(pair, block: int, request: pytest.FixtureRequest) -> None:
+    """Each configuration runs on one of the models."""
     model, runner = pair
-    ended = 0
-    for seed in range(block * CONFIGURATIONS // 6, (block + 1) * CONFIGURATIONS // 6):
+    turn, ended = MODELS.index(request.node.callspec.params["pair"]), 0
+    for seed in range(block * CONFIGURATIONS // BLOCKS, (block + 1) * CONFIGURATIONS // BLOCKS):
+        if seed // 3 % 3 != turn:
+            continue
         fields, prompts = random_fields(seed), random_prompts(3, seed=seed, longest=10)
         found = run(loop_of(target=runner, max_batch_size=24), [request_for(p, **fields) for p in prompts])
         for prompt, results in zip(prompts, found, strict=True):
@@ -76,6 +82,27 @@ def test_beams_and_scores_in_random_configurations(pair, block: int) -> None:
             ended += sum(r.finish_reason == "stop" for r in results)
     assert ended
     assert runner.cache.free_pages == runner.cache.num_pages
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_beams_that_sample_do_the_same_with_the_same_draws(pair, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers with our draws in the place of its own: filters, ranks, results and scores are the same."""
+    model, runner = pair
+    rng, [prompt] = np.random.default_rng(seed), random_prompts(1, seed=seed, longest=10)
+    fields = random_fields(seed) | {"do_sample": True, "temperature": float(rng.choice([0.5, 1.0, 2.0]))}
+    fields |= [{"top_k": 0}, {"top_k": 1}, {"top_k": 7}, {"top_k": 0, "top_p": 0.6}, {"min_p": 0.1}][seed % 5]
+    steps = iter(range(100))
+
+    def draw(probabilities: Any, num_samples: int) -> Any:
+        [row] = probabilities.double().log().float().numpy()
+        uniforms = uniform(seed, np.arange(num_samples), len(prompt) + next(steps), BEAMS)
+        return torch.tensor(sample_without_replacement(row, uniforms, np)[None])
+
+    [ours] = run(loop_of(target=runner), [request_for(prompt, seed=seed, **fields)])
+    monkeypatch.setattr(torch, "multinomial", draw)
+    sequences, scores = reference.generate(model, prompt, **fields)
+    assert [r.token_ids for r in ours] == sequences
+    np.testing.assert_allclose([r.score for r in ours], scores, rtol=1e-5, atol=1e-4)
 
 
 GREEDY = {
