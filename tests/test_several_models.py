@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.__main__ import main
 from minillm.backends.numpy import NumpyBackend
 from minillm.cache import affordable_pages
+from minillm.cli.main import run
 from minillm.errors import ParameterError
 
 from .tiny import tiny_model, write_checkpoint
@@ -87,9 +87,9 @@ def test_models_share_the_memory_for_their_caches() -> None:
 def test_stats_say_what_guesses_brought(flags: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [str(checkpoint) if flag == "itself" else flag for flag in flags]
     common = ["generate", "--model", str(checkpoint), "--prompt", "Hello", "--max-new-tokens", "30"]
-    assert main(common) == 0
+    assert run(common) == 0
     plain = capsys.readouterr().out
-    assert main([*common, "--stats", *flags]) == 0
+    assert run([*common, "--stats", *flags]) == 0
     captured = capsys.readouterr()
     assert captured.out == plain
     for words in ("in a row", "accepted", "by the formula", "speed-up", "measured"):

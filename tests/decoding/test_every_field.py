@@ -19,6 +19,13 @@ Fields = dict[str, Any]
 PROMPT = [40, 41, 42, 43]
 SAMPLED: Fields = {"do_sample": True, "seed": 1, "top_k": 0}
 BEAMS: Fields = {"num_beams": 3}
+CYCLE = [5, 6, 7, 8, 5, 6, 9]
+LOOPING: Fields = {
+    "prompt": CYCLE * 2,
+    "prefix_allowed_tokens_fn": lambda batch_id, ids: [CYCLE[len(ids) % len(CYCLE)]],
+    "max_new_tokens": 40,
+}
+"""What repeats itself, so that there is something to look up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +92,20 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "suppress_tokens": lambda plain: added({}, suppress_tokens=[plain.tokens[2]]),
     "begin_suppress_tokens": lambda plain: added({}, begin_suppress_tokens=[plain.tokens[0]]),
     "logits_processor": lambda plain: added({}, logits_processor=[lambda history, logits, xp: -logits]),
+    "guided_json": lambda plain: added({}, guided_json={"type": "integer"}),
+    "guided_regex": lambda plain: added({}, guided_regex="[0-9]{3}"),
+    "guided_grammar": lambda plain: added({}, guided_grammar='start: "abc"'),
+    "guided_choice": lambda plain: added({}, guided_choice=["yes", "no"]),
+    "prompt_lookup_num_tokens": lambda plain: added(LOOPING, prompt_lookup_num_tokens=4),
+    "max_matching_ngram_size": lambda plain: added(
+        LOOPING | {"prompt_lookup_num_tokens": 4}, max_matching_ngram_size=4
+    ),
+    "lookahead_window": lambda plain: added({}, lookahead_window=4),
+    "lookahead_ngram_size": lambda plain: added({"lookahead_window": 4}, lookahead_ngram_size=5),
+    "lookahead_guesses": lambda plain: added(LOOPING | {"lookahead_window": 9}, lookahead_guesses=1),
+    "num_assistant_tokens": lambda plain: added({"with": "draft"}, num_assistant_tokens=2),
+    "contrastive_alpha": lambda plain: added({"with": "amateur"}, contrastive_alpha=0.9),
+    "amateur_temperature": lambda plain: added({"with": "amateur"}, amateur_temperature=9.0),
     "renormalize_logits": lambda plain: added(BEAMS | {"repetition_penalty": 2.0}, renormalize_logits=True),
 }
 """For each field: what to set, and what to set beside it, so that the difference can be seen."""
@@ -95,14 +116,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(write_checkpoint(tmp_path_factory.mktemp("model"), seed=3), max_batch_size=4)
 
 
-def outcome(engine: Engine, fields: Fields) -> tuple[Any, int]:
-    """All that comes back, and the number of tokens computed for it."""
+@pytest.fixture(scope="module")
+def engines(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+    """The engine alone, with a draft model, and with an amateur."""
+    model = write_checkpoint(tmp_path_factory.mktemp("model"), seed=3)
+    other = write_checkpoint(tmp_path_factory.mktemp("other"), seed=4)
+    return {"": engine, "draft": Engine(model, draft=other), "amateur": Engine(model, amateur=other)}
+
+
+def outcome(engines: dict[str, Engine], fields: Fields) -> tuple[Any, int, int]:
+    """All that comes back, and the numbers of tokens and of steps that it took."""
     fields = dict(fields)
+    engine = engines[fields.pop("with", "")]
     before = dataclasses.replace(engine.stats)
     generation = engine.generate(fields.pop("prompt", PROMPT), **fields)
     after = engine.stats
     computed = after.prefill_tokens + after.decode_tokens - before.prefill_tokens - before.decode_tokens
-    return dataclasses.asdict(generation), computed
+    return dataclasses.asdict(generation), computed, after.steps - before.steps
 
 
 @pytest.fixture(scope="module")
@@ -112,15 +142,15 @@ def plain(engine: Engine) -> Plain:
 
 
 def test_no_field_is_left_out() -> None:
-    assert list(WALK) == [field.name for field in dataclasses.fields(GenerationConfig)]
+    assert WALK.keys() == {field.name for field in dataclasses.fields(GenerationConfig)}
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationConfig)])
-def test_the_field_changes_something(name: str, engine: Engine, plain: Plain) -> None:
+def test_the_field_changes_something(name: str, engines: dict[str, Engine], plain: Plain) -> None:
     with_it, without = WALK[name](plain)
     assert name in with_it
-    assert outcome(engine, without) == outcome(engine, without)
-    assert outcome(engine, with_it) != outcome(engine, without)
+    assert outcome(engines, without) == outcome(engines, without)
+    assert outcome(engines, with_it) != outcome(engines, without)
 
 
 TOGETHER = [

@@ -115,18 +115,20 @@ def test_log_probabilities_are_the_targets_own(way: str) -> None:
         np.testing.assert_allclose(ours.log_probs, reference.log_probs, atol=1e-4)
 
 
-def test_a_conversation_is_not_misled_by_the_tree_of_its_last_pass() -> None:
-    """The prefix cache keeps a finished sequence, whose end is guesses at places that are not theirs."""
-    target = target_model(page_size=4)
-    line, lines = [], []
+def test_what_is_kept_of_a_finished_sequence_ends_before_the_tree_of_its_last_pass() -> None:
+    """An end token may come while guesses lie behind it, at places in the cache that are not theirs."""
+    target = target_model()
     loop = loop_of(target=target, prefix_cache=True)
-    for prompt in PROMPTS[:3]:
-        line = line + prompt[:8]
-        answer = run(loop, [request_for(line, lookahead_window=4, max_new_tokens=9)])[0][0].token_ids
-        lines.append((line, answer))
-        line = line + answer
-    for prompt, answer in lines:
-        assert answer == generate(target, [prompt], max_new_tokens=9)[0]
+    for prompt in PROMPTS[:8]:
+        request = request_for(prompt, lookahead_window=4, eos_token_id=tuple(range(20, 60)), max_new_tokens=30)
+        [[result]] = run(loop, [request])
+        known = loop._prefixes.match(prompt + result.token_ids + [0])
+        assert known is not None
+        assert known.token_ids == (prompt + result.token_ids)[: known.cached]
+        target.cache.free(known)
+        assert all(
+            kept.token_ids == (prompt + result.token_ids)[: len(kept.token_ids)] for kept in loop._prefixes._kept[-1:]
+        )
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
