@@ -74,7 +74,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams: int) -> "StepLoop":
     """A step loop of its own on the engine's model, its prompts computed, one step to warm up taken."""
     from minillm import GenerationConfig
-    from minillm.decoding.parameters import resolve
+    from minillm.decoding.resolving import resolve
     from minillm.decoding.select import strategy_for
     from minillm.decoding.strategy import Request
     from minillm.loop import StepLoop

@@ -60,7 +60,7 @@ def seconds_per_token(before: Any, after: Any, tokens: list[list[int]]) -> float
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns the exit code."""
     from minillm import Engine
-    from minillm.engine import DEMO_MODEL
+    from minillm.loading import DEMO_MODEL
 
     model = args.model or DEMO_MODEL
     print(f"{'':<26}{'accepted':>9}{'tokens/pass':>13}{'formula':>9}{'ms/token':>10}{'without':>9}{'speed-up':>10}")

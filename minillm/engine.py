@@ -7,34 +7,29 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends.base import Backend
 from .cache import PagedCache, affordable_pages
-from .checkpoint import find_model
 from .config import ModelConfig
-from .decoding.parameters import GenerationConfig, read_generation_config
+from .decoding.parameters import GenerationConfig
 from .decoding.select import strategy_for
 from .decoding.strategy import Request
 from .devices import choose_backend
 from .errors import EngineStateError, ParameterError
+from .loading import Parts, load_parts
 from .loop import Stats, StepLoop
-from .models import load_model, random_model
-from .models.base import Model
+from .models import random_model
 from .prompts import Prompt, encode_prompt, is_prompt
 from .requests import RequestMaker
 from .results import Completion, Event, Generation, Score
 from .runner import Runner
 from .scheduler import Limits
 from .scoring import all_logits, score_tokens
-from .tokenizer import Tokenizer
 
-DEMO_MODEL = Path(__file__).parent / "assets" / "demo-opt"
 PREFILL_CHUNK = 512
 
 
@@ -78,23 +73,9 @@ class Engine:
         """
         began = time.perf_counter()
         _check_size("max_batch_size", max_batch_size)
-        folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
-        if model is None and revision is not None:
-            raise ParameterError("revision belongs to a hub id, and no model is named")
         ops = choose_backend(device, dtype, max_batch_size)
-        if draft is not None and amateur is not None:
-            raise ParameterError("draft and amateur each say how tokens are found: leave one of them out")
-        tokenizer = Tokenizer.from_folder(folder)
-        model_in_charge = load_model(folder, ops)
-        helpers = {
-            name: _load_helper(name, where, model_in_charge.config, ops)
-            for name, where in (("draft", draft), ("amateur", amateur))
-            if where is not None
-        }
-        self._set_up(
-            model_in_charge, ops, tokenizer, read_generation_config(folder), helpers,
-            max_batch_size=max_batch_size, cache_bytes=cache_bytes, prefix_cache=prefix_cache,
-        )  # fmt: skip
+        helpers = {name: where for name, where in (("draft", draft), ("amateur", amateur)) if where is not None}
+        self._set_up(load_parts(model, revision, helpers, ops), max_batch_size, cache_bytes, prefix_cache=prefix_cache)
         self.load_seconds = time.perf_counter() - began
 
     @classmethod
@@ -118,34 +99,24 @@ class Engine:
         _check_size("max_batch_size", max_batch_size)
         engine = cls.__new__(cls)
         ops = choose_backend(device, dtype, max_batch_size)
-        model = random_model(shape, seed, std, ops)
-        engine._set_up(model, ops, None, {}, max_batch_size=max_batch_size, cache_bytes=cache_bytes)
+        engine._set_up(Parts(ops, random_model(shape, seed, std, ops)), max_batch_size, cache_bytes)
         engine.load_seconds = time.perf_counter() - began
         return engine
 
     def _set_up(
-        self,
-        model: Model,
-        ops: Backend,
-        tokenizer: Tokenizer | None,
-        defaults: Mapping[str, Any],
-        helpers: Mapping[str, Model] = MappingProxyType({}),
-        *,
-        max_batch_size: int,
-        cache_bytes: int | None,
-        prefix_cache: bool = False,
+        self, parts: Parts, max_batch_size: int, cache_bytes: int | None, *, prefix_cache: bool = False
     ) -> None:
-        self.config: ModelConfig = model.config
-        self.tokenizer = tokenizer
-        configs = [helper.config for helper in helpers.values()]
-        context = min(config.max_positions for config in (model.config, *configs))
+        self.config: ModelConfig = parts.model.config
+        self.tokenizer = parts.tokenizer
+        helpers = [helper.config for helper in parts.helpers.values()]
+        context = min(config.max_positions for config in (self.config, *helpers))
         self._maker = RequestMaker(
-            replace(model.config, max_positions=context), tokenizer, dict(defaults), tuple(helpers)
+            replace(self.config, max_positions=context), parts.tokenizer, dict(parts.defaults), tuple(parts.helpers)
         )
-        pages = affordable_pages(model.config, ops, max_batch_size, cache_bytes, configs)
+        pages = affordable_pages(self.config, parts.ops, max_batch_size, cache_bytes, helpers)
         runners = {
-            name: Runner(one, ops, PagedCache(one.config, ops, pages))
-            for name, one in {"target": model, **helpers}.items()
+            name: Runner(model, parts.ops, PagedCache(model.config, parts.ops, pages))
+            for name, model in {"target": parts.model, **parts.helpers}.items()
         }
         self.runner = runners["target"]
         self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
@@ -353,17 +324,6 @@ class Engine:
 
 def _merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:
     return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
-
-
-def _load_helper(name: str, where: str | os.PathLike[str], config: ModelConfig, ops: Backend) -> Model:
-    """A draft or amateur model, which has to speak the vocabulary of the one that it helps."""
-    helper = load_model(find_model(where), ops)
-    if helper.config.vocab_size != config.vocab_size:
-        raise ParameterError(
-            f"{name} {os.fspath(where)!r} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
-            f"{config.vocab_size}: they should be the same"
-        )
-    return helper
 
 
 def _check_size(name: str, value: object) -> None:

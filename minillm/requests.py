@@ -9,7 +9,8 @@ from typing import Any
 from .config import ModelConfig
 from .decoding.continuation import TextStream
 from .decoding.guided import Guide, GuideMaker
-from .decoding.parameters import GenerationConfig, Settings, resolve
+from .decoding.parameters import GenerationConfig, Settings
+from .decoding.resolving import resolve
 from .decoding.stopping import StopStrings
 from .decoding.strategy import Request
 from .errors import ParameterError

@@ -35,12 +35,24 @@ ALLOWED: dict[str, set[str]] = {
     "inspection": {"backends", "batch", "cache", "ops", "runner", "scoring"},
     "results": {"decoding"},
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
+    "loading": BASE | {"backends", "checkpoint", "config", "decoding", "models", "tokenizer"},
     "engine": BASE
-    | {"backends", "cache", "checkpoint", "config", "decoding", "devices", "loop", "models", "prompts", "requests"}
-    | {"results", "runner", "scheduler", "scoring", "tokenizer"},
+    | {"cache", "config", "decoding", "devices", "loading", "loop", "models", "prompts", "requests", "results"}
+    | {"runner", "scheduler", "scoring"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
-    | {"checkpoint", "comparison", "decoding", "engine", "inspection", "prompts", "results", "tokenizer", "minillm"},
+    | {
+        "checkpoint",
+        "comparison",
+        "decoding",
+        "engine",
+        "inspection",
+        "loading",
+        "prompts",
+        "results",
+        "tokenizer",
+        "minillm",
+    },
     "__main__": {"cli"},
     "minillm": BASE | {"decoding", "engine"},  # minillm/__init__.py: the public names, loaded on first use
 }

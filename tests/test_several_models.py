@@ -47,7 +47,7 @@ def test_an_amateur_changes_the_tokens(checkpoint: Path, other: Path) -> None:
 
 
 def test_models_that_do_not_go_together_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    from minillm.engine import DEMO_MODEL
+    from minillm.loading import DEMO_MODEL
 
     with pytest.raises(ParameterError, match=r"draft .* has a vocabulary of 2048 tokens, the model one of 512"):
         Engine(checkpoint, draft=DEMO_MODEL)

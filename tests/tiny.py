@@ -14,7 +14,8 @@ from minillm.backends.base import Backend
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Sequence as Tokens
 from minillm.cache import PagedCache
-from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.decoding.parameters import GenerationConfig
+from minillm.decoding.resolving import resolve
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request, Strategy
 from minillm.loop import StepLoop

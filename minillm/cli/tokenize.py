@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..checkpoint import find_model
-    from ..engine import DEMO_MODEL
+    from ..loading import DEMO_MODEL
     from ..tokenizer import Tokenizer
 
     prompts = read_prompts(args)

@@ -1,16 +1,31 @@
 """The rules of every generation field: what it may be, its default, and the field without which it has no effect."""
 
 import difflib
-import inspect
-import json
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral, Real
+from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from ..errors import ParameterError
+from .readers import (
+    LARGE,
+    SMALL,
+    biases,
+    choices,
+    each,
+    flag,
+    function,
+    number,
+    one_of,
+    pair,
+    schema,
+    several,
+    stopping_rule,
+    text,
+    token_ids,
+    whole,
+)
 
 
 class Rule(NamedTuple):
@@ -22,235 +37,89 @@ class Rule(NamedTuple):
     needs: str | None = None
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _whole(least: float, below: float = math.inf) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < below:
-            raise ValueError
-        return int(value)
-
-    return read
-
-
-def _number(allowed: Callable[[Any], bool]) -> Callable[[object], float]:
-    """A number that `allowed` bounds on both sides, so that neither NaN nor infinity passes."""
-
-    def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, Real) or not allowed(value):
-            raise ValueError
-        return float(value)
-
-    return read
-
-
-def _several(kind: type, read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
-    """One value of `kind` or a sequence of them, each read by `read_one`, without repetitions."""
-
-    def read(value: object) -> tuple[Any, ...]:
-        values = [value] if isinstance(value, kind) else value
-        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-            raise ValueError
-        return tuple(dict.fromkeys(read_one(one) for one in values))
-
-    return read
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError
-    return value
-
-
-def _one_of(*values: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        number = _whole(-math.inf)(value)
-        if number not in values:
-            raise ValueError
-        return number
-
-    return read
-
-
-def _schema(value: object) -> str:
-    """A JSON schema as text, its keys in their order."""
-    try:
-        schema = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(schema, dict):
-            raise ValueError
-        return json.dumps(schema, allow_nan=False)
-    except (TypeError, RecursionError):
-        raise ValueError from None
-
-
-def _choices(value: object) -> tuple[str, ...]:
-    texts: tuple[str, ...] = _several(str, _text)(value)
-    if not texts:
-        raise ValueError
-    return texts
-
-
-def _stopping_rule(value: object) -> bool | str:
-    return "never" if value == "never" else _flag(value)
-
-
-def _each(read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
-    """A sequence, each of whose members is read by `read_one`."""
-
-    def read(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-            raise ValueError
-        return tuple(read_one(one) for one in value)
-
-    return read
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    """At least one token id."""
-    if ids := _each(_whole(0))(value):
-        return ids
-    raise ValueError
-
-
-def _pair(read_first: Callable[[object], Any], read_second: Callable[[object], Any]) -> Callable[[object], Any]:
-    def read(value: object) -> tuple[Any, Any]:
-        first, second = _each(lambda one: one)(value)  # a wrong number of members is a ValueError too
-        return read_first(first), read_second(second)
-
-    return read
-
-
-def _biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
-    """Either form that transformers takes; of a sequence that comes twice, the last counts."""
-    pairs = list(value.items()) if isinstance(value, Mapping) else value
-    bias = _number(lambda x: -_LARGE <= x <= _LARGE or x == -math.inf)
-    return tuple(dict(_each(_pair(_token_ids, bias))(pairs)).items())
-
-
-@dataclass(frozen=True, eq=False)
-class ByIdentity:
-    """A function of the user's, equal to itself only: so that settings that hold it can be compared and hashed."""
-
-    function: Callable[..., Any]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.function is self.function
-
-    def __hash__(self) -> int:
-        return id(self.function)
-
-
-def _function(arguments: int) -> Callable[[object], ByIdentity]:
-    """A function that can be called with so many arguments."""
-
-    def read(value: object) -> ByIdentity:
-        if not callable(value):
-            raise ValueError
-        try:
-            signature = inspect.signature(value)
-        except ValueError:  # some built-in functions do not tell theirs
-            return ByIdentity(value)
-        try:
-            signature.bind(*[None] * arguments)
-        except TypeError:
-            raise ValueError from None
-        return ByIdentity(value)
-
-    return read
-
-
-_SMALL, _LARGE = 1e-30, 1e30
-"""Logits multiplied or divided by these stay within the range of float32."""
-
 _AT_LEAST_1 = "a whole number of at least 1"
 _AT_LEAST_0 = "a whole number of at least 0"
 _TRUE_OR_FALSE = "True or False"
 _CUTOFF = "a number from 0 (no limit) to below 1"
-_ANY_NUMBER = f"a number from -{_LARGE} to {_LARGE}"
+_ANY_NUMBER = f"a number from -{LARGE} to {LARGE}"
 
 RULES: dict[str, Rule] = {
-    "do_sample": Rule(False, _TRUE_OR_FALSE, _flag),
-    "num_beams": Rule(1, _AT_LEAST_1, _whole(1)),
-    "stop_strings": Rule((), "a text or a sequence of texts, none of them empty", _several(str, _text)),
+    "do_sample": Rule(False, _TRUE_OR_FALSE, flag),
+    "num_beams": Rule(1, _AT_LEAST_1, whole(1)),
+    "stop_strings": Rule((), "a text or a sequence of texts, none of them empty", several(str, text)),
     "temperature": Rule(
         1.0,
-        f"a number above 0 ({_SMALL} to {_LARGE}); for greedy decoding set do_sample=False and no temperature",
-        _number(lambda t: _SMALL <= t <= _LARGE),
+        f"a number above 0 ({SMALL} to {LARGE}); for greedy decoding set do_sample=False and no temperature",
+        number(lambda t: SMALL <= t <= LARGE),
         needs="do_sample",
     ),
-    "top_k": Rule(50, "a whole number of at least 1, or 0 for no limit", _whole(0), needs="do_sample"),
-    "top_p": Rule(1.0, "a number above 0 and at most 1", _number(lambda p: 0 < p <= 1), needs="do_sample"),
-    "min_p": Rule(0.0, "a number from 0 to 1", _number(lambda p: 0 <= p <= 1), needs="do_sample"),
-    "seed": Rule(None, "a whole number from 0 to 2**64 - 1", _whole(0, 2**64), needs="do_sample"),
-    "length_penalty": Rule(1.0, "a number from -50 to 50", _number(lambda x: -50 <= x <= 50), needs="num_beams"),
-    "early_stopping": Rule(False, "True, False or 'never'", _stopping_rule, needs="num_beams"),
-    "num_beam_groups": Rule(1, _AT_LEAST_1, _whole(1)),
+    "top_k": Rule(50, "a whole number of at least 1, or 0 for no limit", whole(0), needs="do_sample"),
+    "top_p": Rule(1.0, "a number above 0 and at most 1", number(lambda p: 0 < p <= 1), needs="do_sample"),
+    "min_p": Rule(0.0, "a number from 0 to 1", number(lambda p: 0 <= p <= 1), needs="do_sample"),
+    "seed": Rule(None, "a whole number from 0 to 2**64 - 1", whole(0, 2**64), needs="do_sample"),
+    "length_penalty": Rule(1.0, "a number from -50 to 50", number(lambda x: -50 <= x <= 50), needs="num_beams"),
+    "early_stopping": Rule(False, "True, False or 'never'", stopping_rule, needs="num_beams"),
+    "num_beam_groups": Rule(1, _AT_LEAST_1, whole(1)),
     "diversity_penalty": Rule(
-        0.0, f"a number above 0 and at most {_LARGE}", _number(lambda x: 0 < x <= _LARGE), needs="num_beam_groups"
+        0.0, f"a number above 0 and at most {LARGE}", number(lambda x: 0 < x <= LARGE), needs="num_beam_groups"
     ),
-    "penalty_alpha": Rule(0.0, "a number from 0 to 1", _number(lambda x: 0 <= x <= 1)),
-    "include_stop": Rule(False, _TRUE_OR_FALSE, _flag, needs="stop_strings"),
-    "max_new_tokens": Rule(None, _AT_LEAST_1, _whole(1)),
-    "max_length": Rule(None, _AT_LEAST_1, _whole(1)),
-    "min_new_tokens": Rule(0, _AT_LEAST_0, _whole(0)),
-    "min_length": Rule(0, _AT_LEAST_0, _whole(0)),
-    "repetition_penalty": Rule(
-        1.0, f"a number above 0 ({_SMALL} to {_LARGE})", _number(lambda x: _SMALL <= x <= _LARGE)
-    ),
-    "presence_penalty": Rule(0.0, _ANY_NUMBER, _number(lambda x: -_LARGE <= x <= _LARGE)),
-    "frequency_penalty": Rule(0.0, _ANY_NUMBER, _number(lambda x: -_LARGE <= x <= _LARGE)),
-    "guided_json": Rule(None, "a JSON schema: an object, or its text", _schema),
-    "guided_regex": Rule(None, "a regular expression, as a text that is not empty", _text),
-    "guided_grammar": Rule(None, "a grammar in Lark's notation, as a text that is not empty", _text),
-    "guided_choice": Rule(None, "a text or a sequence of texts, at least one and none empty", _choices),
-    "num_return_sequences": Rule(1, _AT_LEAST_1, _whole(1)),
-    "eos_token_id": Rule((), "a token id or a sequence of token ids", _several(Integral, _whole(-math.inf))),
-    "use_cache": Rule(True, _TRUE_OR_FALSE, _flag),
-    "logprobs": Rule(False, _TRUE_OR_FALSE, _flag),
-    "top_logprobs": Rule(0, _AT_LEAST_0, _whole(0)),
-    "echo": Rule(False, _TRUE_OR_FALSE, _flag),
+    "penalty_alpha": Rule(0.0, "a number from 0 to 1", number(lambda x: 0 <= x <= 1)),
+    "include_stop": Rule(False, _TRUE_OR_FALSE, flag, needs="stop_strings"),
+    "max_new_tokens": Rule(None, _AT_LEAST_1, whole(1)),
+    "max_length": Rule(None, _AT_LEAST_1, whole(1)),
+    "min_new_tokens": Rule(0, _AT_LEAST_0, whole(0)),
+    "min_length": Rule(0, _AT_LEAST_0, whole(0)),
+    "repetition_penalty": Rule(1.0, f"a number above 0 ({SMALL} to {LARGE})", number(lambda x: SMALL <= x <= LARGE)),
+    "presence_penalty": Rule(0.0, _ANY_NUMBER, number(lambda x: -LARGE <= x <= LARGE)),
+    "frequency_penalty": Rule(0.0, _ANY_NUMBER, number(lambda x: -LARGE <= x <= LARGE)),
+    "guided_json": Rule(None, "a JSON schema: an object, or its text", schema),
+    "guided_regex": Rule(None, "a regular expression, as a text that is not empty", text),
+    "guided_grammar": Rule(None, "a grammar in Lark's notation, as a text that is not empty", text),
+    "guided_choice": Rule(None, "a text or a sequence of texts, at least one and none empty", choices),
+    "num_return_sequences": Rule(1, _AT_LEAST_1, whole(1)),
+    "eos_token_id": Rule((), "a token id or a sequence of token ids", several(Integral, whole(-math.inf))),
+    "use_cache": Rule(True, _TRUE_OR_FALSE, flag),
+    "logprobs": Rule(False, _TRUE_OR_FALSE, flag),
+    "top_logprobs": Rule(0, _AT_LEAST_0, whole(0)),
+    "echo": Rule(False, _TRUE_OR_FALSE, flag),
     # further filters of sampling, and mirostat
-    "top_h": Rule(None, "a number above 0 and at most 1", _number(lambda h: 0 < h <= 1), needs="do_sample"),
+    "top_h": Rule(None, "a number above 0 and at most 1", number(lambda h: 0 < h <= 1), needs="do_sample"),
     "top_n_sigma": Rule(
-        0.0, "a number above 0, or 0 for no limit", _number(lambda n: 0 <= n <= _LARGE), needs="do_sample"
+        0.0, "a number above 0, or 0 for no limit", number(lambda n: 0 <= n <= LARGE), needs="do_sample"
     ),
-    "typical_p": Rule(1.0, "a number above 0 and at most 1", _number(lambda p: 0 < p <= 1), needs="do_sample"),
-    "epsilon_cutoff": Rule(0.0, _CUTOFF, _number(lambda x: 0 <= x < 1), needs="do_sample"),
-    "eta_cutoff": Rule(0.0, _CUTOFF, _number(lambda x: 0 <= x < 1), needs="do_sample"),
-    "mirostat": Rule(0, "2 for Mirostat 2.0, or 0 for none", _one_of(0, 2), needs="do_sample"),
-    "mirostat_tau": Rule(5.0, "a number of bits above 0", _number(lambda x: 0 < x <= _LARGE), needs="mirostat"),
-    "mirostat_eta": Rule(0.1, "a number above 0", _number(lambda x: 0 < x <= _LARGE), needs="mirostat"),
+    "typical_p": Rule(1.0, "a number above 0 and at most 1", number(lambda p: 0 < p <= 1), needs="do_sample"),
+    "epsilon_cutoff": Rule(0.0, _CUTOFF, number(lambda x: 0 <= x < 1), needs="do_sample"),
+    "eta_cutoff": Rule(0.0, _CUTOFF, number(lambda x: 0 <= x < 1), needs="do_sample"),
+    "mirostat": Rule(0, "2 for Mirostat 2.0, or 0 for none", one_of(0, 2), needs="do_sample"),
+    "mirostat_tau": Rule(5.0, "a number of bits above 0", number(lambda x: 0 < x <= LARGE), needs="mirostat"),
+    "mirostat_eta": Rule(0.1, "a number above 0", number(lambda x: 0 < x <= LARGE), needs="mirostat"),
     # further processors
-    "sequence_bias": Rule((), "pairs of token ids and a bias, such as [[[10, 45], -2.0], [[64], 7.5]]", _biases),
-    "no_repeat_ngram_size": Rule(0, _AT_LEAST_0, _whole(0)),
-    "bad_words_ids": Rule((), "a sequence of sequences of token ids, none empty", _each(_token_ids)),
-    "prefix_allowed_tokens_fn": Rule(None, "a function (batch_id, token_ids) -> allowed token ids", _function(2)),
-    "forced_bos_token_id": Rule(None, "a token id", _whole(0)),
-    "forced_eos_token_id": Rule((), "a token id or a sequence of token ids", _several(Integral, _whole(0))),
+    "sequence_bias": Rule((), "pairs of token ids and a bias, such as [[[10, 45], -2.0], [[64], 7.5]]", biases),
+    "no_repeat_ngram_size": Rule(0, _AT_LEAST_0, whole(0)),
+    "bad_words_ids": Rule((), "a sequence of sequences of token ids, none empty", each(token_ids)),
+    "prefix_allowed_tokens_fn": Rule(None, "a function (batch_id, token_ids) -> allowed token ids", function(2)),
+    "forced_bos_token_id": Rule(None, "a token id", whole(0)),
+    "forced_eos_token_id": Rule((), "a token id or a sequence of token ids", several(Integral, whole(0))),
     "exponential_decay_length_penalty": Rule(
         None,
-        f"a pair: a whole number of tokens, and a factor ({_SMALL} to {_LARGE})",
-        _pair(_whole(0), _number(lambda x: _SMALL <= x <= _LARGE)),
+        f"a pair: a whole number of tokens, and a factor ({SMALL} to {LARGE})",
+        pair(whole(0), number(lambda x: SMALL <= x <= LARGE)),
     ),
-    "suppress_tokens": Rule((), "a sequence of token ids", _several(Integral, _whole(0))),
-    "begin_suppress_tokens": Rule((), "a sequence of token ids", _several(Integral, _whole(0))),
-    "logits_processor": Rule((), "a sequence of functions (history, logits, xp) -> logits", _each(_function(3))),
-    "renormalize_logits": Rule(False, _TRUE_OR_FALSE, _flag, needs="num_beams"),
-    "prompt_lookup_num_tokens": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
-    "max_matching_ngram_size": Rule(2, _AT_LEAST_1, _whole(1), needs="prompt_lookup_num_tokens"),
-    "lookahead_window": Rule(0, "a whole number of at least 1, or 0 for none", _whole(0)),
-    "lookahead_ngram_size": Rule(3, "a whole number of at least 2", _whole(2), needs="lookahead_window"),
-    "lookahead_guesses": Rule(5, _AT_LEAST_1, _whole(1), needs="lookahead_window"),
+    "suppress_tokens": Rule((), "a sequence of token ids", several(Integral, whole(0))),
+    "begin_suppress_tokens": Rule((), "a sequence of token ids", several(Integral, whole(0))),
+    "logits_processor": Rule((), "a sequence of functions (history, logits, xp) -> logits", each(function(3))),
+    "renormalize_logits": Rule(False, _TRUE_OR_FALSE, flag, needs="num_beams"),
+    "prompt_lookup_num_tokens": Rule(0, "a whole number of at least 1, or 0 for none", whole(0)),
+    "max_matching_ngram_size": Rule(2, _AT_LEAST_1, whole(1), needs="prompt_lookup_num_tokens"),
+    "lookahead_window": Rule(0, "a whole number of at least 1, or 0 for none", whole(0)),
+    "lookahead_ngram_size": Rule(3, "a whole number of at least 2", whole(2), needs="lookahead_window"),
+    "lookahead_guesses": Rule(5, _AT_LEAST_1, whole(1), needs="lookahead_window"),
     "num_assistant_tokens": Rule(
-        5, "a whole number of at least 1, or 0 to leave the draft model out", _whole(0), needs="draft"
+        5, "a whole number of at least 1, or 0 to leave the draft model out", whole(0), needs="draft"
     ),
-    "contrastive_alpha": Rule(0.1, "a number from 0 to 1", _number(lambda a: 0 <= a <= 1), needs="amateur"),
+    "contrastive_alpha": Rule(0.1, "a number from 0 to 1", number(lambda a: 0 <= a <= 1), needs="amateur"),
     "amateur_temperature": Rule(
-        1.0, f"a number above 0 ({_SMALL} to {_LARGE})", _number(lambda t: _SMALL <= t <= _LARGE), needs="amateur"
+        1.0, f"a number above 0 ({SMALL} to {LARGE})", number(lambda t: SMALL <= t <= LARGE), needs="amateur"
     ),
 }
 

@@ -39,8 +39,8 @@ def settle_mirostat(values: dict[str, Any], said: Mapping[str, object]) -> None:
     ]
     if others and any(name.startswith("mirostat") for name in said):
         raise ParameterError(
-            f"{others[0]}={shown(values[others[0]])} with mirostat=2: Mirostat chooses by its own rule what may be drawn,"
-            f" one token at a time; leave {others[0]} or mirostat out"
+            f"{others[0]}={shown(values[others[0]])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
+            f" its own; leave {others[0]} or mirostat out"
         )
     if others:  # the checkpoint's Mirostat gives way
         values["mirostat"] = 0

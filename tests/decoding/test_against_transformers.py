@@ -22,7 +22,7 @@ from minillm.decoding.filters import (  # noqa: E402
     Typical,
     build_filters,
 )
-from minillm.decoding.parameters import GenerationConfig, resolve  # noqa: E402
+from minillm.decoding.parameters import GenerationConfig  # noqa: E402
 from minillm.decoding.processors import (  # noqa: E402
     ExponentialDecayLengthPenalty,
     ForcedBeginning,
@@ -37,6 +37,7 @@ from minillm.decoding.processors import (  # noqa: E402
     SuppressTokensAtBegin,
     build_processors,
 )
+from minillm.decoding.resolving import resolve  # noqa: E402
 
 from .histories import random_history  # noqa: E402
 

@@ -15,7 +15,8 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.beam import BeamSearch, BeamState
 from minillm.decoding.diverse import DiverseBeamSearch
-from minillm.decoding.parameters import GenerationConfig, Settings, resolve
+from minillm.decoding.parameters import GenerationConfig, Settings
+from minillm.decoding.resolving import resolve
 from minillm.decoding.strategy import Request, Rows
 
 MODEL = {

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.prompt_lookup import look_up
+from minillm.decoding.resolving import resolve
 from minillm.decoding.select import strategy_for
 from minillm.decoding.speculation import expected_tokens
 from minillm.decoding.speculative import AcceptOrResample, SpeculativeDecoding

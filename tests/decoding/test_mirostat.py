@@ -5,7 +5,8 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.mirostat import Mirostat
-from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.decoding.parameters import GenerationConfig
+from minillm.decoding.resolving import resolve
 from minillm.decoding.strategy import Request, Rows
 from minillm.ops.philox import uniform
 

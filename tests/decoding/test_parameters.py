@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.decoding.fields import NEEDS, NO_MEANING, NOT_OFFERED, RULES, ByIdentity
-from minillm.decoding.parameters import GenerationConfig, Settings, read_generation_config, resolve
+from minillm.decoding.fields import NEEDS, NO_MEANING, NOT_OFFERED, RULES
+from minillm.decoding.parameters import GenerationConfig, Settings, read_generation_config
+from minillm.decoding.readers import ByIdentity
+from minillm.decoding.resolving import resolve
 from minillm.errors import CheckpointError, ParameterError
 
 FIELDS = [field.name for field in dataclasses.fields(GenerationConfig)]

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minillm.decoding.fields import ByIdentity
-from minillm.decoding.parameters import GenerationConfig, resolve
+from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.processors import (
     ExponentialDecayLengthPenalty,
     History,
@@ -22,6 +21,8 @@ from minillm.decoding.processors import (
     SuppressTokensAtBegin,
     build_processors,
 )
+from minillm.decoding.readers import ByIdentity
+from minillm.decoding.resolving import resolve
 
 from .histories import history, random_history
 

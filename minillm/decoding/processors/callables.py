@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ParameterError
-from ..fields import ByIdentity, shown
+from ..fields import shown
+from ..readers import ByIdentity
 from .history import History, LogitsProcessor
 
 

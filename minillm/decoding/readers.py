@@ -1,0 +1,153 @@
+"""From what a user wrote for a field to the type that Settings has: each reader raises ValueError for anything else."""
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+SMALL, LARGE = 1e-30, 1e30
+"""Logits multiplied or divided by these stay within the range of float32."""
+
+
+def flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def whole(least: float, below: float = math.inf) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < below:
+            raise ValueError
+        return int(value)
+
+    return read
+
+
+def number(allowed: Callable[[Any], bool]) -> Callable[[object], float]:
+    """A number that `allowed` bounds on both sides, so that neither NaN nor infinity passes."""
+
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, Real) or not allowed(value):
+            raise ValueError
+        return float(value)
+
+    return read
+
+
+def several(kind: type, read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
+    """One value of `kind` or a sequence of them, each read by `read_one`, without repetitions."""
+
+    def read(value: object) -> tuple[Any, ...]:
+        values = [value] if isinstance(value, kind) else value
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise ValueError
+        return tuple(dict.fromkeys(read_one(one) for one in values))
+
+    return read
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def one_of(*values: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        number = whole(-math.inf)(value)
+        if number not in values:
+            raise ValueError
+        return number
+
+    return read
+
+
+def schema(value: object) -> str:
+    """A JSON schema as text, its keys in their order."""
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(schema, dict):
+            raise ValueError
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, RecursionError):
+        raise ValueError from None
+
+
+def choices(value: object) -> tuple[str, ...]:
+    texts: tuple[str, ...] = several(str, text)(value)
+    if not texts:
+        raise ValueError
+    return texts
+
+
+def stopping_rule(value: object) -> bool | str:
+    return "never" if value == "never" else flag(value)
+
+
+def each(read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
+    """A sequence, each of whose members is read by `read_one`."""
+
+    def read(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise ValueError
+        return tuple(read_one(one) for one in value)
+
+    return read
+
+
+def token_ids(value: object) -> tuple[int, ...]:
+    """At least one token id."""
+    if ids := each(whole(0))(value):
+        return ids
+    raise ValueError
+
+
+def pair(read_first: Callable[[object], Any], read_second: Callable[[object], Any]) -> Callable[[object], Any]:
+    def read(value: object) -> tuple[Any, Any]:
+        first, second = each(lambda one: one)(value)  # a wrong number of members is a ValueError too
+        return read_first(first), read_second(second)
+
+    return read
+
+
+def biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Either form that transformers takes; of a sequence that comes twice, the last counts."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    bias = number(lambda x: -LARGE <= x <= LARGE or x == -math.inf)
+    return tuple(dict(each(pair(token_ids, bias))(pairs)).items())
+
+
+@dataclass(frozen=True, eq=False)
+class ByIdentity:
+    """A function of the user's, equal to itself only: so that settings that hold it can be compared and hashed."""
+
+    function: Callable[..., Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.function is self.function
+
+    def __hash__(self) -> int:
+        return id(self.function)
+
+
+def function(arguments: int) -> Callable[[object], ByIdentity]:
+    """A function that can be called with so many arguments."""
+
+    def read(value: object) -> ByIdentity:
+        if not callable(value):
+            raise ValueError
+        try:
+            signature = inspect.signature(value)
+        except ValueError:  # some built-in functions do not tell theirs
+            return ByIdentity(value)
+        try:
+            signature.bind(*[None] * arguments)
+        except TypeError:
+            raise ValueError from None
+        return ByIdentity(value)
+
+    return read

@@ -1,0 +1,63 @@
+"""From what a user names to the parts of an engine: models, tokenizer, the checkpoint's defaults."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .backends.base import Backend
+from .checkpoint import find_model
+from .config import ModelConfig
+from .decoding.parameters import read_generation_config
+from .errors import ParameterError
+from .models import load_model
+from .models.base import Model
+from .tokenizer import Tokenizer
+
+DEMO_MODEL = Path(__file__).parent / "assets" / "demo-opt"
+
+Name = str | os.PathLike[str]
+"""A checkpoint folder or a Hugging Face hub id."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an engine is made of, apart from its cache."""
+
+    ops: Backend
+    model: Model
+    tokenizer: Tokenizer | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint's generation_config.json says"""
+    helpers: Mapping[str, Model] = field(default_factory=dict)
+    """ "draft" or "amateur" """
+
+
+def load_parts(model: Name | None, revision: str | None, helpers: Mapping[str, Name], ops: Backend) -> Parts:
+    """Load a model, the demo model where none is named, and those that help it.
+
+    Raises:
+        ModelError: a model cannot be had (see `errors`).
+        ParameterError: the arguments contradict each other, or a helper has another vocabulary.
+    """
+    if model is None and revision is not None:
+        raise ParameterError("revision belongs to a hub id, and no model is named")
+    if len(helpers) > 1:
+        raise ParameterError("draft and amateur each say how tokens are found: leave one of them out")
+    folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
+    tokenizer = Tokenizer.from_folder(folder)
+    loaded = load_model(folder, ops)
+    helping = {name: _load_helper(name, where, loaded.config, ops) for name, where in helpers.items()}
+    return Parts(ops, loaded, tokenizer, read_generation_config(folder), helping)
+
+
+def _load_helper(name: str, where: Name, config: ModelConfig, ops: Backend) -> Model:
+    """A draft or amateur model, which has to speak the vocabulary of the one that it helps."""
+    helper = load_model(find_model(where), ops)
+    if helper.config.vocab_size != config.vocab_size:
+        raise ParameterError(
+            f"{name} {os.fspath(where)!r} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
+            f"{config.vocab_size}: they should be the same"
+        )
+    return helper
