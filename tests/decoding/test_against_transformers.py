@@ -37,6 +37,7 @@ from minillm.decoding.processors import (  # noqa: E402
     SuppressTokensAtBegin,
     build_processors,
 )
+from minillm.decoding.readers import ByIdentity  # noqa: E402
 from minillm.decoding.resolving import resolve  # noqa: E402
 
 from .histories import random_history  # noqa: E402
@@ -95,7 +96,7 @@ PROCESSORS = {
         for n in (1, 2, 3)
     },
     "allowed by a function": (
-        PrefixAllowedTokens(fields.ByIdentity(some_allowed), beams=False),
+        PrefixAllowedTokens(ByIdentity(some_allowed), beams=False),
         lambda _: transformers.PrefixConstrainedLogitsProcessor(some_allowed, num_beams=1),
     ),
     "forced beginning": (ForcedBeginning(5), lambda _: transformers.ForcedBOSTokenLogitsProcessor(5)),
@@ -154,7 +155,7 @@ def test_beams_whose_allowed_tokens_are_all_forbidden(alive: str) -> None:
         logits[row, some_allowed(0, lines[row])] = -np.inf
     processor = transformers.PrefixConstrainedLogitsProcessor(some_allowed, num_beams=4)
     expected = processor(torch.tensor(lines), torch.tensor(logits)).numpy()
-    ours = PrefixAllowedTokens(fields.ByIdentity(some_allowed), beams=True)
+    ours = PrefixAllowedTokens(ByIdentity(some_allowed), beams=True)
     np.testing.assert_array_equal(ours(seen, logits.copy(), np), expected)
 
 
@@ -284,6 +285,8 @@ def test_defaults_are_theirs() -> None:
         if name == "max_length":
             settings = resolve(GenerationConfig(), {}, vocab_size=9, eos_token_id=None)
             assert settings.new_token_limit(prompt_length=7) == value
+        elif name == "num_assistant_tokens":
+            assert ours[name] == 5  # constant, as in the paper; theirs begins at 20 and follows what is accepted
         elif name in ours:
             assert ours[name] == (() if value is None and ours[name] == () else value)
         elif name in fields.NOT_OFFERED:
