@@ -82,7 +82,9 @@ def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams:
 
     config = GenerationConfig(max_new_tokens=steps + 3, num_beams=num_beams)
     settings = resolve(config, {}, vocab_size=engine.config.vocab_size, eos_token_id=None)
-    loop = StepLoop({"target": engine.runner}, Limits(max(num_beams, len(prompts)), 512))
+    loop = StepLoop(
+        {"target": engine.runner}, Limits(max(num_beams, len(prompts)), sum(map(len, prompts)))
+    )  # in one step
     for prompt in prompts:
         loop.add(Request(prompt, settings), strategy_for(settings))
     while loop.stats.decode_tokens == 0:
