@@ -86,7 +86,7 @@ class PagedCache:
         best, common = None, start
         for spare in spares:
             if len(spare.pages) == len(pages) and self._references[spare.pages[-1]] == 1:
-                same = common_prefix(sequence.token_ids[:keep], spare.token_ids[: spare.cached])
+                same = common_prefix(sequence.token_ids[:keep], spare.token_ids[: spare.line])
                 if same > common:
                     best, common = spare, same
         if best is not None:
