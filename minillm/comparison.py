@@ -33,6 +33,12 @@ STRATEGIES = (
     Variant("top-k sampling", {"do_sample": True, "top_k": 10}),
     Variant("nucleus sampling", {"do_sample": True, "top_k": 0, "top_p": 0.9}),
     Variant("min-p sampling", {"do_sample": True, "top_k": 0, "min_p": 0.1}),
+    Variant("typical sampling", {"do_sample": True, "top_k": 0, "typical_p": 0.9}),
+    Variant("Mirostat 2.0", {"do_sample": True, "mirostat": 2, "mirostat_tau": 2.0}),
+    Variant("prompt lookup", {"do_sample": False, "prompt_lookup_num_tokens": 4}),
+    Variant("lookahead", {"do_sample": False, "lookahead_window": 5}),
+    Variant("contrastive search", {"do_sample": False, "penalty_alpha": 0.6, "top_k": 4}),
+    Variant("diverse beam search", {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}),
     Variant("beam search", {"do_sample": False, "num_beams": 4}),
 )
 BEAM_SEARCH = STRATEGIES[-1]
