@@ -10,7 +10,7 @@ def layer_norm(x: Any, gain: Any | None, bias: Any | None, epsilon: float, xp: A
 
     The variance is the biased one (divided by E), as in every transformer. Without gain and bias both are left out.
     """
-    y = xp.subtract(x, x.mean(axis=-1, keepdims=True), out=out)
+    y = xp.subtract(x, x.sum(axis=-1, keepdims=True) / x.shape[-1], out=out)  # x.mean() costs twice as much a call
     variance = xp.einsum("te,te->t", y, y) / x.shape[-1]  # [T, E] -> [T]; a sum of squares with no square stored
     y *= (1 / xp.sqrt(variance + epsilon))[:, None]
     if gain is not None:
