@@ -38,7 +38,9 @@ STRATEGIES = (
     Variant("prompt lookup", {"do_sample": False, "prompt_lookup_num_tokens": 4}),
     Variant("lookahead", {"do_sample": False, "lookahead_window": 5}),
     Variant("contrastive search", {"do_sample": False, "penalty_alpha": 0.6, "top_k": 4}),
-    Variant("diverse beam search", {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}),
+    Variant(
+        "diverse beam search", {"do_sample": False, "num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}
+    ),
     Variant("beam search", {"do_sample": False, "num_beams": 4}),
 )
 BEAM_SEARCH = STRATEGIES[-1]
