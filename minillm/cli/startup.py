@@ -7,8 +7,8 @@ from pathlib import Path
 def tune_blas() -> None:
     """Tell OpenBLAS to use AVX-512 where an AMD processor has it.
 
-    OpenBLAS takes such a processor for an older one: a prefill is about 1.4 times as fast with its AVX-512 kernels,
-    decode at batch 1 the same. A setting of the user's own stays.
+    Some builds of OpenBLAS take such a processor for an older one. What it brings depends on the build and the machine:
+    between nothing and 1.05 times for a prefill of 512 in `benchmarks/results`. A setting of the user's own stays.
     """
     try:
         cpu = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
