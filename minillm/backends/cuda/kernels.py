@@ -1,0 +1,85 @@
+"""Finding, compiling and calling the kernels of `kernels/*.cu`.
+
+Each `.cu` file is one module of `extern "C"` kernels, compiled for one storage type and for the constants that a
+caller defines (`HEAD_DIM=64`). Who compiles and launches is a `Launcher`: `cupy.RawModule` on a GPU, g++ and fibers
+in the tests. Nothing here imports cupy.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
+"""dtype of weights, activations and K/V cache -> the number that `common.cuh` knows it by."""
+
+
+class Kernel(Protocol):
+    """One kernel, ready to be launched."""
+
+    max_dynamic_shared_size_bytes: int
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0
+    ) -> None:
+        """Launch. Arrays pass their address; every number is a NumPy scalar of exactly the kernel's type."""
+
+
+class Module(Protocol):
+    """A compiled `.cu` file."""
+
+    def get_function(self, name: str) -> Kernel: ...
+
+
+class Launcher(Protocol):
+    """Who compiles a source file."""
+
+    def module(self, path: Path, options: tuple[str, ...]) -> Module:
+        """Compile `path` with options such as -DNAME=VALUE."""
+
+
+class Kernels:
+    """All kernels for one storage type, compiled when first asked for."""
+
+    def __init__(self, launcher: Launcher, storage: str, *, debug: bool = False) -> None:
+        """`storage` is a key of `STORAGE`; `debug` has indices checked on the device."""
+        self.storage = storage
+        self._launcher = launcher
+        self._options = (f"-DMINILLM_STORAGE={STORAGE[storage]}", *(["-DMINILLM_CUDA_DEBUG"] if debug else []))
+        self._modules: dict[tuple[str, tuple[str, ...]], Module] = {}
+        self._kernels: dict[tuple[Any, ...], Kernel] = {}
+
+    def get(self, module: str, kernel: str, *, shared_mem: int = 0, **constants: int) -> Kernel:
+        """A kernel of `kernels/{module}.cu`, compiled with `constants` as macros.
+
+        `shared_mem` is the most dynamic shared memory it will be launched with; above 48 KiB a kernel must be told.
+        """
+        key = (module, kernel, *constants.items())
+        if key not in self._kernels:
+            defines = tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
+            if (module, defines) not in self._modules:
+                options = (*self._options, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
+                self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
+            self._kernels[key] = self._modules[module, defines].get_function(kernel)
+        found = self._kernels[key]
+        if shared_mem > found.max_dynamic_shared_size_bytes:
+            found.max_dynamic_shared_size_bytes = shared_mem
+        return found
+
+
+@cache
+def kernel_folder() -> Path:
+    """Where the sources are: inside an installed package, or beside the package in a checkout."""
+    package = Path(__file__).parents[2]
+    inside = package / "kernels"
+    return inside if inside.is_dir() else package.parent / "kernels"
+
+
+@cache
+def sources_digest() -> str:
+    """A hash of all sources. CuPy's own cache of compiled kernels does not notice an edited header."""
+    digest = hashlib.sha256()
+    for path in sorted([*kernel_folder().glob("*.cu"), *kernel_folder().glob("*.cuh")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return f"0x{digest.hexdigest()[:8]}"
