@@ -5,7 +5,7 @@ blocks a feature. Layers and models see these methods and never an array library
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -49,6 +49,10 @@ class Weight:
     """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
     bias: Any | None = None
     """[out]"""
+
+    def rows_from(self, first: int) -> "Weight":
+        """The same table without its first rows, which nothing looks up."""
+        return replace(self, data=self.data[first:])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,14 +98,11 @@ class Backend:
         """Tell that layer number `layer` begins; the number L means what comes after the last."""
         self.arena.turn()
 
-    def embed(self, ids: Any, table: Weight) -> Any:
-        """Rows of a table. [T] -> [T, E]"""
+    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.arena.take((len(ids), table.shape[1]))
-        return ops.embed(table.data, ids, self.xp, out)
-
-    def add(self, x: Any, y: Any) -> Any:
-        """x + y. [T, E], [T, E] -> [T, E]"""
-        return ops.add(x, y, self.xp, self.arena.take(x.shape))
+        learned = None if position_table is None else position_table.data
+        return ops.embed(table.data, ids, self.xp, out, positions, learned)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ..ops.add import cost as add_cost
 from ..ops.attention import cost as attention_cost
 from ..ops.cost import Cost
 from ..ops.embed import cost as embed_cost
@@ -81,13 +80,9 @@ def counting(runner: Runs) -> Iterator[CountingBackend]:
         runner.ops = inner
 
 
-def _embed(table: Weight, result: Any) -> Cost:
-    rows, width = table.shape
-    return embed_cost(len(result), width, table.nbytes // rows)
-
-
-def _add(_: None, result: Any) -> Cost:
-    return add_cost(*result.shape)
+def _embed(table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
+    learned = 0 if position_table is None else position_table.nbytes // len(position_table.data)
+    return embed_cost(*result.shape, table.nbytes // len(table.data), learned)
 
 
 def _linear(weight: Weight, result: Any, *, activation: str | None, residual: bool) -> Cost:
@@ -116,7 +111,6 @@ def _take_rows(_: None, result: Any) -> Cost:
 
 _COSTS: dict[str, Callable[..., Cost]] = {
     "embed": _embed,
-    "add": _add,
     "linear": _linear,
     "layer_norm": _layer_norm,
     "store_kv": _store_kv,

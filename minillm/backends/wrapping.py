@@ -34,17 +34,11 @@ class WrappedBackend(Backend):
         self.layer = layer
         self.inner.enter_layer(layer)
 
-    def embed(self, ids: Any, table: Weight) -> Any:
+    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """As the wrapped one."""
         self.layer = None  # each forward pass begins here
-        result = self.inner.embed(ids, table)
-        self.observe("embed", table, result)
-        return result
-
-    def add(self, x: Any, y: Any) -> Any:
-        """As the wrapped one."""
-        result = self.inner.add(x, y)
-        self.observe("add", None, result)
+        result = self.inner.embed(ids, table, positions, position_table)
+        self.observe("embed", table, result, position_table=position_table)
         return result
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:

@@ -180,8 +180,7 @@ def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> OPT:
     narrow = config.embedding_size != config.hidden_size
     embedding = Embedding(
         tensors.linear("embed_tokens"),
-        tensors.linear("embed_positions"),
-        POSITION_OFFSET,
+        tensors.linear("embed_positions").rows_from(POSITION_OFFSET),
         tensors.linear("project_in") if narrow else None,
     )
     head = LMHead(
