@@ -82,7 +82,8 @@ def counting(runner: Runs) -> Iterator[CountingBackend]:
 
 def _embed(table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
     learned = 0 if position_table is None else position_table.nbytes // len(position_table.data)
-    return embed_cost(*result.shape, table.nbytes // len(table.data), learned)
+    rows, width = result.shape
+    return embed_cost(rows, width, table.nbytes // len(table.data), learned)
 
 
 def _linear(weight: Weight, result: Any, *, activation: str | None, residual: bool) -> Cost:
