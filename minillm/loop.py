@@ -12,8 +12,7 @@ from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from .backends.base import Backend
 from .batch import Sequence as Tokens
 from .cache import PrefixCache
 from .decoding.continuation import Progress
@@ -257,7 +256,9 @@ class StepLoop:
             states = [active.state for active in group if active.state is not None]
             for active, state in zip(group, states, strict=True):
                 state.feeds = len(active.feeds)
-            answers = group[0].strategy.step(self.runners["target"].ops, states, _gather(group))
+            strategy, ops = group[0].strategy, self.runners["target"].ops
+            rows = _gather(group, ops)
+            answers = strategy.step(ops if strategy.on_device else ops.host, states, rows)
             for active, state, feeds in zip(group, states, answers, strict=True):
                 progress += [(active.id, p) for c in state.results if (p := c.take())]
                 active.started = True
@@ -288,17 +289,18 @@ def _divisible(active: Active, i: int) -> bool:
     return sum(other.model == feed.model for other in active.feeds) == 1
 
 
-def _gather(group: Sequence[Active]) -> Rows:
-    """The outputs of several requests' feeds, end to end."""
+def _gather(group: Sequence[Active], ops: Backend) -> Rows:
+    """The outputs of several requests' feeds, end to end: where they were made, or on the host if need be."""
     slices = [piece for active in group for piece in active.outputs if piece is not None]
     starts = list(accumulate((piece.stop - piece.first for piece in slices), initial=0))
     wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
-    hidden = _end_to_end(slices, attrgetter("hidden")) if wants_hidden else None
-    return Rows(_end_to_end(slices, attrgetter("logits")), starts, hidden)
+    hidden = ops.to_host(_end_to_end(slices, attrgetter("hidden"), ops.xp)) if wants_hidden else None
+    logits = _end_to_end(slices, attrgetter("logits"), ops.xp)
+    return Rows(logits if group[0].strategy.on_device else ops.to_host(logits), starts, hidden)
 
 
-def _end_to_end(slices: list[Slice], part: Callable[[Output], Any]) -> Any:
+def _end_to_end(slices: list[Slice], part: Callable[[Output], Any], xp: Any) -> Any:
     """One part of the outputs; without a copy where the slices lie end to end already."""
     if all(a.output is b.output and a.stop == b.first for a, b in pairwise(slices)):
         return part(slices[0].output)[slices[0].first : slices[-1].stop]
-    return np.concatenate([part(piece.output)[piece.first : piece.stop] for piece in slices])
+    return xp.concatenate([part(piece.output)[piece.first : piece.stop] for piece in slices])

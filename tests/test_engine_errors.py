@@ -256,7 +256,9 @@ def poisoned(tmp_path: Path) -> Engine:
 
 @pytest.mark.parametrize("fields", [{}, {"do_sample": True}, {"num_beams": 3}, {"use_cache": False}], ids=str)
 def test_nan_is_named_and_the_engine_goes_on(poisoned: Engine, checkpoint: Path, fields: dict[str, Any]) -> None:
-    with pytest.raises(NumericalError, match="before the first layer, made by embed with embed_tokens and embed_positions"):
+    with pytest.raises(
+        NumericalError, match="before the first layer, made by embed with embed_tokens and embed_positions"
+    ):
         poisoned.generate([5] * 8, max_new_tokens=9, eos_token_id=[], **fields)
     assert not poisoned.busy
     assert poisoned.runner.cache.free_pages == poisoned.runner.cache.num_pages

@@ -4,9 +4,9 @@ A back end overrides what it runs better; what it leaves alone runs as the refer
 blocks a feature. Layers and models see these methods and never an array library.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from .. import ops
 from ..batch import Batch
 from .arena import Arena
+from .memory import free_memory
+from .pages import Pages
+
+Result = TypeVar("Result", bound=tuple[Any, ...])
 
 
 class Tensor(Protocol):
@@ -25,18 +29,6 @@ class Tensor(Protocol):
     def load(self) -> NDArray[np.float32]: ...
 
     def read_into(self, out: NDArray[np.float32]) -> None: ...
-
-
-class Pages(Protocol):
-    """One model's K/V cache, as operations see it."""
-
-    @property
-    def keys(self) -> Any:
-        """[L, pages, K, P, D]"""
-
-    @property
-    def values(self) -> Any:
-        """[L, pages, K, P, D]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +86,34 @@ class Backend:
         """
         return Weight(name, join(tensors, self.weight_order), join(biases) if biases else None)
 
+    # --- the cache, and a forward pass ----------------------------------------------------------------------------
+
+    def position_bytes(self, K: int, D: int) -> int:
+        """Bytes that one position's keys and values take in one layer of the cache."""
+        return 2 * K * D * 4
+
+    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]."""
+        return Pages(self.xp, shape, self.xp.float32)
+
+    def free_memory(self) -> int:
+        """Bytes that this back end could still reserve."""
+        return free_memory()
+
+    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+        """A batch, and the rows [R] whose logits are wanted, as operations take them."""
+        return batch, rows
+
+    def run(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+        """One forward pass: `compute` with the batch and rows as operations take them.
+
+        A back end may record what `compute` launches and replay it the next time; so it must depend on nothing but
+        its arguments, and its result is a tuple of arrays with one row for each of `rows`.
+        """
+        return compute(*self.upload(batch, rows))
+
+    # --- operations -----------------------------------------------------------------------------------------------
+
     def enter_layer(self, layer: int) -> None:
         """Tell that layer number `layer` begins; the number L means what comes after the last."""
         self.arena.turn()
@@ -115,16 +135,31 @@ class Backend:
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Put the new tokens' keys and values into their slots of the cache. k, v: [T, K, D]"""
-        ops.store_kv(k, v, cache.keys[layer], cache.values[layer], batch)
+        ops.store_kv(k, v, *cache.layer(layer), batch)
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
         """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
         out = self.arena.take(q.shape)
-        return ops.attend(q, cache.keys[layer], cache.values[layer], batch, scale, self.xp, out)
+        return ops.attend(q, *cache.layer(layer), batch, scale, self.xp, out)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
         return self.xp.take(x, rows, axis=0, out=self.arena.take((len(rows), x.shape[1])), mode="clip")
+
+    # --- logits ---------------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> "Backend":
+        """The back end on which strategies work that look at logits themselves."""
+        return self
+
+    def to_host(self, array: Any) -> Any:
+        """A result as an array of the host, for `host`; valid as long as the result is."""
+        return array
+
+    def finite(self, logits: Any) -> bool:
+        """Whether no logit is NaN or plus infinity. [R, V]"""
+        return bool(self.xp.isfinite(logits.max(initial=0.0)))
 
     def argmax(self, logits: Any) -> Any:
         """The likeliest token of each row; of equal ones the smallest id. [R, V] -> [R]"""

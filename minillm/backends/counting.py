@@ -102,7 +102,7 @@ def _store_kv(_: None, k: Any) -> Cost:
 
 def _attend(_: None, result: Any, *, q: Any, cache: Any, batch: Any, scale: float) -> Cost:
     _, H, D = q.shape
-    return attention_cost(batch, H, cache.keys.shape[2], D)
+    return attention_cost(batch, H, cache.heads, D)
 
 
 def _take_rows(_: None, result: Any) -> Cost:

@@ -3,11 +3,12 @@
 What checks, counts or records derives from `WrappedBackend` and overrides `observe`. The layers notice nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..batch import Batch
-from .base import Backend, Pages, Tensor, Weight
+from .base import Backend, Result, Tensor, Weight
+from .pages import Pages
 
 
 class WrappedBackend(Backend):
@@ -28,6 +29,26 @@ class WrappedBackend(Backend):
     def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
         """As the wrapped one."""
         return self.inner.prepare_weight(name, tensors, biases)
+
+    def position_bytes(self, K: int, D: int) -> int:
+        """As the wrapped one."""
+        return self.inner.position_bytes(K, D)
+
+    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
+        """As the wrapped one."""
+        return self.inner.new_pages(shape)
+
+    def free_memory(self) -> int:
+        """As the wrapped one."""
+        return self.inner.free_memory()
+
+    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+        """As the wrapped one."""
+        return self.inner.upload(batch, rows)
+
+    def run(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+        """Every operation is called and none replayed, or there would be nothing to see."""
+        return compute(*self.upload(batch, rows))
 
     def enter_layer(self, layer: int) -> None:
         """As the wrapped one."""
@@ -69,6 +90,19 @@ class WrappedBackend(Backend):
         result = self.inner.take_rows(x, rows)
         self.observe("take_rows", None, result)
         return result
+
+    @property
+    def host(self) -> Backend:
+        """As the wrapped one."""
+        return self.inner.host
+
+    def to_host(self, array: Any) -> Any:
+        """As the wrapped one."""
+        return self.inner.to_host(array)
+
+    def finite(self, logits: Any) -> bool:
+        """As the wrapped one."""
+        return self.inner.finite(logits)
 
     def argmax(self, logits: Any) -> Any:
         """As the wrapped one."""

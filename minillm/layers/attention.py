@@ -7,7 +7,8 @@ faster than three, and `project_qkv` hands out the three parts of its result und
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend, Pages, Weight
+from ..backends.base import Backend, Weight
+from ..backends.pages import Pages
 from ..batch import Batch
 
 

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend, Pages, Tensor, Weight
+from ..backends.base import Backend, Tensor, Weight
+from ..backends.pages import Pages
 from ..batch import Batch
 from ..config import ModelConfig
 from ..errors import CheckpointError

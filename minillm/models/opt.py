@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend, Pages, Tensor, Weight
+from ..backends.base import Backend, Tensor, Weight
+from ..backends.pages import Pages
 from ..batch import Batch
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
