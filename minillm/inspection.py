@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import ops
-from .backends.base import Backend, Weight
+from .backends.base import Backend
+from .backends.weights import Weight
 from .backends.wrapping import WrappedBackend
 from .batch import Sequence
 from .cache import PagedCache

@@ -5,57 +5,21 @@ blocks a feature. Layers and models see these methods and never an array library
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import ops
 from ..batch import Batch
 from .arena import Arena
 from .memory import free_memory
 from .pages import Pages
+from .weights import Tensor, Weight, expand, gather, join
 
 Result = TypeVar("Result", bound=tuple[Any, ...])
-
-
-class Tensor(Protocol):
-    """A stored tensor, read when it is needed: `checkpoint.StoredTensor`, or random numbers in its place."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def load(self) -> NDArray[np.float32]: ...
-
-    def read_into(self, out: NDArray[np.float32]) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Weight:
-    """A parameter in the layout its back end wants. Only that back end looks inside."""
-
-    name: str
-    """Where it stands in the model: "layers.3.fc1"."""
-    data: Any
-    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
-    bias: Any | None = None
-    """[out]"""
-
-    def rows_from(self, first: int) -> "Weight":
-        """The same table without its first rows, which nothing looks up."""
-        return replace(self, data=self.data[first:])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of `data`."""
-        shape: tuple[int, ...] = self.data.shape
-        return shape
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of storage."""
-        return sum(array.nbytes for array in (self.data, self.bias) if array is not None)
+Role = Literal["projection", "vocabulary", "positions"]
+"""What a matrix is for: a product; tokens' vectors and the LM head; positions' vectors."""
+QUANTIZED = ("int8", "int4")
 
 
 class Backend:
@@ -68,23 +32,39 @@ class Backend:
     page_size = 256
     """P: on a CPU a page is large, since each one costs a call."""
 
-    def __init__(self, xp: Any = np, *, weight_order: Literal["C", "F"] = "C") -> None:
-        """Take an array module, and how projections [out, in] lie in memory.
+    def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
+        """Take an array module, and how parameters are kept.
 
-        "C" keeps the rows that checkpoints store, so that float32 files are mapped and not copied. "F" lays out
-        columns, which are copied at load; a product with several rows of activations then runs faster.
+        Args:
+            xp: NumPy, or what looks like it
+            weights: a format of `weights.FORMATS`, or "auto" for that of the checkpoint
+            weight_order: of float32 projections [out, in]. "C" keeps the rows that checkpoints store, so that files
+                are mapped and not copied. "F" lays out columns, which are copied at load; a product with several rows
+                of activations then runs faster.
         """
         self.xp = xp
+        self.weights = weights
         self.weight_order = weight_order
         self.arena = Arena(xp)
 
-    def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
+    def prepare_weight(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
         """Bring a parameter into this back end's layout, once, at load.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], as a fused Q/K/V projection wants it. A
-        single one that may keep its layout and lies in its file as float32 is mapped and not copied.
+        single one that may keep its format and layout is mapped and not copied. Vectors are always float32.
         """
-        return Weight(name, join(tensors, self.weight_order), join(biases) if biases else None)
+        bias = join(biases) if biases else None
+        if len(tensors[0].shape) == 1:
+            return Weight(name, join(tensors), bias)
+        return Weight(name, gather(tensors, self.format_of(role), self.weight_order), bias)
+
+    def format_of(self, role: Role) -> str:
+        """The format of a matrix. The vocabulary has 8 bits where projections have 4, and positions are not rounded."""
+        if role == "positions" and self.weights in QUANTIZED:
+            return "auto"
+        return "int8" if role == "vocabulary" and self.weights == "int4" else self.weights
 
     # --- the cache, and a forward pass ----------------------------------------------------------------------------
 
@@ -121,13 +101,14 @@ class Backend:
     def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.arena.take((len(ids), table.shape[1]))
-        learned = None if position_table is None else position_table.data
-        return ops.embed(table.data, ids, self.xp, out, positions, learned)
+        looked_up = expand(table.data, ids)  # of a table in another format only the rows that are wanted
+        learned = None if position_table is None else expand(position_table.data, positions)
+        return ops.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         out = self.arena.take((len(x), weight.shape[0]))
-        return ops.linear(x, weight.data, weight.bias, self.xp, out, activation=activation, residual=residual)
+        return ops.linear(x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
@@ -168,15 +149,3 @@ class Backend:
     def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
         return ops.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, xp=self.xp)
-
-
-def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:
-    """One array of all tensors, one after the other along the first axis; a single one in place where it can be."""
-    if len(tensors) == 1 and (order == "C" or len(tensors[0].shape) == 1):
-        return tensors[0].load()
-    rows = [tensor.shape[0] for tensor in tensors]
-    joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32, order=order)
-    stops = np.cumsum(rows)
-    for tensor, stop in zip(tensors, stops, strict=True):
-        tensor.read_into(joined[stop - tensor.shape[0] : stop])
-    return joined

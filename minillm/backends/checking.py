@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..errors import NumericalError
-from .base import Weight
+from .weights import Weight
 from .wrapping import WrappedBackend
 
 

@@ -20,7 +20,8 @@ from ..ops.embed import cost as embed_cost
 from ..ops.kv import cost as kv_cost
 from ..ops.linear import cost as linear_cost
 from ..ops.norm import cost as norm_cost
-from .base import Backend, Weight
+from .base import Backend
+from .weights import Weight
 from .wrapping import WrappedBackend
 
 
@@ -81,9 +82,9 @@ def counting(runner: Runs) -> Iterator[CountingBackend]:
 
 
 def _embed(table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
-    learned = 0 if position_table is None else position_table.nbytes // len(position_table.data)
+    learned = 0 if position_table is None else position_table.nbytes // position_table.shape[0]
     rows, width = result.shape
-    return embed_cost(rows, width, table.nbytes // len(table.data), learned)
+    return embed_cost(rows, width, table.nbytes // table.shape[0], learned)
 
 
 def _linear(weight: Weight, result: Any, *, activation: str | None, residual: bool) -> Cost:

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..batch import Batch
-from .base import Backend, Result, Tensor, Weight
+from .base import Backend, Result, Role
 from .pages import Pages
+from .weights import Tensor, Weight
 
 
 class WrappedBackend(Backend):
     """Runs each operation on another back end and shows it to `observe`."""
 
     def __init__(self, inner: Backend) -> None:
-        super().__init__(inner.xp, weight_order=inner.weight_order)
+        super().__init__(inner.xp, weights=inner.weights, weight_order=inner.weight_order)
         self.inner = inner
         self.arena = inner.arena
         self.page_size = inner.page_size
@@ -26,9 +27,15 @@ class WrappedBackend(Backend):
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Called after each operation, with its result and the arguments that its cost depends on."""
 
-    def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
+    def prepare_weight(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
         """As the wrapped one."""
-        return self.inner.prepare_weight(name, tensors, biases)
+        return self.inner.prepare_weight(name, tensors, biases, role)
+
+    def format_of(self, role: Role) -> str:
+        """As the wrapped one."""
+        return self.inner.format_of(role)
 
     def position_bytes(self, K: int, D: int) -> int:
         """As the wrapped one."""

@@ -4,7 +4,7 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -78,9 +78,9 @@ class WeightFile:
 class StoredTensor:
     """A tensor in a file. Nothing is read until it is asked for.
 
-    `dtype` is the type in the file. Only float32, float16 and bfloat16 can be read as values; a tensor of any other type
-    can be listed, so that a buffer which no model needs does no harm, and is refused when its values are asked for.
-    Values come out as float32, which holds each value of the three types exactly, or as they are stored.
+    `dtype` is the type in the file. Only float32, float16 and bfloat16 can be read as values; a tensor of any other
+    type can be listed, so that a buffer which no model needs does no harm, and is refused when its values are asked
+    for. Values come out as float32, which holds each value of the three types exactly, or as they are stored.
     """
 
     name: str
@@ -124,6 +124,21 @@ class StoredTensor:
         assert out.dtype == np.float32
         self._stored_type()
         self._read(out)
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values as float32, some rows after the others, in memory that each chunk takes over from the one before.
+
+        Raises:
+            UnsupportedModelError, CheckpointError: as `read_into`.
+        """
+        rows = max(1, CHUNK_BYTES // 4 // max(1, math.prod(self.shape[1:])))
+        buffer = np.empty((min(rows, self.shape[0]), *self.shape[1:]), np.float32)
+        step = self.strides[0] * self._stored_type().itemsize
+        for first in range(0, self.shape[0], rows):
+            count = min(rows, self.shape[0] - first)
+            part = replace(self, shape=(count, *self.shape[1:]), offset=self.offset + first * step)
+            part.read_into(buffer[:count])
+            yield buffer[:count]
 
     def stored(self) -> NDArray[Any]:
         """What is stored, `shape`: mapped and read-only where possible, else in a new array. See `map`.

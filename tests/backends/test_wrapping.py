@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 
-from minillm.backends.base import Backend, join
+from minillm.backends.base import Backend
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.weights import join
 from minillm.backends.wrapping import WrappedBackend
 from minillm.batch import Sequence
 from minillm.cache import PagedCache

@@ -97,7 +97,9 @@ def test_other_types_are_listed_and_refused_when_read(tmp_path, dtype):
     tensor = read_safetensors(tmp_path / "m.safetensors")["position_ids"]
     assert tensor.shape == (4,)
     for read in (tensor.load, tensor.map, tensor.stored):
-        with pytest.raises(UnsupportedModelError, match=f"'position_ids'.*{np.dtype(dtype).name}.*float32, float16 and"):
+        with pytest.raises(
+            UnsupportedModelError, match=f"'position_ids'.*{np.dtype(dtype).name}.*float32, float16 and"
+        ):
             read()
 
 
