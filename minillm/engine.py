@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .cache import PagedCache, affordable_pages
 from .config import ModelConfig
+from .decoding.continuation import Progress
 from .decoding.parameters import GenerationConfig
 from .decoding.select import strategy_for
 from .decoding.strategy import Request
@@ -147,7 +148,13 @@ class Engine:
         return self._maker.make(prompt, _merge(config, fields))
 
     def step(self) -> list[Event]:
-        """Advance all requests by one forward pass. Returns what is new of those made by `add`."""
+        """Advance all requests by one forward pass. Returns what is new of those made by `add`.
+
+        Raises:
+            NumericalError: the model gave NaN or infinity.
+            Exception: what a function of yours raised (a logits processor), or a guide that cannot go on. All requests
+                with the same settings end; the next `step` reports it, for the reason "abort". The others go on.
+        """
         with self._exclusive():
             self._advance()
             events = list(self._unclaimed)
@@ -274,9 +281,13 @@ class Engine:
             self._mail.pop(request_id, None)
 
     def _advance(self) -> None:
-        """One step; its events go to whoever waits for them."""
-        for request_id, progress in self._loop.step():
-            self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
+        """One step; its events go to whoever waits for them, also those of a step that raises."""
+        news: list[tuple[int, Progress]] = []
+        try:
+            news = self._loop.step()
+        finally:
+            for request_id, progress in news or self._loop.take_progress():
+                self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
 
     def _collect(self, request: Request, events: Iterable[Event]) -> Generation:
         """All events of a finished request, put together."""

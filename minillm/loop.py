@@ -96,6 +96,7 @@ class StepLoop:
         self.scheduler: Scheduler[Active] = Scheduler(limits, pages)
         self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
         self._requests: dict[int, Active] = {}
+        self._progress: list[tuple[int, Progress]] = []
         self._next_id = 0
 
     def add(self, request: Request, strategy: Strategy) -> int:
@@ -145,6 +146,8 @@ class StepLoop:
 
         Raises:
             NumericalError: the model gave NaN or infinity.
+            Exception: what a strategy raised, or a function of the user's that it called. Its requests end for the
+                reason "abort"; `take_progress`, or else the next step, reports that.
         """
         for active in self.scheduler.admit():
             state, feeds = active.strategy.begin(active.request)
@@ -153,7 +156,7 @@ class StepLoop:
         began = time.perf_counter()
         prompts = any(not active.started for active in self.scheduler.running)
         tokens = sum(self._timed_forward(name, prompts) for name in self.runners)
-        progress = self._ask([active for active in self.scheduler.running if active.ready])
+        self._ask([active for active in self.scheduler.running if active.ready])
         seconds = time.perf_counter() - began
         self.stats.steps += 1
         if prompts:
@@ -162,6 +165,11 @@ class StepLoop:
         else:
             self.stats.decode_tokens += tokens
             self.stats.decode_seconds += seconds
+        return self.take_progress()
+
+    def take_progress(self) -> list[tuple[int, Progress]]:
+        """What a step that raised had come to; `step` returns all else."""
+        progress, self._progress = self._progress, []
         return progress
 
     def abort(self, request_id: int) -> list[Progress]:
@@ -246,27 +254,39 @@ class StepLoop:
                     waiting.append((active, i))
         return waiting
 
-    def _ask(self, ready: list[Active]) -> list[tuple[int, Progress]]:
-        """Ask the strategies of all that are ready, those with the same one together."""
+    def _ask(self, ready: list[Active]) -> None:
+        """Ask the strategies of all that are ready, those with the same one together.
+
+        Where one raises, its requests end, since nobody knows how far they came. The others are asked in the next step
+        if they were not yet, which needs their rows to outlive this one.
+        """
         groups: dict[int, list[Active]] = {}
         for active in ready:
             groups.setdefault(id(active.strategy), []).append(active)
-        progress: list[tuple[int, Progress]] = []
         for group in groups.values():
-            states = [active.state for active in group if active.state is not None]
-            for active, state in zip(group, states, strict=True):
-                state.feeds = len(active.feeds)
-            strategy, ops = group[0].strategy, self.runners["target"].ops
-            rows = _gather(group, ops)
-            answers = strategy.step(ops if strategy.on_device else ops.host, states, rows)
-            for active, state, feeds in zip(group, states, answers, strict=True):
-                progress += [(active.id, p) for c in state.results if (p := c.take())]
-                active.started = True
-                if feeds:
-                    self._place(active, feeds)
-                else:
-                    self._end(active)
-        return progress
+            try:
+                self._advance(group)
+            except BaseException:
+                for active in group:
+                    self._progress += [(active.id, p) for p in self.abort(active.id)]
+                for active in ready:
+                    active.outputs = [piece and piece.copy() for piece in active.outputs]
+                raise
+
+    def _advance(self, group: list[Active]) -> None:
+        """Ask one strategy, and do for each of its requests what it answers."""
+        states = [active.state for active in group if active.state is not None]
+        for active, state in zip(group, states, strict=True):
+            state.feeds = len(active.feeds)
+        strategy, ops = group[0].strategy, self.runners["target"].ops
+        answers = strategy.step(ops if strategy.on_device else ops.host, states, _gather(group, ops))
+        for active, state, feeds in zip(group, states, answers, strict=True):
+            self._progress += [(active.id, p) for c in state.results if (p := c.take())]
+            active.started = True
+            if feeds:
+                self._place(active, feeds)
+            else:
+                self._end(active)
 
     def _end(self, active: Active) -> None:
         """Free what a request holds; its longest sequence may serve a later prompt."""

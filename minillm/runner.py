@@ -21,7 +21,7 @@ class Output(NamedTuple):
     logits: Any
     """[R, V], float32"""
     hidden: Any
-    """[R, E], the states behind them"""
+    """[R, W], the states behind them: what the language model head multiplied"""
 
 
 class Runner:
@@ -70,10 +70,11 @@ class Runner:
         """The forward pass itself. `rows` may be empty: then K and V are all that is computed for."""
 
         def compute(batch: Batch, rows: Any) -> Output:
-            hidden = self.model.forward(ops, batch, self.cache.storage)  # [T] -> [T, E]
+            x = self.model.forward(ops, batch, self.cache.storage)  # [T] -> [T, E]
             if len(rows) < batch.num_tokens:
-                hidden = ops.take_rows(hidden, rows)  # [T, E] -> [R, E]
-            return Output(self.model.logits(ops, hidden), hidden)  # [R, E] -> [R, V]
+                x = ops.take_rows(x, rows)  # [T, E] -> [R, E]
+            hidden = self.model.states(ops, x)  # [R, E] -> [R, W]
+            return Output(self.model.logits(ops, hidden), hidden)  # [R, W] -> [R, V]
 
         return ops.run(batch, rows, compute)
 

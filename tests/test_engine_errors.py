@@ -241,6 +241,34 @@ def test_one_thread_after_another_may_use_an_engine(engine: Engine) -> None:
     assert outs == [engine.generate([5, 6])]
 
 
+# --- functions of the user's that raise -------------------------------------------------------------------------------
+
+
+def test_what_a_processor_raises_ends_its_requests_and_no_other(engine: Engine) -> None:
+    def fails(history, logits, xp):
+        if history.lengths[0] == 5:
+            raise RuntimeError("no more")
+        return logits
+
+    fields = {"max_new_tokens": 8, "eos_token_id": []}
+    plain, rest = engine.generate([[5, 6, 7], [8, 9]], **fields)
+    added = engine.add([8, 9], repetition_penalty=1.0001, **fields)
+    streams = [engine.stream([5, 6, 7], logits_processor=processors, **fields) for processors in ([fails], [])]
+    failing, other = [], []
+    failing += [next(streams[0]), next(streams[0])]
+    with pytest.raises(RuntimeError, match="no more"):
+        other += streams[1]  # its step is the failing one's too
+    failing += streams[0]
+    assert [token for event in failing for token in event.token_ids] == plain.token_ids[:2]
+    assert failing[-1].finish_reason == "abort"
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert {event.request_id for event in events} == {added}
+    assert [token for event in events for token in event.token_ids] == rest.token_ids
+    assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
+
+
 # --- numbers that are none --------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ class Rows:
     starts: Sequence[int]
     """[feeds + 1]: feed i asked for the rows starts[i] : starts[i + 1]"""
     hidden: Any = None
-    """[R, E], the states behind the logits; None unless a feed wanted them"""
+    """[R, W], the states behind the logits; None unless a feed wanted them"""
 
 
 @dataclass(frozen=True, slots=True)

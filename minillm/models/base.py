@@ -31,8 +31,11 @@ class Model(Protocol):
     def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
         """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
 
+    def states(self, ops: Backend, x: Any) -> Any:
+        """The hidden states behind the logits: what the language model head multiplies. [R, E] -> [R, W]"""
+
     def logits(self, ops: Backend, hidden: Any) -> Any:
-        """The language model head. [R, E] -> [R, V]"""
+        """The language model head. [R, W] -> [R, V]"""
 
 
 class Tensors:

@@ -167,8 +167,12 @@ class OPT:
         ops.enter_layer(len(self.layers))
         return x if self.final_norm is None else ops.layer_norm(x, self.final_norm, NORM_EPSILON)
 
+    def states(self, ops: Backend, x: Any) -> Any:
+        """The states behind the logits: what opt-350m projects to its embedding's width. [R, E] -> [R, W]"""
+        return self.head.states(ops, x)
+
     def logits(self, ops: Backend, hidden: Any) -> Any:
-        """The language model head. [R, E] -> [R, V]"""
+        """The language model head. [R, W] -> [R, V]"""
         return self.head(ops, hidden)
 
 
