@@ -76,7 +76,7 @@ class Runner:
             hidden = self.model.states(ops, x)  # [R, E] -> [R, W]
             return Output(self.model.logits(ops, hidden), hidden)  # [R, W] -> [R, V]
 
-        return ops.run(batch, rows, compute)
+        return ops.run(self, batch, rows, compute)
 
     def place(self, live: list[Sequence], feeds: SequenceOf[Feed]) -> list[Sequence]:
         """Turn a request's sequences into those its feeds ask for: fork, truncate, free, and append the tokens.

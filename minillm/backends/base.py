@@ -84,11 +84,12 @@ class Backend:
         """A batch, and the rows [R] whose logits are wanted, as operations take them."""
         return batch, rows
 
-    def run(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
         """One forward pass: `compute` with the batch and rows as operations take them.
 
-        A back end may record what `compute` launches and replay it the next time; so it must depend on nothing but
-        its arguments, and its result is a tuple of arrays with one row for each of `rows`.
+        A back end may record what `compute` launches and replay it the next time that the same owner (a model with
+        its cache) comes; so `compute` depends on nothing but its arguments, and its result is a tuple of arrays with
+        one row for each of `rows`.
         """
         return compute(*self.upload(batch, rows))
 

@@ -53,7 +53,7 @@ class WrappedBackend(Backend):
         """As the wrapped one."""
         return self.inner.upload(batch, rows)
 
-    def run(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
         """Every operation is called and none replayed, or there would be nothing to see."""
         return compute(*self.upload(batch, rows))
 
