@@ -109,9 +109,12 @@ def test_a_bad_field_is_named_before_anything_runs(engine: Engine, fields: dict[
     ("arguments", "error", "message"),
     [
         ({"device": "cuda"}, DeviceError, "device 'cuda' is not offered"),
-        ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu'"),
-        ({"dtype": "float16"}, DeviceError, "dtype 'float16' is not offered"),
-        ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known"),
+        ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu', 'cuda'"),
+        ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known: expected 'auto', 'float32'"),
+        ({"backend": "abacus"}, DeviceError, "backend 'abacus' is not known: expected 'auto', 'numpy', 'numba'"),
+        ({"backend": "numpy", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' needs the numba back end"),
+        ({"cache_dtype": "int3"}, DeviceError, "cache_dtype 'int3' is not known"),
+        ({"threads": 0}, ParameterError, "threads should be a whole number of at least 1, found 0"),
         ({"max_batch_size": 0}, ParameterError, "max_batch_size should be a whole number of at least 1, found 0"),
         ({"cache_bytes": 1000}, ParameterError, "cache_bytes should be at least"),
     ],
@@ -311,3 +314,13 @@ def test_forward_and_score_name_nan_too(poisoned: Engine) -> None:
         with pytest.raises(NumericalError, match="embed_positions"):
             call([5] * 12)
     assert poisoned.forward([5] * 10).shape == (10, 512)
+
+
+def test_more_threads_than_cores_is_a_warning(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    with threadpool_limits():  # puts back what was set
+        Engine(checkpoint, threads=4096).close()
+        assert "threads=4096 is more than the" in caplog.text
+        Engine(checkpoint, threads=1).close()
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
