@@ -118,9 +118,10 @@ def finish(
     whole = x.shape[1] // BLOCK * BLOCK
     for row in range(len(x)):
         for o in range(first, stop):
-            value = out[row, o]
+            value = np.float32(0)
             for j in range(whole, x.shape[1]):
                 value += x[row, j] * weight_at(weight, scales, group_shift, o, j)
+            value += out[row, o]
             if bias.size:
                 value += bias[o]
             if activation == 1:
