@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .intrinsics import FEATURES, FLOAT, INT32, INT64, call, fma, intrinsic, load, loop, splat, vector
+from .intrinsics import FEATURES, FLOAT, INT32, INT64, call, constant, fma, intrinsic, load, loop, splat, vector
 
 LANES = 16
 FLOAT_OUTPUTS = 8
@@ -20,6 +20,9 @@ INTEGER_OUTPUTS = 4
 """Outputs of an integer tile: 3 x 4 registers for sums of integers within a group, as many for their scaled sums."""
 GROUP = 32
 """Inputs that share a scale in an integer tile."""
+
+_SMALLEST = 1e-30
+"""A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow."""
 
 HAS_FLOAT_TILES = "avx512f" in FEATURES
 HAS_INTEGER_TILES = HAS_FLOAT_TILES and "avx512vnni" in FEATURES
@@ -125,27 +128,88 @@ def _integer_tile(registers: int) -> Any:
 
 @intrinsic
 def transpose(_: Any, source: Any, start: Any, stride: Any, target: Any, target_start: Any, target_stride: Any) -> Any:
-    """Transpose 16 x 16 numbers of 4 bytes: target[j, i] = source[i, j], rows `stride` elements apart.
-
-    Each of four rounds exchanges, between pairs of rows, the halves, quarters ... of the blocks that are not yet in
-    place (Eklundh, IEEE Trans. Comput. C-21, 1972).
-    """
+    """Transpose 16 x 16 float32: target[j, i] = source[i, j]; rows are `stride` elements apart in the flat arrays."""
     index = types.intp
     signature = types.void(source, index, index, target, index, index)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        places = _rows(builder, _element(context, builder, signature, args, 0, args[1]), args[2], LANES)
-        rows = [load(builder, _as(builder, place, _INTS), _INTS) for place in places]
-        for d in (1, 2, 4, 8):
-            upper = ir.Constant(_INTS, [j if not j & d else LANES + j - d for j in range(LANES)])
-            lower = ir.Constant(_INTS, [j + d if not j & d else LANES + j for j in range(LANES)])
-            for i in range(LANES):
-                if not i & d:
-                    a, b = rows[i], rows[i + d]
-                    rows[i], rows[i + d] = builder.shuffle_vector(a, b, upper), builder.shuffle_vector(a, b, lower)
-        places = _rows(builder, _element(context, builder, signature, args, 3, args[4]), args[5], LANES)
-        for row, place in zip(rows, places, strict=True):
-            builder.store(row, _as(builder, place, _INTS), align=4)
+        rows = _transposed(builder, _rows(builder, _element(context, builder, signature, args, 0, args[1]), args[2]))
+        target = _element(context, builder, signature, args, 3, args[4])
+        for row, place in zip(rows, _rows(builder, target, args[5]), strict=True):
+            _store(builder, row, place)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def finish_tile(
+    _: Any, sums: Any, start: Any, stride: Any, bias: Any, bias_start: Any, least: Any, residual: Any,
+    residual_start: Any, residual_stride: Any, out: Any, out_start: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """Write 16 rows of 16 outputs: out[i, j] = max(sums[j, i] + bias[j], least) + residual[i, j]; NaN stays."""
+    index = types.intp
+    signature = types.void(
+        sums, index, index, bias, index, types.float32, residual, index, index, out, index, index
+    )  # fmt: skip
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def element(number: int) -> Any:
+            return _element(context, builder, signature, args, number, args[number + 1])
+
+        added, floor = load(builder, element(3), _FLOATS), splat(builder, args[5], LANES)
+        rows = _transposed(builder, _rows(builder, element(0), args[2]))
+        residuals, places = _rows(builder, element(6), args[8]), _rows(builder, element(9), args[11])
+        for row, before, place in zip(rows, residuals, places, strict=True):
+            y = builder.fadd(row, added)
+            y = builder.select(builder.fcmp_ordered("<", y, floor), floor, y)
+            _store(builder, builder.fadd(y, load(builder, before, _FLOATS)), place)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def quantise_group(
+    _: Any, source: Any, start: Any, panel: Any, panel_start: Any, panel_stride: Any, scales: Any, offsets: Any,
+    place: Any,
+) -> Any:  # fmt: skip
+    """Quantise 32 inputs of 16 rows, float32 [32, 16], to int8 in int32 [8, 16] (`panel_stride` apart), four in each.
+
+    Writes scales[place : place + 16], the rows' largest magnitudes / 127, and offsets[place : place + 16], -128 times
+    the rows' sums of integers. What is not finite makes its row's scale NaN or infinite.
+    """
+    index = types.intp
+    signature = types.void(source, index, panel, index, index, scales, offsets, index)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source = _element(context, builder, signature, args, 0, args[1])
+        largest = constant(INT32, LANES, 0)  # as integers, magnitudes keep their order, and NaN is the largest
+        for x in _loads(builder, source, _INTS, GROUP):
+            magnitude = builder.and_(x, constant(INT32, LANES, 0x7FFFFFFF))
+            largest = call(builder, "llvm.umax.v16i32", _INTS, largest, magnitude)
+        largest = builder.bitcast(largest, _FLOATS)
+        tiny = builder.fcmp_ordered("<", largest, constant(FLOAT, LANES, _SMALLEST))
+        inverse = builder.fdiv(constant(FLOAT, LANES, 127.0), largest)
+        inverse = builder.select(tiny, constant(FLOAT, LANES, 0.0), inverse)
+        total = constant(INT32, LANES, 0)
+        words = _rows(builder, _element(context, builder, signature, args, 2, args[3]), args[4], GROUP // 4)
+        for k, word in enumerate(words):
+            four = constant(INT32, LANES, 0)
+            for byte in range(4):
+                x = load(builder, _at(builder, source, INT64((4 * k + byte) * LANES)), _FLOATS)
+                rounded = call(builder, "llvm.rint.v16f32", _FLOATS, builder.fmul(x, inverse))
+                # "sat": what is not finite becomes some integer, as no plain conversion promises
+                integer = call(builder, "llvm.fptosi.sat.v16i32.v16f32", _INTS, rounded)
+                total = builder.add(total, integer)
+                integer = builder.and_(integer, constant(INT32, LANES, 255))
+                four = builder.or_(four, builder.shl(integer, constant(INT32, LANES, 8 * byte)))
+            _store(builder, four, word)
+        scale = builder.select(tiny, constant(FLOAT, LANES, 0.0), largest)
+        scale = builder.fmul(scale, constant(FLOAT, LANES, 1 / 127))
+        _store(builder, scale, _element(context, builder, signature, args, 5, args[7]))
+        offset = builder.mul(total, constant(INT32, LANES, -128))
+        _store(builder, offset, _element(context, builder, signature, args, 6, args[7]))
         return context.get_dummy_value()
 
     return signature, generate
@@ -168,14 +232,30 @@ def _at(builder: ir.IRBuilder, pointer: Any, index: Any, size: int = 1) -> Any:
     return builder.gep(pointer, [index if size == 1 else builder.mul(index, INT64(size))])
 
 
-def _rows(builder: ir.IRBuilder, first: Any, stride: Any, count: int) -> list[Any]:
+def _rows(builder: ir.IRBuilder, first: Any, stride: Any, count: int = LANES) -> list[Any]:
     """Pointers to the beginnings of `count` rows."""
     return [_at(builder, first, stride, i) if i else first for i in range(count)]
 
 
-def _as(builder: ir.IRBuilder, pointer: Any, kind: ir.Type) -> Any:
-    """The pointer, to values of another type."""
-    return builder.bitcast(pointer, kind.as_pointer())
+def _store(builder: ir.IRBuilder, value: Any, pointer: Any) -> None:
+    """Write a vector to an address that need not be aligned beyond one element."""
+    builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=4)
+
+
+def _transposed(builder: ir.IRBuilder, places: list[Any]) -> list[Any]:
+    """The columns of the 16 x 16 float32 whose rows lie at `places`.
+
+    Each of four rounds exchanges, between pairs of rows, blocks of 1, 2, 4 and 8 columns (Eklundh, "A fast computer
+    method for matrix transposing", IEEE Transactions on Computers C-21, 1972).
+    """
+    rows = [load(builder, place, _FLOATS) for place in places]
+    for d in (1, 2, 4, 8):
+        upper = ir.Constant(_INTS, [j if not j & d else LANES + j - d for j in range(LANES)])
+        lower = ir.Constant(_INTS, [j + d if not j & d else LANES + j for j in range(LANES)])
+        for i in (i for i in range(LANES) if not i & d):
+            a, b = rows[i], rows[i + d]
+            rows[i], rows[i + d] = builder.shuffle_vector(a, b, upper), builder.shuffle_vector(a, b, lower)
+    return rows
 
 
 def _loads(builder: ir.IRBuilder, pointer: Any, kind: ir.VectorType, count: int) -> list[Any]:
@@ -186,5 +266,5 @@ def _loads(builder: ir.IRBuilder, pointer: Any, kind: ir.VectorType, count: int)
 def _add(builder: ir.IRBuilder, pointer: Any, sums: list[Any]) -> None:
     """Add vectors to what lies from `pointer` on."""
     for i, value in enumerate(sums):
-        place = _as(builder, _at(builder, pointer, INT64(i * LANES)), _FLOATS)
-        builder.store(builder.fadd(builder.load(place, align=4), value), place, align=4)
+        place = _at(builder, pointer, INT64(i * LANES))
+        _store(builder, builder.fadd(load(builder, place, _FLOATS), value), place)

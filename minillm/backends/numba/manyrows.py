@@ -31,7 +31,8 @@ from .avx512 import (
     integer_tile_48,
 )
 from .compiling import kernel
-from .packing import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, expand, expand_integers, finish, pack_floats, pack_integers
+from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand, expand_integers
+from .packing import finish, pack_floats, pack_integers
 
 WIDTH = 3 * LANES
 """Rows of a panel; the last one of a product may have 16 or 32."""
@@ -43,7 +44,7 @@ FLOAT_DEPTH = 192
 """Inputs of one piece: a panel of that depth, 36 KB, fits the first-level cache of today's CPUs."""
 INTEGER_DEPTH = 384
 
-_KINDS = {"float32": FLOAT32, "float16": FLOAT16, "uint16": BFLOAT16, "int8": INT8, "uint8": INT4}
+_KINDS = {"float32": FLOAT32, "float16": FLOAT16, "uint16": BFLOAT16, "int8": SIGNED8, "uint8": SIGNED4}
 
 
 class _WorkSpace(threading.local):
@@ -91,14 +92,14 @@ def linear_many(
     fused = activation in (None, "relu")
     inside = residual if fused else None
     if avx512.HAS_FLOAT_TILES:
-        by_integers = kind >= INT8 and avx512.HAS_INTEGER_TILES
+        by_integers = kind >= SIGNED8 and avx512.HAS_INTEGER_TILES
         multiply = _multiply_integers if by_integers else _multiply_floats
         passes = -(-len(x) // MOST_ROWS)
         step = -(-len(x) // (passes * WIDTH)) * WIDTH
         for first in range(0, len(x), step):
             part = slice(first, first + step)
-            added = _NO_ROWS if inside is None else inside[part]
-            multiply(x[part], values, kind, scales, bias, activation == "relu", added, out[part])
+            added = _ZEROS if inside is None else inside[part].reshape(-1)
+            multiply(x[part], values, kind, scales, bias, activation == "relu", added, out[part].reshape(-1))
     else:
         _multiply_by_blas(x, values, kind, scales, bias, out)
         fused = False
@@ -110,7 +111,7 @@ def linear_many(
     return out
 
 
-_NO_BIAS, _NO_ROWS, _NO_SCALES = np.empty(0, np.float32), np.empty((0, 0), np.float32), np.empty((1, 0), np.uint16)
+_ZEROS, _NO_SCALES = np.zeros(LANES, np.float32), np.empty((1, 0), np.uint16)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -122,11 +123,11 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
 
 def _operands(values: Any, kind: int, scales: Any, bias: Any) -> tuple[Any, Any, int, int, Any]:
     """Stored bytes, scales, inputs that share one, stored inputs, bias."""
-    stored = _read_only(values).view(np.uint8)  # [out, in] -> [out, bytes of a row]
-    inputs = stored.shape[1] * 2 if kind == INT4 else values.shape[1]
+    stored = _read_only(values).view(np.uint8).reshape(-1)  # [out, in] -> [bytes]
+    inputs = values.shape[1] * 2 if kind == SIGNED4 else values.shape[1]
     bits = _NO_SCALES if scales is None else scales.view(np.uint16)
     group = GROUP if scales is None else inputs // scales.shape[1]
-    return stored, _read_only(bits), group, inputs, _read_only(_NO_BIAS if bias is None else bias)
+    return stored, _read_only(bits), group, inputs, _read_only(_ZEROS if bias is None else bias)
 
 
 def _columns(outputs: int, workers: int) -> int:
@@ -140,15 +141,15 @@ def _multiply_floats(
     """x [rows, in] by `values` in any format, with the tiles of float32."""
     stored, bits, group, inputs, bias = _operands(values, kind, scales, bias)
     workers = numba.get_num_threads()
-    columns = _columns(len(stored), workers)
+    columns = _columns(len(values), workers)
     rows = -(-len(x) // LANES) * LANES
     depth = -(-inputs // LANES) * LANES
     _float_product(
-        x.reshape(-1), len(x), x.shape[1], depth, stored, bits, kind, group, bias, relu, residual, out, columns, workers,
+        x.reshape(-1), len(x), x.shape[1], depth, stored, len(values), bits, kind, group, bias, relu, residual, out, columns, workers,
         _work.take("panels", rows * depth, np.float32),
         _work.take("tiles", workers * columns * FLOAT_DEPTH, np.float32),
         _work.take("sums", workers * columns * rows, np.float32),
-        _work.take("lines", workers * columns * LANES, np.float32),
+        _work.take("blocks", workers * GROUP * LANES, np.float32),
     )  # fmt: skip
 
 
@@ -158,42 +159,41 @@ def _multiply_integers(
     """x [rows, in] by int8 or int4, with the tiles of integers."""
     stored, bits, group, inputs, bias = _operands(values, kind, scales, bias)
     workers = numba.get_num_threads()
-    columns = _columns(len(stored), workers)
+    columns = _columns(len(values), workers)
     rows = -(-len(x) // LANES) * LANES
-    depth = -(-inputs // 64) * 64
     _integer_product(
-        x.reshape(-1), len(x), x.shape[1], inputs, depth, stored, bits, kind, group, bias, relu, residual, out, columns,
-        workers,
-        _work.take("integer panels", rows * depth // 4, np.int32),
-        _work.take("offsets", rows * depth // GROUP, np.int32),
-        _work.take("scales", rows * depth // GROUP, np.float32),
-        _work.take("quantised", workers * depth // 4 * LANES, np.int32),
+        x.reshape(-1), len(x), x.shape[1], inputs, stored, len(values), bits, kind, group, bias, relu, residual, out,
+        columns, workers,
+        _work.take("integer panels", rows * inputs // 4, np.int32),
+        _work.take("offsets", rows * inputs // GROUP, np.int32),
+        _work.take("scales", rows * inputs // GROUP, np.float32),
         _work.take("integer tiles", workers * columns * INTEGER_DEPTH, np.uint8),
         _work.take("tile scales", workers * columns * (INTEGER_DEPTH // GROUP), np.float32),
         _work.take("sums", workers * columns * rows, np.float32),
-        _work.take("lines", workers * columns * LANES, np.float32),
+        _work.take("blocks", workers * GROUP * LANES, np.float32),
     )  # fmt: skip
 
 
 @kernel(parallel=True)
 def _float_product(
-    x: Any, rows: int, inputs: int, depth: int, stored: Any, scales: Any, kind: int, group: int, bias: Any, relu: bool,
-    residual: Any, out: Any, columns: int, workers: int, panels: Any, tiles: Any, sums: Any, lines: Any,
+    x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int, bias: Any, relu: bool,
+    residual: Any, out: Any, columns: int, workers: int, panels: Any, tiles: Any, sums: Any, blocks: Any,
 ) -> None:  # fmt: skip
     padded = (rows + LANES - 1) // LANES * LANES
     for block in numba.prange((padded + WIDTH - 1) // WIDTH):
-        pack_floats(x, rows, inputs, depth, block * WIDTH, min(WIDTH, padded - block * WIDTH), panels)
-    outputs = len(stored)
+        width = min(WIDTH, padded - block * WIDTH)
+        pack_floats(x, rows, inputs, 0, depth, block * WIDTH, width, panels, block * WIDTH * depth)
+    row_bytes = len(stored) // outputs
     pieces = (outputs + columns - 1) // columns
     for worker in numba.prange(workers):
         tile_at, sums_at = worker * columns * FLOAT_DEPTH, worker * columns * padded
-        line = lines[worker * columns * LANES : (worker + 1) * columns * LANES]
+        block = blocks[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
         for piece in range(pieces * worker // workers, pieces * (worker + 1) // workers):
             first, last = piece * columns, min(outputs, (piece + 1) * columns)
             sums[sums_at : sums_at + columns * padded] = 0
             for start in range(0, depth, FLOAT_DEPTH):
                 stop = min(depth, start + FLOAT_DEPTH)
-                expand(stored, scales, kind, group, first, last, start, stop, tiles, tile_at, FLOAT_DEPTH)
+                expand(stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, FLOAT_DEPTH)
                 for row in range(0, padded, WIDTH):
                     _float_tiles(
                         min(WIDTH, padded - row), panels, row * depth, start, tiles, tile_at, last - first,
@@ -201,8 +201,8 @@ def _float_product(
                     )  # fmt: skip
             for row in range(0, padded, WIDTH):
                 finish(
-                    sums, sums_at + row * columns, columns, min(WIDTH, padded - row), line, row, rows, first, last,
-                    bias, relu, residual, out,
+                    sums, sums_at + row * columns, min(WIDTH, padded - row), block, row, rows, first, last, bias, relu,
+                    residual, out, outputs,
                 )  # fmt: skip
 
 
@@ -224,32 +224,31 @@ def _float_tiles(
 
 @kernel(parallel=True)
 def _integer_product(
-    x: Any, rows: int, inputs: int, stored_inputs: int, depth: int, stored: Any, scales: Any, kind: int, group: int,
+    x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int,
     bias: Any, relu: bool, residual: Any, out: Any, columns: int, workers: int, panels: Any, offsets: Any,
-    row_scales: Any, quantised: Any, tiles: Any, tile_scales: Any, sums: Any, lines: Any,
+    row_scales: Any, tiles: Any, tile_scales: Any, sums: Any, blocks: Any,
 ) -> None:  # fmt: skip
     padded = (rows + LANES - 1) // LANES * LANES
-    blocks = (padded + WIDTH - 1) // WIDTH
+    count = (padded + WIDTH - 1) // WIDTH
     for worker in numba.prange(workers):
-        size = depth // 4 * LANES
-        words = quantised[worker * size : (worker + 1) * size]
-        for block in range(blocks * worker // workers, blocks * (worker + 1) // workers):
-            width = min(WIDTH, padded - block * WIDTH)
-            pack_integers(x, rows, inputs, depth, block * WIDTH, width, panels, offsets, row_scales, words)
-    outputs = len(stored)
+        block = blocks[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
+        for i in range(count * worker // workers, count * (worker + 1) // workers):
+            width = min(WIDTH, padded - i * WIDTH)
+            pack_integers(x, rows, inputs, depth, i * WIDTH, width, panels, offsets, row_scales, block)
+    row_bytes = len(stored) // outputs
     pieces = (outputs + columns - 1) // columns
     for worker in numba.prange(workers):
         tile_at, sums_at = worker * columns * INTEGER_DEPTH, worker * columns * padded
         scales_at = worker * columns * (INTEGER_DEPTH // GROUP)
-        line = lines[worker * columns * LANES : (worker + 1) * columns * LANES]
+        block = blocks[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
         for piece in range(pieces * worker // workers, pieces * (worker + 1) // workers):
             first, last = piece * columns, min(outputs, (piece + 1) * columns)
             sums[sums_at : sums_at + columns * padded] = 0
-            for start in range(0, stored_inputs, INTEGER_DEPTH):
-                stop = min(stored_inputs, start + INTEGER_DEPTH)
+            for start in range(0, depth, INTEGER_DEPTH):
+                stop = min(depth, start + INTEGER_DEPTH)
                 expand_integers(
-                    stored, scales, kind, group, first, last, start, stop, tiles, tile_at, INTEGER_DEPTH, tile_scales,
-                    scales_at,
+                    stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, INTEGER_DEPTH,
+                    tile_scales, scales_at,
                 )  # fmt: skip
                 for row in range(0, padded, WIDTH):
                     _integer_tiles(
@@ -259,8 +258,8 @@ def _integer_product(
                     )  # fmt: skip
             for row in range(0, padded, WIDTH):
                 finish(
-                    sums, sums_at + row * columns, columns, min(WIDTH, padded - row), line, row, rows, first, last,
-                    bias, relu, residual, out,
+                    sums, sums_at + row * columns, min(WIDTH, padded - row), block, row, rows, first, last, bias, relu,
+                    residual, out, outputs,
                 )  # fmt: skip
 
 
