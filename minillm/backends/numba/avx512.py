@@ -21,6 +21,8 @@ INTEGER_OUTPUTS = 4
 GROUP = 32
 """Inputs that share a scale in an integer tile."""
 
+_ROUND, _ROUND_BITS = 1.5 * 2**23, 0x4B400000
+"""A float32 whose last bit is worth 1: what is added to it is rounded, and is the difference between the bits."""
 _SMALLEST = 1e-30
 """A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow."""
 
@@ -198,16 +200,15 @@ def quantise_group(
             four = constant(INT32, LANES, 0)
             for byte in range(4):
                 x = load(builder, _at(builder, source, INT64((4 * k + byte) * LANES)), _FLOATS)
-                rounded = call(builder, "llvm.rint.v16f32", _FLOATS, builder.fmul(x, inverse))
-                # "sat": what is not finite becomes some integer, as no plain conversion promises
-                integer = call(builder, "llvm.fptosi.sat.v16i32.v16f32", _INTS, rounded)
-                total = builder.add(total, integer)
-                integer = builder.and_(integer, constant(INT32, LANES, 255))
-                four = builder.or_(four, builder.shl(integer, constant(INT32, LANES, 8 * byte)))
+                bits = builder.bitcast(fma(builder, x, inverse, constant(FLOAT, LANES, _ROUND)), _INTS)
+                total = builder.add(total, bits)
+                bits = builder.shl(builder.and_(bits, constant(INT32, LANES, 255)), constant(INT32, LANES, 8 * byte))
+                four = builder.or_(four, bits)
             _store(builder, four, word)
         scale = builder.select(tiny, constant(FLOAT, LANES, 0.0), largest)
         scale = builder.fmul(scale, constant(FLOAT, LANES, 1 / 127))
         _store(builder, scale, _element(context, builder, signature, args, 5, args[7]))
+        total = builder.sub(total, constant(INT32, LANES, GROUP * _ROUND_BITS % 2**32))
         offset = builder.mul(total, constant(INT32, LANES, -128))
         _store(builder, offset, _element(context, builder, signature, args, 6, args[7]))
         return context.get_dummy_value()
