@@ -111,7 +111,10 @@ def expand(
         scales: float16 as uint16 [out, in' / group], read-only; any of two dimensions where there are none
         kind: one of `FLOAT32` ... `SIGNED4`
         group: inputs that share a scale
-        first, last, start, stop: which weights
+        first: which outputs
+        last: which outputs
+        start: which inputs
+        stop: which inputs
         tile: float32, flat, filled from `at` on
         at: see `tile`
         stride: elements from one output to the next in `tile`

@@ -10,7 +10,7 @@ A result depends on its row and its weights alone: not on the number of rows or 
 """
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -18,31 +18,17 @@ from numpy.typing import NDArray
 
 from ...ops.activation import ACTIVATIONS
 from . import avx512
-from .avx512 import (
-    FLOAT_OUTPUTS,
-    GROUP,
-    INTEGER_OUTPUTS,
-    LANES,
-    float_tile_16,
-    float_tile_32,
-    float_tile_48,
-    integer_tile_16,
-    integer_tile_32,
-    integer_tile_48,
-)
+from .avx512 import GROUP, LANES
 from .compiling import kernel
-from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand, expand_integers
-from .packing import finish, pack_floats, pack_integers
+from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand
+from .tiled import FLOAT_DEPTH, INTEGER_DEPTH, WIDTH, float_product, integer_product
 
-WIDTH = 3 * LANES
-"""Rows of a panel; the last one of a product may have 16 or 32."""
 MOST_ROWS = 11 * WIDTH
 """Rows of one pass over the weights: their sums lie in the second-level cache."""
 COLUMNS = 96
 """Outputs of one piece of weights, at most."""
-FLOAT_DEPTH = 192
-"""Inputs of one piece: a panel of that depth, 36 KB, fits the first-level cache of today's CPUs."""
-INTEGER_DEPTH = 384
+EXPANDED = 1 << 20
+"""Weights that are expanded at once for BLAS."""
 
 _KINDS = {"float32": FLOAT32, "float16": FLOAT16, "uint16": BFLOAT16, "int8": SIGNED8, "uint8": SIGNED4}
 
@@ -76,33 +62,36 @@ def linear_many(
 ) -> NDArray[np.float32]:
     """y = activation(x W^T + b) + residual (see `ops.linear`), for W as it is stored.
 
+    All arrays are contiguous.
+
     Args:
-        x: [T, in], contiguous
-        values: [out, in] in float32, float16 or, as uint16, bfloat16; [out, in'] int8 or [out, in' / 2] uint8 (int4),
+        x: [T, in]
+        values: [out, in] float32, float16 or, as uint16, bfloat16; [out, in'] int8 or [out, in' / 2] uint8 (int4),
             where in' is `in` padded to whole groups (see `ops.quantize`)
-        out: [T, out], contiguous, filled and returned
+        out: [T, out], filled and returned
         scales: [out, in' / group] of int8 and int4; group is 32 or 64
         bias: [out] or None
-        activation: a name in `ops.ACTIVATIONS`, or None
-        residual: [T, out] or None; left as it is, and not `out`
+        activation: a name in `ops.activation.ACTIVATIONS`, or None
+        residual: [T, out] or None; left as it is
     """
-    kind = _KINDS[values.dtype.name]
-    if not len(x):
-        return out
-    fused = activation in (None, "relu")
-    inside = residual if fused else None
+    weight = _Stored.of(values, scales)
+    fused = avx512.HAS_FLOAT_TILES and activation in (None, "relu")
     if avx512.HAS_FLOAT_TILES:
-        by_integers = kind >= SIGNED8 and avx512.HAS_INTEGER_TILES
-        multiply = _multiply_integers if by_integers else _multiply_floats
-        passes = -(-len(x) // MOST_ROWS)
-        step = -(-len(x) // (passes * WIDTH)) * WIDTH
+        multiply = _multiply_integers if weight.kind >= SIGNED8 and avx512.HAS_INTEGER_TILES else _multiply_floats
+        added = residual if fused else None
+        step = _rows_of_a_pass(len(x))
         for first in range(0, len(x), step):
             part = slice(first, first + step)
-            added = _ZEROS if inside is None else inside[part].reshape(-1)
-            multiply(x[part], values, kind, scales, bias, activation == "relu", added, out[part].reshape(-1))
+            epilogue = (
+                _read_only(_ZEROS if bias is None else bias),
+                fused and activation == "relu",
+                _ZEROS if added is None else added[part].reshape(-1),
+            )
+            multiply(x[part], weight, epilogue, out[part].reshape(-1))
     else:
-        _multiply_by_blas(x, values, kind, scales, bias, out)
-        fused = False
+        _multiply_by_blas(x, weight, out)
+        if bias is not None:
+            out += bias
     if not fused:
         if activation is not None:
             ACTIVATIONS[activation](out, np)
@@ -111,23 +100,45 @@ def linear_many(
     return out
 
 
-_ZEROS, _NO_SCALES = np.zeros(LANES, np.float32), np.empty((1, 0), np.uint16)
+class _Stored(NamedTuple):
+    """A weight as kernels take it: read-only views, so that one mapped from a file is the same type to Numba."""
+
+    values: NDArray[Any]
+    """as given to `linear_many`"""
+    kind: int
+    flat: NDArray[np.uint8]
+    """all bytes of `values`"""
+    scales: NDArray[np.uint16]
+    """float16's bits [out, in' / group]"""
+    group: int
+    inputs: int
+    """in', or in where nothing is padded"""
+
+    @staticmethod
+    def of(values: NDArray[Any], scales: NDArray[np.float16] | None) -> "_Stored":
+        kind = _KINDS[values.dtype.name]
+        inputs = values.shape[1] * (2 if kind == SIGNED4 else 1)
+        flat = _read_only(values).view(np.uint8).reshape(-1)  # [out, in] -> [bytes]
+        if scales is None:
+            return _Stored(values, kind, flat, _NO_SCALES, GROUP, inputs)
+        return _Stored(values, kind, flat, _read_only(scales).view(np.uint16), inputs // scales.shape[1], inputs)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that may not be written to: what is mapped from a file and what is not are then one type to Numba."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-def _operands(values: Any, kind: int, scales: Any, bias: Any) -> tuple[Any, Any, int, int, Any]:
-    """Stored bytes, scales, inputs that share one, stored inputs, bias."""
-    stored = _read_only(values).view(np.uint8).reshape(-1)  # [out, in] -> [bytes]
-    inputs = values.shape[1] * 2 if kind == SIGNED4 else values.shape[1]
-    bits = _NO_SCALES if scales is None else scales.view(np.uint16)
-    group = GROUP if scales is None else inputs // scales.shape[1]
-    return stored, _read_only(bits), group, inputs, _read_only(_ZEROS if bias is None else bias)
+_ZEROS, _NO_SCALES = np.zeros(LANES, np.float32), _read_only(np.empty((1, 0), np.uint16))
+_Epilogue = tuple[NDArray[np.float32], bool, NDArray[np.float32]]
+"""Bias, whether ReLU follows, residual; `_ZEROS` where there is no bias or residual."""
+
+
+def _rows_of_a_pass(rows: int) -> int:
+    """Rows that share one pass over the weights: passes are equally long, and their sums fit into the cache."""
+    passes = max(1, -(-rows // MOST_ROWS))
+    return max(1, -(-rows // (passes * WIDTH))) * WIDTH
 
 
 def _columns(outputs: int, workers: int) -> int:
@@ -135,157 +146,57 @@ def _columns(outputs: int, workers: int) -> int:
     return min(COLUMNS, -(-outputs // (workers * LANES)) * LANES)
 
 
-def _multiply_floats(
-    x: Any, values: Any, kind: int, scales: Any, bias: Any, relu: bool, residual: Any, out: Any
-) -> None:
-    """x [rows, in] by `values` in any format, with the tiles of float32."""
-    stored, bits, group, inputs, bias = _operands(values, kind, scales, bias)
-    workers = numba.get_num_threads()
-    columns = _columns(len(values), workers)
-    rows = -(-len(x) // LANES) * LANES
-    depth = -(-inputs // LANES) * LANES
-    _float_product(
-        x.reshape(-1), len(x), x.shape[1], depth, stored, len(values), bits, kind, group, bias, relu, residual, out, columns, workers,
-        _work.take("panels", rows * depth, np.float32),
+def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> None:
+    """x [rows, in] by weights in any format, with the tiles of float32."""
+    workers, outputs = numba.get_num_threads(), len(weight.values)
+    columns = _columns(outputs, workers)
+    padded, depth = (-(-size // LANES) * LANES for size in (len(x), weight.inputs))
+    float_product(
+        x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
+        *epilogue, out, columns, workers,
+        _work.take("panels", padded * depth, np.float32),
         _work.take("tiles", workers * columns * FLOAT_DEPTH, np.float32),
-        _work.take("sums", workers * columns * rows, np.float32),
-        _work.take("blocks", workers * GROUP * LANES, np.float32),
+        _work.take("sums", workers * columns * padded, np.float32),
     )  # fmt: skip
 
 
-def _multiply_integers(
-    x: Any, values: Any, kind: int, scales: Any, bias: Any, relu: bool, residual: Any, out: Any
-) -> None:
+def _multiply_integers(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> None:
     """x [rows, in] by int8 or int4, with the tiles of integers."""
-    stored, bits, group, inputs, bias = _operands(values, kind, scales, bias)
-    workers = numba.get_num_threads()
-    columns = _columns(len(values), workers)
-    rows = -(-len(x) // LANES) * LANES
-    _integer_product(
-        x.reshape(-1), len(x), x.shape[1], inputs, stored, len(values), bits, kind, group, bias, relu, residual, out,
-        columns, workers,
-        _work.take("integer panels", rows * inputs // 4, np.int32),
-        _work.take("offsets", rows * inputs // GROUP, np.int32),
-        _work.take("scales", rows * inputs // GROUP, np.float32),
+    workers, outputs = numba.get_num_threads(), len(weight.values)
+    columns = _columns(outputs, workers)
+    padded, depth = -(-len(x) // LANES) * LANES, weight.inputs
+    integer_product(
+        x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
+        *epilogue, out, columns, workers,
+        _work.take("integer panels", padded * depth // 4, np.int32),
+        _work.take("offsets", padded * depth // GROUP, np.int32),
+        _work.take("scales", padded * depth // GROUP, np.float32),
         _work.take("integer tiles", workers * columns * INTEGER_DEPTH, np.uint8),
         _work.take("tile scales", workers * columns * (INTEGER_DEPTH // GROUP), np.float32),
-        _work.take("sums", workers * columns * rows, np.float32),
+        _work.take("sums", workers * columns * padded, np.float32),
         _work.take("blocks", workers * GROUP * LANES, np.float32),
     )  # fmt: skip
 
 
+def _multiply_by_blas(x: Any, weight: _Stored, out: Any) -> None:
+    """x [T, in] by weights in any format, some outputs at a time expanded to float32."""
+    if weight.kind == FLOAT32:
+        np.matmul(x, weight.values.T, out=out)
+        return
+    outputs, depth = len(weight.values), weight.inputs
+    rows = max(1, EXPANDED // max(1, depth))
+    tile = _work.take("expanded", min(rows, outputs) * depth, np.float32)
+    for first in range(0, outputs, rows):
+        last = min(outputs, first + rows)
+        _expand_rows(weight.flat, outputs, weight.scales, weight.kind, weight.group, first, last, depth, tile)
+        part = tile[: (last - first) * depth].reshape(-1, depth)[:, : x.shape[1]]
+        np.matmul(x, part.T, out=out[:, first:last])  # [T, in] x [in, n] -> [T, n]
+
+
 @kernel(parallel=True)
-def _float_product(
-    x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int, bias: Any, relu: bool,
-    residual: Any, out: Any, columns: int, workers: int, panels: Any, tiles: Any, sums: Any, blocks: Any,
-) -> None:  # fmt: skip
-    padded = (rows + LANES - 1) // LANES * LANES
-    for block in numba.prange((padded + WIDTH - 1) // WIDTH):
-        width = min(WIDTH, padded - block * WIDTH)
-        pack_floats(x, rows, inputs, 0, depth, block * WIDTH, width, panels, block * WIDTH * depth)
-    row_bytes = len(stored) // outputs
-    pieces = (outputs + columns - 1) // columns
-    for worker in numba.prange(workers):
-        tile_at, sums_at = worker * columns * FLOAT_DEPTH, worker * columns * padded
-        block = blocks[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
-        for piece in range(pieces * worker // workers, pieces * (worker + 1) // workers):
-            first, last = piece * columns, min(outputs, (piece + 1) * columns)
-            sums[sums_at : sums_at + columns * padded] = 0
-            for start in range(0, depth, FLOAT_DEPTH):
-                stop = min(depth, start + FLOAT_DEPTH)
-                expand(stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, FLOAT_DEPTH)
-                for row in range(0, padded, WIDTH):
-                    _float_tiles(
-                        min(WIDTH, padded - row), panels, row * depth, start, tiles, tile_at, last - first,
-                        stop - start, sums, sums_at + row * columns,
-                    )  # fmt: skip
-            for row in range(0, padded, WIDTH):
-                finish(
-                    sums, sums_at + row * columns, min(WIDTH, padded - row), block, row, rows, first, last, bias, relu,
-                    residual, out, outputs,
-                )  # fmt: skip
-
-
-@kernel()
-def _float_tiles(
-    width: int, panels: Any, panel: int, start: int, tiles: Any, tile: int, count: int, depth: int, sums: Any, at: int
+def _expand_rows(
+    stored: Any, outputs: int, scales: Any, kind: int, group: int, first: int, last: int, depth: int, tile: Any
 ) -> None:
-    """Sums [outputs, width] += weights [outputs, depth] by the panel [depth, width] from its input `start` on."""
-    panel += start * width
-    for n in range(0, count, FLOAT_OUTPUTS):
-        place, target = tile + n * FLOAT_DEPTH, at + n * width
-        if width == 48:
-            float_tile_48(panels, panel, tiles, place, FLOAT_DEPTH, depth, sums, target)
-        elif width == 32:
-            float_tile_32(panels, panel, tiles, place, FLOAT_DEPTH, depth, sums, target)
-        else:
-            float_tile_16(panels, panel, tiles, place, FLOAT_DEPTH, depth, sums, target)
-
-
-@kernel(parallel=True)
-def _integer_product(
-    x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int,
-    bias: Any, relu: bool, residual: Any, out: Any, columns: int, workers: int, panels: Any, offsets: Any,
-    row_scales: Any, tiles: Any, tile_scales: Any, sums: Any, blocks: Any,
-) -> None:  # fmt: skip
-    padded = (rows + LANES - 1) // LANES * LANES
-    count = (padded + WIDTH - 1) // WIDTH
-    for worker in numba.prange(workers):
-        block = blocks[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
-        for i in range(count * worker // workers, count * (worker + 1) // workers):
-            width = min(WIDTH, padded - i * WIDTH)
-            pack_integers(x, rows, inputs, depth, i * WIDTH, width, panels, offsets, row_scales, block)
-    row_bytes = len(stored) // outputs
-    pieces = (outputs + columns - 1) // columns
-    for worker in numba.prange(workers):
-        tile_at, sums_at = worker * columns * INTEGER_DEPTH, worker * columns * padded
-        scales_at = worker * columns * (INTEGER_DEPTH // GROUP)
-        block = blocks[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
-        for piece in range(pieces * worker // workers, pieces * (worker + 1) // workers):
-            first, last = piece * columns, min(outputs, (piece + 1) * columns)
-            sums[sums_at : sums_at + columns * padded] = 0
-            for start in range(0, depth, INTEGER_DEPTH):
-                stop = min(depth, start + INTEGER_DEPTH)
-                expand_integers(
-                    stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, INTEGER_DEPTH,
-                    tile_scales, scales_at,
-                )  # fmt: skip
-                for row in range(0, padded, WIDTH):
-                    _integer_tiles(
-                        min(WIDTH, padded - row), panels, row * (depth // 4), offsets, row_scales,
-                        row * (depth // GROUP), start, tiles, tile_at, tile_scales, scales_at, last - first,
-                        (stop - start) // GROUP, sums, sums_at + row * columns,
-                    )  # fmt: skip
-            for row in range(0, padded, WIDTH):
-                finish(
-                    sums, sums_at + row * columns, min(WIDTH, padded - row), block, row, rows, first, last, bias, relu,
-                    residual, out, outputs,
-                )  # fmt: skip
-
-
-@kernel()
-def _integer_tiles(
-    width: int, panels: Any, panel: int, offsets: Any, row_scales: Any, group: int, start: int, tiles: Any, tile: int,
-    tile_scales: Any, scale: int, count: int, groups: int, sums: Any, at: int,
-) -> None:  # fmt: skip
-    """As `_float_tiles`, in groups of 32 inputs."""
-    panel += start // 4 * width
-    group += start // GROUP * width
-    stride = INTEGER_DEPTH // GROUP
-    for n in range(0, count, INTEGER_OUTPUTS):
-        place, scale_place, target = tile + n * INTEGER_DEPTH, scale + n * stride, at + n * width
-        if width == 48:
-            integer_tile_48(
-                panels, panel, offsets, row_scales, group, tiles, place, INTEGER_DEPTH, tile_scales, scale_place,
-                stride, groups, sums, target,
-            )  # fmt: skip
-        elif width == 32:
-            integer_tile_32(
-                panels, panel, offsets, row_scales, group, tiles, place, INTEGER_DEPTH, tile_scales, scale_place,
-                stride, groups, sums, target,
-            )  # fmt: skip
-        else:
-            integer_tile_16(
-                panels, panel, offsets, row_scales, group, tiles, place, INTEGER_DEPTH, tile_scales, scale_place,
-                stride, groups, sums, target,
-            )  # fmt: skip
+    for n in numba.prange(first, last):
+        at = (n - first) * depth
+        expand(stored, len(stored) // outputs, scales, kind, group, n, n + 1, 0, depth, tile, at, depth)

@@ -20,7 +20,8 @@ def pack_floats(
         x: float32, flat: [rows, inputs]
         rows: how many x has
         inputs: how many x has
-        start, stop: their difference is a multiple of 16
+        start: which inputs
+        stop: which inputs; stop - start is a multiple of 16
         first: which rows
         width: a multiple of 16
         panel: float32, flat, filled from `at` on
@@ -67,7 +68,7 @@ def pack_integers(
 
 @kernel()
 def finish(
-    sums: Any, at: int, width: int, block: Any, first_row: int, rows: int, first: int, last: int, bias: Any,
+    sums: Any, at: int, width: int, first_row: int, rows: int, first: int, last: int, bias: Any,
     relu: bool, residual: Any, out: Any, outputs: int,
 ) -> None:  # fmt: skip
     """Write sums [columns, width] into rows of `out`, with bias, ReLU and residual.
@@ -76,10 +77,10 @@ def finish(
         sums: float32, flat, from `at` on; columns are a multiple of 16
         at: see `sums`
         width: 16, 32 or 48
-        block: float32 [16 * 16], work space
         first_row: where the rows lie in `out`
         rows: how many rows `out` has
-        first, last: outputs first .. last - 1 are written
+        first: outputs first .. last - 1 are written
+        last: see `first`
         bias: [out], read-only, or [16] zeros
         relu: whether max(y, 0) follows the bias
         residual: [rows, out], flat, or [16] zeros
