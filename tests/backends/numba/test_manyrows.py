@@ -11,7 +11,7 @@ import numba
 from minillm import ops
 from minillm.backends.numba import manyrows
 from minillm.backends.numba.manyrows import linear_many
-from minillm.ops.quantize import dequantize, quantize
+from minillm.ops.quantize import Quantized, dequantize, quantize
 
 FLOATS = ["float32", "float16", "bfloat16"]
 INTEGERS = [(bits, group) for bits in (8, 4) for group in (32, 64)]
@@ -43,11 +43,10 @@ def store(weight, dtype):
     return stored, stored.astype(np.float32)
 
 
-def product(x, *weight, outputs, **options):
+def product(x, weight, bias=None, **options):
     """`linear_many` into an array of NaN."""
-    values, *scales = weight
-    out = np.full((len(x), outputs), np.nan, np.float32)
-    assert linear_many(x, values, out, scales=scales[0] if scales else None, **options) is out
+    out = np.full((len(x), weight.shape[0]), np.nan, np.float32)
+    assert linear_many(x, weight, bias, out, **options) is out
     return out
 
 
@@ -73,7 +72,7 @@ def rounded_groups(x):
 def test_floats_are_multiplied_as_exactly_as_float32(path, dtype, shape):
     rows, inputs, outputs = shape
     x, (stored, weight) = random(rows, inputs), store(random(outputs, inputs, seed=1), dtype)
-    error = rms(product(x, stored, outputs=outputs) - exact(x, weight))
+    error = rms(product(x, stored) - exact(x, weight))
     assert error <= 2 * rms(x @ weight.T - exact(x, weight))
 
 
@@ -84,7 +83,7 @@ def test_integers_without_vnni_are_multiplied_as_exactly_as_float32(path, monkey
     rows, inputs, outputs = shape
     x, stored = random(rows, inputs), quantize(random(outputs, inputs, seed=1), bits, group)
     weight = dequantize(stored)
-    error = rms(product(x, stored.values, stored.scales, outputs=outputs) - exact(x, weight))
+    error = rms(product(x, stored) - exact(x, weight))
     assert error <= 2 * rms(x @ weight.T - exact(x, weight))
 
 
@@ -96,7 +95,7 @@ def test_vnni_multiplies_exactly_what_the_activations_are_rounded_to(bits, group
     x, stored = random(rows, inputs), quantize(random(outputs, inputs, seed=1), bits, group)
     x[0, :32], x[1] = 0, 1e-35  # groups of zeros, and of numbers too small for a scale
     weight = dequantize(stored)
-    y = product(x, stored.values, stored.scales, outputs=outputs)
+    y = product(x, stored)
     # An activation that lies halfway between two integers in float64 may go to the other one in float32.
     halfway = np.abs(weight).max() * np.abs(x).max() / 127
     different = np.abs(y - exact(rounded_groups(x), weight)) > 1e-4
@@ -113,7 +112,7 @@ def test_rounding_activations_costs_no_more_than_in_llama_cpp(bits):
     stored = quantize(original, bits)
     q = quantize(x, 8)
     theirs = exact(dequantize(q), dequantize(stored)) - exact(x, original)
-    ours = product(x, stored.values, stored.scales, outputs=80) - exact(x, original)
+    ours = product(x, stored) - exact(x, original)
     assert rms(ours) <= 1.01 * rms(theirs)
     largest = rms(exact(x, original))
     assert rms(ours) < (0.01 if bits == 8 else 0.12) * largest
@@ -127,7 +126,7 @@ def test_bias_activation_and_residual_are_those_of_the_reference(path, activatio
     bias = random(41, seed=2) if with_bias else None
     residual = random(37, 41, seed=3) if with_residual else None
     before = None if residual is None else residual.copy()
-    y = product(x, weight, outputs=41, bias=bias, activation=activation, residual=residual)
+    y = product(x, weight, bias=bias, activation=activation, residual=residual)
     expected = ops.linear(x, weight, bias, np, np.empty_like(y), activation=activation, residual=residual)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
     if residual is not None:
@@ -138,17 +137,17 @@ def test_bias_activation_and_residual_are_those_of_the_reference(path, activatio
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_integers_take_the_same_bias_activation_and_residual(activation):
     x, stored, bias, residual = random(37, 64), quantize(random(41, 64, seed=1), 8), random(41), random(37, 41)
-    plain = product(x, stored.values, stored.scales, outputs=41) + bias
+    plain = product(x, stored) + bias
     y = product(
-        x, stored.values, stored.scales, outputs=41, bias=bias, activation=activation, residual=residual
+        x, stored, bias=bias, activation=activation, residual=residual
     )  # fmt: skip
     np.testing.assert_allclose(y, (np.maximum(plain, 0) if activation else plain) + residual, rtol=1e-6, atol=1e-6)
 
 
 def all_formats(weight):
     return [
-        *((store(weight, dtype)[0],) for dtype in FLOATS),
-        *((q.values, q.scales) for q in (quantize(weight, 8), quantize(weight, 4))),
+        *(store(weight, dtype)[0] for dtype in FLOATS),
+        *(quantize(weight, bits) for bits in (8, 4)),
     ]
 
 
@@ -156,9 +155,9 @@ def all_formats(weight):
 def test_a_row_has_the_same_bits_whatever_stands_beside_it():
     x, weight = random(1100, 320), random(50, 320, seed=1)
     for stored in all_formats(weight):
-        together = product(x, *stored, outputs=50)
+        together = product(x, stored)
         for rows in (slice(0, 1), slice(3, 20), slice(40, 100), slice(0, 600)):
-            np.testing.assert_array_equal(product(x[rows], *stored, outputs=50), together[rows])
+            np.testing.assert_array_equal(product(x[rows], stored), together[rows])
 
 
 @tiles
@@ -166,10 +165,10 @@ def test_the_number_of_threads_changes_no_bit():
     x, weight = random(60, 320), random(250, 320, seed=1)
     threads = numba.get_num_threads()
     for stored in all_formats(weight):
-        usual = product(x, *stored, outputs=250)
+        usual = product(x, stored)
         try:
             numba.set_num_threads(1)
-            np.testing.assert_array_equal(product(x, *stored, outputs=250), usual)
+            np.testing.assert_array_equal(product(x, stored), usual)
         finally:
             numba.set_num_threads(threads)
 
@@ -180,33 +179,34 @@ def test_what_is_not_finite_is_not_hidden_and_stays_in_its_row(path, value):
     x, weight = random(40, 96), random(33, 96, seed=1)
     x[5, 70] = value
     for stored in all_formats(weight):
-        y = product(x, *stored, outputs=33)
+        y = product(x, stored)
         assert not np.isfinite(y[5]).any()
         assert np.isfinite(np.delete(y, 5, axis=0)).all()
         if np.isnan(value):
-            assert np.isnan(product(x, *stored, outputs=33, activation="relu")[5]).all()
+            assert np.isnan(product(x, stored, activation="relu")[5]).all()
 
 
 def test_no_rows_give_no_rows(path):
     for stored in all_formats(random(33, 96)):
-        assert product(random(0, 96), *stored, outputs=33).shape == (0, 33)
+        assert product(random(0, 96), stored).shape == (0, 33)
 
 
 def test_mapped_weights_are_multiplied_in_place(path, tmp_path):
-    x, weight = random(20, 64), random(33, 64, seed=1)
-    for number, (values, *scales) in enumerate(all_formats(weight)):
-        file = tmp_path / f"{number}.npy"
-        np.save(file, values)
-        mapped = np.load(file, mmap_mode="r")
-        usual = product(x, values, *scales, outputs=33)
-        np.testing.assert_array_equal(product(x, mapped, *scales, outputs=33), usual)
+    x, formats = random(20, 64), all_formats(random(33, 64, seed=1))
+    for number, weight in enumerate(formats):
+        usual = product(x, weight)
+        quantised = isinstance(weight, Quantized)
+        np.save(tmp_path / f"{number}.npy", weight.values if quantised else weight)
+        mapped = np.load(tmp_path / f"{number}.npy", mmap_mode="r")
+        mapped = Quantized(mapped, weight.scales, weight.inputs) if quantised else mapped
+        np.testing.assert_array_equal(product(x, mapped), usual)
 
 
 def test_the_second_product_works_in_the_memory_of_the_first(path):
     x, formats = random(40, 96), all_formats(random(33, 96, seed=1))
     for stored in formats:
-        product(x, *stored, outputs=33)
+        product(x, stored)
     before = {name: id(array) for name, array in manyrows._work.arrays.items()}
     for stored in formats:
-        product(x, *stored, outputs=33)
+        product(x, stored)
     assert {name: id(array) for name, array in manyrows._work.arrays.items()} == before
