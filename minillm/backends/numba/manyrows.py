@@ -8,7 +8,7 @@ of 32 as in llama.cpp's Q8_0, and else as float32. Without AVX-512 the pieces ar
 BLAS. With it, a result depends on its row and its weights alone: not on the number of rows or threads.
 
 Measured on a Zen 5, GFLOP or GOP per second of processor time of one core, medians, 512 rows and the shapes of
-opt-125m and opt-1.3b (benchmarks/cpu_matmul.py): 16- and 32-bit floats 175 to 215, int8 and int4 430 to 600. NumPy's
+opt-125m and opt-1.3b (benchmarks/cpu_matmul.py): 16- and 32-bit floats 170 to 215, int8 and int4 410 to 600. NumPy's
 OpenBLAS 0.3.31 beside them: 103 to 118, and 180 to 195 when told to use its kernels for AVX-512, which it does not
 choose on this CPU.
 """
