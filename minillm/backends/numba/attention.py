@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...batch import Batch
 from . import attention_rows, attention_tiles
-from .cachedtypes import StoredPages
+from .cachedtypes import StoredVectors
 from .compiling import kernel
 from .elementary import row_of, store_vector
 
@@ -40,7 +40,7 @@ class Attention:
 
         Args:
             q: queries [T, H, D]; rows may lie apart
-            keys: this layer's pages [pages, K, P, D]: float32, or `StoredPages`
+            keys: this layer's pages [pages, K, P, D]: float32, or `StoredVectors`
             values: likewise
             batch: which rows belong to which sequence, and its pages
             scale: 1 / sqrt D, or what the family uses instead
@@ -108,7 +108,7 @@ def store_kv(k: NDArray[np.float32], v: NDArray[np.float32], keys: Any, values: 
     Args:
         k: [T, K, D]; rows may lie apart
         v: likewise
-        keys: this layer's pages [pages, K, P, D], changed in place: float32, or `StoredPages`
+        keys: this layer's pages [pages, K, P, D], changed in place: float32, or `StoredVectors`
         values: likewise
         batch: the slots
     """
@@ -128,8 +128,8 @@ def with_whole_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x
 
 
-def _stored(pages: Any) -> StoredPages:
-    return pages if isinstance(pages, StoredPages) else StoredPages(pages)
+def _stored(pages: Any) -> StoredVectors:
+    return pages if isinstance(pages, StoredVectors) else StoredVectors(pages)
 
 
 def _pages(dtype: str) -> tuple[Any, Any]:
