@@ -40,8 +40,12 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
     _one_of("backend", placement.backend, ("auto", "numpy", "numba"))
     _one_of("cache_dtype", placement.cache_dtype, ("auto", *CACHE_DTYPES))
     if placement.threads is not None:
-        set_blas_threads(placement.threads)
-    return _numpy(placement, max_batch_size)
+        _set_threads(placement.threads)
+    if placement.backend == "numba" and not has_numba():
+        raise DeviceError("backend 'numba' is not installed: pip install 'minillm[fast]'")
+    if placement.backend == "numpy" or not has_numba():
+        return _numpy(placement, max_batch_size)
+    return _numba(placement)
 
 
 def _numpy(placement: Placement, max_batch_size: int) -> Backend:
@@ -59,12 +63,19 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
     return NumpyBackend(weights=weights, weight_order="C" if max_batch_size == 1 else "F")
 
 
-def set_blas_threads(threads: int) -> None:
-    """Have NumPy's products, in all of this process, run on so many threads. More than there are cores is a warning.
+def _numba(placement: Placement) -> Backend:
+    """Kernels of our own. Weights and cache are kept as they are stored, or as is asked for."""
+    from .backends.numba.backend import NumbaBackend
+    from .backends.numba.compiling import set_threads
 
-    Raises:
-        ParameterError: it is no number of threads.
-    """
+    if placement.threads is not None:
+        set_threads(placement.threads)
+    cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
+    return NumbaBackend(weights=placement.dtype, cache_dtype=cache_dtype)
+
+
+def _set_threads(threads: int) -> None:
+    """Have NumPy's products, in all of this process, run on so many threads. More than there are cores is a warning."""
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise ParameterError(f"threads should be a whole number of at least 1, found {threads!r}")
     from threadpoolctl import threadpool_limits
