@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ...batch import Batch
-from ...ops.quantize import Quantized
 from ..base import Backend
 from ..pages import Pages
 from ..weights import Weight
@@ -56,11 +55,8 @@ class NumbaBackend(Backend):
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         out = self.arena.take((len(x), weight.shape[0]))
-        data, bias = weight.data, weight.bias
-        if len(x) <= FEW_ROWS:
-            return linear_few(x, data, bias, out, activation=activation, residual=residual)
-        values, scales = (data.values, data.scales) if isinstance(data, Quantized) else (data, None)
-        return linear_many(x, values, out, scales=scales, bias=bias, activation=activation, residual=residual)
+        product = linear_few if len(x) <= FEW_ROWS else linear_many
+        return product(x, weight.data, weight.bias, out, activation=activation, residual=residual)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
@@ -76,6 +72,4 @@ class NumbaBackend(Backend):
 
     def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
-        return self._sampler.sample(
-            logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-        )
+        return self._sampler.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
