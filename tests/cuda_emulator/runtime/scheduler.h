@@ -17,7 +17,7 @@ struct Copy {
     void* to;
     const void* from;
     int bytes, valid, group;
-    Place place;
+    const void* instruction;
 };
 
 struct Fiber : Thread {
@@ -56,6 +56,9 @@ struct Block {
 
 extern Block block;
 
+// The instruction that called the function this stands in.
+#define EMULATED_CALLER (static_cast<const char*>(__builtin_return_address(0)) - 1)
+
 inline Fiber& self() { return static_cast<Fiber&>(*current); }
 
 // Let others run until somebody makes this fiber ready again. Its ready bit is cleared by this.
@@ -69,6 +72,9 @@ void release_lanes_if_all_there(unsigned warp);
 
 // Fibers and stacks for `threads` threads, each at its beginning.
 bool prepare_block(int threads);
+
+// Whether an address is in the dynamic shared memory of the launch, or in a __shared__ variable.
+bool in_shared_memory(const void* address);
 
 // Run one block to its end. False if it failed; block.error says why.
 bool run_block();

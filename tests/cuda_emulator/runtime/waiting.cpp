@@ -1,6 +1,8 @@
 // Where threads wait for each other: barriers of a block, and operations of a warp.
 #include "scheduler.h"
 
+#include "races.h"
+
 namespace emulation {
 
 namespace {
@@ -9,12 +11,16 @@ bool same(Place a, Place b) { return a.line == b.line && a.file == b.file; }
 
 void release_lanes(Warp& warp, unsigned warp_number, unsigned mask) {
     Fiber* lanes = &block.fibers[warp_number * 32];
-    void* operands[32];
-    for (unsigned rest = mask; rest; rest &= rest - 1) {
-        int lane = __builtin_ctz(rest);
-        operands[lane] = lanes[lane].operand;
+    if (Complete complete = lanes[__builtin_ctz(mask)].complete) {
+        void* operands[32];
+        for (unsigned rest = mask; rest; rest &= rest - 1) {
+            int lane = __builtin_ctz(rest);
+            operands[lane] = lanes[lane].operand;
+        }
+        complete(mask, operands);
+    } else {
+        note_warp_barrier(warp_number);
     }
-    lanes[__builtin_ctz(mask)].complete(mask, operands);
     warp.waiting &= ~mask;
     warp.ready |= mask;
 }
@@ -40,6 +46,7 @@ Votes block_barrier(int predicate, Place place) {
 
 void release_barrier_if_all_there() {
     if (block.arrived == 0 || block.arrived != block.alive) return;
+    note_block_barrier();
     block.result = block.votes;
     block.votes = {0, 1, 0};
     block.arrived = 0;
