@@ -17,6 +17,7 @@ INCLUDE = HERE / "include"
 FLAGS = (
     "-std=c++17",
     "-g1",  # line tables, for messages
+    "-gdwarf-4",  # addr2line takes the wrong file from some of version 5
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-gnu-unique",  # one copy of each variable per module, even where two modules include the same header

@@ -199,7 +199,7 @@ class TestMemory:
 
     def test_through_a_null_pointer(self, emulator: Emulator) -> None:
         x, out = random(2, 20), np.zeros((2, 20), np.float32)
-        with pytest.raises(LaunchError, match=rf"planted\.cu:\d+: the kernel reads .*block \(0, 0, 0\)"):
+        with pytest.raises(LaunchError, match=r"planted\.cu:\d+: the kernel reads .*block \(0, 0, 0\)"):
             kernel(emulator, "twice", "THROUGH_NULL")((2,), (32,), (out, x, np.int32(20), np.int32(20)))
         kernel(emulator, "twice")((2,), (32,), (out, x, np.int32(20), np.int32(20)))  # and goes on as if nothing was
         np.testing.assert_array_equal(out, 2 * x)
@@ -281,7 +281,7 @@ class TestLaunching:
         x = random(32)
         out = np.zeros_like(x)
         out.flags.writeable = x.flags.writeable = False
-        with pytest.raises(TypeError, match="argument 0.*must not be written"):
+        with pytest.raises(TypeError, match=r"argument 0.*must not be written"):
             kernel(emulator, "reverse_warp")((1,), (32,), (out, x))
 
     @pytest.mark.parametrize(
