@@ -104,9 +104,8 @@ def read_table(path: Path = TABLE) -> list[Use]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    numbers = ("registers", "shared")
-    return [Use(**{name: int(value) if name in numbers else value for name, value in row.items()}) for row in rows]
+        _, *rows = csv.reader(file)
+    return [Use(m, c, s, a, kernel, int(registers), int(shared)) for m, c, s, a, kernel, registers, shared in rows]
 
 
 def write_table(uses: list[Use], path: Path = TABLE) -> None:

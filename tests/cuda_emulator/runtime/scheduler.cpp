@@ -72,7 +72,7 @@ void describe_deadlock() {
     Fiber *at_barrier = nullptr, *in_warp = nullptr;
     for (Fiber& fiber : block.fibers) {
         if (!fiber.alive) continue;
-        if (fiber.at_barrier) barrier++, at_barrier = &fiber;
+        if (fiber.barrier > block.barriers) barrier++, at_barrier = &fiber;
         else lanes++, in_warp = &fiber;
     }
     if (barrier)
@@ -183,12 +183,13 @@ bool run_block() {
     for (int i = 0; i < block.threads; i++) {
         Fiber& fiber = block.fibers[i];
         fiber.alive = true;
-        fiber.at_barrier = false;
+        fiber.barrier = 0;
         fiber.group = 0;
         fiber.copies.clear();
     }
     block.alive = block.threads;
     block.arrived = 0;
+    block.barriers = 0;
     block.votes = {0, 1, 0};
     // As if the thread before the first had just ended.
     bool down = block.schedule == REVERSE || block.schedule == WARPS_REVERSED;

@@ -23,8 +23,8 @@ struct Copy {
 struct Fiber : Thread {
     Context context;
     bool alive;            // in this block
-    bool at_barrier;       // waits in __syncthreads
-    Complete complete;     // waits for lanes of its warp: in this operation
+    unsigned barrier;      // the number of the last barrier it came to
+    Complete complete;     // the operation in which it waits for lanes of its warp
     void* operand;
     unsigned mask;
     Place place;           // where it waited last
@@ -41,7 +41,8 @@ struct Block {
     std::vector<Warp> warps;
     char* stacks = nullptr;
     int threads = 0, alive = 0;
-    int arrived = 0;  // at the barrier
+    int arrived = 0;        // at the barrier
+    unsigned barriers = 0;  // completed
     Votes votes{}, result{};
     Place barrier{};
 

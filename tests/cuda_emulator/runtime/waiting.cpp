@@ -38,9 +38,9 @@ Votes block_barrier(int predicate, Place place) {
     block.votes.count += predicate != 0;
     block.votes.all &= predicate != 0;
     block.votes.any |= predicate != 0;
-    fiber.at_barrier = true;
+    fiber.barrier = block.barriers + 1;
     release_barrier_if_all_there();
-    if (fiber.at_barrier) suspend();
+    if (fiber.barrier > block.barriers) suspend();
     return block.result;
 }
 
@@ -50,7 +50,7 @@ void release_barrier_if_all_there() {
     block.result = block.votes;
     block.votes = {0, 1, 0};
     block.arrived = 0;
-    for (int i = 0; i < block.threads; i++) block.fibers[i].at_barrier = false;
+    block.barriers++;
     for (Warp& warp : block.warps) warp.ready = warp.alive;
 }
 
