@@ -68,19 +68,18 @@ void describe_deadlock() {
     char* text = block.error;
     char* end = block.error + sizeof block.error;
     text += snprintf(text, end - text, "block (%u, %u, %u) waits for ever:", block_index.x, block_index.y, block_index.z);
-    int barrier = 0, lanes = 0;
-    Fiber *at_barrier = nullptr, *in_warp = nullptr;
-    for (Fiber& fiber : block.fibers) {
-        if (!fiber.alive) continue;
-        if (fiber.barrier > block.barriers) barrier++, at_barrier = &fiber;
-        else lanes++, in_warp = &fiber;
+    int lanes = 0;
+    const Meeting* meeting = nullptr;
+    for (const Warp& warp : block.warps) {
+        lanes += __builtin_popcount(warp.waiting);
+        if (warp.waiting) meeting = &warp.meetings[warp.first[__builtin_ctz(warp.waiting)]];
     }
-    if (barrier)
-        text += snprintf(text, end - text, " %d threads in __syncthreads (%s:%d),", barrier, at_barrier->place.file,
-                         at_barrier->place.line);
+    if (block.arrived)
+        text += snprintf(text, end - text, " %d threads in __syncthreads (%s:%d),", block.arrived, block.barrier.file,
+                         block.barrier.line);
     if (lanes)
         text += snprintf(text, end - text, " %d threads for lanes of their warp (%s:%d, mask %08x),", lanes,
-                         in_warp->place.file, in_warp->place.line, in_warp->mask);
+                         meeting->place.file, meeting->place.line, meeting->mask);
     snprintf(text, end - text, " %d threads have ended", block.threads - block.alive);
 }
 
@@ -179,7 +178,7 @@ bool prepare_block(int threads) {
 
 bool run_block() {
     note_block_begins();
-    for (Warp& warp : block.warps) warp = {0xffffffffu, 0xffffffffu, 0};
+    for (Warp& warp : block.warps) warp.ready = warp.alive = 0xffffffffu, warp.waiting = 0;
     for (int i = 0; i < block.threads; i++) {
         Fiber& fiber = block.fibers[i];
         fiber.alive = true;

@@ -24,16 +24,22 @@ struct Fiber : Thread {
     Context context;
     bool alive;            // in this block
     unsigned barrier;      // the number of the last barrier it came to
-    Complete complete;     // the operation in which it waits for lanes of its warp
-    void* operand;
-    unsigned mask;
-    Place place;           // where it waited last
     int group;             // cp.async groups committed
     std::vector<Copy> copies;
 };
 
+// What the lanes of a mask wait for.
+struct Meeting {
+    unsigned mask;
+    Complete complete;
+    Place place;
+};
+
 struct Warp {
     unsigned ready, alive, waiting;  // a bit per lane: can run; has not ended; waits in meet()
+    unsigned char first[32];         // by waiting lane: the first lane that came to its meeting
+    Meeting meetings[32];            // by that lane
+    void* operands[32];
 };
 
 struct Block {
@@ -76,6 +82,9 @@ bool prepare_block(int threads);
 
 // Whether an address is in the dynamic shared memory of the launch, or in a __shared__ variable.
 bool in_shared_memory(const void* address);
+
+// Where the lane that runs now meets others.
+Place meeting_place();
 
 // Run one block to its end. False if it failed; block.error says why.
 bool run_block();

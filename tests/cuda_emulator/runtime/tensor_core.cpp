@@ -41,7 +41,7 @@ struct Ldmatrix {
 };
 
 void complete_mma(unsigned mask, void* const operands[32]) {
-    if (mask != 0xffffffffu) fail(self().place, "mma.sync needs all lanes of the warp");
+    if (mask != 0xffffffffu) fail(meeting_place(), "mma.sync needs all lanes of the warp");
     bool is_bfloat16 = static_cast<Mma*>(operands[0])->is_bfloat16;
     float a[16][16], b[8][16];  // b by columns
     for (int lane = 0; lane < 32; lane++) {
@@ -69,7 +69,7 @@ void complete_mma(unsigned mask, void* const operands[32]) {
 }
 
 void complete_ldmatrix(unsigned mask, void* const operands[32]) {
-    if (mask != 0xffffffffu) fail(self().place, "ldmatrix needs all lanes of the warp");
+    if (mask != 0xffffffffu) fail(meeting_place(), "ldmatrix needs all lanes of the warp");
     for (int lane = 0; lane < 32; lane++) {
         auto* mine = static_cast<Ldmatrix*>(operands[lane]);
         for (int tile = 0; tile < 4; tile++) {
