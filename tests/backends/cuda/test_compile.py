@@ -3,12 +3,13 @@
 import re
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minillm.backends.cuda import compiling
 from minillm.backends.cuda.compiling import CupyLauncher, compile_for
 from minillm.errors import DeviceError
 from scripts import kernel_budget
@@ -16,7 +17,7 @@ from scripts.kernel_budget import Build, builds, measure, read_table
 
 from .builds import BUILDS, TENSOR_CORE
 
-pytest.importorskip("cupy", reason="compiling for a GPU needs CuPy and NVRTC (the extra cuda13)")
+needs_cupy = pytest.mark.skipif(find_spec("cupy") is None, reason="needs CuPy and NVRTC (the extra cuda13)")
 
 TABLE = {(use.module, use.constants, use.storage, use.arch, use.kernel): use for use in read_table()}
 
@@ -25,6 +26,7 @@ def name(build: Build) -> str:
     return "-".join(filter(None, (build.module, build.constants.replace(" ", ","), build.storage, f"sm_{build.arch}")))
 
 
+@needs_cupy
 @pytest.mark.slow
 @pytest.mark.parametrize("build", builds(), ids=name)
 def test_kernels_take_what_their_table_says(build: Build) -> None:
@@ -49,6 +51,7 @@ def test_every_listed_module_exists() -> None:
     assert set(BUILDS) | set(TENSOR_CORE) <= modules
 
 
+@needs_cupy
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [b for b in builds() if b.module in TENSOR_CORE and b.storage != "float32"], ids=name)
 def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
@@ -57,6 +60,7 @@ def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.f32" in ptx.decode()
 
 
+@needs_cupy
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [b for b in builds() if b.module in TENSOR_CORE and b.storage != "float32"], ids=name)
 def test_tensor_core_kernels_run_hmma(build: Build, tmp_path: Path) -> None:
@@ -67,6 +71,8 @@ def test_tensor_core_kernels_run_hmma(build: Build, tmp_path: Path) -> None:
     assert re.search(r"\bHMMA\b", subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+@needs_cupy
+@pytest.mark.slow
 class TestErrors:
     def compile(self, folder: Path, code: str) -> None:
         (folder / "broken.cu").write_text(code)
@@ -105,11 +111,6 @@ class TestErrors:
         with pytest.raises(DeviceError, match=r"libnvrtc.*pip install 'minillm\[cuda1[23]\]'"):
             self.compile(tmp_path, "")
 
-    def test_no_cupy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(__import__("sys").modules, "cupy", None)
-        with pytest.raises(DeviceError, match=r"needs CuPy .*pip install 'minillm\[cuda13\]'"):
-            compiling.import_cupy()
-
     def test_no_gpu(self) -> None:
         import cupy
 
@@ -127,3 +128,9 @@ def test_budget_says_what_changed(tmp_path: Path) -> None:
     assert kernel_budget.differences([old], [old]) == []
     expected = ["norm ROWS=1 float16 90 layer_norm: (registers, shared) (40, 128) -> (41, 128)"]
     assert kernel_budget.differences([new], [old]) == expected
+
+
+def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match=r"^device 'cuda' needs CuPy [^\n]*pip install 'minillm\[cuda13\]'[^\n]*$"):
+        CupyLauncher()
