@@ -1,11 +1,14 @@
 """Compiling: a `.cu` file to a shared library, kept in the user's cache folder under a hash of all that went in."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -68,10 +71,11 @@ def build_module(path: Path, options: Iterable[str], *, checks: bool) -> tuple[c
         names = _kernel_names(path, _run((*forced, *flags, "-E", "-P", str(source))))
         exports = "".join(f"EMULATED_EXPORT({name})\n" for name in names)
         source.write_text(f'#include "{path}"\n#include "launch.h"\n{exports}EMULATED_KERNELS("{",".join(names)}")\n')
-        compiled = str(target.with_suffix(".o"))
-        _run((*forced, *flags, "-c", str(source), "-o", compiled))
+        compiled = target.with_suffix(".o")
+        _run((*forced, *flags, "-c", str(source), "-o", str(compiled)))
         # Linked without the checks' flags, which would bring libtsan: the runtime is all there is to answer them.
-        _run(("-shared", "-Wl,-z,defs", compiled, str(runtime), "-o", str(target)))
+        _run(("-shared", "-Wl,-z,defs", str(compiled), str(runtime), "-o", str(target)))
+        compiled.unlink()
 
     sources = [*_included(path), *sorted(INCLUDE.rglob("*"))]
     # PyDLL keeps the interpreter's lock, so two threads of a test never run the one emulated GPU at the same time.
@@ -128,9 +132,11 @@ def _cached(name: str, sources: Iterable[Path], flags: Iterable[str], build: Cal
         if source.is_file():
             digest.update(str(source).encode() + b"\0" + source.read_bytes() + b"\0")
     target = cache_folder() / digest.hexdigest()[:20] / name
-    if not target.exists():
-        target.parent.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent.parent) as folder:
+    if target.exists():
+        os.utime(target.parent)  # in use
+    else:
+        _forget_old()
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
             build(Path(folder) / name)
             try:
                 Path(folder).rename(target.parent)  # atomic: another process sees all of it or nothing
@@ -140,6 +146,15 @@ def _cached(name: str, sources: Iterable[Path], flags: Iterable[str], build: Cal
             else:
                 Path(folder).mkdir()  # for TemporaryDirectory to remove
     return target
+
+
+def _forget_old() -> None:
+    """Make the cache folder, or remove from it what no test has used for a month."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    for entry in cache_folder().iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process is at the same
+            if time.time() - entry.stat().st_mtime > 30 * 24 * 3600:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _included(path: Path) -> list[Path]:
