@@ -51,6 +51,7 @@ class Emulator:
 
         With `checks`, several times slower, a launch also ends at the first access outside an argument, at a race
         between threads or blocks, at a load that is not aligned, and at an index outside an array.
+        Without, a kernel that writes elsewhere damages this very process: give a new kernel to the checks first.
         """
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
