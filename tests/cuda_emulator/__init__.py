@@ -5,9 +5,9 @@
     kernels.get("norm", "layer_norm")((rows,), (256,), (out, x, gain, bias, np.int32(width), np.float32(1e-5)))
 
 Every CUDA thread is a fiber, and blocks run one after another. A thread runs until it has to wait for others; who goes
-on then is the schedule, and a kernel that lacks a barrier gives wrong numbers under some of them. `Emulator(checks=True)`
-finds races, accesses outside an argument, loads that are not aligned and indices outside an array directly, and names
-the lines.
+on then is the schedule, and a kernel that lacks a barrier gives wrong numbers under some of them.
+`Emulator(checks=True)` finds races, accesses outside an argument, loads that are not aligned and indices outside an
+array directly, and names the lines.
 
     include/      the CUDA language for g++, forced into the source
     runtime/      fibers, schedules, barriers, tensor cores, and the checks

@@ -13,6 +13,14 @@ def emulator() -> Emulator:
     return Emulator()
 
 
+@pytest.fixture
+def checking_emulator() -> Emulator:
+    """One that ends a launch at the first race or access outside an argument, and names the line."""
+    if reason := missing():
+        pytest.skip(reason)
+    return Emulator(checks=True)
+
+
 @pytest.fixture(params=["checks", *SCHEDULES])
 def any_emulator(request: pytest.FixtureRequest) -> Emulator:
     """One emulated GPU after another: one that checks memory and races, then one for each order of threads."""

@@ -1,43 +1,15 @@
 """The emulated GPU itself: what it computes is right, and faults planted in kernels are found, with their lines."""
 
 import re
-from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from minillm.backends.cuda.kernels import STORAGE
-from tests.cuda_emulator import SCHEDULES, BuildError, Emulator, LaunchError
+from tests.cuda_emulator import SCHEDULES, Emulator, LaunchError, missing
 
-SOURCE = Path(__file__).with_name("planted.cu")
-PLANTS = re.findall(r"^    ([A-Z_]+),", SOURCE.read_text(), re.MULTILINE)
-DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+from .planted import DTYPES, NONE, kernel, line_of, plant, random
 
-
-def kernel(emulator: Emulator, name: str, storage: str = "float32", *more: str) -> Any:
-    """A kernel of planted.cu."""
-    return emulator.module(SOURCE, (f"-DMINILLM_STORAGE={STORAGE[storage]}", *more)).get_function(name)
-
-
-def plant(fault: str) -> np.int32:
-    """The last argument of most kernels: which fault they are to have."""
-    return np.int32(PLANTS.index(fault))
-
-
-NONE = plant("NONE")
-
-
-def line_of(text: str) -> int:
-    """The number of the one line of planted.cu that holds `text`."""
-    found = [i for i, line in enumerate(SOURCE.read_text().splitlines(), 1) if text in line]
-    assert len(found) == 1, text
-    return found[0]
-
-
-def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
 class TestRight:
@@ -116,11 +88,6 @@ class TestRight:
         np.testing.assert_array_equal(both[:, :32], before[:, :32])
 
 
-@pytest.fixture
-def checking() -> Emulator:
-    return Emulator(checks=True)
-
-
 class TestRaces:
     """A missing barrier: the checks find it under any schedule, and without them some schedule gives wrong numbers."""
 
@@ -149,14 +116,14 @@ class TestRaces:
                 wrong.append(schedule)
         assert wrong
 
-    def test_a_shuffle_is_no_barrier_for_memory(self, checking: Emulator) -> None:
+    def test_a_shuffle_is_no_barrier_for_memory(self, checking_emulator: Emulator) -> None:
         x = random(32)
         with pytest.raises(LaunchError, match="race on shared memory"):
-            kernel(checking, "reverse_warp")((1,), (32,), (np.zeros_like(x), x, plant("MISSING_WARP_BARRIER")))
+            kernel(checking_emulator, "reverse_warp")((1,), (32,), (np.zeros_like(x), x, plant("MISSING_WARP_BARRIER")))
 
-    def test_blocks_race_for_global_memory(self, checking: Emulator) -> None:
+    def test_blocks_race_for_global_memory(self, checking_emulator: Emulator) -> None:
         with pytest.raises(LaunchError, match=r"race on global memory.*another block"):
-            kernel(checking, "count")((4,), (32,), (np.zeros(1, np.int32), plant("PLAIN_ADD")))
+            kernel(checking_emulator, "count")((4,), (32,), (np.zeros(1, np.int32), plant("PLAIN_ADD")))
 
     @pytest.mark.parametrize(
         ("fault", "message"),
@@ -166,10 +133,10 @@ class TestRaces:
             ("NO_BARRIER_AFTER_WAIT", "race on shared memory|that a cp.async is still writing"),
         ],
     )
-    def test_asynchronous_copies(self, checking: Emulator, fault: str, message: str) -> None:
+    def test_asynchronous_copies(self, checking_emulator: Emulator, fault: str, message: str) -> None:
         x = random(8 * 64, dtype=np.float16)
         with pytest.raises(LaunchError, match=message):
-            run = kernel(checking, "copy_async", "float16")
+            run = kernel(checking_emulator, "copy_async", "float16")
             run((1,), (64,), (np.zeros_like(x), x, plant(fault)), shared_mem=16 * 64)
 
     def test_asynchronous_copies_without_checks(self) -> None:
@@ -190,16 +157,18 @@ class TestMemory:
             ("READ_BEYOND_THE_END", r"the kernel reads memory beyond the end of argument 1 \(1 bytes away\)"),
         ],
     )
-    def test_outside_an_argument(self, checking: Emulator, fault: str, message: str) -> None:
+    def test_outside_an_argument(self, checking_emulator: Emulator, fault: str, message: str) -> None:
         x, out = random(2, 20), np.zeros((2, 20), np.float32)
         with pytest.raises(LaunchError, match=message) as error:
-            kernel(checking, "twice")((2,), (32,), (out, x, np.int32(20), np.int32(20), plant(fault)))
+            kernel(checking_emulator, "twice")((2,), (32,), (out, x, np.int32(20), np.int32(20), plant(fault)))
         assert f" planted.cu:{line_of('to[min(i')}: " in str(error.value)
 
-    def test_between_the_rows_of_a_view(self, checking: Emulator) -> None:
+    def test_between_the_rows_of_a_view(self, checking_emulator: Emulator) -> None:
         x, out = random(2, 30), np.zeros((2, 30), np.float32)
         with pytest.raises(LaunchError, match="writes to argument 0 where it may not"):
-            kernel(checking, "twice")((2,), (32,), (out[:, :20], x, np.int32(20), np.int32(30), plant("BETWEEN_ROWS")))
+            kernel(checking_emulator, "twice")(
+                (2,), (32,), (out[:, :20], x, np.int32(20), np.int32(30), plant("BETWEEN_ROWS"))
+            )
 
     def test_through_a_null_pointer(self, emulator: Emulator) -> None:
         x, out = random(2, 20), np.zeros((2, 20), np.float32)
@@ -216,16 +185,16 @@ class TestMemory:
             run = kernel(emulator, "through_shared")
             run((1,), (32,), (np.zeros_like(x), x, np.int32(64), plant("TOO_MUCH_SHARED")), shared_mem=256)
 
-    def test_outside_a_shared_array(self, checking: Emulator) -> None:
+    def test_outside_a_shared_array(self, checking_emulator: Emulator) -> None:
         x = random(64)
         with pytest.raises(LaunchError, match=f"planted.cu:{line_of('last[numbers] = 1')}: index 64 is outside"):
-            run = kernel(checking, "through_shared")
+            run = kernel(checking_emulator, "through_shared")
             run((1,), (32,), (np.zeros_like(x), x, np.int32(64), plant("OUTSIDE_SHARED_ARRAY")), shared_mem=256)
 
-    def test_misaligned_load(self, checking: Emulator) -> None:
+    def test_misaligned_load(self, checking_emulator: Emulator) -> None:
         x = random(128)
         with pytest.raises(LaunchError, match="byte 12 of argument 1 is not aligned to 16 bytes"):
-            kernel(checking, "copy_wide")((1,), (32,), (np.zeros_like(x), x, plant("MISALIGNED")))
+            kernel(checking_emulator, "copy_wide")((1,), (32,), (np.zeros_like(x), x, plant("MISALIGNED")))
 
     def test_shared_memory_begins_as_nan(self, emulator: Emulator) -> None:
         x = random(32)
@@ -259,76 +228,3 @@ class TestWaiting:
         x = random(64)
         with pytest.raises(LaunchError, match=message):
             kernel(any_emulator, "sum")((1,), (64,), (np.zeros_like(x), x, plant(fault)))
-
-
-class TestLaunching:
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ((0, 1, 2), "takes 5 arguments, 4 were given"),
-            ((0, 1, np.int32(1), 5), r"argument 3 \(i4\): a Python int was given; CuPy passes it as 8 bytes"),
-            ((0, 1, np.int32(1), np.int64(5)), r"argument 3 \(i4\): a number of type int64"),
-            ((0, 1, np.int32(1), np.float32(5)), r"argument 3 \(i4\): a number of type float32"),
-            ((0, 1, 0, np.int32(5)), r"argument 2 \(i4\): an array was given for a number"),
-            ((0, np.zeros(8), np.int32(1), np.int32(1)), r"argument 1 \(const \*f4\): an array of float64"),
-            ((0, np.zeros(8, np.float16), np.int32(1), np.int32(1)), r"argument 1 \(const \*f4\): an array of float16"),
-            ((0, np.uintp(8), np.int32(1), np.int32(1)), "a pointer is an array, or np.uintp"),
-        ],
-    )
-    def test_arguments_are_held_to_the_signature(
-        self, emulator: Emulator, arguments: tuple[Any, ...], message: str
-    ) -> None:
-        arrays = [np.zeros(8, np.float32), np.zeros(8, np.float32), np.zeros(8, np.float32)]
-        given = tuple(arrays[a] if isinstance(a, int) and a < 3 else a for a in arguments)
-        with pytest.raises(TypeError, match=message):
-            kernel(emulator, "twice")((1,), (32,), (*given, NONE))
-
-    def test_an_array_that_must_not_be_written(self, emulator: Emulator) -> None:
-        x = random(32)
-        out = np.zeros_like(x)
-        out.flags.writeable = x.flags.writeable = False
-        with pytest.raises(TypeError, match=r"argument 0.*must not be written"):
-            kernel(emulator, "reverse_warp")((1,), (32,), (out, x, NONE))
-
-    @pytest.mark.parametrize(
-        ("grid", "block", "shared", "message"),
-        [
-            ((0,), (32,), 0, "the grid must be"),
-            ((1, 70000), (32,), 0, "the grid must be"),
-            ((1,), (2048,), 0, "from 1 to 1024 threads"),
-            ((1,), (33,), 0, "multiple of 32"),
-            ((1,), (32,), 50000, "allowed are 49152"),
-        ],
-    )
-    def test_impossible_launches(self, emulator: Emulator, grid: Any, block: Any, shared: int, message: str) -> None:
-        x = random(32)
-        with pytest.raises(LaunchError, match=message):
-            kernel(emulator, "reverse_warp")(grid, block, (np.zeros_like(x), x, NONE), shared_mem=shared)
-
-    def test_more_shared_memory_when_told(self, emulator: Emulator) -> None:
-        x = random(20000)
-        out = np.zeros_like(x)
-        run = kernel(emulator, "through_shared")
-        assert run.max_dynamic_shared_size_bytes == 48 * 1024
-        run.max_dynamic_shared_size_bytes = 80000
-        run((1,), (1024,), (out, x, np.int32(x.size), NONE), shared_mem=80000)
-        np.testing.assert_array_equal(out, x)
-        with pytest.raises(LaunchError, match="at most 232448"):
-            run.max_dynamic_shared_size_bytes = 300000
-
-    def test_names(self, emulator: Emulator, tmp_path: Path) -> None:
-        with pytest.raises(AttributeError, match="has no kernel tile; it has reverse_twice"):
-            kernel(emulator, "tile")
-        (tmp_path / "broken.cu").write_text('extern "C" __global__ void broken(float* x) {\n    x[0] = y;\n}\n')
-        with pytest.raises(BuildError, match=r"broken\.cu:2:\d+: error"):
-            emulator.module(tmp_path / "broken.cu")
-
-    def test_an_edited_header_is_noticed(self, emulator: Emulator, tmp_path: Path) -> None:
-        (tmp_path / "answer.cu").write_text(
-            '#include "answer.cuh"\nextern "C" __global__ void answer(int* x) { if (threadIdx.x == 0) *x = ANSWER; }\n'
-        )
-        for answer in (1, 2):
-            (tmp_path / "answer.cuh").write_text(f"#define ANSWER {answer}\n")
-            x = np.zeros(1, np.int32)
-            emulator.module(tmp_path / "answer.cu").get_function("answer")((1,), (32,), (x,))
-            assert x[0] == answer
