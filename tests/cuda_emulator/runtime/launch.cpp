@@ -122,7 +122,8 @@ const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, co
     for (uint64_t number : block_order(uint64_t(grid[0]) * grid[1] * grid[2])) {
         block_index = {unsigned(number % grid[0]), unsigned(number / grid[0] % grid[1]),
                        unsigned(number / grid[0] / grid[1])};
-        memset(statics.start, 0xff, statics.bytes);  // 0xffff and 0xffffffff are NaN in every storage type
+        // NaN in every storage type. The guards that g++ puts beside arrays of __half then say "constructed already".
+        memset(statics.start, 0xff, statics.bytes);
         memset(dynamic_memory, 0xff, dynamic_bytes);
         good = run_block() && red_zone_intact();
         if (!good) break;
