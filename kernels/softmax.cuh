@@ -1,0 +1,45 @@
+// What the attention kernels share: softmax in powers of two, and reductions over neighbouring lanes.
+#pragma once
+
+#include "common.cuh"
+
+// Scores are scaled by this once, so that exp(x) becomes exp2f(x), which the hardware has.
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float MINUS_INFINITY = -__builtin_huge_valf();
+
+// The sum over groups of COUNT neighbouring lanes (a power of two); every lane of a group gets it.
+template <int COUNT>
+__device__ __forceinline__ float neighbours_sum(float x) {
+#pragma unroll
+    for (int offset = COUNT / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(ALL_LANES, x, offset);
+    return x;
+}
+
+template <int COUNT>
+__device__ __forceinline__ float neighbours_max(float x) {
+#pragma unroll
+    for (int offset = COUNT / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, offset));
+    return x;
+}
+
+// One query's softmax while its scores arrive tile by tile (Milakov and Gimelshein, arXiv 1805.02867). Scores are
+// raw; `scale` (above 0) holds LOG2_E as well.
+struct RunningSoftmax {
+    float maximum = MINUS_INFINITY;  // of the raw scores so far
+    float total = 0.0f;              // of the weights so far, a lane's part of it
+
+    // Take in a new tile's maximum; the answer is what all earlier sums are to be multiplied by.
+    __device__ __forceinline__ float raise(float tile_maximum, float scale) {
+        float raised = fmaxf(maximum, tile_maximum);
+        float shrink = exp2f((maximum - raised) * scale);
+        maximum = raised;
+        total *= shrink;
+        return shrink;
+    }
+
+    __device__ __forceinline__ float weigh(float score, float scale) {
+        float weight = exp2f(score * scale - maximum * scale);
+        total += weight;
+        return weight;
+    }
+};
