@@ -23,7 +23,8 @@ __device__ __forceinline__ float neighbours_max(float x) {
 }
 
 // One query's softmax while its scores arrive tile by tile (Milakov and Gimelshein, arXiv 1805.02867). Scores are
-// raw; `scale` (above 0) holds LOG2_E as well.
+// raw; `scale` (above 0) holds LOG2_E as well. With fmaf the only rounding before the power is that of the maximum's
+// product, which all weights share.
 struct RunningSoftmax {
     float maximum = MINUS_INFINITY;  // of the raw scores so far
     float total = 0.0f;              // of the weights so far, a lane's part of it
@@ -31,14 +32,14 @@ struct RunningSoftmax {
     // Take in a new tile's maximum; the answer is what all earlier sums are to be multiplied by.
     __device__ __forceinline__ float raise(float tile_maximum, float scale) {
         float raised = fmaxf(maximum, tile_maximum);
-        float shrink = exp2f((maximum - raised) * scale);
+        float shrink = exp2f(fmaf(maximum, scale, -raised * scale));
         maximum = raised;
         total *= shrink;
         return shrink;
     }
 
     __device__ __forceinline__ float weigh(float score, float scale) {
-        float weight = exp2f(score * scale - maximum * scale);
+        float weight = exp2f(fmaf(score, scale, -maximum * scale));
         total += weight;
         return weight;
     }
