@@ -37,8 +37,7 @@ struct QueryTile {
         }
 #pragma unroll
         for (int i = 0; i < ROWS * TURNS * 4; i++) result[i / (TURNS * 4)][i / 4 % TURNS][i % 4] = 0.0f;
-        __syncwarp();
-    }
+    }  // the block's barrier before the first tile makes the queries known to all eight lanes
 
     // Take in the keys and values at positions first_key ... ; position: of the block's first query.
     __device__ __forceinline__ void attend(const float* keys, const float* values, int first_key, int position,

@@ -114,7 +114,7 @@ DECODE: dict[str, Lengths] = {
 PREFILL: dict[str, Lengths] = {
     "two tokens": [(0, 2)],
     "around a tile": [(0, 63), (0, 64), (0, 65)],
-    "chunked": [(70, 30), (1, 129), (16, 16)],
+    "chunked": [(70, 30), (1, 129), (62, 3)],
     "mixed with decode, padded": [(33, 1), (0, 70), PADDED, (129, 1), (5, 3), PADDED],
 }
 EVERY = [*DECODE, *PREFILL]
