@@ -113,7 +113,7 @@ __device__ __forceinline__ void score_keys(Shared& shared, const float query[GRO
 __device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int head_stride, int count) {
     int lane = threadIdx.x % WARP;
     for (int g = threadIdx.x / WARP; g < GROUP; g += WARPS) {
-        float maximum = MINUS_INFINITY, total = 0.0f;
+        float maximum = minus_infinity(), total = 0.0f;
         for (int row = lane; row < count; row += WARP) maximum = fmaxf(maximum, shared.weights[g][row]);
         maximum = warp_max(maximum);
         for (int row = lane; row < count; row += WARP) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ bool arrives_last(Shared& shared, int* arrived, int b
 __device__ __forceinline__ void merge_splits(storage_t* out, const float* partials, int head_stride, int splits) {
     for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
         const float* partial = partials + i / HEAD_DIM * head_stride;
-        float maximum = MINUS_INFINITY, total = 0.0f, sum = 0.0f;
+        float maximum = minus_infinity(), total = 0.0f, sum = 0.0f;
         for (int split = 0; split < splits; split++) maximum = fmaxf(maximum, partial[split * PARTIAL + HEAD_DIM]);
         for (int split = 0; split < splits; split++) {
             float share = exp2f(partial[split * PARTIAL + HEAD_DIM] - maximum);

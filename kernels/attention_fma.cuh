@@ -46,11 +46,11 @@ struct QueryTile {
         score_keys(scores, keys);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            float maximum = MINUS_INFINITY;
+            float maximum = minus_infinity();
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
                 int key = first_key + threadIdx.x % 8 + j * 8;
-                if (key > position + row() + r) scores[r][j] = MINUS_INFINITY;  // it lies after its query
+                if (key > position + row() + r) scores[r][j] = minus_infinity();  // it lies after its query
                 maximum = fmaxf(maximum, scores[r][j]);
             }
             float shrink = softmax[r].raise(neighbours_max<8>(maximum), scale);

@@ -78,7 +78,7 @@ struct QueryTile {
 #pragma unroll
         for (int i = 0; i < KEYS / 8 * 4; i++) {
             int key = first_key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-            if (key > position + row() + i % 4 / 2 * 8) scores[i / 4][i % 4] = MINUS_INFINITY;
+            if (key > position + row() + i % 4 / 2 * 8) scores[i / 4][i % 4] = minus_infinity();
         }
     }
 
@@ -86,7 +86,7 @@ struct QueryTile {
     __device__ __forceinline__ void weigh(float scores[KEYS / 8][4], float scale) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float maximum = MINUS_INFINITY;
+            float maximum = minus_infinity();
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++)
                 maximum = fmaxf(maximum, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));

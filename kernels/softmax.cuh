@@ -5,7 +5,7 @@
 
 // Scores are scaled by this once, so that exp(x) becomes exp2f(x), which the hardware has.
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float MINUS_INFINITY = -__builtin_huge_valf();
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }  // NVRTC has no INFINITY
 
 // The sum over groups of COUNT neighbouring lanes (a power of two); every lane of a group gets it.
 template <int COUNT>
@@ -26,7 +26,7 @@ __device__ __forceinline__ float neighbours_max(float x) {
 // raw; `scale` (above 0) holds LOG2_E as well. With fmaf the only rounding before the power is that of the maximum's
 // product, which all weights share.
 struct RunningSoftmax {
-    float maximum = MINUS_INFINITY;  // of the raw scores so far
+    float maximum = minus_infinity();  // of the raw scores so far
     float total = 0.0f;              // of the weights so far, a lane's part of it
 
     // Take in a new tile's maximum; the answer is what all earlier sums are to be multiplied by.
