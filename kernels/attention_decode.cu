@@ -70,7 +70,9 @@ struct Piece {
         }
     }
 
-    __device__ __forceinline__ float operator[](int i) const { return to_float(reinterpret_cast<const storage_t*>(raw)[i]); }
+    __device__ __forceinline__ float operator[](int i) const {
+        return to_float(reinterpret_cast<const storage_t*>(raw)[i]);
+    }
 };
 
 // One split of one sequence and K/V head: `count` positions from `first`.

@@ -114,7 +114,8 @@ struct QueryTile {
 #pragma unroll
             for (int i = 0; i < TURNS * 4; i++) {
                 int column = (threadIdx.x % 8 + i / 4 * 8) * 4 + i % 4;
-                if (column < HEAD_DIM) out[(long long)(row() + r) * out_stride + column] = result[r][i / 4][i % 4] * share;
+                storage_t* place = out + (long long)(row() + r) * out_stride + column;
+                if (column < HEAD_DIM) *place = result[r][i / 4][i % 4] * share;
             }
         }
     }

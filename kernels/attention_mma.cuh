@@ -52,7 +52,8 @@ struct QueryTile {
                                            float scale) {
         float scores[KEYS / 8][4] = {};
         score_keys(scores, keys);
-        if (first_key + KEYS > position + threadIdx.x / WARP * WARP_QUERIES + 1) hide_later(scores, first_key, position);
+        int warp_position = position + threadIdx.x / WARP * WARP_QUERIES;
+        if (first_key + KEYS > warp_position + 1) hide_later(scores, first_key, position);
         weigh(scores, scale);
         add_values(scores, values);
     }
@@ -131,7 +132,8 @@ struct QueryTile {
 #pragma unroll
             for (int j = 0; j < HEAD_DIM / 8; j++) {
                 storage_t* place = out + (long long)r * out_stride + j * 8 + threadIdx.x % 4 * 2;
-                *reinterpret_cast<unsigned*>(place) = pack(result[j][2 * half] * share, result[j][2 * half + 1] * share);
+                float left = result[j][2 * half], right = result[j][2 * half + 1];
+                *reinterpret_cast<unsigned*>(place) = pack(left * share, right * share);
             }
         }
     }

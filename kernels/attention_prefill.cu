@@ -17,7 +17,7 @@
 // FLOPs: 4 D per query, head and key seen. Bytes: each block reads K and V of all it sees, 2 b D per key (b bytes a
 // number), once for QUERIES queries; blocks that share a head find them in the L2 cache mostly. The floor is the
 // arithmetic: OPT-6.7B, one prompt of 2,000 tokens, 33 GFLOP a layer, 43 us at the 770 TFLOP/s of a large product.
-// Shared memory sets a lower ceiling: for each key a warp of 16 queries reads 4 D bytes and does 64 D FLOP, which at 128
+// Shared memory sets a lower ceiling: for each key a warp of 16 queries reads 4 D bytes for 64 D FLOP, which at 128
 // bytes a clock is 2,048 FLOP a clock, about half of the tensor cores' rate.
 //
 // Versions, none measured on a GPU yet:
