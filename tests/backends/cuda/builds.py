@@ -5,10 +5,27 @@ A module that needs no constants need not be listed. `"storage"` names the stora
 
 from typing import Any
 
+from minillm.backends.cuda.attention import SPLIT, PrefillTile
+
 STORAGES = ("float32", "float16", "bfloat16")
 
-BUILDS: dict[str, list[dict[str, Any]]] = {}
+ATTENTION_DECODE = [
+    {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": SPLIT}
+    for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))
+]
+ATTENTION_PREFILL = [
+    {"HEAD_DIM": D, "PAGE_SIZE": 16, "QUERIES": tile.queries, "KEYS": tile.keys, "storage": (storage,)}
+    for D in (64, 80, 96, 128, 192, 256)
+    for storage in STORAGES
+    for tile in [PrefillTile.of(storage, D)]
+]
+
+BUILDS: dict[str, list[dict[str, Any]]] = {
+    "attention_decode": ATTENTION_DECODE,
+    "attention_prefill": ATTENTION_PREFILL,
+    "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
+}
 """Module -> list of constants, given to the compiler as macros."""
 
-TENSOR_CORE: tuple[str, ...] = ()
+TENSOR_CORE: tuple[str, ...] = ("attention_prefill",)
 """Modules whose 16-bit builds must use the tensor cores."""
