@@ -1,0 +1,106 @@
+// One launch: its limits, shared memory, and one block after another.
+#include "scheduler.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <link.h>
+#include <numeric>
+
+alignas(128) thread_local unsigned char (*emulated_dynamic_shared)[];
+
+namespace emulation {
+
+namespace {
+
+constexpr size_t MOST_SHARED = 227 * 1024;  // sm_90; the launcher holds a kernel to what it was allowed
+constexpr size_t RED_ZONE = 4096;           // after the launch's dynamic shared memory: nobody may write there
+
+alignas(1024) unsigned char dynamic_memory[MOST_SHARED + RED_ZONE];
+
+struct Region {
+    const void* anchor;
+    char* start;
+    size_t bytes;
+};
+
+// The TLS segment of the module that `anchor` lies in: all its __shared__ variables.
+int find_segment(dl_phdr_info* info, size_t, void* data) {
+    auto* wanted = static_cast<Region*>(data);
+    if (!info->dlpi_tls_data) return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const auto& header = info->dlpi_phdr[i];
+        char* start = static_cast<char*>(info->dlpi_tls_data);
+        if (header.p_type != PT_TLS || wanted->anchor < start || wanted->anchor >= start + header.p_memsz) continue;
+        wanted->start = start;
+        wanted->bytes = header.p_memsz;
+        return 1;
+    }
+    return 0;
+}
+
+const char* refuse(const Launch& launch) {
+    const unsigned *grid = launch.grid, *size = launch.block;
+    size_t threads = size_t(size[0]) * size[1] * size[2];
+    if (!grid[0] || !grid[1] || !grid[2] || grid[0] > 0x7fffffffu || grid[1] > 65535 || grid[2] > 65535)
+        return "the grid must be from 1 to (2147483647, 65535, 65535)";
+    if (threads < 1 || threads > 1024 || size[2] > 64) return "a block must have from 1 to 1024 threads, at most 64 in z";
+    if (threads % 32) return "the threads of a block must be a multiple of 32: kernels rely on full warps";
+    if (launch.shared_bytes > MOST_SHARED) return "more than 227 KiB of dynamic shared memory";
+    return nullptr;
+}
+
+bool red_zone_intact(size_t shared_bytes) {
+    const unsigned char* zone = dynamic_memory + shared_bytes;
+    if (zone[0] == 0xff && !memcmp(zone, zone + 1, RED_ZONE - 1)) return true;
+    size_t at = 0;
+    while (zone[at] == 0xff) at++;
+    snprintf(block.error, sizeof block.error,
+             "block (%u, %u, %u) wrote byte %zu of dynamic shared memory; the launch gave it %zu bytes", block_index.x,
+             block_index.y, block_index.z, shared_bytes + at, shared_bytes);
+    return false;
+}
+
+// In which order blocks run: up, down, or shuffled.
+std::vector<uint64_t> block_order(uint64_t blocks) {
+    std::vector<uint64_t> order(blocks);
+    std::iota(order.begin(), order.end(), 0);
+    if (block.schedule == REVERSE || block.schedule == WARPS_REVERSED) std::reverse(order.begin(), order.end());
+    if (block.schedule == RANDOM)
+        for (uint64_t i = blocks - 1; i > 0; i--) {
+            block.random = block.random * 1664525u + 1013904223u;
+            std::swap(order[i], order[(block.random >> 4) % (i + 1)]);
+        }
+    return order;
+}
+
+}  // namespace
+
+const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, const void* anchor) {
+    if (const char* reason = refuse(*launch)) return reason;
+    const unsigned *grid = launch->grid, *size = launch->block;
+    block_size = dim3(size[0], size[1], size[2]);
+    grid_size = dim3(grid[0], grid[1], grid[2]);
+    block.kernel = kernel;
+    block.arguments = arguments;
+    block.schedule = Schedule(launch->schedule);
+    block.random = launch->seed * 2654435761u | 1u;
+    if (!prepare_block(size[0] * size[1] * size[2])) return "no memory for the stacks";
+
+    Region statics{anchor, nullptr, 0};
+    dl_iterate_phdr(find_segment, &statics);
+    emulated_dynamic_shared = reinterpret_cast<unsigned char(*)[]>(dynamic_memory);
+    memset(dynamic_memory + launch->shared_bytes, 0xff, RED_ZONE);
+
+    for (uint64_t number : block_order(uint64_t(grid[0]) * grid[1] * grid[2])) {
+        block_index = {unsigned(number % grid[0]), unsigned(number / grid[0] % grid[1]),
+                       unsigned(number / grid[0] / grid[1])};
+        memset(statics.start, 0xff, statics.bytes);  // 0xffff and 0xffffffff are NaN in every storage type
+        memset(dynamic_memory, 0xff, launch->shared_bytes);
+        if (!run_block() || !red_zone_intact(launch->shared_bytes)) return block.error;
+    }
+    return nullptr;
+}
+
+}  // namespace emulation
