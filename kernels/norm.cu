@@ -28,8 +28,8 @@ __device__ __forceinline__ void norm_row(storage_t* out, storage_t* sum, const s
                                          const float* gain, const float* bias, int E, float epsilon) {
     __shared__ float scratch[WARP];
     long long row = (long long)blockIdx.x * E;
-    bool wide = lies_wide(x, E, E) && lies_wide(residual, E, E) && lies_wide(sum, E, E) && lies_wide(out, E, E) &&
-                lies_wide(gain, E, E) && lies_wide(bias, E, E);
+    bool wide = lies_wide(x, E) && lies_wide(residual, E) && lies_wide(sum, E) && lies_wide(out, E) &&
+                lies_wide(gain, E) && lies_wide(bias, E);
 
     float values[VECTORS][VECTOR];
     float total = 0.0f;

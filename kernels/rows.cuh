@@ -3,11 +3,11 @@
 
 #include "common.cuh"
 
-// Whether rows of `width` numbers, beginning at `pointer` and every `stride` numbers after it, all lie on 16 bytes and
-// end on a whole vector. A null pointer stands for an array that is not there.
+// Whether rows that begin at `pointer`, and every `stride` numbers after it, all lie on 16 bytes. A null pointer stands
+// for an array that is not there.
 template <class T>
-__device__ __forceinline__ bool lies_wide(const T* pointer, int stride, int width) {
-    return (unsigned long long)pointer % 16 == 0 && stride % VECTOR == 0 && width % VECTOR == 0;
+__device__ __forceinline__ bool lies_wide(const T* pointer, int stride) {
+    return (unsigned long long)pointer % 16 == 0 && stride % VECTOR == 0;
 }
 
 #if MINILLM_STORAGE != 32
