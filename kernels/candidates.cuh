@@ -110,7 +110,8 @@ __device__ __forceinline__ Sums sums_before(Search& search, Sums own) {
     return before;
 }
 
-// Find the bin in which the running sum reaches `target`, 1 at least and no more than all bins together.
+// Find the bin in which the running sum reaches `target`, 1 at least and no more than all bins together. A bin that is
+// divided again holds the same sums to the bit, since they are whole numbers of the same expression.
 __device__ __forceinline__ void find_bin(Search& search, bool by_count, Mass target) {
     int each = BINS / blockDim.x, begin = threadIdx.x * each;  // blockDim.x is a power of two
     Sums own{0, 0};
@@ -178,16 +179,16 @@ __device__ Group reach(Search& search, const Row& row, const Mass* masses, const
     __syncthreads();
     unsigned low = search.edges[0], high = search.edges[1] - 1;
 
-    int shift;
-    do {
-        shift = 0;
+    for (int division = 0; division < 3; division++) {  // three times 11 bits are more than a rank has
+        int shift = 0;
         while ((high - low) >> shift >= BINS) shift++;
         divide(search, row, low, high, shift);
         find_bin(search, by_count, target - (by_count ? before.count : before.mass));
         before = before + search.before;
         low += (unsigned)search.bin << shift;
         high = min(high, low + ((1u << shift) - 1));
-    } while (shift > 0 && search.sums.count > 1);
+        if (shift == 0 || search.sums.count == 1) break;
+    }
     return {before, search.sums, search.first_id, low};
 }
 

@@ -3,8 +3,9 @@
 //     argmax:  logits.argmax(-1)                                                      # [R, V] -> [R]
 //     sample:  ops.sample(logits, uniform(seed, sequence, position), temperature=..., top_k=..., top_p=..., min_p=...)
 //
-// How the draw is defined is said in minillm/ops/sampling.py; the tokens here are the same, but where u lies within
-// 1e-5 of the edge between two candidates (exp is rounded otherwise). Nothing is sorted. Three things make that work:
+// How the draw is defined is said in minillm/ops/sampling.py. The tokens here are the same, but where rounding decides
+// (exp is rounded otherwise): u within 1e-5 of the edge between two candidates, or a share of top-p or min-p within 1e-6
+// of itself of where it keeps one more. Nothing is sorted. Three things make that work:
 //
 //   - In the order of the candidates (score, then id) each filter keeps a prefix, so all it does is to lower the mass
 //     that the uniform number is a share of. Each question (where does top-k end, where top-p, which token) is the same:
@@ -17,14 +18,15 @@
 // Launches: best_of_chunks, then take_best (argmax) or count_scores and draw (sample).
 //
 //   kernel          grid         block             reads                                  writes
-//   best_of_chunks  (C, R)       256               the logits                             best [R, C]
+//   best_of_chunks  (R, C)       256               the logits                             best [R, C]
 //   take_best       R            32                best                                   ids, not_finite [R]
-//   count_scores    (C, R)       256               the logits                             masses, counts of the bins
+//   count_scores    (R, C)       256               the logits                             masses, counts of the bins
 //   draw            R            32 to 1024 by V   bins; the logits, 1 to 3 times each    ids, not_finite [R]
 //                                                  for top-k, for top-p and for the token
 //
 // with C = V / CHUNK rounded up. Floor of argmax: 4 R V / bandwidth; of sample without filters three times that, each
-// filter once more. Logits just written lie in L2, where 50k of them are read by one multiprocessor in about 2 us.
+// filter once more. Logits just written lie in L2; one multiprocessor takes 64 bytes of it a clock, so that 50k of them
+// are expected to take draw 2 us each time.
 //
 // Versions (none measured on a GPU yet):
 //   1. one block for each row does it all: a row of 256k leaves all multiprocessors but one idle in every pass.
@@ -58,8 +60,8 @@ __device__ __forceinline__ Row row_of(const float* logits, const unsigned long l
 extern "C" __global__ void best_of_chunks(unsigned long long* best, Mass* masses, unsigned* counts,
                                           const float* logits, int V, int stride) {
     __shared__ unsigned long long of_warps[WARP];
-    int r = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int begin = blockIdx.x * CHUNK, end = min(begin + CHUNK, V);
+    int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int begin = blockIdx.y * CHUNK, end = min(begin + CHUNK, V);
     const float* row = logits + (long long)r * stride;
 
     unsigned long long found = NO_CANDIDATE;
@@ -73,11 +75,11 @@ extern "C" __global__ void best_of_chunks(unsigned long long* best, Mass* masses
     __syncthreads();
     if (warp == 0) {
         found = warp_best(lane < blockDim.x / WARP ? of_warps[lane] : NO_CANDIDATE);
-        if (lane == 0) best[(long long)r * gridDim.x + blockIdx.x] = found;
+        if (lane == 0) best[(long long)r * gridDim.y + blockIdx.y] = found;
     }
 
     if (masses == nullptr) return;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < MASSES; i += gridDim.x * blockDim.x) {
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < MASSES; i += gridDim.y * blockDim.x) {
         masses[(long long)r * MASSES + i] = 0;
         if (i < COUNTS) counts[(long long)r * COUNTS + i] = 0;
     }
@@ -99,8 +101,8 @@ extern "C" __global__ void count_scores(Mass* masses, unsigned* counts, const fl
                                         int V, int stride) {
     __shared__ Mass bin_mass[BINS];
     __shared__ unsigned bin_count[BINS];
-    int r = blockIdx.y;
-    Row row = row_of(logits, best, temperatures[r], r, V, stride, gridDim.x);
+    int r = blockIdx.x;
+    Row row = row_of(logits, best, temperatures[r], r, V, stride, gridDim.y);
     if (row.is_none()) return;
     masses += (long long)r * MASSES;
     counts += (long long)r * COUNTS;
@@ -113,7 +115,8 @@ extern "C" __global__ void count_scores(Mass* masses, unsigned* counts, const fl
     float min_p = min_ps[r];
     Sums all{0, 0};
     Mass kept = 0;
-    for_each_candidate(row, blockIdx.x * CHUNK, min(blockIdx.x * CHUNK + CHUNK, V), [&](int, float score) {
+    int begin = blockIdx.y * CHUNK;
+    for_each_candidate(row, begin, min(begin + CHUNK, V), [&](int, float score) {
         Mass mass = row.mass(score);
         int b = row.bin(score);
         atomicAdd(&bin_mass[b], mass);

@@ -1,8 +1,9 @@
 """Launching the choice of each row's next token on the device (`kernels/sampling.cu`).
 
-What is drawn is what `ops.sample` draws with the uniform of `ops.philox.uniform(seed, sequence, position)`; where u
-lies within 1e-5 of the edge between two candidates it may be the other of the two. All settings are read from the
-device, row by row, so one captured step serves requests with any settings. Only the ids need to leave the device.
+What is drawn is what `ops.sample` draws with the uniform of `ops.philox.uniform(seed, sequence, position)`, but where
+rounding decides: where the uniform lies within 1e-5 of the edge between two candidates, or the share of top-p or min-p
+within 1e-6 of itself of where it would keep one more. All settings are read from the device, row by row, so one
+captured step serves requests with any settings. Only the ids need to leave the device.
 """
 
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def sample(kernels: Kernels, logits: Any, draws: Draws, workspace: Workspace, id
     sizes = np.int32(V), np.int32(row_stride(logits))
     _best_of_chunks(kernels, logits, workspace, masses, counts)
     kernels.get("sampling", "count_scores")(
-        (_chunks(V), R), (THREADS,), (masses, counts, logits, best, draws.temperatures, draws.min_ps, *sizes)
+        (R, _chunks(V)), (THREADS,), (masses, counts, logits, best, draws.temperatures, draws.min_ps, *sizes)
     )
     kernels.get("sampling", "draw")(
         (R,),
@@ -136,7 +137,7 @@ def _best_of_chunks(kernels: Kernels, logits: Any, workspace: Workspace, masses:
     R, V = logits.shape
     assert workspace.best.shape[0] >= R and workspace.best.shape[1] == _chunks(V), "the workspace is of another shape"
     args = (workspace.best, masses, counts, logits, np.int32(V), np.int32(row_stride(logits)))
-    kernels.get("sampling", "best_of_chunks")((_chunks(V), R), (THREADS,), args)
+    kernels.get("sampling", "best_of_chunks")((R, _chunks(V)), (THREADS,), args)
 
 
 def _chunks(V: int) -> int:
