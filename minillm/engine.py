@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from .cache import PagedCache, affordable_pages
 from .config import ModelConfig
+from .decoding.continuation import Progress
 from .decoding.parameters import GenerationConfig
 from .decoding.select import strategy_for
 from .decoding.strategy import Request
-from .devices import choose_backend
+from .devices import Placement, choose_backend
 from .errors import EngineStateError, ParameterError
 from .loading import Parts, load_parts
 from .loop import Stats, StepLoop
@@ -46,6 +47,9 @@ class Engine:
         revision: str | None = None,
         dtype: str = "auto",
         device: str = "cpu",
+        backend: str = "auto",
+        cache_dtype: str = "auto",
+        threads: int | None = None,
         max_batch_size: int = 16,
         cache_bytes: int | None = None,
         prefix_cache: bool = False,
@@ -57,8 +61,12 @@ class Engine:
         Args:
             model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
             revision: branch, tag or commit on the hub
-            dtype: how weights are stored in memory: "auto" or "float32"
+            dtype: how weights are kept in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default
+                as is fastest without a loss
             device: "cpu"
+            backend: what computes on a CPU: "numpy", or "numba", which is the default where it is installed
+            cache_dtype: how the K/V cache is kept: "float32" (the default), "bfloat16" or "int8"
+            threads: of the processor; by default as many as it has cores. It is a setting of the whole process
             max_batch_size: sequences that run at once; what is beyond waits
             cache_bytes: memory for the K/V cache; by default what `max_batch_size` full contexts take, but at most
                 half of the free memory
@@ -73,7 +81,8 @@ class Engine:
         """
         began = time.perf_counter()
         _check_size("max_batch_size", max_batch_size)
-        ops = choose_backend(device, dtype, max_batch_size)
+        placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
+        ops = choose_backend(placement, max_batch_size)
         helpers = {name: where for name, where in (("draft", draft), ("amateur", amateur)) if where is not None}
         self._set_up(load_parts(model, revision, helpers, ops), max_batch_size, cache_bytes, prefix_cache=prefix_cache)
         self.load_seconds = time.perf_counter() - began
@@ -85,12 +94,13 @@ class Engine:
         *,
         seed: int = 0,
         std: float = 0.02,
-        dtype: str = "auto",
-        device: str = "cpu",
         max_batch_size: int = 16,
         cache_bytes: int | None = None,
+        **placement: Any,
     ) -> "Engine":
         """A published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
+
+        `placement` is `dtype`, `device`, `backend`, `cache_dtype` and `threads`, as for a model that is loaded.
 
         Raises:
             ParameterError: the shape is not known; the message lists those that are.
@@ -98,7 +108,7 @@ class Engine:
         began = time.perf_counter()
         _check_size("max_batch_size", max_batch_size)
         engine = cls.__new__(cls)
-        ops = choose_backend(device, dtype, max_batch_size)
+        ops = choose_backend(Placement(**placement), max_batch_size)
         engine._set_up(Parts(ops, random_model(shape, seed, std, ops)), max_batch_size, cache_bytes)
         engine.load_seconds = time.perf_counter() - began
         return engine
@@ -147,7 +157,13 @@ class Engine:
         return self._maker.make(prompt, _merge(config, fields))
 
     def step(self) -> list[Event]:
-        """Advance all requests by one forward pass. Returns what is new of those made by `add`."""
+        """Advance all requests by one forward pass. Returns what is new of those made by `add`.
+
+        Raises:
+            NumericalError: the model gave NaN or infinity.
+            Exception: what a function of yours raised (a logits processor), or a guide that cannot go on. All requests
+                with the same settings end; the next `step` reports it, for the reason "abort". The others go on.
+        """
         with self._exclusive():
             self._advance()
             events = list(self._unclaimed)
@@ -274,9 +290,13 @@ class Engine:
             self._mail.pop(request_id, None)
 
     def _advance(self) -> None:
-        """One step; its events go to whoever waits for them."""
-        for request_id, progress in self._loop.step():
-            self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
+        """One step; its events go to whoever waits for them, also those of a step that raises."""
+        news: list[tuple[int, Progress]] = []
+        try:
+            news = self._loop.step()
+        finally:
+            for request_id, progress in news or self._loop.take_progress():
+                self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
 
     def _collect(self, request: Request, events: Iterable[Event]) -> Generation:
         """All events of a finished request, put together."""

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import ops
-from .backends.base import Backend, Weight
+from .backends.base import Backend
+from .backends.weights import Weight
 from .backends.wrapping import WrappedBackend
 from .batch import Sequence
 from .cache import PagedCache
@@ -32,13 +33,13 @@ def next_tokens(runner: Runner, token_ids: list[int], top: int) -> list[Position
     positions: list[Position] = []
     logprob: float | None = None
     for first, logits in logits_by_chunk(runner, token_ids):
-        ids, values = top_log_probs(logits, top, runner.ops.xp)  # [T, V] -> 2 x [T, top]
+        ids, values = top_log_probs(logits, top, np)  # [T, V] -> 2 x [T, top]
         for i, row in enumerate(logits):
             expected = [(int(t), float(np.exp(v))) for t, v in zip(ids[i], values[i], strict=True)]
             positions.append(Position(token_ids[first + i], logprob, expected))
             if first + i + 1 < len(token_ids):
                 following = np.asarray([token_ids[first + i + 1]])
-                logprob = float(chosen_log_probs(row[None], following, runner.ops.xp)[0])
+                logprob = float(chosen_log_probs(row[None], following, np)[0])
     return positions
 
 
@@ -54,8 +55,9 @@ class AttentionRecorder(WrappedBackend):
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Compute the map once more from the layer's queries and keys."""
         if operation == "attend" and self.layer == self.wanted:
-            keys = arguments["cache"].keys[self.wanted]
-            self.map = ops.attention_map(arguments["q"], keys, arguments["batch"], arguments["scale"], self.xp)[0]
+            keys, _ = arguments["cache"].layer(self.wanted)
+            weights = ops.attention_map(arguments["q"], keys, arguments["batch"], arguments["scale"], self.xp)[0]
+            self.map = self.to_host(weights)
 
 
 def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:

@@ -1,5 +1,7 @@
 """From what a user names to the parts of an engine: models, tokenizer, the checkpoint's defaults."""
 
+import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +11,13 @@ from typing import Any
 from .backends.base import Backend
 from .checkpoint import find_model
 from .config import ModelConfig
-from .decoding.parameters import read_generation_config
-from .errors import ParameterError
+from .decoding.fields import unfulfilled
+from .errors import CheckpointError, ParameterError
 from .models import load_model
 from .models.base import Model
 from .tokenizer import Tokenizer
+
+logger = logging.getLogger("minillm")
 
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo-opt"
 
@@ -61,3 +65,25 @@ def _load_helper(name: str, where: Name, config: ModelConfig, ops: Backend) -> M
             f"{config.vocab_size}: they should be the same"
         )
     return helper
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """The fields of `folder`/generation_config.json, the defaults of its checkpoint; none if there is no such file.
+
+    A field that asks for something minillm does not do is reported as a warning of the logger "minillm".
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not a JSON object.
+    """
+    path = folder / "generation_config.json"
+    try:
+        defaults = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
+    if not isinstance(defaults, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(defaults).__name__}")
+    if names := unfulfilled(defaults):
+        logger.warning("%s: minillm does not do %s; results may differ from transformers'", path, ", ".join(names))
+    return defaults

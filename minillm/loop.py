@@ -12,8 +12,7 @@ from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from .backends.base import Backend
 from .batch import Sequence as Tokens
 from .cache import PrefixCache
 from .decoding.continuation import Progress
@@ -97,6 +96,7 @@ class StepLoop:
         self.scheduler: Scheduler[Active] = Scheduler(limits, pages)
         self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
         self._requests: dict[int, Active] = {}
+        self._progress: list[tuple[int, Progress]] = []
         self._next_id = 0
 
     def add(self, request: Request, strategy: Strategy) -> int:
@@ -146,6 +146,8 @@ class StepLoop:
 
         Raises:
             NumericalError: the model gave NaN or infinity.
+            Exception: what a strategy raised, or a function of the user's that it called. Its requests end for the
+                reason "abort"; `take_progress`, or else the next step, reports that.
         """
         for active in self.scheduler.admit():
             state, feeds = active.strategy.begin(active.request)
@@ -154,7 +156,7 @@ class StepLoop:
         began = time.perf_counter()
         prompts = any(not active.started for active in self.scheduler.running)
         tokens = sum(self._timed_forward(name, prompts) for name in self.runners)
-        progress = self._ask([active for active in self.scheduler.running if active.ready])
+        self._ask([active for active in self.scheduler.running if active.ready])
         seconds = time.perf_counter() - began
         self.stats.steps += 1
         if prompts:
@@ -163,6 +165,11 @@ class StepLoop:
         else:
             self.stats.decode_tokens += tokens
             self.stats.decode_seconds += seconds
+        return self.take_progress()
+
+    def take_progress(self) -> list[tuple[int, Progress]]:
+        """What a step that raised had come to; `step` returns all else."""
+        progress, self._progress = self._progress, []
         return progress
 
     def abort(self, request_id: int) -> list[Progress]:
@@ -247,25 +254,39 @@ class StepLoop:
                     waiting.append((active, i))
         return waiting
 
-    def _ask(self, ready: list[Active]) -> list[tuple[int, Progress]]:
-        """Ask the strategies of all that are ready, those with the same one together."""
+    def _ask(self, ready: list[Active]) -> None:
+        """Ask the strategies of all that are ready, those with the same one together.
+
+        Where one raises, its requests end, since nobody knows how far they came. The others are asked in the next step
+        if they were not yet, which needs their rows to outlive this one.
+        """
         groups: dict[int, list[Active]] = {}
         for active in ready:
             groups.setdefault(id(active.strategy), []).append(active)
-        progress: list[tuple[int, Progress]] = []
         for group in groups.values():
-            states = [active.state for active in group if active.state is not None]
-            for active, state in zip(group, states, strict=True):
-                state.feeds = len(active.feeds)
-            answers = group[0].strategy.step(self.runners["target"].ops, states, _gather(group))
-            for active, state, feeds in zip(group, states, answers, strict=True):
-                progress += [(active.id, p) for c in state.results if (p := c.take())]
-                active.started = True
-                if feeds:
-                    self._place(active, feeds)
-                else:
-                    self._end(active)
-        return progress
+            try:
+                self._advance(group)
+            except BaseException:
+                for active in group:
+                    self._progress += [(active.id, p) for p in self.abort(active.id)]
+                for active in ready:
+                    active.outputs = [piece and piece.copy() for piece in active.outputs]
+                raise
+
+    def _advance(self, group: list[Active]) -> None:
+        """Ask one strategy, and do for each of its requests what it answers."""
+        states = [active.state for active in group if active.state is not None]
+        for active, state in zip(group, states, strict=True):
+            state.feeds = len(active.feeds)
+        strategy, ops = group[0].strategy, self.runners["target"].ops
+        answers = strategy.step(ops if strategy.on_device else ops.host, states, _gather(group, ops))
+        for active, state, feeds in zip(group, states, answers, strict=True):
+            self._progress += [(active.id, p) for c in state.results if (p := c.take())]
+            active.started = True
+            if feeds:
+                self._place(active, feeds)
+            else:
+                self._end(active)
 
     def _end(self, active: Active) -> None:
         """Free what a request holds; its longest sequence may serve a later prompt."""
@@ -288,17 +309,18 @@ def _divisible(active: Active, i: int) -> bool:
     return sum(other.model == feed.model for other in active.feeds) == 1
 
 
-def _gather(group: Sequence[Active]) -> Rows:
-    """The outputs of several requests' feeds, end to end."""
+def _gather(group: Sequence[Active], ops: Backend) -> Rows:
+    """The outputs of several requests' feeds, end to end: where they were made, or on the host if need be."""
     slices = [piece for active in group for piece in active.outputs if piece is not None]
     starts = list(accumulate((piece.stop - piece.first for piece in slices), initial=0))
     wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
-    hidden = _end_to_end(slices, attrgetter("hidden")) if wants_hidden else None
-    return Rows(_end_to_end(slices, attrgetter("logits")), starts, hidden)
+    hidden = ops.to_host(_end_to_end(slices, attrgetter("hidden"), ops.xp)) if wants_hidden else None
+    logits = _end_to_end(slices, attrgetter("logits"), ops.xp)
+    return Rows(logits if group[0].strategy.on_device else ops.to_host(logits), starts, hidden)
 
 
-def _end_to_end(slices: list[Slice], part: Callable[[Output], Any]) -> Any:
+def _end_to_end(slices: list[Slice], part: Callable[[Output], Any], xp: Any) -> Any:
     """One part of the outputs; without a copy where the slices lie end to end already."""
     if all(a.output is b.output and a.stop == b.first for a, b in pairwise(slices)):
         return part(slices[0].output)[slices[0].first : slices[-1].stop]
-    return np.concatenate([part(piece.output)[piece.first : piece.stop] for piece in slices])
+    return xp.concatenate([part(piece.output)[piece.first : piece.stop] for piece in slices])

@@ -9,6 +9,7 @@ NOTATION = {
     "R": "rows of logits asked for: the last token of each sequence, or all of them",
     "S": "context length of one sequence: cached positions and new ones",
     "E": "model width (hidden_size)",
+    "W": "width of the token embedding, and of the states that the head multiplies (E but for opt-350m)",
     "H": "query heads",
     "K": "key/value heads (K = H without grouped-query attention)",
     "D": "width of one head",

@@ -21,7 +21,7 @@ class Output(NamedTuple):
     logits: Any
     """[R, V], float32"""
     hidden: Any
-    """[R, E], the states behind them"""
+    """[R, W], the states behind them: what the language model head multiplied"""
 
 
 class Runner:
@@ -59,19 +59,24 @@ class Runner:
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = batch.query_starts[1:] - 1 if rows is None else np.asarray(rows, np.int64)
         with np.errstate(all="ignore"):  # what is no number is an error with a name below, not a warning
-            output = self._compute(self.ops, batch, wanted)
-            if not np.isfinite(output.logits.max(initial=0.0)):
-                self._compute(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
+            output = self._run(self.ops, batch, wanted)
+            if not self.ops.finite(output.logits):
+                self._run(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
         return output
 
-    def _compute(self, ops: Backend, batch: Batch, wanted: Any) -> Output:
-        """The forward pass itself. `wanted` may be empty: then K and V are all that is computed for."""
-        hidden = self.model.forward(ops, batch, self.cache)  # [T] -> [T, E]
-        if len(wanted) < batch.num_tokens:
-            hidden = ops.take_rows(hidden, wanted)  # [T, E] -> [R, E]
-        return Output(self.model.logits(ops, hidden), hidden)  # [R, E] -> [R, V]
+    def _run(self, ops: Backend, batch: Batch, rows: Any) -> Output:
+        """The forward pass itself. `rows` may be empty: then K and V are all that is computed for."""
+
+        def compute(batch: Batch, rows: Any) -> Output:
+            x = self.model.forward(ops, batch, self.cache.storage)  # [T] -> [T, E]
+            if len(rows) < batch.num_tokens:
+                x = ops.take_rows(x, rows)  # [T, E] -> [R, E]
+            hidden = self.model.states(ops, x)  # [R, E] -> [R, W]
+            return Output(self.model.logits(ops, hidden), hidden)  # [R, W] -> [R, V]
+
+        return ops.run(self, batch, rows, compute)
 
     def place(self, live: list[Sequence], feeds: SequenceOf[Feed]) -> list[Sequence]:
         """Turn a request's sequences into those its feeds ask for: fork, truncate, free, and append the tokens.

@@ -19,7 +19,7 @@ def logits_by_chunk(runner: Runner, token_ids: list[int]) -> Iterator[tuple[int,
     """The logits of every position, chunk by chunk.
 
     Yields:
-        The first position of the chunk, and its logits [chunk, V], valid until the next chunk.
+        The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
     """
     model, ops = runner.model, runner.ops
     pages = -(-len(token_ids) // ops.page_size)
@@ -27,7 +27,7 @@ def logits_by_chunk(runner: Runner, token_ids: list[int]) -> Iterator[tuple[int,
     sequence = Sequence(list(token_ids))
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
-        yield first, apart.forward([sequence], [count], rows=range(count)).logits
+        yield first, ops.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
 
 
 def all_logits(runner: Runner, token_ids: list[int]) -> NDArray[np.float32]:
@@ -43,5 +43,5 @@ def score_tokens(runner: Runner, token_ids: list[int]) -> list[float | None]:
     scores: list[float | None] = [None]
     for first, logits in logits_by_chunk(runner, token_ids):
         following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # of the last one none
-        scores += chosen_log_probs(logits[: len(following)], following, runner.ops.xp).tolist()
+        scores += chosen_log_probs(logits[: len(following)], following, np).tolist()
     return scores

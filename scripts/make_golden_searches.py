@@ -26,17 +26,17 @@ sys.path.insert(0, str(ROOT))
 
 SEED = 4
 V = 96
-CONTRASTIVE_VARIANTS = ("pre-norm", "untied", "galactica", "no-final-norm")
-"""Not post-norm: transformers compares states after project_out, minillm those before it."""
-VARIANTS = ("pre-norm", "post-norm", "galactica")
+DIVERSE_VARIANTS = ("pre-norm", "post-norm", "galactica")
+CONTRASTIVE_VARIANTS = ("pre-norm", "untied", "galactica", "no-final-norm", "post-norm")
+"""post-norm last: the other cases stay as they were drawn"""
 
 
 def main() -> None:
     """Write both files."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    write("diverse", VARIANTS, 150, diverse_fields)
-    write("contrastive", CONTRASTIVE_VARIANTS, 60, contrastive_fields)
+    write("diverse", DIVERSE_VARIANTS, 150, diverse_fields)
+    write("contrastive", CONTRASTIVE_VARIANTS, 75, contrastive_fields)
 
 
 def diverse_fields(rng: np.random.Generator) -> dict[str, Any]:

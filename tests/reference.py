@@ -44,15 +44,8 @@ def logits(model: transformers.OPTForCausalLM, token_ids: Sequence[int]) -> np.n
 
 @torch.no_grad()
 def hidden(model: transformers.OPTForCausalLM, token_ids: Sequence[int]) -> np.ndarray:
-    """The states before the head's projection. [T] -> [T, E]"""
-    decoder, kept = model.model.decoder, {}
-    last = decoder.final_layer_norm if decoder.final_layer_norm is not None else decoder.layers[-1]
-    hook = last.register_forward_hook(
-        lambda module, args, out: kept.update(x=out[0] if isinstance(out, tuple) else out)
-    )
-    model(torch.tensor([list(token_ids)]))
-    hook.remove()
-    return kept["x"].reshape(len(token_ids), -1).numpy()
+    """The states that the head multiplies. [T] -> [T, W]"""
+    return model.model(torch.tensor([list(token_ids)])).last_hidden_state[0].numpy()
 
 
 @torch.no_grad()

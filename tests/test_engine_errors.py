@@ -109,9 +109,12 @@ def test_a_bad_field_is_named_before_anything_runs(engine: Engine, fields: dict[
     ("arguments", "error", "message"),
     [
         ({"device": "cuda"}, DeviceError, "device 'cuda' is not offered"),
-        ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu'"),
-        ({"dtype": "float16"}, DeviceError, "dtype 'float16' is not offered"),
-        ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known"),
+        ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu', 'cuda'"),
+        ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known: expected 'auto', 'float32'"),
+        ({"backend": "abacus"}, DeviceError, "backend 'abacus' is not known: expected 'auto', 'numpy', 'numba'"),
+        ({"backend": "numpy", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' needs the numba back end"),
+        ({"cache_dtype": "int3"}, DeviceError, "cache_dtype 'int3' is not known"),
+        ({"threads": 0}, ParameterError, "threads should be a whole number of at least 1, found 0"),
         ({"max_batch_size": 0}, ParameterError, "max_batch_size should be a whole number of at least 1, found 0"),
         ({"cache_bytes": 1000}, ParameterError, "cache_bytes should be at least"),
     ],
@@ -241,6 +244,34 @@ def test_one_thread_after_another_may_use_an_engine(engine: Engine) -> None:
     assert outs == [engine.generate([5, 6])]
 
 
+# --- functions of the user's that raise -------------------------------------------------------------------------------
+
+
+def test_what_a_processor_raises_ends_its_requests_and_no_other(engine: Engine) -> None:
+    def fails(history, logits, xp):
+        if history.lengths[0] == 5:
+            raise RuntimeError("no more")
+        return logits
+
+    fields = {"max_new_tokens": 8, "eos_token_id": []}
+    plain, rest = engine.generate([[5, 6, 7], [8, 9]], **fields)
+    added = engine.add([8, 9], repetition_penalty=1.0001, **fields)
+    streams = [engine.stream([5, 6, 7], logits_processor=processors, **fields) for processors in ([fails], [])]
+    failing, other = [], []
+    failing += [next(streams[0]), next(streams[0])]
+    with pytest.raises(RuntimeError, match="no more"):
+        other += streams[1]  # its step is the failing one's too
+    failing += streams[0]
+    assert [token for event in failing for token in event.token_ids] == plain.token_ids[:2]
+    assert failing[-1].finish_reason == "abort"
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert {event.request_id for event in events} == {added}
+    assert [token for event in events for token in event.token_ids] == rest.token_ids
+    assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
+
+
 # --- numbers that are none --------------------------------------------------------------------------------------------
 
 
@@ -256,7 +287,9 @@ def poisoned(tmp_path: Path) -> Engine:
 
 @pytest.mark.parametrize("fields", [{}, {"do_sample": True}, {"num_beams": 3}, {"use_cache": False}], ids=str)
 def test_nan_is_named_and_the_engine_goes_on(poisoned: Engine, checkpoint: Path, fields: dict[str, Any]) -> None:
-    with pytest.raises(NumericalError, match="before the first layer, made by embed with embed_positions"):
+    with pytest.raises(
+        NumericalError, match="before the first layer, made by embed with embed_tokens and embed_positions"
+    ):
         poisoned.generate([5] * 8, max_new_tokens=9, eos_token_id=[], **fields)
     assert not poisoned.busy
     assert poisoned.runner.cache.free_pages == poisoned.runner.cache.num_pages
@@ -281,3 +314,13 @@ def test_forward_and_score_name_nan_too(poisoned: Engine) -> None:
         with pytest.raises(NumericalError, match="embed_positions"):
             call([5] * 12)
     assert poisoned.forward([5] * 10).shape == (10, 512)
+
+
+def test_more_threads_than_cores_is_a_warning(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    with threadpool_limits():  # puts back what was set
+        Engine(checkpoint, threads=4096).close()
+        assert "threads=4096 is more than the" in caplog.text
+        Engine(checkpoint, threads=1).close()
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}

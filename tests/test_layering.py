@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "accounting": {"models"},
     "runner": {"backends", "batch", "cache", "decoding", "models"},
     "scheduler": {"batch"},
-    "loop": BASE | {"batch", "cache", "decoding", "runner", "scheduler"},
+    "loop": BASE | {"backends", "batch", "cache", "decoding", "runner", "scheduler"},
     "scoring": {"batch", "cache", "ops", "runner"},
     "inspection": {"backends", "batch", "cache", "ops", "runner", "scoring"},
     "results": {"decoding"},

@@ -243,6 +243,41 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_a_strategy_that_raises_ends_its_requests_and_leaves_the_others_alone(place: int) -> None:
+    """Its rows are stale after the step, and so would be those of the ones that are asked after it."""
+
+    def fails(history, logits, xp):
+        if history.lengths[0] == len(PROMPTS[place]) + 3:
+            raise RuntimeError("no more")
+        return logits
+
+    runner = tiny_runner(seed=2, pages=400, page_size=4)
+    kinds = [{}, {"num_beams": 3}, {"repetition_penalty": 1.5}, {"penalty_alpha": 0.5, "top_k": 3}]
+    requests = [request_for(p, **fields) for p, fields in zip(PROMPTS, kinds, strict=False)]
+    expected = [run(loop_of(target=runner), [request])[0][0].token_ids for request in requests]
+    requests[place] = request_for(PROMPTS[place], logits_processor=[fails])
+    loop, errors = loop_of(target=runner), 0
+    long = request_for(list(range(3, 50)), max_new_tokens=1)
+    run(loop, [long])
+    run(loop, [long])  # the memory for results is as large as it gets: from here on it is used again
+    tokens: dict[int, list[int]] = {loop.add(r, strategy_for(r.settings)): [] for r in requests}
+    reasons = dict.fromkeys(tokens)
+    while loop.busy:
+        try:
+            for request_id, progress in loop.step():
+                tokens[request_id] += progress.token_ids
+                reasons[request_id] = progress.finish_reason
+        except RuntimeError:
+            errors += 1
+            tokens[loop.add(long, strategy_for(long.settings))] = []  # takes the memory that the rows lie in
+    assert errors == 1
+    assert [*reasons.values()] == [*("abort" if i == place else "length" for i in range(4)), "length"]
+    expected[place] = singly(runner, [PROMPTS[place]], max_new_tokens=3)[0]
+    assert [*tokens.values()][:4] == expected
+    assert runner.cache.free_pages == runner.cache.num_pages
+
+
 # --- the prefix cache -------------------------------------------------------------------------------------------------
 
 

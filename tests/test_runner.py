@@ -74,8 +74,8 @@ def poisoned(name: str, value: float, variant: str = "pre-norm") -> Runner:
 
 
 PLACES = {
-    "embed_tokens": "before the first layer, made by embed with embed_tokens",
-    "embed_positions": "before the first layer, made by embed with embed_positions",
+    "embed_tokens": "before the first layer, made by embed with embed_tokens and embed_positions",
+    "embed_positions": "before the first layer, made by embed with embed_tokens and embed_positions",
     "qkv": "in layer 1, made by linear with layers.1.self_attn.qkv",
     "out_proj": "in layer 1, made by linear with layers.1.self_attn.out_proj",
     "fc1": "in layer 1, made by linear with layers.1.fc1",

@@ -4,62 +4,22 @@ A back end overrides what it runs better; what it leaves alone runs as the refer
 blocks a feature. Layers and models see these methods and never an array library.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import ops
 from ..batch import Batch
 from .arena import Arena
+from .memory import free_memory
+from .pages import Pages
+from .weights import Tensor, Weight, expand, gather, join
 
-
-class Tensor(Protocol):
-    """A stored tensor, read when it is needed: `checkpoint.StoredTensor`, or random numbers in its place."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def load(self) -> NDArray[np.float32]: ...
-
-    def read_into(self, out: NDArray[np.float32]) -> None: ...
-
-
-class Pages(Protocol):
-    """One model's K/V cache, as operations see it."""
-
-    @property
-    def keys(self) -> Any:
-        """[L, pages, K, P, D]"""
-
-    @property
-    def values(self) -> Any:
-        """[L, pages, K, P, D]"""
-
-
-@dataclass(frozen=True, eq=False)
-class Weight:
-    """A parameter in the layout its back end wants. Only that back end looks inside."""
-
-    name: str
-    """Where it stands in the model: "layers.3.fc1"."""
-    data: Any
-    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
-    bias: Any | None = None
-    """[out]"""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of `data`."""
-        shape: tuple[int, ...] = self.data.shape
-        return shape
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of storage."""
-        return sum(array.nbytes for array in (self.data, self.bias) if array is not None)
+Result = TypeVar("Result", bound=tuple[Any, ...])
+Role = Literal["projection", "vocabulary", "positions"]
+"""What a matrix is for: a product; tokens' vectors and the LM head; positions' vectors."""
+QUANTIZED = ("int8", "int4")
 
 
 class Backend:
@@ -72,41 +32,84 @@ class Backend:
     page_size = 256
     """P: on a CPU a page is large, since each one costs a call."""
 
-    def __init__(self, xp: Any = np, *, weight_order: Literal["C", "F"] = "C") -> None:
-        """Take an array module, and how projections [out, in] lie in memory.
+    def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
+        """Take an array module, and how parameters are kept.
 
-        "C" keeps the rows that checkpoints store, so that float32 files are mapped and not copied. "F" lays out
-        columns, which are copied at load; a product with several rows of activations then runs faster.
+        Args:
+            xp: NumPy, or what looks like it
+            weights: a format of `weights.FORMATS`, or "auto" for that of the checkpoint
+            weight_order: of float32 projections [out, in]. "C" keeps the rows that checkpoints store, so that files
+                are mapped and not copied. "F" lays out columns, which are copied at load; a product with several rows
+                of activations then runs faster.
         """
         self.xp = xp
+        self.weights = weights
         self.weight_order = weight_order
         self.arena = Arena(xp)
 
-    def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
+    def prepare_weight(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
         """Bring a parameter into this back end's layout, once, at load.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], as a fused Q/K/V projection wants it. A
-        single one that may keep its layout and lies in its file as float32 is mapped and not copied.
+        single one that may keep its format and layout is mapped and not copied. Vectors are always float32.
         """
-        return Weight(name, join(tensors, self.weight_order), join(biases) if biases else None)
+        bias = join(biases) if biases else None
+        if len(tensors[0].shape) == 1:
+            return Weight(name, join(tensors), bias)
+        return Weight(name, gather(tensors, self.format_of(role), self.weight_order), bias)
+
+    def format_of(self, role: Role) -> str:
+        """The format of a matrix. The vocabulary has 8 bits where projections have 4, and positions are not rounded."""
+        if role == "positions" and self.weights in QUANTIZED:
+            return "auto"
+        return "int8" if role == "vocabulary" and self.weights == "int4" else self.weights
+
+    # --- the cache, and a forward pass ----------------------------------------------------------------------------
+
+    def position_bytes(self, K: int, D: int) -> int:
+        """Bytes that one position's keys and values take in one layer of the cache."""
+        return 2 * K * D * 4
+
+    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]."""
+        return Pages(self.xp, shape, self.xp.float32)
+
+    def free_memory(self) -> int:
+        """Bytes that this back end could still reserve."""
+        return free_memory()
+
+    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+        """A batch, and the rows [R] whose logits are wanted, as operations take them."""
+        return batch, rows
+
+    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+        """One forward pass: `compute` with the batch and rows as operations take them.
+
+        A back end may record what `compute` launches and replay it the next time that the same owner (a model with
+        its cache) comes; so `compute` depends on nothing but its arguments, and its result is a tuple of arrays with
+        one row for each of `rows`.
+        """
+        return compute(*self.upload(batch, rows))
+
+    # --- operations -----------------------------------------------------------------------------------------------
 
     def enter_layer(self, layer: int) -> None:
         """Tell that layer number `layer` begins; the number L means what comes after the last."""
         self.arena.turn()
 
-    def embed(self, ids: Any, table: Weight) -> Any:
-        """Rows of a table. [T] -> [T, E]"""
+    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.arena.take((len(ids), table.shape[1]))
-        return ops.embed(table.data, ids, self.xp, out)
-
-    def add(self, x: Any, y: Any) -> Any:
-        """x + y. [T, E], [T, E] -> [T, E]"""
-        return ops.add(x, y, self.xp, self.arena.take(x.shape))
+        looked_up = expand(table.data, ids)  # of a table in another format only the rows that are wanted
+        learned = None if position_table is None else expand(position_table.data, positions)
+        return ops.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         out = self.arena.take((len(x), weight.shape[0]))
-        return ops.linear(x, weight.data, weight.bias, self.xp, out, activation=activation, residual=residual)
+        return ops.linear(x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
@@ -114,16 +117,31 @@ class Backend:
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Put the new tokens' keys and values into their slots of the cache. k, v: [T, K, D]"""
-        ops.store_kv(k, v, cache.keys[layer], cache.values[layer], batch)
+        ops.store_kv(k, v, *cache.layer(layer), batch)
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
         """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
         out = self.arena.take(q.shape)
-        return ops.attend(q, cache.keys[layer], cache.values[layer], batch, scale, self.xp, out)
+        return ops.attend(q, *cache.layer(layer), batch, scale, self.xp, out)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
         return self.xp.take(x, rows, axis=0, out=self.arena.take((len(rows), x.shape[1])), mode="clip")
+
+    # --- logits ---------------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> "Backend":
+        """The back end on which strategies work that look at logits themselves."""
+        return self
+
+    def to_host(self, array: Any) -> Any:
+        """A result as an array of the host, for `host`; valid as long as the result is."""
+        return array
+
+    def finite(self, logits: Any) -> bool:
+        """Whether no logit is NaN or plus infinity. [R, V]"""
+        return bool(self.xp.isfinite(logits.max(initial=0.0)))
 
     def argmax(self, logits: Any) -> Any:
         """The likeliest token of each row; of equal ones the smallest id. [R, V] -> [R]"""
@@ -132,15 +150,3 @@ class Backend:
     def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
         return ops.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, xp=self.xp)
-
-
-def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:
-    """One array of all tensors, one after the other along the first axis; a single one in place where it can be."""
-    if len(tensors) == 1 and (order == "C" or len(tensors[0].shape) == 1):
-        return tensors[0].load()
-    rows = [tensor.shape[0] for tensor in tensors]
-    joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32, order=order)
-    stops = np.cumsum(rows)
-    for tensor, stop in zip(tensors, stops, strict=True):
-        tensor.read_into(joined[stop - tensor.shape[0] : stop])
-    return joined

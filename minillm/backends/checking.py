@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..errors import NumericalError
-from .base import Weight
+from .weights import Weight
 from .wrapping import WrappedBackend
 
 
@@ -15,7 +15,8 @@ class CheckingBackend(WrappedBackend):
         if self.xp.isfinite(result).all():
             return
         where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
-        what = f"{operation} with {weight.name}" if weight is not None else operation
+        weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]
+        what = f"{operation} with {' and '.join(weights)}" if weights else operation
         raise NumericalError(
             f"NaN or infinity {where}, made by {what}: the weights hold such a value or their numbers outgrow float32"
         )

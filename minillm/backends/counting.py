@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ..ops.add import cost as add_cost
 from ..ops.attention import cost as attention_cost
 from ..ops.cost import Cost
 from ..ops.embed import cost as embed_cost
 from ..ops.kv import cost as kv_cost
 from ..ops.linear import cost as linear_cost
 from ..ops.norm import cost as norm_cost
-from .base import Backend, Weight
+from .base import Backend
+from .weights import Weight
 from .wrapping import WrappedBackend
 
 
@@ -81,13 +81,10 @@ def counting(runner: Runs) -> Iterator[CountingBackend]:
         runner.ops = inner
 
 
-def _embed(table: Weight, result: Any) -> Cost:
-    rows, width = table.shape
-    return embed_cost(len(result), width, table.nbytes // rows)
-
-
-def _add(_: None, result: Any) -> Cost:
-    return add_cost(*result.shape)
+def _embed(table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
+    learned = 0 if position_table is None else position_table.nbytes // position_table.shape[0]
+    rows, width = result.shape
+    return embed_cost(rows, width, table.nbytes // table.shape[0], learned)
 
 
 def _linear(weight: Weight, result: Any, *, activation: str | None, residual: bool) -> Cost:
@@ -106,7 +103,7 @@ def _store_kv(_: None, k: Any) -> Cost:
 
 def _attend(_: None, result: Any, *, q: Any, cache: Any, batch: Any, scale: float) -> Cost:
     _, H, D = q.shape
-    return attention_cost(batch, H, cache.keys.shape[2], D)
+    return attention_cost(batch, H, cache.heads, D)
 
 
 def _take_rows(_: None, result: Any) -> Cost:
@@ -116,7 +113,6 @@ def _take_rows(_: None, result: Any) -> Cost:
 
 _COSTS: dict[str, Callable[..., Cost]] = {
     "embed": _embed,
-    "add": _add,
     "linear": _linear,
     "layer_norm": _layer_norm,
     "store_kv": _store_kv,

@@ -3,18 +3,20 @@
 What checks, counts or records derives from `WrappedBackend` and overrides `observe`. The layers notice nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..batch import Batch
-from .base import Backend, Pages, Tensor, Weight
+from .base import Backend, Result, Role
+from .pages import Pages
+from .weights import Tensor, Weight
 
 
 class WrappedBackend(Backend):
     """Runs each operation on another back end and shows it to `observe`."""
 
     def __init__(self, inner: Backend) -> None:
-        super().__init__(inner.xp, weight_order=inner.weight_order)
+        super().__init__(inner.xp, weights=inner.weights, weight_order=inner.weight_order)
         self.inner = inner
         self.arena = inner.arena
         self.page_size = inner.page_size
@@ -25,26 +27,46 @@ class WrappedBackend(Backend):
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Called after each operation, with its result and the arguments that its cost depends on."""
 
-    def prepare_weight(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Weight:
+    def prepare_weight(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
         """As the wrapped one."""
-        return self.inner.prepare_weight(name, tensors, biases)
+        return self.inner.prepare_weight(name, tensors, biases, role)
+
+    def format_of(self, role: Role) -> str:
+        """As the wrapped one."""
+        return self.inner.format_of(role)
+
+    def position_bytes(self, K: int, D: int) -> int:
+        """As the wrapped one."""
+        return self.inner.position_bytes(K, D)
+
+    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
+        """As the wrapped one."""
+        return self.inner.new_pages(shape)
+
+    def free_memory(self) -> int:
+        """As the wrapped one."""
+        return self.inner.free_memory()
+
+    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+        """As the wrapped one."""
+        return self.inner.upload(batch, rows)
+
+    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+        """Every operation is called and none replayed, or there would be nothing to see."""
+        return compute(*self.upload(batch, rows))
 
     def enter_layer(self, layer: int) -> None:
         """As the wrapped one."""
         self.layer = layer
         self.inner.enter_layer(layer)
 
-    def embed(self, ids: Any, table: Weight) -> Any:
+    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """As the wrapped one."""
         self.layer = None  # each forward pass begins here
-        result = self.inner.embed(ids, table)
-        self.observe("embed", table, result)
-        return result
-
-    def add(self, x: Any, y: Any) -> Any:
-        """As the wrapped one."""
-        result = self.inner.add(x, y)
-        self.observe("add", None, result)
+        result = self.inner.embed(ids, table, positions, position_table)
+        self.observe("embed", table, result, position_table=position_table)
         return result
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
@@ -75,6 +97,19 @@ class WrappedBackend(Backend):
         result = self.inner.take_rows(x, rows)
         self.observe("take_rows", None, result)
         return result
+
+    @property
+    def host(self) -> Backend:
+        """As the wrapped one."""
+        return self.inner.host
+
+    def to_host(self, array: Any) -> Any:
+        """As the wrapped one."""
+        return self.inner.to_host(array)
+
+    def finite(self, logits: Any) -> bool:
+        """As the wrapped one."""
+        return self.inner.finite(logits)
 
     def argmax(self, logits: Any) -> Any:
         """As the wrapped one."""

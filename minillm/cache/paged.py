@@ -5,10 +5,7 @@ lies in page i // P at offset i % P. Forking shares pages and counts references;
 both write to is copied, and only when one of them writes.
 """
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from ..backends.base import Backend
 from ..batch import Sequence, common_prefix
@@ -23,10 +20,8 @@ class PagedCache:
         """Reserve `num_pages` pages of P = `page_size` positions (the back end's choice unless given)."""
         self.page_size = page_size or backend.page_size
         self.num_pages = num_pages
-        self._xp = backend.xp
         shape = (config.num_layers, num_pages, config.num_kv_heads, self.page_size, config.head_dim)
-        self.keys = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
-        self.values = self._xp.empty(shape, self._xp.float32)  # [L, pages, K, P, D]
+        self.storage = backend.new_pages(shape)
         self._references = [0] * num_pages
         self.copied_positions = 0
         """How many positions, in all layers, forks have had copied so far."""
@@ -38,11 +33,6 @@ class PagedCache:
     def free_pages(self) -> int:
         """Pages that nobody owns."""
         return len(self._free)
-
-    @property
-    def bytes_per_page(self) -> int:
-        """Bytes of keys and values in one page, all layers."""
-        return int(self.keys.nbytes + self.values.nbytes) // max(1, self.num_pages)
 
     def pages_for(self, tokens: int) -> int:
         """How many pages a context of `tokens` positions takes."""
@@ -140,9 +130,7 @@ class PagedCache:
         return copy
 
     def _copy(self, source: int, target: int, part: slice) -> None:
-        """Copy some positions of a page, in all layers."""
-        self.keys[:, target, :, part] = self.keys[:, source, :, part]
-        self.values[:, target, :, part] = self.values[:, source, :, part]
+        self.storage.copy(source, target, part)
         self.copied_positions += part.stop - part.start
 
     def _release(self, page: int) -> None:
@@ -170,21 +158,12 @@ def affordable_pages(
     Raises:
         ParameterError: the budget does not hold one page.
     """
-    page = sum(model.cache_values_per_token() for model in (config, *others)) * backend.page_size * 4
+    models = (config, *others)
+    position = sum(m.num_layers * backend.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
+    page = position * backend.page_size
     wanted = sequences * (config.max_positions // backend.page_size + 1)
     if budget is None:
-        budget = max(page, free_memory() // 2)
+        budget = max(page, backend.free_memory() // 2)
     if budget < page:
         raise ParameterError(f"cache_bytes should be at least {page} (one page of {backend.page_size}), found {budget}")
     return min(wanted, budget // page)
-
-
-def free_memory() -> int:
-    """Bytes of memory that programs may still take; all there is, or 8 GiB, where the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 8 << 30

@@ -4,7 +4,7 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -21,7 +21,11 @@ _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),  # its bits: NumPy has no such type
+    "int8": np.dtype("<i1"),
+    "uint8": np.dtype("<u1"),
 }
+FLOATS = ("float32", "float16", "bfloat16")
+"""Stored types whose values are numbers by themselves."""
 
 
 class WeightFile:
@@ -74,9 +78,9 @@ class WeightFile:
 class StoredTensor:
     """A tensor in a file. Nothing is read until it is asked for.
 
-    `dtype` is the type in the file. Only float32, float16 and bfloat16 can be read; a tensor of any other type can be
-    listed, so that a buffer which no model needs does no harm, and is refused when its values are asked for.
-    Values come out as float32, which holds each value of the three types exactly.
+    `dtype` is the type in the file. Only float32, float16 and bfloat16 can be read as values; a tensor of any other
+    type can be listed, so that a buffer which no model needs does no harm, and is refused when its values are asked
+    for. Values come out as float32, which holds each value of the three types exactly, or as they are stored.
     """
 
     name: str
@@ -89,21 +93,24 @@ class StoredTensor:
     def __repr__(self) -> str:
         return f"StoredTensor({self.name!r}, shape={self.shape}, dtype={self.dtype!r}, file={self.file.path.name!r})"
 
-    def map(self) -> NDArray[np.float32] | None:
-        """The values as read-only memory of the file itself, `shape`, or None where that cannot be.
+    def map(self) -> NDArray[Any] | None:
+        """What is stored as read-only memory of the file itself, `shape`, or None where that cannot be.
 
-        It can where they are stored as float32, in C order, at a multiple of four bytes, and where there are any.
+        It can where it is in C order, at a multiple of an element's size, and where there is any. bfloat16 comes as
+        the uint16 of its bits.
 
         Raises:
+            UnsupportedModelError: as `stored`.
             CheckpointError: the file cannot be read.
         """
+        dtype = self._stored_type(tuple(_STORED))
         in_order = all(
             n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True)
         )
         count = math.prod(self.shape)
-        if self.dtype != "float32" or not in_order or self.offset % 4 or count == 0:
+        if not in_order or self.offset % dtype.itemsize or count == 0:
             return None
-        return np.frombuffer(self.file.mapping, _STORED["float32"], count, self.offset).reshape(self.shape)
+        return np.frombuffer(self.file.mapping, dtype, count, self.offset).reshape(self.shape)
 
     def read_into(self, out: NDArray[np.float32]) -> None:
         """Fill `out`, of this shape and of any layout, with the values as float32.
@@ -115,7 +122,41 @@ class StoredTensor:
             CheckpointError: `out` has another shape, or the file cannot be read.
         """
         assert out.dtype == np.float32
-        stored = self._stored_type()
+        self._stored_type()
+        self._read(out)
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values as float32, some rows after the others, in memory that each chunk takes over from the one before.
+
+        Raises:
+            UnsupportedModelError, CheckpointError: as `read_into`.
+        """
+        rows = max(1, CHUNK_BYTES // 4 // max(1, math.prod(self.shape[1:])))
+        buffer = np.empty((min(rows, self.shape[0]), *self.shape[1:]), np.float32)
+        step = self.strides[0] * self._stored_type().itemsize
+        for first in range(0, self.shape[0], rows):
+            count = min(rows, self.shape[0] - first)
+            part = replace(self, shape=(count, *self.shape[1:]), offset=self.offset + first * step)
+            part.read_into(buffer[:count])
+            yield buffer[:count]
+
+    def stored(self) -> NDArray[Any]:
+        """What is stored, `shape`: mapped and read-only where possible, else in a new array. See `map`.
+
+        Raises:
+            UnsupportedModelError: the stored type is none of float32, float16, bfloat16, int8 and uint8.
+            CheckpointError: the file cannot be read.
+        """
+        mapped = self.map()
+        if mapped is not None:
+            return mapped
+        out = np.empty(self.shape, self._stored_type(tuple(_STORED)))
+        self._read(out)
+        return out
+
+    def _read(self, out: NDArray[Any]) -> None:
+        """Fill `out`: of the stored type as it is, of float32 with the values."""
+        stored = _STORED[self.dtype]
         if out.shape != self.shape:
             raise CheckpointError(
                 f"tensor {self.name!r} in {self.file.path} has shape {list(self.shape)}, expected {list(out.shape)}"
@@ -132,16 +173,16 @@ class StoredTensor:
         Raises:
             UnsupportedModelError, CheckpointError: as `read_into`.
         """
-        mapped = self.map()
+        self._stored_type()  # refuse before memory is taken
+        mapped = self.map() if self.dtype == "float32" else None
         if mapped is not None:
             return mapped
-        self._stored_type()  # refuse before memory is taken
         out = np.empty(self.shape, np.float32)
         self.read_into(out)
         return out
 
-    def _stored_type(self) -> np.dtype[Any]:
-        if self.dtype not in _STORED:
+    def _stored_type(self, allowed: Sequence[str] = FLOATS) -> np.dtype[Any]:
+        if self.dtype not in allowed:
             raise UnsupportedModelError(
                 f"tensor {self.name!r} in {self.file.path} is stored as {self.dtype}; "
                 "minillm reads float32, float16 and bfloat16: convert the checkpoint to one of them"
@@ -160,7 +201,7 @@ class StoredTensor:
             if file.readinto(chunk[:span].data) != span * chunk.itemsize:
                 raise self.file.shrank()
             values = as_strided(chunk, out.shape, [stride * chunk.itemsize for stride in self.strides])
-            if self.dtype == "bfloat16":  # the upper half of a float32
+            if self.dtype == "bfloat16" and out.dtype == np.float32:  # the upper half of a float32
                 values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
             with np.errstate(invalid="ignore"):  # a signalling NaN is the model's business, not the cast's
                 out[...] = values

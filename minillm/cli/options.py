@@ -30,8 +30,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the small model inside)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
-    group.add_argument("--dtype", default="auto", help="how weights are stored in memory: float32 (default: auto)")
+    group.add_argument(
+        "--dtype", default="auto", help="how weights are kept: float32, float16, bfloat16, int8, int4 (default: auto)"
+    )
     group.add_argument("--device", default="cpu", help="cpu (default)")
+    group.add_argument("--backend", default="auto", help="numpy, or numba where it is installed (default: auto)")
+    group.add_argument("--cache-dtype", default="auto", help="of keys and values: float32 (default), bfloat16, int8")
+    group.add_argument("--threads", type=int, metavar="N", help="of the processor (default: its cores)")
 
 
 def add_helper_options(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +176,9 @@ def load_engine(
         revision=args.revision,
         dtype=args.dtype,
         device=args.device,
+        backend=args.backend,
+        cache_dtype=args.cache_dtype,
+        threads=args.threads,
         max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), *sequences),
         prefix_cache=prefix_cache,
         draft=getattr(args, "draft", None),

@@ -5,9 +5,10 @@ top_k likeliest tokens v is fed to the model, and the one is kept that maximises
 
     (1 - alpha) p(v) - alpha max_j cos(h_v, h_j)
 
-with h_v the hidden state behind v's logits and h_j those of the tokens before it, prompt included; alpha is
-penalty_alpha. So one step feeds top_k tokens that all continue one sequence, and keeps one of them; the logits that
-came with it serve the next step. A greedy search that looks one token ahead costs as much.
+with h_v the hidden state behind v's logits (what the language model head multiplies, as in transformers) and h_j those
+of the tokens before it, prompt included; alpha is penalty_alpha. So one step feeds top_k tokens that all continue one
+sequence, and keeps one of them; the logits that came with it serve the next step. A greedy search that looks one token
+ahead costs as much.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class ContrastiveState(State):
     probabilities: Any = None
     """[k], of the candidates"""
     directions: Any = None
-    """[room, E]: the hidden state of each token so far, scaled to length 1; the rest is room for those to come"""
+    """[room, W]: the hidden state of each token so far, scaled to length 1; the rest is room for those to come"""
     report: Report | None = None
     """On the logits that the candidates come from"""
 
@@ -84,12 +85,12 @@ class ContrastiveSearch(Strategy):
             ops: the back end that made the rows
             state: of the request
             logits: [k, V], one row per candidate; after the prompt [S, V]
-            hidden: [k, E] or [S, E], the states behind them
+            hidden: [k, W] or [S, W], the states behind them
         """
         directions = hidden / ops.xp.linalg.norm(hidden, axis=-1, keepdims=True)
         if not state.candidates:
-            S, E = directions.shape
-            state.directions = ops.xp.empty((S + state.request.max_new_tokens, E), directions.dtype)
+            S, W = directions.shape
+            state.directions = ops.xp.empty((S + state.request.max_new_tokens, W), directions.dtype)
             state.directions[:S] = directions
             return self._feeds(ops, state, logits[-1:], parent=0)
         chosen = self._choose(ops, state, directions)
@@ -101,8 +102,8 @@ class ContrastiveSearch(Strategy):
         return self._feeds(ops, state, logits[chosen : chosen + 1], parent=chosen)
 
     def _choose(self, ops: Backend, state: ContrastiveState, directions: Any) -> int:
-        """The place of the best candidate; of equal ones the likelier. directions: [k, E], of length 1"""
-        similarity = state.directions[: len(state.line)] @ directions.T  # [S, E] @ [E, k] -> [S, k]
+        """The place of the best candidate; of equal ones the likelier. directions: [k, W], of length 1"""
+        similarity = state.directions[: len(state.line)] @ directions.T  # [S, W] @ [W, k] -> [S, k]
         scores = (1 - self.alpha) * state.probabilities - self.alpha * similarity.max(axis=0)  # -> [k]
         return int(scores.argmax())
 

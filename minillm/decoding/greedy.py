@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ..backends.base import Backend
 from ..errors import ParameterError
 from .continuation import Continuation
@@ -34,6 +32,11 @@ class GreedySearch(Strategy):
         self.filters: tuple[LogitsProcessor, ...] = ()
         """What masks the rows before `choose`; sampling sets it"""
 
+    @property
+    def on_device(self) -> bool:
+        """Where the choice itself is all that is wanted."""
+        return not (self.processors or self.filters or self.settings.logprobs or self.settings.guide)
+
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
         continuations = [request.continuation(i) for i in range(request.settings.num_return_sequences)]
@@ -46,7 +49,7 @@ class GreedySearch(Strategy):
     def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        self.extend(ops, _row_per_continuation(rows, states), growing)  # [feeds, V] -> [R, V]
+        self.extend(ops, _row_per_continuation(ops, rows, states), growing)  # [feeds, V] -> [R, V]
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
     def extend(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None) -> None:
@@ -98,7 +101,7 @@ class GreedySearch(Strategy):
         return feeds
 
 
-def _row_per_continuation(rows: Rows, states: Sequence[State]) -> Any:
+def _row_per_continuation(ops: Backend, rows: Rows, states: Sequence[State]) -> Any:
     """After the prompt several continuations look at the same row; from then on each has its own."""
     sources: list[int] = []
     first = 0
@@ -107,4 +110,6 @@ def _row_per_continuation(rows: Rows, states: Sequence[State]) -> Any:
         shared = state.feeds == 1
         sources += [first if shared else first + i for i in range(len(state.growing))]
         first += state.feeds
-    return rows.logits if sources == list(range(len(rows.logits))) else rows.logits[np.asarray(sources)]
+    if sources == list(range(len(rows.logits))):
+        return rows.logits
+    return ops.xp.take(rows.logits, ops.xp.asarray(sources), axis=0)

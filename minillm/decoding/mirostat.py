@@ -35,6 +35,11 @@ class MirostatState(TokenState):
 class Mirostat(Sampling):
     """Draw each token from what surprises at most mu bits, and correct mu by what came."""
 
+    @property
+    def on_device(self) -> bool:
+        """Never: it computes the surprise of what it drew."""
+        return False
+
     def begin(self, request: Request) -> tuple[MirostatState, list[Feed]]:
         """As greedy search, with every mu at its beginning."""
         state, feeds = super().begin(request)

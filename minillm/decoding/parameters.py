@@ -9,19 +9,14 @@ effect beside the others (a temperature without sampling). If the user sets it, 
 checkpoint, the first kind is reported once as a warning when the file is read, the second falls back to its default.
 """
 
-import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from ..errors import CheckpointError, ParameterError
-from .fields import refuse_unknown, unfulfilled
+from ..errors import ParameterError
+from .fields import refuse_unknown
 from .guided import GUIDES
 from .readers import ByIdentity
-
-_LOG = logging.getLogger("minillm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,25 +276,3 @@ class Settings:
                     f"{minimum} cannot be reached: {name} allows {limit} new tokens after a prompt of {prompt_length}"
                 )
         return limit
-
-
-def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The fields of `folder`/generation_config.json, the defaults of its checkpoint; none if there is no such file.
-
-    A field that asks for something minillm does not do is reported as a warning of the logger "minillm".
-
-    Raises:
-        CheckpointError: the file cannot be read, or is not a JSON object.
-    """
-    path = folder / "generation_config.json"
-    try:
-        defaults = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
-    if not isinstance(defaults, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(defaults).__name__}")
-    if names := unfulfilled(defaults):
-        _LOG.warning("%s: minillm does not do %s; results may differ from transformers'", path, ", ".join(names))
-    return defaults

@@ -31,7 +31,7 @@ class Rows:
     starts: Sequence[int]
     """[feeds + 1]: feed i asked for the rows starts[i] : starts[i + 1]"""
     hidden: Any = None
-    """[R, E], the states behind the logits; None unless a feed wanted them"""
+    """[R, W], the states behind the logits; None unless a feed wanted them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,11 @@ class Strategy(ABC):
         self.settings = settings
 
     @property
+    def on_device(self) -> bool:
+        """Whether all it does with logits is `Backend.argmax` or `Backend.sample`; if not, they come to the host."""
+        return False
+
+    @property
     def max_sequences(self) -> int:
         """How many sequences one request may run at once."""
         return max(self.settings.num_beams, self.settings.num_return_sequences)
@@ -134,7 +139,7 @@ class Strategy(ABC):
         """Go one step further with each request.
 
         Args:
-            ops: the back end that made the logits
+            ops: the back end that made the logits, or its `host`
             states: of N requests; request i made `states[i].feeds` feeds
             rows: what those feeds gave, all requests' end to end
 

@@ -7,7 +7,9 @@ faster than three, and `project_qkv` hands out the three parts of its result und
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend, Pages, Weight
+from ..backends.base import Backend
+from ..backends.pages import Pages
+from ..backends.weights import Weight
 from ..batch import Batch
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend, Weight
+from ..backends.base import Backend
+from ..backends.weights import Weight
 from ..batch import Batch
 
 
@@ -14,14 +15,14 @@ class Embedding:
     tokens: Weight
     """[V, E], or [V, W] with a narrower W"""
     positions: Weight
-    """[positions + offset, E]"""
-    position_offset: int
+    """[positions, E]"""
     project_in: Weight | None = None
     """[E, W]"""
 
     def __call__(self, ops: Backend, batch: Batch) -> Any:
-        """x = tokens[ids] (W_in) + positions[i + offset]. [T] -> [T, E]"""
+        """x = tokens[ids] (W_in) + positions[i]. [T] -> [T, E]"""
+        if self.project_in is None:
+            return ops.embed(batch.token_ids, self.tokens, batch.positions, self.positions)  # [T] -> [T, E]
+        p = ops.embed(batch.positions, self.positions)  # [T] -> [T, E]
         x = ops.embed(batch.token_ids, self.tokens)  # [T] -> [T, W]
-        if self.project_in is not None:
-            x = ops.linear(x, self.project_in)  # [T, W] -> [T, E]
-        return ops.add(x, ops.embed(batch.positions + self.position_offset, self.positions))
+        return ops.linear(x, self.project_in, residual=p)  # [T, W] -> [T, E]

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend, Weight
+from ..backends.base import Backend
+from ..backends.weights import Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -11,12 +12,14 @@ class LMHead:
     """logits = x W_lm, through a narrower width where the embedding has one."""
 
     weight: Weight
-    """[V, E] or [V, W]; often the token embedding itself (tied)"""
+    """[V, W]; often the token embedding itself (tied)"""
     project_out: Weight | None = None
-    """[W, E]"""
+    """[W, E]; None where W = E"""
 
-    def __call__(self, ops: Backend, x: Any) -> Any:
-        """Logits of each row. [R, E] -> [R, V]"""
-        if self.project_out is not None:
-            x = ops.linear(x, self.project_out)  # [R, E] -> [R, W]
-        return ops.linear(x, self.weight)  # [R, W] -> [R, V]
+    def states(self, ops: Backend, x: Any) -> Any:
+        """What the weight multiplies. [R, E] -> [R, W]"""
+        return x if self.project_out is None else ops.linear(x, self.project_out)  # [R, E] -> [R, W]
+
+    def __call__(self, ops: Backend, states: Any) -> Any:
+        """Logits of each row. [R, W] -> [R, V]"""
+        return ops.linear(states, self.weight)  # [R, W] -> [R, V]

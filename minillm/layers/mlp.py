@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend, Weight
+from ..backends.base import Backend
+from ..backends.weights import Weight
 
 
 @dataclass(frozen=True, eq=False)

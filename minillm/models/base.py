@@ -1,17 +1,23 @@
 """What the runner needs of a model, and how a model gets its tensors."""
 
+import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend, Pages, Tensor, Weight
+from ..backends.base import Backend, Role
+from ..backends.pages import Pages
+from ..backends.weights import Tensor, Weight
 from ..batch import Batch
 from ..config import ModelConfig
 from ..errors import CheckpointError
+
+CHUNK = 1 << 20
+"""Random numbers made at once."""
 
 Shapes = dict[str, tuple[int, ...]]
 """A family's tensor table: the name of every tensor that a configuration needs, with its shape."""
@@ -25,8 +31,11 @@ class Model(Protocol):
     def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
         """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
 
+    def states(self, ops: Backend, x: Any) -> Any:
+        """The hidden states behind the logits: what the language model head multiplies. [R, E] -> [R, W]"""
+
     def logits(self, ops: Backend, hidden: Any) -> Any:
-        """The language model head. [R, E] -> [R, V]"""
+        """The language model head. [R, W] -> [R, V]"""
 
 
 class Tensors:
@@ -48,6 +57,10 @@ class Tensors:
         names = parts or (name,)
         biases = [self._stored[f"{part}.bias"] for part in names if f"{part}.bias" in self._stored]
         return self._ops.prepare_weight(name, [self._stored[f"{part}.weight"] for part in names], biases)
+
+    def table(self, name: str, role: Role) -> Weight:
+        """A table of vectors, or the LM head."""
+        return self._ops.prepare_weight(name, [self._stored[f"{name}.weight"]], (), role)
 
     def norm(self, name: str) -> Weight:
         """The norm `name`: gain and bias, or neither where the model has none."""
@@ -83,6 +96,11 @@ class RandomTensor:
     shape: tuple[int, ...]
     seed: int
     std: float
+    dtype = "float32"
+
+    def stored(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        return self.load()
 
     def load(self) -> NDArray[np.float32]:
         """The numbers, float32."""
@@ -92,11 +110,21 @@ class RandomTensor:
 
     def read_into(self, out: NDArray[np.float32]) -> None:
         """Fill `out` with the numbers. A norm's gain is drawn around 1."""
+        first = 0
+        for chunk in self.chunks():
+            out[first : first + len(chunk)] = chunk
+            first += len(chunk)
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The same numbers, some rows after the others."""
         rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
-        out[...] = rng.standard_normal(self.shape, np.float32)
-        out *= self.std
-        if self.name.endswith("norm.weight"):
-            out += 1
+        rows = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
+        for first in range(0, self.shape[0], rows):
+            chunk = rng.standard_normal((min(rows, self.shape[0] - first), *self.shape[1:]), np.float32)
+            chunk *= self.std
+            if self.name.endswith("norm.weight"):
+                chunk += 1
+            yield chunk
 
 
 def random_tensors(table: Shapes, seed: int, std: float) -> dict[str, RandomTensor]:

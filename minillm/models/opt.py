@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend, Pages, Tensor, Weight
+from ..backends.base import Backend
+from ..backends.pages import Pages
+from ..backends.weights import Tensor, Weight
 from ..batch import Batch
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
@@ -165,8 +167,12 @@ class OPT:
         ops.enter_layer(len(self.layers))
         return x if self.final_norm is None else ops.layer_norm(x, self.final_norm, NORM_EPSILON)
 
+    def states(self, ops: Backend, x: Any) -> Any:
+        """The states behind the logits: what opt-350m projects to its embedding's width. [R, E] -> [R, W]"""
+        return self.head.states(ops, x)
+
     def logits(self, ops: Backend, hidden: Any) -> Any:
-        """The language model head. [R, E] -> [R, V]"""
+        """The language model head. [R, W] -> [R, V]"""
         return self.head(ops, hidden)
 
 
@@ -179,13 +185,12 @@ def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> OPT:
     tensors = Tensors(stored, tensor_table(config), ops)
     narrow = config.embedding_size != config.hidden_size
     embedding = Embedding(
-        tensors.linear("embed_tokens"),
-        tensors.linear("embed_positions"),
-        POSITION_OFFSET,
+        tensors.table("embed_tokens", "vocabulary"),
+        tensors.table("embed_positions", "positions").rows_from(POSITION_OFFSET),
         tensors.linear("project_in") if narrow else None,
     )
     head = LMHead(
-        embedding.tokens if config.tied_head else tensors.linear("lm_head"),
+        embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"),
         tensors.linear("project_out") if narrow else None,
     )
     layers = tuple(_build_layer(config, tensors, i) for i in range(config.num_layers))

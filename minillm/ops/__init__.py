@@ -1,6 +1,5 @@
 """The mathematics of every operation on an array module `xp`, and beside each what it costs."""
 
-from .add import add
 from .attention import attend, attention_map
 from .embed import embed
 from .kv import store_kv
@@ -8,4 +7,4 @@ from .linear import linear
 from .norm import layer_norm, rms_norm
 from .sampling import sample
 
-__all__ = ["add", "attend", "attention_map", "embed", "layer_norm", "linear", "rms_norm", "sample", "store_kv"]
+__all__ = ["attend", "attention_map", "embed", "layer_norm", "linear", "sample", "store_kv"]

@@ -1,19 +1,33 @@
-"""Table look-up: a token's vector, and a position's."""
+"""Table look-up: a token's vector, plus that of its position where the model has learned ones."""
 
 from typing import Any
 
 from .cost import Cost
 
 
-def embed(table: Any, ids: Any, xp: Any, out: Any) -> Any:
-    """One row of the table for each id. [V, E], [T] -> [T, E]"""
+def embed(table: Any, ids: Any, xp: Any, out: Any, positions: Any = None, position_table: Any = None) -> Any:
+    """table[ids], plus position_table[positions].
+
+    Args:
+        table: [V, E]
+        ids: [T]
+        xp: the array module
+        out: [T, E], filled and returned
+        positions: [T], or None
+        position_table: [positions, E], or None
+    """
     out[...] = table[ids]  # not xp.take: it would copy a table whose columns lie together
+    if position_table is not None:
+        out += position_table[positions]
     return out
 
 
-def cost(T: int, E: int, row_bytes: int) -> Cost:
-    """No arithmetic; T ids and T rows of the table are read, T rows of E numbers written.
+def cost(T: int, E: int, row_bytes: int, position_row_bytes: int = 0) -> Cost:
+    """With positions T E additions, without them none; T ids and T rows of each table are read, T E numbers written.
 
-    `row_bytes` is what one row takes in the table.
+    The `..._bytes` are what one row takes in its table; 0: there is no table of positions.
     """
-    return Cost(0, T * (8 + row_bytes), 4 * T * E)
+    read = T * (8 + row_bytes)
+    if not position_row_bytes:
+        return Cost(0, read, 4 * T * E)
+    return Cost(T * E, read + T * (8 + position_row_bytes), 4 * T * E)

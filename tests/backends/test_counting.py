@@ -14,8 +14,22 @@ from minillm.models import opt
 
 from ..shapes import BASE
 
-UNCOUNTED = {"prepare_weight", "enter_layer", "argmax", "sample"}
-"""What computes nothing, and the choice of a token."""
+UNCOUNTED = {
+    "prepare_weight",
+    "format_of",
+    "position_bytes",
+    "new_pages",
+    "free_memory",
+    "upload",
+    "run",
+    "enter_layer",
+} | {
+    "to_host",
+    "finite",
+    "argmax",
+    "sample",
+}
+"""What computes nothing, and what comes after the logits."""
 
 
 @pytest.fixture
@@ -48,7 +62,6 @@ def test_costs_belong_to_their_operation_and_layer(engine: Engine) -> None:
         }
     assert places == {
         "embed": {None},
-        "add": {None},
         "layer_norm": {0, 1, 2, 3},
         "linear": {0, 1, 2, 3},
         "store_kv": {0, 1, 2},
@@ -78,7 +91,7 @@ def test_bytes_of_one_decode_step(engine: Engine) -> None:
     E, L, F, V = 24, 3, 40, 50
     T, S = 1, 4
     weights = V * E + L * (4 * E * E + 4 * E + 2 * E * F + F + E + 4 * E) + 2 * E
-    embeddings = 2 * (8 + 4 * E) + 2 * 4 * E  # two look-ups, and their sum reads both
+    embeddings = 2 * (8 + 4 * E)  # two look-ups, added as they are read
     activations = 4 * T * L * (2 * E + 2 * E)  # two norms, and the residuals of two projections
     inputs = 4 * T * (L * (E + E + E + F) + E + E)  # of the four projections, the head, the final norm
     cache = 4 * L * (2 * E + E + 2 * S * E)  # store reads K and V; attention reads Q and the context
@@ -89,4 +102,4 @@ def test_every_operation_of_a_back_end_is_counted() -> None:
     """A new operation that nobody counts shows here."""
     operations = {name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")}
     assert operations - UNCOUNTED == set(module._COSTS)
-    assert all(name in vars(CountingBackend.__mro__[1]) for name in operations - {"prepare_weight"})
+    assert all(name in vars(CountingBackend.__mro__[1]) for name in operations)

@@ -50,8 +50,8 @@ def test_a_sequence_has_the_pages_it_needs(runner: Runner, tokens: int, pages: i
 
 def test_keys_and_values_have_the_documented_shape() -> None:
     cache = PagedCache(tiny_model().config, NumpyBackend(), 5, 7)
-    assert cache.keys.shape == cache.values.shape == (2, 5, 4, 7, 8)  # L, pages, K, P, D
-    assert cache.bytes_per_page * 5 == cache.keys.nbytes + cache.values.nbytes
+    assert cache.storage.keys.shape == cache.storage.values.shape == (2, 5, 4, 7, 8)  # L, pages, K, P, D
+    assert cache.storage.nbytes == cache.storage.keys.nbytes + cache.storage.values.nbytes
 
 
 def test_the_back_end_chooses_the_page_size_unless_one_is_given() -> None:
@@ -186,7 +186,7 @@ def test_a_fork_that_cannot_be_copied_stays_as_it_was() -> None:
 
 def test_a_budget_buys_whole_pages() -> None:
     config, ops = tiny_model().config, NumpyBackend()
-    page = PagedCache(config, ops, 1).bytes_per_page
+    page = PagedCache(config, ops, 1).storage.nbytes
     assert affordable_pages(config, ops, 16, 3 * page + page // 2) == 3
     assert affordable_pages(config, ops, 16, 99 * page) == 16  # a full context has 64 positions and fits one page
     assert affordable_pages(config, ops, 5, None) == 5
@@ -201,13 +201,15 @@ def test_a_batch_names_the_slots_of_its_tokens() -> None:
     b.token_ids += [60]
     runner.forward([a, b], [3, 1])
     stored = [
-        [runner.cache.keys[0, s.pages[i // 4], :, i % 4] for i in range(s.cached)] for s in (a, b)
+        [runner.cache.storage.keys[0, s.pages[i // 4], :, i % 4] for i in range(s.cached)] for s in (a, b)
     ]  # written where position i belongs
     for sequence, keys in zip((a, b), stored, strict=True):
         apart = runner_of(runner.model, pages=1, page_size=16)
         alone = Sequence(sequence.token_ids)
         apart.prefill(alone)
-        np.testing.assert_allclose(keys, apart.cache.keys[0, alone.pages[0]].swapaxes(0, 1)[: len(keys)], atol=1e-5)
+        np.testing.assert_allclose(
+            keys, apart.cache.storage.keys[0, alone.pages[0]].swapaxes(0, 1)[: len(keys)], atol=1e-5
+        )
 
 
 # --- forks that write over what is about to be freed ------------------------------------------------------------------

@@ -53,13 +53,32 @@ def test_each_of_the_65536_values_of_16_bits_is_exact(tmp_path, dtype):
 
 def test_float32_is_mapped_not_copied(tmp_path):
     values = RNG.standard_normal((16, 8)).astype(np.float32)
-    save_file({"w": values, "half": values.astype(np.float16)}, tmp_path / "m.safetensors")
+    save_file({"w": values}, tmp_path / "m.safetensors")
     tensors = read_safetensors(tmp_path / "m.safetensors")
     mapped = tensors["w"].map()
     np.testing.assert_array_equal(mapped, values)
     assert not mapped.flags.writeable and not mapped.flags.owndata and mapped.flags.aligned
     assert np.shares_memory(mapped, tensors["w"].load())  # the same pages each time
-    assert tensors["half"].map() is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8])
+def test_what_is_stored_is_mapped_bit_by_bit(tmp_path, dtype):
+    values = (RNG.standard_normal((16, 8)) * 50 + 120).astype(dtype)
+    save_file({"w": values}, tmp_path / "m.safetensors")
+    stored = read_safetensors(tmp_path / "m.safetensors")["w"].stored()
+    assert stored.tobytes() == values.tobytes() and stored.shape == (16, 8)
+    assert not stored.flags.writeable and not stored.flags.owndata
+    assert stored.dtype == (np.uint16 if dtype == ml_dtypes.bfloat16 else dtype)
+
+
+def test_what_is_stored_askew_is_read_bit_by_bit(tmp_path):
+    values = np.arange(6, dtype=np.uint16).reshape(2, 3) + 0x3F80
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(headed(header + b" " * (1 - len(header) % 2), values.tobytes()))
+    tensor = read_safetensors(path)["w"]
+    assert tensor.offset % 2 and tensor.map() is None
+    np.testing.assert_array_equal(tensor.stored(), values)
 
 
 def test_unaligned_float32_is_read(tmp_path):
@@ -76,9 +95,12 @@ def test_unaligned_float32_is_read(tmp_path):
 def test_other_types_are_listed_and_refused_when_read(tmp_path, dtype):
     (tmp_path / "m.safetensors").write_bytes(save({"position_ids": np.ones(4, dtype)}))
     tensor = read_safetensors(tmp_path / "m.safetensors")["position_ids"]
-    assert tensor.shape == (4,) and tensor.map() is None
-    with pytest.raises(UnsupportedModelError, match=f"'position_ids'.*{np.dtype(dtype).name}.*float32, float16 and"):
-        tensor.load()
+    assert tensor.shape == (4,)
+    for read in (tensor.load, tensor.map, tensor.stored):
+        with pytest.raises(
+            UnsupportedModelError, match=f"'position_ids'.*{np.dtype(dtype).name}.*float32, float16 and"
+        ):
+            read()
 
 
 def test_a_type_that_is_not_known_is_refused_when_read(tmp_path):

@@ -1,7 +1,7 @@
 """A kernel's arguments, held to its C++ signature. Stricter than CuPy, which passes whatever bytes it is given."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,28 +42,32 @@ def element_of(dtype: np.dtype[Any]) -> str:
     return f"{KINDS.get(dtype.kind, '?')}{dtype.itemsize}"
 
 
-def pack(kernel: str, parameters: Sequence[Parameter], arguments: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The array of addresses a launch takes, and the objects that must live until it has run.
+def check(kernel: str, parameters: Sequence[Parameter], arguments: Sequence[Any]) -> None:
+    """Hold arguments to a kernel's parameters.
 
     Raises:
         TypeError: an argument is missing, or is not exactly what its parameter wants.
     """
     if len(arguments) != len(parameters):
         raise TypeError(f"{kernel} takes {len(parameters)} arguments, {len(arguments)} were given")
-    values = []
     for position, (parameter, argument) in enumerate(zip(parameters, arguments, strict=True)):
-        reason = _mismatch(parameter, argument)
-        if reason:
+        if reason := _mismatch(parameter, argument):
             raise TypeError(f"{kernel}, argument {position} ({parameter.text}): {reason}")
-        values.append(_value(argument))
-    addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    return addresses, values
 
 
-def _value(argument: Any) -> Any:
-    if isinstance(argument, np.ndarray):
-        return ctypes.c_void_p(argument.__array_interface__["data"][0])
-    return ctypes.create_string_buffer(argument.tobytes(), 8)
+def pack(arguments: Sequence[Any], address: Callable[[Any], int]) -> tuple[Any, Any]:
+    """The array of pointers to values that a launch takes, and the values, which must live until it has run."""
+    values = (ctypes.c_uint64 * len(arguments))()
+    for i, argument in enumerate(arguments):
+        value = address(argument) if isinstance(argument, np.ndarray) else argument.view(f"u{argument.itemsize}")
+        values[i] = int(value)
+    first = ctypes.addressof(values)
+    return (ctypes.c_void_p * len(arguments))(*range(first, first + 8 * len(arguments), 8)), values
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where an array's first element is."""
+    return int(array.__array_interface__["data"][0])
 
 
 def _mismatch(parameter: Parameter, argument: Any) -> str | None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -16,20 +17,28 @@ INCLUDE = HERE / "include"
 FLAGS = (
     "-std=c++17",
     "-g1",  # line tables, for messages
+    "-gdwarf-4",  # addr2line takes the wrong file from some of version 5
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-gnu-unique",  # one copy of each variable per module, even where two modules include the same header
+    "-fno-semantic-interposition",
     "-fno-strict-aliasing",  # kernels read 16 bytes of numbers as one uint4
     "-fno-extern-tls-init",
     "-ffp-contract=off",
-    "-DMINILLM_EMULATED",
     "-fmax-errors=5",
     "-Wall",
-    "-Wno-unknown-pragmas",
+    "-Wno-unknown-pragmas",  # unroll
     "-Wno-attributes",
     "-Wno-unused",
-    "-Wno-psabi",
+    "-DMINILLM_EMULATED",
 )
+CHECKS = (
+    "-fsanitize=thread,bounds,alignment,shift-exponent,signed-integer-overflow,integer-divide-by-zero",
+    "--param=tsan-instrument-func-entry-exit=0",
+)
+"""What a build with checks asks g++ to insert: calls that runtime/races.cpp and runtime/undefined.cpp answer."""
+
+PRECOMPILED = "emulated.h.gch"
 KERNEL = re.compile(r'extern\s+"C"\s+__attribute__\s*\(\(emulated_kernel\)\)[^(;{]*?\bvoid\s+(\w+)\s*\(')
 
 
@@ -37,26 +46,36 @@ class BuildError(Exception):
     """A source does not compile."""
 
 
-def build_module(path: Path, options: tuple[str, ...]) -> tuple[ctypes.PyDLL, tuple[str, ...]]:
-    """The library of a `.cu` file, and the names of its kernels."""
+def build_module(path: Path, options: Iterable[str], *, checks: bool) -> tuple[ctypes.PyDLL, tuple[str, ...]]:
+    """The library of a `.cu` file, and the names of its kernels.
+
+    Raises:
+        BuildError: g++ refuses the source, or is missing.
+    """
     if reason := missing():
         raise BuildError(reason)
-    # CuPy is given a hash of all sources; here each module is rebuilt only when a file that it includes has changed.
-    options = tuple(option for option in options if not option.startswith("-DMINILLM_SOURCES="))
-    flags = ("-O2", *_machine_flags(), *FLAGS, *options)
-    sources = [*included(path), *sorted(INCLUDE.glob("*.h"))]
+    path = path.resolve()
     runtime = build_runtime()
+    common = ("-O2", *_machine_flags(), *FLAGS, *(CHECKS if checks else ()))
+    # CuPy is given a hash of all sources; here each module is rebuilt only when a file that it includes has changed.
+    defines = [option for option in options if not option.startswith("-DMINILLM_SOURCES=")]
+    flags = (*common, f"-ffile-prefix-map={path.parent}/=", *defines)
 
     def build(target: Path) -> None:
-        names = _kernel_names(path, flags)
-        exports = "".join(f"EMULATED_EXPORT({name})\n" for name in names) + f'EMULATED_KERNELS("{",".join(names)}")\n'
-        code = f'#include "{path.resolve()}"\n#include "launch.h"\n{exports}'
-        _compile(
-            code, target, (*flags, "-include", str(INCLUDE / "emulated.h"), "-shared", "-Wl,-z,defs", str(runtime))
-        )
+        forced = (*_include_folders(build_headers(common)), "-include", "emulated.h")
+        source = target.with_suffix(".cpp")
+        source.write_text(f'#include "{path}"\n')
+        names = _kernel_names(path, _run((*forced, *flags, "-E", "-P", str(source))))
+        exports = "".join(f"EMULATED_EXPORT({name})\n" for name in names)
+        source.write_text(f'#include "{path}"\n#include "launch.h"\n{exports}EMULATED_KERNELS("{",".join(names)}")\n')
+        compiled = str(target.with_suffix(".o"))
+        _run((*forced, *flags, "-c", str(source), "-o", compiled))
+        # Linked without the checks' flags, which would bring libtsan: the runtime is all there is to answer them.
+        _run(("-shared", "-Wl,-z,defs", compiled, str(runtime), "-o", str(target)))
 
+    sources = [*_included(path), *sorted(INCLUDE.rglob("*"))]
     # PyDLL keeps the interpreter's lock, so two threads of a test never run the one emulated GPU at the same time.
-    library = ctypes.PyDLL(str(_cached(path.stem, sources, (*flags, str(runtime)), build)))
+    library = ctypes.PyDLL(str(_cached(f"{path.stem}.so", sources, (*flags, str(runtime)), build)))
     library.emulated_kernels.restype = ctypes.c_char_p
     return library, tuple(library.emulated_kernels().decode().split(","))
 
@@ -64,18 +83,66 @@ def build_module(path: Path, options: tuple[str, ...]) -> tuple[ctypes.PyDLL, tu
 @cache
 def build_runtime() -> Path:
     """The library that all modules share."""
-    flags = ("-O3", *_machine_flags(), *FLAGS)
+    flags = ("-O3", *_machine_flags(), *FLAGS, "-Wextra", "-shared", "-Wl,-Bsymbolic")
     units = sorted((HERE / "runtime").glob("*.cpp"))
-    sources = [*units, *sorted((HERE / "runtime").glob("*.h")), INCLUDE / "runtime.h"]
 
     def build(target: Path) -> None:
-        code = "".join(f'#include "{unit}"\n' for unit in units)
-        _compile(code, target, (*flags, "-shared"))
+        _run((*_include_folders(), *flags, *map(str, units), "-o", str(target)))
 
-    return _cached("runtime", sources, flags, build)
+    sources = [*units, *sorted((HERE / "runtime").glob("*.h")), INCLUDE / "runtime.h"]
+    return _cached("runtime.so", sources, flags, build)
 
 
-def included(path: Path) -> list[Path]:
+@cache
+def build_headers(flags: tuple[str, ...]) -> Path:
+    """emulated.h, with all of NVIDIA's headers, precompiled for `flags`: they take most of the time of a build."""
+
+    def build(target: Path) -> None:
+        target.mkdir()
+        _run(
+            (
+                *_include_folders(),
+                *flags,
+                "-x",
+                "c++-header",
+                str(INCLUDE / "emulated.h"),
+                "-o",
+                str(target / PRECOMPILED),
+            )
+        )
+
+    return _cached("headers", sorted(INCLUDE.rglob("*")), flags, build)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minillm-tests"
+
+
+def _cached(name: str, sources: Iterable[Path], flags: Iterable[str], build: Callable[[Path], None]) -> Path:
+    """What `build(target)` makes, made only once for the same sources and flags."""
+    digest = hashlib.sha256()
+    for part in (compiler(), cuda_headers(), *flags):
+        digest.update(str(part).encode() + b"\0")
+    for source in (Path(__file__), *sources):
+        if source.is_file():
+            digest.update(str(source).encode() + b"\0" + source.read_bytes() + b"\0")
+    target = cache_folder() / digest.hexdigest()[:20] / name
+    if not target.exists():
+        target.parent.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent.parent) as folder:
+            build(Path(folder) / name)
+            try:
+                Path(folder).rename(target.parent)  # atomic: another process sees all of it or nothing
+            except OSError:
+                if not target.exists():
+                    raise  # not because another process was first
+            else:
+                Path(folder).mkdir()  # for TemporaryDirectory to remove
+    return target
+
+
+def _included(path: Path) -> list[Path]:
     """`path` and all files beside it that it includes, directly or not."""
     found = [path]
     for source in found:  # grows while we walk it
@@ -86,52 +153,29 @@ def included(path: Path) -> list[Path]:
     return found
 
 
-def _cached(name: str, sources: list[Path], flags: tuple[str, ...], build) -> Path:
-    """The file that `build(target)` makes, made only once for the same sources and flags."""
-    digest = hashlib.sha256()
-    for part in (compiler(), *flags):
-        digest.update(str(part).encode() + b"\0")
-    for source in sources:
-        digest.update(str(source).encode() + b"\0" + source.read_bytes() + b"\0")
-    target = cache_folder() / f"{name}-{digest.hexdigest()[:20]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            unfinished = Path(folder) / target.name
-            build(unfinished)
-            unfinished.replace(target)  # atomic: another process sees all of it or nothing
-    return target
+def _include_folders(*first: Path) -> tuple[str, ...]:
+    return (*(f"-I{folder}" for folder in (*first, INCLUDE)), "-isystem", str(cuda_headers()))
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minillm-tests"
-
-
-def _compile(code: str, target: Path | None, flags: tuple[str, ...]) -> str:
-    """Compile `code` to `target`, or return it preprocessed."""
-    output = ("-o", str(target)) if target else ("-E", "-P", "-o", "-")
-    headers = ("-I", str(INCLUDE), "-isystem", str(cuda_headers()))
-    # The source goes first: g++ resolves symbols of a source from libraries that follow it.
-    command = [str(compiler()), *headers, "-x", "c++", "-", "-x", "none", *flags, *output]
-    done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)
+def _run(arguments: Iterable[str]) -> str:
+    """Run g++; what it prints."""
+    done = subprocess.run([str(compiler()), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BuildError(f"g++ failed:\n{done.stderr.strip()}")
+        raise BuildError(f"g++ refuses it:\n{done.stderr.strip()}")
     return done.stdout
 
 
-def _kernel_names(path: Path, flags: tuple[str, ...]) -> list[str]:
+def _kernel_names(path: Path, preprocessed: str) -> list[str]:
     """The kernels that are left of a source once its conditions are resolved."""
-    code = _compile(f'#include "{path.resolve()}"\n', None, (*flags, "-include", str(INCLUDE / "emulated.h")))
-    names = KERNEL.findall(code)
+    names = KERNEL.findall(preprocessed)
     if not names:
-        raise BuildError(f'{path}: no extern "C" __global__ void kernel was found')
+        raise BuildError(f'{path}: no extern "C" __global__ void kernel is left with these options')
     return names
 
 
 @cache
 def _machine_flags() -> tuple[str, ...]:
-    """Fused multiply-add and half conversions in one instruction where the CPU has them; else they are library calls."""
+    """Fused multiply-add and half conversions as instructions where the CPU has them; else they are slow calls."""
     cpu = Path("/proc/cpuinfo")
     features = set(re.findall(r"\w+", cpu.read_text())) if cpu.is_file() else set()
     return ("-march=x86-64-v3",) if {"avx2", "fma", "f16c", "bmi2"} <= features else ()

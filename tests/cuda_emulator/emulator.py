@@ -1,12 +1,15 @@
 """The launcher that stands in for CuPy's: the same calls, on NumPy arrays."""
 
 import ctypes
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import pack, parse_signature
+from .arguments import address_of, check, pack, parse_signature
 from .building import build_module
+from .guarding import Guarded
+from .lines import with_lines
 
 SCHEDULES = ("forward", "reverse", "random", "warps", "warps-reversed")
 """In which order threads run: by number up or down, at random, or each warp as far as it gets before the next."""
@@ -19,6 +22,12 @@ class LaunchError(RuntimeError):
     """A launch was refused, or the kernel did what a GPU would not allow; the message names file and line."""
 
 
+class _Extent(ctypes.Structure):
+    """emulation::Extent of include/runtime.h."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
+
+
 class _Launch(ctypes.Structure):
     """emulation::Launch of include/runtime.h."""
 
@@ -28,17 +37,24 @@ class _Launch(ctypes.Structure):
         ("shared_bytes", ctypes.c_size_t),
         ("schedule", ctypes.c_int),
         ("seed", ctypes.c_uint),
+        ("watched", ctypes.POINTER(_Extent)),
+        ("watched_number", ctypes.c_size_t),
+        ("find_races", ctypes.c_int),
     )
 
 
 class Emulator:
     """A `Launcher` (minillm/backends/cuda/kernels.py) that needs no GPU."""
 
-    def __init__(self, schedule: str = "forward", seed: int = 0, sanitize: str | None = None) -> None:
-        """`schedule` is one of SCHEDULES; `seed` is that of "random"."""
+    def __init__(self, schedule: str = "forward", seed: int = 0, *, checks: bool = False) -> None:
+        """`schedule` is one of SCHEDULES; `seed` is that of "random".
+
+        With `checks`, several times slower, a launch also ends at the first access outside an argument, at a race
+        between threads or blocks, at a load that is not aligned, and at an index outside an array.
+        """
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
-        self.launches = 0
+        self.checks = checks
 
     def module(self, path: Path, options: tuple[str, ...] = ()) -> "EmulatedModule":
         """Compile a `.cu` file with options such as -DNAME=VALUE."""
@@ -52,7 +68,7 @@ class EmulatedModule:
         """Compile it, or find it compiled."""
         self.emulator = emulator
         self.path = path
-        self.library, self.kernels = build_module(path, options)
+        self.library, self.kernels = build_module(path, options, checks=emulator.checks)
 
     def get_function(self, name: str) -> "EmulatedKernel":
         """The kernel `name`."""
@@ -100,13 +116,30 @@ class EmulatedKernel:
                 f"{self.name}: {shared_mem} bytes of dynamic shared memory, allowed are {self._shared_limit}: "
                 "set max_dynamic_shared_size_bytes first"
             )
-        addresses, alive = pack(self.name, self.parameters, args)
+        check(self.name, self.parameters, args)
         launch = _Launch(_three(grid), _three(block), shared_mem, self._emulator.schedule, self._emulator.seed)
-        error = self._launch(ctypes.byref(launch), addresses)
-        del alive
-        self._emulator.launches += 1
+        if self._emulator.checks:
+            self._run_checked(launch, args)
+        else:
+            self._run(launch, *pack(args, address_of))
+
+    def _run(self, launch: _Launch, pointers: Any, _values: Any) -> None:
+        error = self._launch(ctypes.byref(launch), pointers)
         if error:
-            raise LaunchError(f"{self.name}: {error.decode()}")
+            raise LaunchError(f"{self.name}: {with_lines(error.decode())}")
+
+    def _run_checked(self, launch: _Launch, args: Sequence[Any]) -> None:
+        guarded = Guarded(self.parameters, args)
+        launch.watched_number = len(guarded.extents)
+        launch.watched = (_Extent * len(guarded.extents))(*((e.copy, e.size) for e in guarded.extents))
+        launch.find_races = 1
+        try:
+            self._run(launch, *pack(args, guarded.address))
+        except LaunchError as error:
+            explained = re.sub("<0x([0-9a-f]+)>", lambda match: guarded.explain(int(match[1], 16)), str(error))
+            raise LaunchError(explained) from None
+        if misuse := guarded.finish():
+            raise LaunchError(f"{self.name}: {misuse}")
 
 
 def _three(sizes: tuple[int, ...]) -> Any:

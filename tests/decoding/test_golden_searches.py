@@ -11,6 +11,7 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding import contrastive_search, diverse
+from minillm.layers.head import LMHead
 from minillm.models import load_model
 from minillm.runner import Runner
 
@@ -78,6 +79,12 @@ def test_the_same_without_a_cache(name: str) -> None:
     assert differences(name, every=7, use_cache=False) == 0
 
 
+def states_before_project_out(patch: pytest.MonkeyPatch) -> None:
+    states, logits = LMHead.states, LMHead.__call__
+    patch.setattr(LMHead, "states", lambda self, ops, x: x)
+    patch.setattr(LMHead, "__call__", lambda self, ops, x: logits(self, ops, states(self, ops, x)))
+
+
 BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "groups take no notice of each other": (
         "diverse",
@@ -93,6 +100,7 @@ BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
         lambda patch: patch.setattr(contrastive_search.ContrastiveState, "line", property(
             lambda self: self.continuation.token_ids or self.request.prompt_ids)),
     ),
+    "states before project_out": ("contrastive", states_before_project_out),
 }  # fmt: skip
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from minillm import ops
 from minillm.batch import Batch, Sequence
-from minillm.ops.add import cost as add_cost
 from minillm.ops.attention import cost as attention_cost
+from minillm.ops.embed import cost as embed_cost
 from minillm.ops.linear import cost as linear_cost
 from minillm.ops.norm import cost as norm_cost
 from minillm.ops.norm import rms_norm_cost
@@ -102,9 +102,11 @@ def empty(*shape: int) -> Any:
     return np.empty(shape, object)
 
 
-def test_add() -> None:
-    ops.add(numbers(3, 4), numbers(3, 4), XP, empty(3, 4))
-    assert add_cost(3, 4).flops == Number.arithmetic
+@pytest.mark.parametrize("positions", [True, False])
+def test_embed(positions: bool) -> None:
+    learned = (np.array([0, 2, 1]), numbers(3, 4)) if positions else ()
+    ops.embed(numbers(5, 4), np.array([4, 0, 4]), XP, empty(3, 4), *learned)
+    assert embed_cost(3, 4, 16, 16 * positions).flops == Number.arithmetic == 12 * positions
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -1,13 +1,23 @@
 // Atomic operations. One thread runs at a time and none is interrupted, so each is a plain read and write.
 //
+// With races looked for, the plain read and write are hidden, and the atomic operation is noted instead.
+//
 // Only the types that CUDA has are here: atomicAdd of a signed 64-bit number, say, does not compile here either.
 #pragma once
 
-#define EMULATED_ATOMIC(name, type, operation)        \
-    inline type name(type* address, type value) {     \
-        type old = *address;                          \
-        *address = operation;                         \
-        return old;                                   \
+#ifdef __SANITIZE_THREAD__
+#define EMULATED_NOTE_ATOMIC(address) emulation::note_atomic(address, sizeof *(address))
+#else
+#define EMULATED_NOTE_ATOMIC(address) ((void)0)
+#endif
+#define EMULATED_UNSEEN inline __attribute__((no_sanitize("thread")))
+
+#define EMULATED_ATOMIC(name, type, operation)             \
+    EMULATED_UNSEEN type name(type* address, type value) { \
+        EMULATED_NOTE_ATOMIC(address);                     \
+        type old = *address;                               \
+        *address = operation;                              \
+        return old;                                        \
     }
 #define EMULATED_ATOMIC_INTEGERS(name, operation)      \
     EMULATED_ATOMIC(name, int, operation)              \
@@ -33,11 +43,12 @@ EMULATED_ATOMIC(atomicExch, float, value)
 EMULATED_ATOMIC(atomicInc, unsigned, old >= value ? 0 : old + 1)
 EMULATED_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
 
-#define EMULATED_COMPARE_AND_SWAP(type)                             \
-    inline type atomicCAS(type* address, type compare, type value) { \
-        type old = *address;                                        \
-        if (old == compare) *address = value;                       \
-        return old;                                                 \
+#define EMULATED_COMPARE_AND_SWAP(type)                                       \
+    EMULATED_UNSEEN type atomicCAS(type* address, type compare, type value) { \
+        EMULATED_NOTE_ATOMIC(address);                                        \
+        type old = *address;                                                  \
+        if (old == compare) *address = value;                                 \
+        return old;                                                           \
     }
 EMULATED_COMPARE_AND_SWAP(int)
 EMULATED_COMPARE_AND_SWAP(unsigned)

@@ -48,8 +48,6 @@ inline unsigned ballot(unsigned mask, int predicate, Place place) {
     return operand.result;
 }
 
-inline void complete_nothing(unsigned, void* const*) {}
-
 template <class T, class Operation>
 void complete_reduce(unsigned mask, void* const operands[32]) {
     T result = *static_cast<T*>(operands[__builtin_ctz(mask)]);
@@ -62,7 +60,7 @@ void complete_reduce(unsigned mask, void* const operands[32]) {
 }  // namespace emulation
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, EMULATED_PLACE) {
-    emulation::meet(mask, emulation::complete_nothing, nullptr, {file, line});
+    emulation::meet(mask, nullptr, nullptr, {file, line});
 }
 
 // In each of these a warp is cut into groups of `width` lanes; a lane that would read beyond its group reads itself.

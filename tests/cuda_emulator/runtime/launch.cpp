@@ -1,6 +1,9 @@
 // One launch: its limits, shared memory, and one block after another.
 #include "scheduler.h"
 
+#include "faults.h"
+#include "races.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -19,15 +22,17 @@ constexpr size_t RED_ZONE = 4096;           // after the launch's dynamic shared
 
 alignas(1024) unsigned char dynamic_memory[MOST_SHARED + RED_ZONE];
 
-struct Region {
+struct Segment {
     const void* anchor;
     char* start;
     size_t bytes;
 };
+Segment statics;
+size_t dynamic_bytes;
 
 // The TLS segment of the module that `anchor` lies in: all its __shared__ variables.
 int find_segment(dl_phdr_info* info, size_t, void* data) {
-    auto* wanted = static_cast<Region*>(data);
+    auto* wanted = static_cast<Segment*>(data);
     if (!info->dlpi_tls_data) return 0;
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const auto& header = info->dlpi_phdr[i];
@@ -51,14 +56,14 @@ const char* refuse(const Launch& launch) {
     return nullptr;
 }
 
-bool red_zone_intact(size_t shared_bytes) {
-    const unsigned char* zone = dynamic_memory + shared_bytes;
+bool red_zone_intact() {
+    const unsigned char* zone = dynamic_memory + dynamic_bytes;
     if (zone[0] == 0xff && !memcmp(zone, zone + 1, RED_ZONE - 1)) return true;
     size_t at = 0;
     while (zone[at] == 0xff) at++;
     snprintf(block.error, sizeof block.error,
              "block (%u, %u, %u) wrote byte %zu of dynamic shared memory; the launch gave it %zu bytes", block_index.x,
-             block_index.y, block_index.z, shared_bytes + at, shared_bytes);
+             block_index.y, block_index.z, dynamic_bytes + at, dynamic_bytes);
     return false;
 }
 
@@ -75,7 +80,24 @@ std::vector<uint64_t> block_order(uint64_t blocks) {
     return order;
 }
 
+void watch_memory(const Launch& launch) {
+    watch_nothing();
+    if (!launch.find_races) return;
+    watch(dynamic_memory, dynamic_bytes, true);
+    watch(statics.start, statics.bytes, true);
+    for (size_t i = 0; i < launch.watched_number; i++) watch(launch.watched[i].start, launch.watched[i].bytes, false);
+}
+
+bool within(const void* address, const void* start, size_t bytes) {
+    return size_t(static_cast<const char*>(address) - static_cast<const char*>(start)) < bytes;
+}
+
 }  // namespace
+
+bool in_shared_memory(const void* address) {
+    // The red zone counts: a write there is reported as what it is.
+    return within(address, dynamic_memory, dynamic_bytes + RED_ZONE) || within(address, statics.start, statics.bytes);
+}
 
 const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, const void* anchor) {
     if (const char* reason = refuse(*launch)) return reason;
@@ -88,19 +110,25 @@ const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, co
     block.random = launch->seed * 2654435761u | 1u;
     if (!prepare_block(size[0] * size[1] * size[2])) return "no memory for the stacks";
 
-    Region statics{anchor, nullptr, 0};
+    statics = {anchor, nullptr, 0};
     dl_iterate_phdr(find_segment, &statics);
+    dynamic_bytes = launch->shared_bytes;
     emulated_dynamic_shared = reinterpret_cast<unsigned char(*)[]>(dynamic_memory);
-    memset(dynamic_memory + launch->shared_bytes, 0xff, RED_ZONE);
+    memset(dynamic_memory + dynamic_bytes, 0xff, RED_ZONE);
+    watch_memory(*launch);
 
+    catch_signals();
+    bool good = true;
     for (uint64_t number : block_order(uint64_t(grid[0]) * grid[1] * grid[2])) {
         block_index = {unsigned(number % grid[0]), unsigned(number / grid[0] % grid[1]),
                        unsigned(number / grid[0] / grid[1])};
         memset(statics.start, 0xff, statics.bytes);  // 0xffff and 0xffffffff are NaN in every storage type
-        memset(dynamic_memory, 0xff, launch->shared_bytes);
-        if (!run_block() || !red_zone_intact(launch->shared_bytes)) return block.error;
+        memset(dynamic_memory, 0xff, dynamic_bytes);
+        good = run_block() && red_zone_intact();
+        if (!good) break;
     }
-    return nullptr;
+    restore_signals();
+    return good ? nullptr : block.error;
 }
 
 }  // namespace emulation

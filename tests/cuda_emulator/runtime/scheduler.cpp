@@ -1,6 +1,10 @@
 // Blocks, fibers and the order in which they run.
 #include "scheduler.h"
 
+#include "faults.h"
+#include "races.h"
+
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -64,24 +68,24 @@ void describe_deadlock() {
     char* text = block.error;
     char* end = block.error + sizeof block.error;
     text += snprintf(text, end - text, "block (%u, %u, %u) waits for ever:", block_index.x, block_index.y, block_index.z);
-    int barrier = 0, lanes = 0;
-    Fiber *at_barrier = nullptr, *in_warp = nullptr;
-    for (Fiber& fiber : block.fibers) {
-        if (!fiber.alive) continue;
-        if (fiber.at_barrier) barrier++, at_barrier = &fiber;
-        else lanes++, in_warp = &fiber;
+    int lanes = 0;
+    const Meeting* meeting = nullptr;
+    for (const Warp& warp : block.warps) {
+        lanes += __builtin_popcount(warp.waiting);
+        if (warp.waiting) meeting = &warp.meetings[warp.first[__builtin_ctz(warp.waiting)]];
     }
-    if (barrier)
-        text += snprintf(text, end - text, " %d threads in __syncthreads (%s:%d),", barrier, at_barrier->place.file,
-                         at_barrier->place.line);
+    if (block.arrived)
+        text += snprintf(text, end - text, " %d threads in __syncthreads (%s:%d),", block.arrived, block.barrier.file,
+                         block.barrier.line);
     if (lanes)
         text += snprintf(text, end - text, " %d threads for lanes of their warp (%s:%d, mask %08x),", lanes,
-                         in_warp->place.file, in_warp->place.line, in_warp->mask);
+                         meeting->place.file, meeting->place.line, meeting->mask);
     snprintf(text, end - text, " %d threads have ended", block.threads - block.alive);
 }
 
 void end_of_thread(Fiber& fiber) {
-    if (!fiber.copies.empty()) fail(fiber.copies[0].place, "a thread ended with this cp.async never waited for");
+    if (!fiber.copies.empty())
+        fail_at(describe_instruction(fiber.copies[0].instruction), "a thread ended with this cp.async never waited for");
     fiber.alive = false;
     block.warps[fiber.warp].alive &= ~(1u << fiber.lane);
     block.alive--;
@@ -114,18 +118,36 @@ void suspend() {
 
 void make_ready(Fiber& fiber) { block.warps[fiber.warp].ready |= 1u << fiber.lane; }
 
-void fail(Place place, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int used = snprintf(block.error, sizeof block.error, "%s:%d: ", place.file ? place.file : "?", place.line);
-    used += vsnprintf(block.error + used, sizeof block.error - used, format, arguments);
-    va_end(arguments);
-    if (current && used < int(sizeof block.error))
-        snprintf(block.error + used, sizeof block.error - used, " [block (%u, %u, %u), thread (%u, %u, %u)]", block_index.x,
-                 block_index.y, block_index.z, current->index.x, current->index.y, current->index.z);
+namespace {
+
+[[noreturn]] void stop(const char* where, const char* format, va_list arguments) {
+    char* text = block.error;
+    char* end = block.error + sizeof block.error;
+    text += snprintf(text, end - text, "%s: ", where);
+    text += vsnprintf(text, end - text, format, arguments);
+    text = std::min(text, end);
+    uint3 at = current->index;
+    snprintf(text, end - text, " [block (%u, %u, %u), thread (%u, %u, %u)]", block_index.x, block_index.y, block_index.z,
+             at.x, at.y, at.z);
     failed = true;
     leave(self(), nullptr);
     abort();  // a fiber that failed is never resumed
+}
+
+}  // namespace
+
+void fail(Place place, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    char where[512];
+    snprintf(where, sizeof where, "%s:%d", place.file, place.line);
+    stop(where, format, arguments);
+}
+
+void fail_at(const Text& where, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    stop(where.characters, format, arguments);
 }
 
 bool prepare_block(int threads) {
@@ -155,16 +177,18 @@ bool prepare_block(int threads) {
 }
 
 bool run_block() {
-    for (Warp& warp : block.warps) warp = {0xffffffffu, 0xffffffffu, 0};
+    note_block_begins();
+    for (Warp& warp : block.warps) warp.ready = warp.alive = 0xffffffffu, warp.waiting = 0;
     for (int i = 0; i < block.threads; i++) {
         Fiber& fiber = block.fibers[i];
         fiber.alive = true;
-        fiber.at_barrier = false;
+        fiber.barrier = 0;
         fiber.group = 0;
         fiber.copies.clear();
     }
     block.alive = block.threads;
     block.arrived = 0;
+    block.barriers = 0;
     block.votes = {0, 1, 0};
     // As if the thread before the first had just ended.
     bool down = block.schedule == REVERSE || block.schedule == WARPS_REVERSED;

@@ -17,23 +17,29 @@ struct Copy {
     void* to;
     const void* from;
     int bytes, valid, group;
-    Place place;
+    const void* instruction;
 };
 
 struct Fiber : Thread {
     Context context;
     bool alive;            // in this block
-    bool at_barrier;       // waits in __syncthreads
-    Complete complete;     // waits for lanes of its warp: in this operation
-    void* operand;
-    unsigned mask;
-    Place place;           // where it waited last
+    unsigned barrier;      // the number of the last barrier it came to
     int group;             // cp.async groups committed
     std::vector<Copy> copies;
 };
 
+// What the lanes of a mask wait for.
+struct Meeting {
+    unsigned mask;
+    Complete complete;
+    Place place;
+};
+
 struct Warp {
     unsigned ready, alive, waiting;  // a bit per lane: can run; has not ended; waits in meet()
+    unsigned char first[32];         // by waiting lane: the first lane that came to its meeting
+    Meeting meetings[32];            // by that lane
+    void* operands[32];
 };
 
 struct Block {
@@ -41,7 +47,8 @@ struct Block {
     std::vector<Warp> warps;
     char* stacks = nullptr;
     int threads = 0, alive = 0;
-    int arrived = 0;  // at the barrier
+    int arrived = 0;        // at the barrier
+    unsigned barriers = 0;  // completed
     Votes votes{}, result{};
     Place barrier{};
 
@@ -56,6 +63,9 @@ struct Block {
 
 extern Block block;
 
+// The instruction that called the function this stands in.
+#define EMULATED_CALLER (static_cast<const char*>(__builtin_return_address(0)) - 1)
+
 inline Fiber& self() { return static_cast<Fiber&>(*current); }
 
 // Let others run until somebody makes this fiber ready again. Its ready bit is cleared by this.
@@ -69,6 +79,12 @@ void release_lanes_if_all_there(unsigned warp);
 
 // Fibers and stacks for `threads` threads, each at its beginning.
 bool prepare_block(int threads);
+
+// Whether an address is in the dynamic shared memory of the launch, or in a __shared__ variable.
+bool in_shared_memory(const void* address);
+
+// Where the lane that runs now meets others.
+Place meeting_place();
 
 // Run one block to its end. False if it failed; block.error says why.
 bool run_block();

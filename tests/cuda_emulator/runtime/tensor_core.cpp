@@ -1,6 +1,9 @@
 // mma, ldmatrix and cp.async, after the tables of the PTX manual that kernels/tensor_core.cuh names.
 #include "scheduler.h"
 
+#include "faults.h"
+#include "races.h"
+
 #include <cstdint>
 #include <cstring>
 
@@ -25,12 +28,20 @@ float from_half(uint16_t bits) {
 
 bool aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
-void poison(void* address, size_t bytes) { memset(address, 0xff, bytes); }
+struct Mma {
+    float* d;
+    const unsigned *a, *b;
+    bool is_bfloat16;
+};
 
-}  // namespace
+struct Ldmatrix {
+    unsigned* result;
+    const void* row;
+    bool transposed;
+};
 
 void complete_mma(unsigned mask, void* const operands[32]) {
-    if (mask != 0xffffffffu) fail(self().place, "mma.sync needs all lanes of the warp");
+    if (mask != 0xffffffffu) fail(meeting_place(), "mma.sync needs all lanes of the warp");
     bool is_bfloat16 = static_cast<Mma*>(operands[0])->is_bfloat16;
     float a[16][16], b[8][16];  // b by columns
     for (int lane = 0; lane < 32; lane++) {
@@ -58,11 +69,7 @@ void complete_mma(unsigned mask, void* const operands[32]) {
 }
 
 void complete_ldmatrix(unsigned mask, void* const operands[32]) {
-    if (mask != 0xffffffffu) fail(self().place, "ldmatrix needs all lanes of the warp");
-    for (int lane = 0; lane < 32; lane++) {
-        auto* mine = static_cast<Ldmatrix*>(operands[lane]);
-        if (!aligned(mine->row)) fail(mine->place, "lane %d gives ldmatrix a row that is not aligned to 16 bytes", lane);
-    }
+    if (mask != 0xffffffffu) fail(meeting_place(), "ldmatrix needs all lanes of the warp");
     for (int lane = 0; lane < 32; lane++) {
         auto* mine = static_cast<Ldmatrix*>(operands[lane]);
         for (int tile = 0; tile < 4; tile++) {
@@ -78,12 +85,33 @@ void complete_ldmatrix(unsigned mask, void* const operands[32]) {
     }
 }
 
-void begin_copy(void* shared, const void* global, int bytes, int valid, Place place) {
+}  // namespace
+
+void multiply_tiles(float* d, const unsigned* a, const unsigned* b, bool is_bfloat16, Place place) {
+    Mma operand{d, a, b, is_bfloat16};
+    meet(0xffffffffu, complete_mma, &operand, place);
+}
+
+void load_tiles(unsigned* result, const void* row, bool transposed, Place place) {
+    if (!aligned(row)) fail_at(describe_instruction(EMULATED_CALLER), "a row of ldmatrix is not aligned to 16 bytes");
+    if (!in_shared_memory(row)) fail_at(describe_instruction(EMULATED_CALLER), "a row of ldmatrix is not in shared memory");
+    note_access(row, 16, READ, EMULATED_CALLER);
+    Ldmatrix operand{result, row, transposed};
+    meet(0xffffffffu, complete_ldmatrix, &operand, place);
+}
+
+void begin_copy(void* shared, const void* global, int bytes, int valid) {
+    const void* instruction = EMULATED_CALLER;
     if (!aligned(shared) || (valid > 0 && !aligned(global)))
-        fail(place, "cp.async from %p to %p: both must be aligned to %d bytes", global, shared, bytes);
-    poison(shared, bytes);
+        fail_at(describe_instruction(instruction), "cp.async of %d bytes from an address that is not aligned to 16 bytes, or to one",
+                bytes);
+    if (!in_shared_memory(shared)) fail_at(describe_instruction(instruction), "cp.async goes elsewhere than to shared memory");
+    note_access(global, valid, READ, instruction);
+    note_access(shared, bytes, WRITE, instruction);
+    note_copy_begun(shared, bytes);
+    memset(shared, 0xff, bytes);
     Fiber& fiber = self();
-    fiber.copies.push_back({shared, global, bytes, valid, fiber.group, place});
+    fiber.copies.push_back({shared, global, bytes, valid, fiber.group, instruction});
 }
 
 void commit_copies() { self().group++; }
@@ -93,6 +121,8 @@ void wait_copies(int groups_left) {
     size_t kept = 0;
     for (const Copy& copy : fiber.copies) {
         if (copy.group < fiber.group - groups_left) {
+            note_copy_done(copy.to, copy.bytes);
+            note_access(copy.to, copy.bytes, WRITE, copy.instruction);
             memcpy(copy.to, copy.from, copy.valid);
             memset(static_cast<char*>(copy.to) + copy.valid, 0, copy.bytes - copy.valid);
         } else {

@@ -1,0 +1,88 @@
+"""How the kernels of this package are compiled, and where they are kept between runs.
+
+Compiling one takes 0.3 to 1 s, loading it from its cache some milliseconds. The cache lies in the user's own cache
+folder, since loading it runs its code: never in a folder that others may write to.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+
+FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
+"""Sums may be reordered and products fused. NaN and infinity keep their meaning ("nnan" and "ninf" are not here):
+the engine finds them in logits."""
+
+
+def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function by Numba, as all kernels here are: without the interpreter's lock, and cached.
+
+    With a signature it is compiled, or loaded, at once: write that inside a function that is called when the kernel
+    is first needed. Without one, each new set of argument types is, and a set includes whether an array may be written
+    to and whether it is aligned.
+
+    Args:
+        signature: types of the arguments in Numba's notation, or None
+        parallel: whether `numba.prange` runs on all threads
+    """
+    signatures = [] if signature is None else [signature]
+
+    def compile_it(function: Callable[..., Any]) -> Any:
+        with _cache_in(cache_folder()) as cached:
+            return numba.njit(
+                *signatures, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel, cache=cached
+            )(function)
+
+    return compile_it
+
+
+@cache
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: NUMBA_CACHE_DIR where it is set, else in the user's cache folder.
+
+    One folder for each state of these sources: Numba looks at the file of a kernel, not at those that it calls.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    base = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else _user_cache_folder()
+    return base / "minillm" / f"numba-{digest.hexdigest()[:16]}"
+
+
+def is_first_run() -> bool:
+    """Whether nothing is in the cache yet, so that kernels will be compiled before they run."""
+    return next(cache_folder().rglob("*.nbc"), None) is None
+
+
+def _user_cache_folder() -> Path:
+    """Where programs keep what they can make again."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+@contextmanager
+def _cache_in(folder: Path) -> Iterator[bool]:
+    """Let Numba cache what is decorated meanwhile in `folder`; yield False where it cannot be written to.
+
+    Numba reads the setting when a function is decorated, so other packages' functions keep their own place.
+    """
+    before = numba.config.CACHE_DIR
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield writable
+    finally:
+        numba.config.CACHE_DIR = before

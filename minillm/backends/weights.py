@@ -1,0 +1,148 @@
+"""Parameters in memory: the formats they are kept in, how tensors come into one, and how the reference reads it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ops.quantize import Quantized, dequantize, quantize
+
+FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
+"""How numbers may be kept. The last two in groups with a scale each (`ops/quantize.py`)."""
+
+_BITS = {"int8": 8, "int4": 4}
+_DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}  # bfloat16: its bits
+
+
+class Tensor(Protocol):
+    """A stored tensor, read when it is needed: `checkpoint.StoredTensor`, or random numbers in its place."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str:
+        """The type it is stored as, one of `FORMATS`."""
+
+    def load(self) -> NDArray[np.float32]:
+        """The values, mapped where that can be."""
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out`, of this shape, with the values."""
+
+    def stored(self) -> Any:
+        """What is stored: an array, bfloat16 as the uint16 of its bits, or a `Quantized`; mapped where that can be."""
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values, some rows after the others, in memory that each chunk may take over from the one before."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A parameter in the layout its back end wants. Only that back end looks inside."""
+
+    name: str
+    """Where it stands in the model: "layers.3.fc1"."""
+    data: Any
+    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
+    bias: Any | None = None
+    """[out]"""
+
+    def rows_from(self, first: int) -> "Weight":
+        """The same table without its first rows, which nothing looks up."""
+        return replace(self, data=self.data[first:])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers that `data` stands for."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage."""
+        return sum(array.nbytes for array in (self.data, self.bias) if array is not None)
+
+
+def expand(data: Any, rows: Any = slice(None)) -> Any:
+    """Numbers kept in any format as float32, all rows or those that `rows` picks; float32 itself is not copied."""
+    if isinstance(data, Quantized):
+        return dequantize(data, rows)
+    picked = data[rows]
+    if picked.dtype == np.uint16:
+        return np.left_shift(picked, 16, dtype=np.uint32).view(np.float32)
+    return picked.astype(np.float32, copy=False)
+
+
+def gather(tensors: Sequence[Tensor], wanted: str, order: Literal["C", "F"] = "C", group: int = 32) -> Any:
+    """One array or `Quantized` of all tensors, one after the other along the first axis.
+
+    What is stored in the format that is wanted stays as it is, in its file where a single tensor makes the whole.
+
+    Args:
+        tensors: [out_i, in] each
+        wanted: a key of `FORMATS`, or "auto": as they are stored
+        order: of float32 in memory; "F" lays out columns
+        group: of weights that are quantised here, how many share a scale
+    """
+    stored = {tensor.dtype for tensor in tensors}
+    if wanted == "auto":
+        wanted = stored.pop() if len(stored) == 1 else "float32"
+    if wanted == "float32":
+        return join(tensors, order)
+    if len(tensors) == 1 and tensors[0].dtype == wanted:
+        return tensors[0].stored()
+    return _quantized(tensors, wanted, group) if wanted in _BITS else _narrowed(tensors, wanted)
+
+
+def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:
+    """One float32 array of all tensors; a single one in place where it can be."""
+    if len(tensors) == 1 and (order == "C" or len(tensors[0].shape) == 1):
+        return tensors[0].load()
+    rows = [tensor.shape[0] for tensor in tensors]
+    joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32, order=order)
+    stops = np.cumsum(rows)
+    for tensor, stop in zip(tensors, stops, strict=True):
+        tensor.read_into(joined[stop - tensor.shape[0] : stop])
+    return joined
+
+
+def narrow(values: NDArray[np.float32], wanted: str) -> NDArray[Any]:
+    """float32 rounded to 16 bits: to the nearest, of two equally near ones to the even. NaN stays NaN."""
+    if wanted == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _narrowed(tensors: Sequence[Tensor], wanted: str) -> NDArray[Any]:
+    rows = sum(tensor.shape[0] for tensor in tensors)
+    out = np.empty((rows, *tensors[0].shape[1:]), _DTYPES[wanted])
+    first = 0
+    for tensor in tensors:
+        if tensor.dtype == wanted:
+            out[first : first + tensor.shape[0]] = tensor.stored()
+            first += tensor.shape[0]
+            continue
+        for chunk in tensor.chunks():
+            out[first : first + len(chunk)] = narrow(chunk, wanted)
+            first += len(chunk)
+    return out
+
+
+def _quantized(tensors: Sequence[Tensor], wanted: str, group: int) -> Quantized:
+    parts = []
+    for tensor in tensors:
+        if tensor.dtype == wanted:
+            parts.append(tensor.stored())
+        else:
+            parts += [quantize(chunk, _BITS[wanted], group) for chunk in tensor.chunks()]
+    return Quantized(
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        tensors[0].shape[1],
+    )

@@ -1,0 +1,164 @@
+"""Weights in 8 and 4 bits: groups of neighbours along the input share a scale, and weight = scale x small integer.
+
+Symmetric, without a zero point, as llama.cpp's Q8_0 and Q4_0, and stored in the same number of bytes: 8.5 and 4.5
+bits a weight with groups of 32. A row is padded with zeros to a multiple of the group. `bound` says how far a weight
+can move.
+
+int4 differs from Q4_0 in its scale. Q4_0 maps the weight of largest magnitude to -8; here four scales around that
+one are tried and the best is fitted by least squares, which lowers the rms error on normal weights by 5 %
+(tests/ops/test_quantize.py).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ParameterError
+
+GROUPS = (32, 64)
+"""How many neighbours may share a scale."""
+LANE = 32
+"""Four-bit weights are packed 32 at a time, whatever the group."""
+CHUNK = 1 << 17
+"""Weights worked on at once, so that intermediate results stay in a core's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A matrix [out, in] in 8 or 4 bits; in' is `in` padded to a multiple of the group."""
+
+    values: NDArray[Any]
+    """int8 [out, in'], or uint8 [out, in' / 2] where each 16 bytes hold 32 weights + 8: byte j has weight j in its
+    low four bits and weight j + 16 in its high ones"""
+    scales: NDArray[np.float16]
+    """[out, in' / group]"""
+    inputs: int
+    """in, without the padding"""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in) of the matrix that this stands for."""
+        return len(self.values), self.inputs
+
+    @property
+    def bits(self) -> int:
+        """8 or 4."""
+        return 8 if self.values.dtype == np.int8 else 4
+
+    @property
+    def group(self) -> int:
+        """Weights that share a scale."""
+        return int(self.values.shape[1] * 8 // self.bits // max(self.scales.shape[1], 1))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage."""
+        return self.values.nbytes + self.scales.nbytes
+
+
+def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
+    """Round a matrix to 8 or 4 bits, some rows at a time: beside the result it needs less than 4 MB.
+
+    Args:
+        weight: [out, in] float32; a memory-mapped array is read once
+        bits: 8 or 4
+        group: how many weights share a scale, 32 or 64
+
+    Raises:
+        ParameterError: for other numbers of bits or group sizes, or an infinite or NaN weight.
+    """
+    if bits not in (8, 4) or group not in GROUPS:
+        raise ParameterError(f"weights are quantised to 8 or 4 bits in groups of 32 or 64, not {bits} bits by {group}")
+    outputs, inputs = weight.shape
+    groups = -(-inputs // group)
+    values = np.empty((outputs, groups * group * bits // 8), np.int8 if bits == 8 else np.uint8)
+    scales = np.empty((outputs, groups), np.float16)
+    round_groups = round_to_8_bits if bits == 8 else round_to_4_bits
+    rows = max(1, CHUNK // max(1, groups * group))
+    for start in range(0, outputs, rows):
+        part = np.zeros((min(rows, outputs - start), groups * group), np.float32)
+        part[:, :inputs] = weight[start : start + rows]
+        across = np.ascontiguousarray(part.reshape(-1, group).T)  # [rows, in'] -> [G, rows x groups]: long inner loops
+        part_scales, q = round_groups(across)
+        scales[start : start + rows] = part_scales.reshape(-1, groups)
+        values[start : start + rows] = (q if bits == 8 else pack(q)).T.reshape(len(part), -1)
+    if not np.isfinite(scales).all():
+        raise ParameterError(
+            "weights to be quantised must be finite and below 500,000; this matrix has one that is not"
+        )
+    return Quantized(values, scales, inputs)
+
+
+def dequantize(quantized: Quantized, rows: Any = slice(None)) -> NDArray[np.float32]:
+    """The weights that were rounded to, of all rows or of those that `rows` picks. [out, in'] -> [rows, in]"""
+    values, scales = quantized.values[rows], quantized.scales[rows]
+    if quantized.bits == 4:
+        values = unpack(values)
+    grouped = values.reshape(*scales.shape, quantized.group).astype(np.float32)  # [rows, in'] -> [rows, in' / G, G]
+    grouped *= scales[..., None].astype(np.float32)
+    return grouped.reshape(len(values), -1)[:, : quantized.inputs]
+
+
+def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
+    """Scales that make a group's largest magnitude 127, and integers. [G, n] -> [n], [G, n]
+
+    No weight moves by more than half its scale.
+    """
+    largest = np.abs(weight).max(axis=0)
+    with np.errstate(over="ignore"):
+        scales = (largest / 127).astype(np.float16)
+    short = largest > np.float32(127.5) * scales.astype(np.float32)  # rounded down so far that 127 does not reach
+    scales[short] = np.nextafter(scales[short], np.float16(np.inf))
+    q = weight * inverse(scales)
+    return scales, np.rint(q, out=q).astype(np.int8)
+
+
+def round_to_4_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
+    """The best of four scales, fitted to the integers it gives; and integers from -8 to 7. [G, n] -> [n], [G, n]
+
+    Integers q with scale s leave the squared error |w - s q|^2; it is least at s = w.q / q.q, where it is
+    w.w - (w.q)^2 / q.q. So of several q the best has the largest (w.q)^2 / q.q. A group's squared error is at most
+    that of mapping its largest magnitude to -8, but for the rounding of the scale to float16.
+    """
+    largest, smallest = weight.max(axis=0), weight.min(axis=0)
+    steps = inverse(np.where(largest > -smallest, largest, smallest)) * -8
+    q, product = np.empty_like(weight), np.empty_like(weight)
+    best, fitted = np.zeros_like(steps), np.zeros_like(steps)
+    for factor in (0.9, 1.0, 1.1, 1.2):
+        nearest(weight, steps * np.float32(factor), q)
+        wq = np.multiply(weight, q, out=product).sum(axis=0)  # [G, n] -> [n]
+        slope = wq / np.maximum(np.multiply(q, q, out=product).sum(axis=0), 1)
+        better = wq * slope > best
+        np.copyto(best, wq * slope, where=better)
+        np.copyto(fitted, slope, where=better)
+    with np.errstate(over="ignore"):
+        scales = fitted.astype(np.float16)
+    return scales, nearest(weight, inverse(scales), q).astype(np.int8)
+
+
+def nearest(weight: NDArray[np.float32], steps: NDArray[np.float32], out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The integers from -8 to 7 nearest to weight x step, as float32. [G, n], [n] -> [G, n]"""
+    np.multiply(weight, steps, out=out)
+    np.rint(out, out=out)
+    return np.clip(out, -8, 7, out=out)
+
+
+def inverse(scales: NDArray[Any]) -> NDArray[np.float32]:
+    """1 / scale in float32, and 0 for 0."""
+    scales = scales.astype(np.float32)
+    return np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
+
+
+def pack(q: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Integers from -8 to 7, two in a byte: weight j and weight j + 16 of each 32. [G, n] -> [G / 2, n]"""
+    halves = (q + np.int8(8)).view(np.uint8).reshape(-1, 2, LANE // 2, q.shape[1])
+    return (halves[:, 0] | halves[:, 1] << 4).reshape(-1, q.shape[1])
+
+
+def unpack(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Integers from -8 to 7 of stored rows. [rows, in' / 2] -> [rows, in']"""
+    lanes = packed.reshape(len(packed), -1, 1, LANE // 2)
+    halves = np.concatenate([lanes & 15, lanes >> 4], axis=2)  # [rows, n, 1, 16] -> [rows, n, 2, 16]
+    return halves.reshape(len(packed), -1).view(np.int8) - np.int8(8)

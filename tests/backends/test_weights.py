@@ -1,0 +1,96 @@
+"""Parameters in each format: what is kept, what it stands for, and what the model makes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.weights import FORMATS, expand, gather, narrow
+from minillm.checkpoint.safetensors import read_safetensors
+from minillm.models.base import RandomTensor
+
+from ..tiny import logits_of, runner_of, tiny_model
+
+RNG = np.random.default_rng(0)
+
+
+def random_tensors(*rows: int, inputs: int = 70) -> list[RandomTensor]:
+    return [RandomTensor(f"part {i}", (n, inputs), 0, 1.0) for i, n in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "step"), [("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 2**-8), ("int4", 0.13)]
+)
+def test_several_tensors_in_one_format(wanted: str, step: float) -> None:
+    """Each number is within half a step of what it was; a step is relative to the largest of its group."""
+    tensors = random_tensors(3, 5)
+    whole = np.concatenate([tensor.load() for tensor in tensors])
+    data = gather(tensors, wanted)
+    assert data.shape == (8, 70)
+    assert data.nbytes < {"float16": 2.01, "bfloat16": 2.01, "int8": 1.5, "int4": 0.8}[wanted] * whole.size
+    np.testing.assert_allclose(expand(data), whole, atol=step * np.abs(whole).max())
+    np.testing.assert_array_equal(expand(data, np.array([6, 0, 6])), expand(data)[[6, 0, 6]])
+
+
+def test_rounding_to_16_bits_is_that_of_the_field() -> None:
+    bits = RNG.integers(0, 2**32, 100_000, dtype=np.uint32)
+    values = np.concatenate([bits.view(np.float32), np.float32([0, -0.0, np.inf, -np.inf, np.nan, 65519.9, 65520])])
+    with np.errstate(all="ignore"):
+        for wanted, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
+            expected = values.astype(dtype)
+            got = narrow(values, wanted).view(np.uint16)
+            numbers = ~np.isnan(values)
+            np.testing.assert_array_equal(got[numbers], expected.view(np.uint16)[numbers])
+            assert np.isnan(got.view(dtype)[~numbers].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_sixteen_bits_stay_in_their_file(tmp_path: Path, dtype: Any) -> None:
+    values = RNG.standard_normal((6, 8)).astype(dtype)
+    save_file({"a": values, "b": values}, tmp_path / "m.safetensors")
+    stored = read_safetensors(tmp_path / "m.safetensors")
+    alone = gather([stored["a"]], "auto")
+    assert not alone.flags.owndata and not alone.flags.writeable
+    np.testing.assert_array_equal(expand(alone), values.astype(np.float32))
+    np.testing.assert_array_equal(expand(gather([stored["a"], stored["b"]], "auto"))[6:], values.astype(np.float32))
+    other = "float16" if dtype == ml_dtypes.bfloat16 else "bfloat16"
+    np.testing.assert_array_equal(
+        gather([stored["a"], stored["b"]], other)[:6], narrow(values.astype(np.float32), other)
+    )
+
+
+def test_random_numbers_are_the_same_in_parts() -> None:
+    tensor = RandomTensor("a", (5000, 700), 0, 0.5)
+    parts = list(tensor.chunks())
+    assert len(parts) > 2
+    np.testing.assert_array_equal(np.concatenate(parts), tensor.load())
+    assert tensor.load().std() == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("variant", ["pre-norm", "untied", "post-norm"])
+def test_a_model_computes_with_what_its_weights_stand_for(weights: str, variant: str) -> None:
+    """In each format the logits are those of a float32 model that holds the expanded numbers."""
+    model = tiny_model(variant, ops=NumpyBackend(weights=weights))
+    runner, line = runner_of(model), [3, 4, 5, 6, 7, 3]
+    logits = logits_of(runner, line)
+    kept = {id(value): value for value in _weights(model)}.values()
+    assert {w.data.dtype for w in kept if getattr(w.data, "ndim", 0) == 1} <= {np.dtype(np.float32)}
+    for weight in kept:
+        if weight.data is not None:
+            object.__setattr__(weight, "data", np.ascontiguousarray(expand(weight.data)))
+    np.testing.assert_allclose(logits, logits_of(runner_of(model), line), atol=1e-5)
+    plain = logits_of(runner_of(tiny_model(variant)), line)
+    assert (np.abs(logits - plain).max() > 0) == (weights != "float32")
+
+
+def _weights(part: Any) -> list[Any]:
+    """All parameters of a model, by walking its fields."""
+    if hasattr(part, "bias") and hasattr(part, "data"):
+        return [part]
+    parts = part if isinstance(part, tuple) else vars(part).values() if hasattr(part, "__dict__") else ()
+    return [weight for child in parts for weight in _weights(child)]
