@@ -93,7 +93,7 @@ struct Search {
     unsigned first_id;
 };
 
-// The sums of all threads before this one.
+// The sums of all threads before this one. A barrier must follow before the next call.
 __device__ __forceinline__ Sums sums_before(Search& search, Sums own) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Sums through = own;
@@ -102,7 +102,6 @@ __device__ __forceinline__ Sums sums_before(Search& search, Sums own) {
         Sums other{__shfl_up_sync(ALL_LANES, through.mass, offset), __shfl_up_sync(ALL_LANES, through.count, offset)};
         if (lane >= offset) through = through + other;
     }
-    __syncthreads();  // of_warps may still be read from the time before
     if (lane == WARP - 1) search.of_warps[warp] = through;
     __syncthreads();
     Sums before{through.mass - own.mass, through.count - own.count};

@@ -7,7 +7,9 @@ from typing import Any
 
 STORAGES = ("float32", "float16", "bfloat16")
 
-BUILDS: dict[str, list[dict[str, Any]]] = {}
+BUILDS: dict[str, list[dict[str, Any]]] = {
+    "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
+}
 """Module -> list of constants, given to the compiler as macros."""
 
 TENSOR_CORE: tuple[str, ...] = ()
