@@ -24,6 +24,8 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention_decode": ATTENTION_DECODE,
     "attention_prefill": ATTENTION_PREFILL,
     "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
+BUILDS: dict[str, list[dict[str, Any]]] = {
+    "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
 }
 """Module -> list of constants, given to the compiler as macros."""
 
