@@ -108,7 +108,8 @@ __device__ __forceinline__ void finish_run(const Epilogue& e, int row, int first
 }
 
 // May x and weight be read 16 bytes at a time, every row of them?
-__device__ __forceinline__ bool rows_are_aligned(const storage_t* x, const storage_t* weight, int inputs, int x_stride) {
+__device__ __forceinline__ bool rows_are_aligned(const storage_t* x, const storage_t* weight, int inputs,
+                                                 int x_stride) {
     return ((size_t)x | (size_t)weight) % 16 == 0 && (inputs | x_stride) % VECTOR == 0;
 }
 

@@ -2,8 +2,8 @@
 //
 //   y = activation(x @ W.T + b) + r
 //
-// Constants: TILE_ROWS, TILE_OUTS, the part of y that one block computes: 128 x 128, 64 x 64 or 32 x 64, whichever still
-//            makes enough blocks.  FLOAT_OUT, see epilogue.cuh.
+// Constants: TILE_ROWS, TILE_OUTS, the part of y that one block computes: 128 x 128, 64 x 64 or 32 x 64, the largest
+//            that still makes enough blocks.  FLOAT_OUT, see epilogue.cuh.
 //
 // Floor. 2 T in out operations against (T in + in out + T out) * sizeof(storage_t) bytes: from about 200 rows on the
 // arithmetic is the longer of the two. 2048 x 4096 x 4096 in 16 bits: 69 GFLOP, 88 us at the 780 TFLOP/s of a large
@@ -15,16 +15,17 @@
 // Versions (none measured on a GPU yet):
 //   gemm_naive  One thread, one output, no reuse but the caches': the specification that the others are held against.
 //   gemm_tiled  Tiles of x and W go through shared memory as floats, and a thread keeps TILE_ROWS / 16 x TILE_OUTS / 16
-//               sums in registers: 64 multiply-adds for 16 numbers read. While a tile is computed the next is loaded into
-//               registers. This is also the path of float storage, which is not rounded to tf32.
-//   gemm_mma    16-bit storage on tensor cores (m16n8k16): four warps, each a quarter of the tile; cp.async keeps STAGES - 1
-//               steps of k under way; ldmatrix reads swizzled shared memory without bank conflicts. Expected at best:
-//               mma.sync reaches about 60 % of what Hopper's wgmma does. That is the next rung, and why the engine also
-//               times the library's product.
+//               sums in registers: 64 multiply-adds for 16 numbers read. While a tile is computed the next is loaded
+//               into registers. This is also the path of float storage, which is not rounded to tf32.
+//   gemm_mma    16-bit storage on tensor cores (m16n8k16): four warps, each a quarter of the tile; cp.async keeps
+//               STAGES - 1 steps of k under way; ldmatrix reads swizzled shared memory without bank conflicts. Expected
+//               at best: mma.sync is said to reach about 60 % of what Hopper's wgmma does. That is the next rung, and
+//               why the engine also times the library's product.
 //
-// What limits gemm_mma: at 128 x 128 shared memory is busy for about 190 of the 205 cycles that tensor cores take for 16
-// steps of k (16 kB read by ldmatrix and 8 kB written by cp.async at 128 bytes a cycle); 64 x 64 a warp is what keeps it
-// below. Fewer than 132 tiles leave processors idle; there is no split along k here.
+// What should limit gemm_mma: at 128 x 128, 16 steps of k keep shared memory busy for 192 cycles (16 kB read by
+// ldmatrix, 8 kB written by cp.async, 128 bytes a cycle) and the tensor cores for about 205 (60 % of 2,048
+// multiply-adds a cycle): 64 x 64 a warp is what keeps the first below. Fewer than 132 tiles leave processors idle; k
+// is not split here.
 
 #include "epilogue.cuh"
 #include "tensor_core.cuh"
@@ -170,13 +171,14 @@ constexpr int STAGES = 4;                                     // steps in shared
 constexpr int PER_ROW = DEPTH / VECTOR;                       // 16-byte pieces in a row of a tile: 4
 constexpr int STAGE = (TILE_ROWS + TILE_OUTS) * PER_ROW;      // pieces
 
-// A lane ends up with two outputs of each of the warp's WARP_OUTS / 8 tiles of mma. The columns of those tiles are dealt out
-// so that these are RUN neighbours in y: column c of tile j is output c / 2 * RUN + 2 j + c % 2. They are then written
-// 16 bytes at a time, and it costs nothing but other addresses for ldmatrix.
+// A lane ends up with two outputs of each of the warp's WARP_OUTS / 8 tiles of mma. The columns of those tiles are
+// dealt out so that these are RUN neighbours in y: column c of tile j is output c / 2 * RUN + 2 j + c % 2. They are
+// then written 16 bytes at a time, and it costs nothing but other addresses for ldmatrix.
 constexpr int RUN = WARP_OUTS / 4;
 
-// Where piece c of row r lies. Two rows fill the 128 bytes of all banks, and the eight rows that one ldmatrix reads would
-// meet in the same banks four by four; so each pair of rows, in the order in which they are read, permutes its pieces.
+// Where piece c of row r lies. Two rows fill the 128 bytes of all banks, and the eight rows that one ldmatrix reads
+// would meet in the same banks four by four; so each pair of rows, in the order in which they are read, permutes its
+// pieces.
 __device__ __forceinline__ int x_piece(int row, int c) { return row * PER_ROW + (c ^ (row / 2 % PER_ROW)); }
 __device__ __forceinline__ int w_piece(int row, int c) { return row * PER_ROW + (c ^ (row / RUN % PER_ROW)); }
 

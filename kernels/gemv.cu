@@ -3,26 +3,27 @@
 //   y = activation(x @ W.T + b) + r
 //
 // Constants: ROWS (1, 2, 4, 8, 16), the rows that the code is unrolled for; a launch may have fewer.
-//            OUTS, the outputs of one warp: 1, 2, 4 for gemv_fma, 8, 16, 32 for gemv_mma.  FLOAT_OUT, see epilogue.cuh.
+//            OUTS, the outputs of one warp: 1, 2, 4 for gemv_fma, 8, 16, 32 for gemv_mma.
+//            FLOAT_OUT, see epilogue.cuh.
 //
 // Bytes and floor. Each weight is read once from device memory, whatever the rows: out * in * sizeof(storage_t) bytes,
 // beside which x and y are nothing. 4096 x 4096 in 16 bits: 34 MB, 7.8 us at 4.3 TB/s; 768 x 768: 1.2 MB, 0.3 us,
-// less than a launch. Nothing is used twice, so what counts is bytes in flight: about 20 kB on every processor at
-// all times (4.3 TB/s x 600 ns / 132). Hence 16-byte loads, several of them issued before the first is used.
+// less than a launch. Nothing is used twice, so what counts is bytes in flight: about 20 kB on every processor at all
+// times (4.3 TB/s x 600 ns of latency / 132). Hence 16-byte loads, several of them issued before the first is used.
 //
 // Grid. A warp owns OUTS neighbouring rows of W and reads each vector of x once for all of them. The warps of a block
-// split `in` between them where there are too few outputs to occupy every processor, and add up through shared memory in a
-// fixed order: equal input gives equal bits. x is not staged in shared memory: it stays in the L1 cache, its loads
-// need no barrier, and so they are under way together with those of W.
+// split `in` between them where there are too few outputs to occupy every processor, and add up through shared memory
+// in a fixed order: equal input gives equal bits. x is not staged in shared memory: it stays in the L1 cache, its
+// loads need no barrier, and so they are under way together with those of W.
 //
 // Versions (none measured on a GPU yet):
-//   gemv_fma  Multiply-adds in float. At 4.3 TB/s 2.15 T 16-bit weights arrive a second; with R rows they want R times as
-//             many multiply-adds, of about 29 T a second that 132 processors have. Good up to R = 4, and for float storage
-//             (half as many weights arrive).
-//   gemv_mma  For 5 to 16 rows of 16-bit storage: the same loads feed tensor cores, m16n8k16 with x as the 16 rows and W
-//             as the 8 columns. A lane's 16 bytes hold 8 neighbouring k of one row, where mma wants two pairs 8 apart; but
-//             a sum may be taken in any order, so x and W are given to mma in the same permutation of k and nothing
-//             has to be moved. The arithmetic is then free, and 16 rows cost what one costs.
+//   gemv_fma  Multiply-adds in float. At 4.3 TB/s 2.15 T 16-bit weights arrive a second; with R rows they want R times
+//             as many multiply-adds, of about 29 T a second that 132 processors have. Meant for R up to 4, and for
+//             float storage (half as many weights arrive).
+//   gemv_mma  For 5 to 16 rows of 16-bit storage: the same loads feed tensor cores, m16n8k16 with x as the 16 rows and
+//             W as the 8 columns. A lane's 16 bytes hold 8 neighbouring k of one row, where mma wants two pairs 8
+//             apart; but a sum may be taken in any order, so x and W are given to mma in the same permutation of k and
+//             nothing is moved. Expected: the arithmetic hides behind the loads, and 16 rows take what one takes.
 //
 // What limits it: bandwidth for large matrices; for small ones (OPT-125m) latency of launch, first load and reduction.
 
@@ -32,9 +33,9 @@
 #if OUTS < 8
 
 constexpr int WARPS = 4;
-// Blocks that are to fit on a processor. Named, because else the compiler saves registers for more of them, and puts off
-// the loads that should be under way together.
-constexpr int RESIDENT = ROWS <= 2 ? 6 : ROWS <= 8 ? 4 : 3;
+// Blocks that are to fit on a processor. Named, because else the compiler saves registers for more of them, and puts
+// off the loads that should be under way together.
+constexpr int RESIDENT = ROWS <= 4 ? 4 : 2;
 
 // The sums over this lane's part of k: vectors k, k + stride, ... of OUTS rows of W and ROWS rows of x.
 template <bool ALIGNED>
@@ -110,7 +111,7 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
 constexpr int WARPS = 8;
 constexpr int TILES = OUTS / 8;  // tiles of mma side by side
 
-// The sums over this warp's part of k. A lane loads 16 bytes of a row, twice; four lanes side by side, 128 bytes of it.
+// The sums over this warp's part of k. A lane loads 16 bytes of a row, twice; four lanes together 128 bytes of it.
 template <bool ALIGNED>
 __device__ __forceinline__ void accumulate(float (&sums)[TILES][4], const storage_t* x, const storage_t* weight,
                                            int first, int rows, int inputs, int outputs, int x_stride) {
