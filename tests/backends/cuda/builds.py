@@ -30,4 +30,21 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
 """Module -> list of constants, given to the compiler as macros."""
 
 TENSOR_CORE: tuple[str, ...] = ("attention_prefill",)
+SIXTEEN_BITS = ("float16", "bfloat16")
+
+BUILDS: dict[str, list[dict[str, Any]]] = {
+    "gemm": [
+        *({"TILE_ROWS": rows, "TILE_OUTS": outs} for rows, outs in ((128, 128), (64, 64), (32, 64))),
+        {"TILE_ROWS": 128, "TILE_OUTS": 128, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
+    ],
+    "gemv": [
+        *({"ROWS": rows, "OUTS": outs} for rows in (1, 2, 4) for outs in (1, 2, 4)),
+        *({"ROWS": rows, "OUTS": outs, "storage": ("float32",)} for rows in (8, 16) for outs in (1, 2)),
+        *({"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS} for rows in (8, 16) for outs in (8, 16, 32)),
+        *({"ROWS": rows, "OUTS": outs, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS} for rows, outs in ((1, 4), (16, 32))),
+    ],
+}
+"""Module -> list of constants, given to the compiler as macros."""
+
+TENSOR_CORE: tuple[str, ...] = ("gemm",)
 """Modules whose 16-bit builds must use the tensor cores."""
