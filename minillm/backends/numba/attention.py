@@ -4,6 +4,7 @@ Sequences that bring few query rows (decode, short guesses) go to `attention_row
 Both work on the cache as it lies, in any of its dtypes, and know trees.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from ... import ops
 from ...batch import Batch
 from . import attention_rows, attention_tiles
 from .cachedtypes import StoredVectors
@@ -26,12 +28,11 @@ _INDICES = types.Array(types.int64, 2, "C")
 
 
 class Attention:
-    """Runs `attend` and `store_kv`; keeps what they need in memory from call to call."""
+    """Runs `attend`; keeps the memory that it needs, and how a batch is cut up, from call to call."""
 
     def __init__(self) -> None:
-        self._batch: Batch | None = None
         self._plan: _Plan | None = None
-        self._scratch = np.empty(0, np.float32)
+        self._memory = np.empty(0, np.float32)
 
     def attend(
         self, q: NDArray[np.float32], keys: Any, values: Any, batch: Batch, scale: float, out: NDArray[np.float32]
@@ -46,43 +47,44 @@ class Attention:
             scale: 1 / sqrt D, or what the family uses instead
             out: [T, H, D], filled and returned
         """
-        keys, values = _stored(keys), _stored(values)
-        D, G = q.shape[2], q.shape[1] // keys.shape[1]
-        plan = self._plan_of(batch, q.shape[1], G)
-        workers = numba.get_num_threads()
-        dtype = keys.data.dtype.name
-        q, k, v = with_whole_rows(q), (keys.data, keys.scales), (values.data, values.scales)
-        if len(plan.pieces):
-            parts, size = plan.slots * (D + 2), attention_rows.scratch_size(MOST_ROWS, D)
-            memory = self._take(parts + workers * size)
-            left, scratch = memory[:parts].reshape(-1, D + 2), memory[parts:].reshape(workers, size)
-            _rows_kernel(dtype)(q, k, v, (*plan.sequences, plan.pieces), scale, left, scratch, out)
-        if len(plan.tiles):
-            size = attention_tiles.scratch_size(D)
-            scratch = self._take(workers * size).reshape(workers, size)
-            _tiles_kernel(dtype)(q, k, v, (*plan.sequences, plan.tiles), scale, scratch, out)
+        dtype, keys, values = _parts(keys, values)
+        plan, q = self._plan_of(batch, q.shape, keys[0].shape[1]), with_whole_rows(q)
+        if plan.pieces:
+            _rows_kernel(dtype)(q, keys, values, plan.pieces, scale, plan.parts, plan.rows_scratch, out)
+        if plan.tiles:
+            _tiles_kernel(dtype)(q, keys, values, plan.tiles, scale, plan.tiles_scratch, out)
         return out
 
-    def _plan_of(self, batch: Batch, H: int, G: int) -> "_Plan":
-        """How the work is cut up: made for a batch's first layer, and kept for the others."""
-        if self._batch is not batch or self._plan is None or self._plan.heads != (H, G):
-            self._batch, self._plan = batch, _Plan(batch, H, G)
+    def _plan_of(self, batch: Batch, shape: tuple[int, ...], K: int) -> "_Plan":
+        """Made for a batch's first layer, and kept for the others."""
+        heads = shape[1], K, shape[2]
+        if self._plan is None or self._plan.batch is not batch or self._plan.heads != heads:
+            self._plan = _Plan(batch, heads, self._take)
         return self._plan
 
-    def _take(self, size: int) -> NDArray[np.float32]:
-        if len(self._scratch) < size:
-            self._scratch = np.empty(size, np.float32)
-        return self._scratch[:size]
+    def _take(self, *shapes: tuple[int, int]) -> list[NDArray[np.float32]]:
+        """Arrays that may be overwritten, one after the other in memory that only grows."""
+        sizes = [rows * columns for rows, columns in shapes]
+        if len(self._memory) < sum(sizes):
+            self._memory = np.empty(sum(sizes), np.float32)
+        stops = np.cumsum(sizes)
+        return [
+            self._memory[stop - size : stop].reshape(shape)
+            for stop, size, shape in zip(stops, sizes, shapes, strict=True)
+        ]
 
 
 class _Plan:
-    """A batch in the arrays that kernels read."""
+    """How a batch is cut up, in the arrays that kernels read; and the memory that they work in."""
 
-    def __init__(self, batch: Batch, H: int, G: int) -> None:
-        self.heads = H, G
+    def __init__(
+        self, batch: Batch, heads: tuple[int, int, int], take: Callable[..., list[NDArray[np.float32]]]
+    ) -> None:
+        self.batch, self.heads = batch, heads
+        H, K, D = heads
         tables = np.zeros((len(batch.spans), max((len(s.pages) for s in batch.spans), default=0)), np.int64)
         spans, pieces, tiles, seen = [], [], [], [np.empty(0, np.bool_)]
-        self.slots = masked = 0
+        slots = masked = 0
         for i, span in enumerate(batch.spans):
             n = span.stop - span.start
             tables[i, : len(span.pages)] = span.pages
@@ -91,15 +93,18 @@ class _Plan:
             if span.tree is not None:
                 seen.append(span.tree.reshape(-1))
                 masked += m * m
-            if n * G <= MOST_ROWS:
+            if n * H // K <= MOST_ROWS:
                 for chunk in range(-(-span.context_len // attention_rows.CHUNK)):
-                    pieces.append((i, chunk, self.slots))
-                    self.slots += n * H
+                    pieces.append((i, chunk, slots))
+                    slots += n * H
             else:
-                tiles += [(i, row) for row in range(0, n * G, attention_tiles.LANES)]
-        self.sequences = tables, np.array(spans, np.int64).reshape(-1, 5), np.concatenate(seen)
-        self.pieces = np.array(pieces, np.int64).reshape(-1, 3)
-        self.tiles = np.array(tiles, np.int64).reshape(-1, 2)
+                tiles += [(i, row) for row in range(0, n * H // K, attention_tiles.LANES)]
+        shared = tables, np.array(spans, np.int64).reshape(-1, 5), np.concatenate(seen)
+        self.pieces = (*shared, np.array(pieces)) if pieces else None
+        self.tiles = (*shared, np.array(tiles)) if tiles else None
+        workers = numba.get_num_threads()
+        self.parts, self.rows_scratch = take((slots, D + 2), (workers, attention_rows.scratch_size(MOST_ROWS, D)))
+        (self.tiles_scratch,) = take((workers, attention_tiles.scratch_size(D)))
 
 
 def store_kv(k: NDArray[np.float32], v: NDArray[np.float32], keys: Any, values: Any, batch: Batch) -> None:
@@ -112,24 +117,24 @@ def store_kv(k: NDArray[np.float32], v: NDArray[np.float32], keys: Any, values: 
         values: likewise
         batch: the slots
     """
-    for source, pages in ((k, _stored(keys)), (v, _stored(values))):
-        _store_kernel(pages.data.dtype.name)(
-            with_whole_rows(source), pages.data, pages.scales, batch.slot_pages, batch.slot_offsets
-        )
+    dtype, keys, values = _parts(keys, values)
+    if dtype == "float32":  # a plain copy, which NumPy does in less time than a kernel is called
+        ops.store_kv(k, v, keys[0], values[0], batch)
+    else:
+        k, v = with_whole_rows(k), with_whole_rows(v)
+        _store_kernel(dtype)(k, v, keys, values, batch.slot_pages, batch.slot_offsets)
 
 
 def with_whole_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The array itself where each x[i] is contiguous, else a copy."""
-    expected = x.itemsize
-    for extent, stride in zip(x.shape[:0:-1], x.strides[:0:-1], strict=True):
-        if stride != expected and extent > 1:
-            return np.ascontiguousarray(x)
-        expected *= extent
-    return x
+    """The array [T, heads, D] itself where each x[t] is contiguous, else a copy."""
+    return x if x.strides[1:] == (4 * x.shape[2], 4) else np.ascontiguousarray(x)
 
 
-def _stored(pages: Any) -> StoredVectors:
-    return pages if isinstance(pages, StoredVectors) else StoredVectors(pages)
+def _parts(keys: Any, values: Any) -> Any:
+    """The type of the numbers by its NumPy name; then of keys and of values the array and its scales."""
+    if isinstance(keys, StoredVectors):
+        return keys.data.dtype.name, (keys.data, keys.scales), (values.data, values.scales)
+    return "float32", (keys, None), (values, None)
 
 
 def _pages(dtype: str) -> tuple[Any, Any]:
@@ -158,13 +163,16 @@ def _tiles_kernel(dtype: str) -> Any:
 
 @cache
 def _store_kernel(dtype: str) -> Any:
-    indices = types.Array(types.int64, 1, "C")
-    return kernel(types.void(types.Array(_FLOAT, 3, "A"), *_pages(dtype), indices, indices))(_store)
+    rows, indices = types.Array(_FLOAT, 3, "A"), types.Array(types.int64, 1, "C")
+    pages = types.Tuple(_pages(dtype))
+    return kernel(types.void(rows, rows, pages, pages, indices, indices))(_store)
 
 
-def _store(source: Any, pages: Any, scales: Any, slot_pages: Any, slot_offsets: Any) -> None:
-    K, D = source.shape[1:]
+def _store(k: Any, v: Any, keys: Any, values: Any, slot_pages: Any, slot_offsets: Any) -> None:
+    K, D = k.shape[1:]
     for t in range(len(slot_pages)):
-        row = row_of(source, t)
+        page, offset = slot_pages[t], slot_offsets[t]
+        key, value = row_of(k, t), row_of(v, t)
         for head in range(K):
-            store_vector(row[head * D : head * D + D], pages, scales, slot_pages[t], head, slot_offsets[t])
+            store_vector(key[head * D : head * D + D], keys, page, head, offset)
+            store_vector(value[head * D : head * D + D], values, page, head, offset)

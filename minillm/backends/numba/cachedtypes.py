@@ -19,6 +19,8 @@ from ..weights import expand, narrow
 
 STORAGE: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
 """Cache dtype -> type of the array that holds it."""
+NEGLIGIBLE = np.float32(1e-36)
+"""A vector with no larger number is stored as zeros in int8: the inverse of its scale would overflow."""
 
 
 def position_bytes(K: int, D: int, dtype: str) -> int:
@@ -92,7 +94,10 @@ class StoredPages(Pages):
 def to_int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Vectors [..., D] as int8 and a scale for each [...]."""
     largest = np.abs(x).max(axis=-1)
-    usable = (largest > 0) & np.isfinite(largest)
+    usable = (largest > NEGLIGIBLE) & np.isfinite(largest)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=usable)
     whole = np.rint(np.multiply(x, inverse[..., None], out=np.zeros_like(x), where=usable[..., None]))
-    return whole.astype(np.int8), np.where(np.isfinite(largest), largest / np.float32(127), np.float32(np.nan))
+    scales = np.where(
+        usable, largest / np.float32(127), np.where(np.isfinite(largest), np.float32(0), np.float32(np.nan))
+    )
+    return whole.astype(np.int8), scales

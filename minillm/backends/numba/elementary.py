@@ -9,17 +9,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import overload
 
+from .cachedtypes import NEGLIGIBLE
 from .compiling import FASTMATH
 from .intrinsics import FLOAT, INT32, bfloat16_to_float32, float32_to_bfloat16, intrinsic
 
-inner: Callable[[Callable[..., Any]], Any] = numba.njit(
-    fastmath=FASTMATH, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""For functions that only kernels call: compiled into them."""
-exact: Callable[[Callable[..., Any]], Any] = numba.njit(
-    fastmath={"contract"}, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""Likewise, where sums must be taken in the order in which they are written."""
+
+def _inner(fastmath: Any) -> Any:
+    return numba.njit(fastmath=fastmath, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+inner: Callable[[Callable[..., Any]], Any] = _inner(FASTMATH)
+"""For functions that only kernels call, and that are compiled into them."""
+exact: Callable[[Callable[..., Any]], Any] = _inner(False)
+"""Likewise, where numbers must be rounded just as it is written."""
+_fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
 
 _LOG2_E = np.float32(1.4426950408889634)
 _ROUNDER = np.float32(1.5 * 2**23)  # added and taken away again, it leaves the nearest whole number
@@ -28,6 +31,9 @@ _C2, _C3, _C4 = np.float32(5.0000001201e-1), np.float32(1.6666665459e-1), np.flo
 _C5, _C6, _C7 = np.float32(8.3334519073e-3), np.float32(1.3981999507e-3), np.float32(1.9875691500e-4)
 _LOWEST = np.float32(-87.33)
 _ZERO, _ONE, _MOST = np.float32(0), np.float32(1), np.float32(127)
+_NAN = np.float32(np.nan)
+_INFINITY_BITS = int(np.float32(np.inf).view(np.int32))
+_NEGLIGIBLE_BITS = int(NEGLIGIBLE.view(np.int32))
 
 
 @intrinsic
@@ -41,7 +47,7 @@ def _power_of_two(typing_context: Any, rounded: Any) -> Any:
     return types.float32(types.float32), generate
 
 
-@exact
+@_fused
 def exp(x: Any) -> Any:
     """e**x of a float32 up to 88, to 1e-7 of its value; 0 below -87.33, NaN of NaN.
 
@@ -88,41 +94,61 @@ def _scale_at(scales: Any, page: int, head: int, offset: int) -> Any:
     return one if scales == types.none else stored
 
 
-def store_vector(x: Any, pages: Any, scales: Any, page: int, head: int, offset: int) -> None:
-    """Round x [D] to the pages' dtype and write it to pages[page, head, offset]. For kernels only."""
+def store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+    """Round x [D] and write it to `pages`, an array of bfloat16 or int8 and its scales. For kernels only."""
     raise NotImplementedError
 
 
 @overload(store_vector)  # type: ignore[untyped-decorator]
-def _store_vector(x: Any, pages: Any, scales: Any, page: int, head: int, offset: int) -> Any:
-    def as_float32(x: Any, pages: Any, scales: Any, page: int, head: int, offset: int) -> None:
-        pages[page, head, offset, :] = x
-
-    def as_bfloat16(x: Any, pages: Any, scales: Any, page: int, head: int, offset: int) -> None:
-        target = pages[page, head, offset]
+def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
+    def as_bfloat16(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+        target = pages[0][page, head, offset]
         for d in range(len(x)):
             target[d] = float32_to_bfloat16(x[d])
 
-    def as_int8(x: Any, pages: Any, scales: Any, page: int, head: int, offset: int) -> None:
-        scales[page, head, offset] = quantise(x, pages[page, head, offset])
+    def as_int8(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+        pages[1][page, head, offset] = quantise(x, pages[0][page, head, offset])
 
-    return {types.float32: as_float32, types.uint16: as_bfloat16, types.int8: as_int8}[pages.dtype]
+    return as_bfloat16 if pages[0].dtype == types.uint16 else as_int8
+
+
+@intrinsic
+def _bits(typing_context: Any, x: Any) -> Any:
+    """The bits of a float32 as int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], INT32)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _number(typing_context: Any, bits: Any) -> Any:
+    """The float32 with these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], FLOAT)
+
+    return types.float32(types.int32), generate
 
 
 @exact
 def quantise(x: Any, target: Any) -> Any:
-    """Write x [D] to `target` as int8; return the scale. See `cachedtypes` for the rule."""
-    largest, check = _ZERO, _ZERO
+    """Write x [D] to `target` as int8; return the scale. `cachedtypes.to_int8` is the rule.
+
+    The bits of magnitudes are ordered as the numbers are, with infinity and NaN above all; and the largest of integers
+    is found by vectors, that of floats one by one.
+    """
+    highest = np.int32(0)
     for d in range(len(x)):
-        size = abs(x[d])
-        largest = size if size > largest else largest
-        check += x[d] * _ZERO  # NaN if any of them is NaN or infinite
-    if largest == _ZERO or check != _ZERO:
+        highest = max(highest, _bits(abs(x[d])))
+    if highest >= _INFINITY_BITS or highest <= _NEGLIGIBLE_BITS:
         target[:] = 0
-        return largest + check
+        return _NAN if highest >= _INFINITY_BITS else _ZERO
+    largest = _number(highest)
     inverse = _MOST / largest
     for d in range(len(x)):
-        target[d] = np.int8(np.rint(x[d] * inverse))
+        target[d] = np.int8(_bits(x[d] * inverse + _ROUNDER))  # n in the lowest bits
     return largest / _MOST
 
 

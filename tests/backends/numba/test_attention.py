@@ -84,7 +84,7 @@ def assert_as_good_as_plain(case: Case) -> None:
     assert error <= 2 * plain, f"error {error:.1e}, the plain one's is {plain:.1e}"
 
 
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", ["float32", "int8", pytest.param("bfloat16", marks=pytest.mark.slow)])  # to compile
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_attention_is_a_masked_softmax(lengths: list[tuple[int, int]], dtype: str) -> None:
     assert_as_good_as_plain(Case(lengths, dtype=dtype))
@@ -166,7 +166,7 @@ def test_scores_of_any_size_do_not_overflow(new: int) -> None:
 def test_the_kernel_stores_what_numpy_rounds_to(dtype: str) -> None:
     rng = np.random.default_rng(1)
     k, v = (rng.standard_normal((5, 3, 19)) * 10.0 ** rng.integers(-6, 6, (2, 5, 3, 1))).astype(np.float32)
-    k[1, 2], k[2, 0, 4], v[3, 1, 0] = 0, np.nan, np.inf
+    k[1, 2], k[1, 1], k[2, 0, 4], v[3, 1, 0] = 0, 1e-40, np.nan, np.inf
     ours, plain = ([StoredVectors.empty((3, 3, 4, 19), dtype) for _ in range(2)] for _ in range(2))
     for pages in (*ours, *plain):
         pages.data[...] = 7
