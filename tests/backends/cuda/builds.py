@@ -20,19 +20,11 @@ ATTENTION_PREFILL = [
     for tile in [PrefillTile.of(storage, D)]
 ]
 
-BUILDS: dict[str, list[dict[str, Any]]] = {
-    "attention_decode": ATTENTION_DECODE,
-    "attention_prefill": ATTENTION_PREFILL,
-    "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
-BUILDS: dict[str, list[dict[str, Any]]] = {
-    "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
-}
-"""Module -> list of constants, given to the compiler as macros."""
-
-TENSOR_CORE: tuple[str, ...] = ("attention_prefill",)
 SIXTEEN_BITS = ("float16", "bfloat16")
 
 BUILDS: dict[str, list[dict[str, Any]]] = {
+    "attention_decode": ATTENTION_DECODE,
+    "attention_prefill": ATTENTION_PREFILL,
     "gemm": [
         *({"TILE_ROWS": rows, "TILE_OUTS": outs} for rows, outs in ((128, 128), (64, 64), (32, 64))),
         {"TILE_ROWS": 128, "TILE_OUTS": 128, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
@@ -43,8 +35,10 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         *({"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS} for rows in (8, 16) for outs in (8, 16, 32)),
         *({"ROWS": rows, "OUTS": outs, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS} for rows, outs in ((1, 4), (16, 32))),
     ],
+    "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
+    "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
 }
 """Module -> list of constants, given to the compiler as macros."""
 
-TENSOR_CORE: tuple[str, ...] = ("gemm",)
+TENSOR_CORE: tuple[str, ...] = ("attention_prefill", "gemm")
 """Modules whose 16-bit builds must use the tensor cores."""

@@ -17,7 +17,6 @@ from minillm.cache import PagedCache
 from minillm.devices import Placement, choose_backend
 from minillm.runner import Runner
 
-from ...comparing import assert_same_tokens
 from ...tiny import VARIANTS, tiny_model
 
 LINE = [3 + (7 * i) % 50 for i in range(40)]
@@ -84,12 +83,6 @@ def test_every_way_to_generate_gives_the_same_tokens(settings: dict[str, Any]) -
         with Engine(backend=backend) as engine:
             generations = engine.generate(prompts, max_new_tokens=16, **settings)
             lines[backend] = [c.token_ids for generation in generations for c in generation.completions]
-            if backend == "numpy":
-                score = engine.forward
-                for generation, ours in zip(generations, lines["numpy"], strict=False):
-                    if not settings:
-                        ids = generation.prompt_token_ids
-                        assert_same_tokens(ours, ours, lambda line, ids=ids: score(ids + line)[-1])
     assert lines["numba"] == lines["numpy"]
 
 
