@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..batch import Batch
+from ..ops.philox import Keys
 from .base import Backend, Result, Role
 from .pages import Pages
 from .weights import Tensor, Weight
@@ -115,6 +116,6 @@ class WrappedBackend(Backend):
         """As the wrapped one."""
         return self.inner.argmax(logits)
 
-    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """As the wrapped one."""
-        return self.inner.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        return self.inner.sample(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
