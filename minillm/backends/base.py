@@ -13,7 +13,7 @@ from .. import ops
 from ..batch import Batch
 from ..ops.philox import Keys
 from .arena import Arena
-from .memory import free_memory
+from .memory import MemoryUse, free_memory
 from .pages import Pages
 from .weights import Tensor, Weight, expand, gather, join
 
@@ -80,6 +80,10 @@ class Backend:
     def free_memory(self) -> int:
         """Bytes that this back end could still reserve."""
         return free_memory()
+
+    def memory_use(self) -> MemoryUse | None:
+        """What is taken of a device's memory; None for the host's own."""
+        return None
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """A batch, and the rows [R] whose logits are wanted, as operations take them."""

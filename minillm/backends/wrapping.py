@@ -9,6 +9,7 @@ from typing import Any
 from ..batch import Batch
 from ..ops.philox import Keys
 from .base import Backend, Result, Role
+from .memory import MemoryUse
 from .pages import Pages
 from .weights import Tensor, Weight
 
@@ -49,6 +50,10 @@ class WrappedBackend(Backend):
     def free_memory(self) -> int:
         """As the wrapped one."""
         return self.inner.free_memory()
+
+    def memory_use(self) -> MemoryUse | None:
+        """As the wrapped one."""
+        return self.inner.memory_use()
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """As the wrapped one."""

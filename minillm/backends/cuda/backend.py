@@ -7,16 +7,16 @@ reference says, on the device's array module.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from ... import ops
 from ...batch import Batch
 from ...ops.activation import ACTIVATIONS
 from ...ops.philox import Keys
 from ..base import Backend, Result, Role
+from ..memory import MemoryUse
 from ..numpy import NumpyBackend
 from ..pages import Pages
 from ..weights import Tensor, Weight
@@ -26,39 +26,13 @@ from .choosing import Choice, Sampler
 from .kernels import Kernels, Launcher
 from .linear import ACTIVATIONS as FUSED
 from .linear_choice import Products
-from .memory import CACHE, WORKSPACE, Device
-from .steps import DecodeStep, StepWorkspace
+from .memory import WORKSPACE, Device
+from .pages import CudaPages
+from .reference import attend_by_reference
+from .steps import DecodeStep, StepWorkspace, cut
 from .weights import DeviceWeight, Uploader, number_type
 
 AUTO = "auto"
-
-
-class MemoryUse(NamedTuple):
-    """Bytes on the device."""
-
-    weights: int
-    cache: int
-    workspace: int
-    """Results of steps, block tables, what kernels leave for one another"""
-
-
-class CudaPages(Pages):
-    """A K/V cache on the device."""
-
-    def __init__(self, backend: "CudaBackend", shape: tuple[int, int, int, int, int]) -> None:
-        self.keys = backend.device.empty(shape, backend.dtype, CACHE)  # [L, pages, K, P, D]
-        self.values = backend.device.empty(shape, backend.dtype, CACHE)  # [L, pages, K, P, D]
-        self._backend = backend
-        self._layers = [(self.keys[i], self.values[i]) for i in range(shape[0])]
-
-    def layer(self, layer: int) -> tuple[Any, Any]:
-        """One layer's keys and values. 2 x [pages, K, P, D]"""
-        return self._layers[layer]
-
-    def copy(self, source: int, target: int, part: slice) -> None:
-        """Copy some positions of a page to the same places of another, in all layers, in one launch."""
-        self._backend.device.activate()
-        kv.copy_positions(self._backend.kernels, self.keys, self.values, source, target, part.start, part.stop)
 
 
 class CudaBackend(Backend):
@@ -94,6 +68,7 @@ class CudaBackend(Backend):
         self._steps: WeakKeyDictionary[object, dict[Bucket, DecodeStep[Any]]] = WeakKeyDictionary()
         self._step: DecodeStep[Any] | None = None  # the one that runs
         self._chosen: Choice | None = None  # made with the last logits
+        self._largest = (0, 0)  # tokens and rows of a pass
         if storage != AUTO:
             self._settle(storage)
 
@@ -145,7 +120,7 @@ class CudaBackend(Backend):
         """
         assert shape[3] == self.page_size, "slots are numbered by this back end's page size"
         self.device.activate()
-        pages = CudaPages(self, shape)
+        pages = CudaPages(self.device, self.kernels, shape, self.dtype)
         self._caches.add(pages)
         return pages
 
@@ -156,11 +131,18 @@ class CudaBackend(Backend):
     def memory_use(self) -> MemoryUse:
         """What is on the device now."""
         steps = (step for steps in self._steps.values() for step in steps.values())
-        workspaces = (self._plain, self._other_choice, self._sampler, *(step.workspace for step in steps))
+        workspaces: tuple[Any, ...] = (
+            self._plain,
+            self._other_choice,
+            self._sampler,
+            *(step.workspace for step in steps),
+        )
         return MemoryUse(
             self._uploader.sent_bytes,
             sum(pages.nbytes for pages in self._caches),
             sum(workspace.nbytes for workspace in workspaces),
+            int(self.dtype.itemsize),
+            *self._largest,
         )
 
     # --- a forward pass -------------------------------------------------------------------------------------------
@@ -170,6 +152,7 @@ class CudaBackend(Backend):
         self.device.activate()
         self._chosen, self._step = None, None
         self._use(self._plain)
+        self._largest = max(self._largest[0], batch.num_tokens), max(self._largest[1], len(rows))
         return self._plain.batch.fill(batch, rows, self.page_size)
 
     def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
@@ -205,10 +188,9 @@ class CudaBackend(Backend):
             return result
 
         with self._products.only_ours():
-            result = step.run(launch)
+            result: Result = step.run(launch)
         self._chosen = step.workspace.choice
-        N = len(batch.spans)
-        return result if N == bucket.sequences else type(result)(*(array[:N] for array in result))
+        return cut(result, len(batch.spans), bucket.sequences)
 
     def _choose(self, logits: Any) -> None:
         """Launch the choice of the likeliest tokens, whose flags `finite` asks for."""
@@ -260,31 +242,12 @@ class CudaBackend(Backend):
         out = self.arena.take(q.shape)
         keys, values = cache.layer(layer)
         _, H, D = q.shape
-        if not attention.has_kernel(self.weights, D) or any(span.tree is not None for span in batch.spans):
-            return self._attend_by_reference(q, keys, values, batch, scale, out)
+        if batch.has_tree or not attention.has_kernel(self.weights, D):
+            self._fall_back()
+            return attend_by_reference(q, keys, values, batch, scale, self.xp, out)
         N, B = batch.block_table.shape
         room = self._workspace.attention(N if batch.max_queries == 1 else 0, H, D, B * self.page_size)
-        attention.attend(
-            self.kernels, q, keys, values, batch, out, room, scale=scale, max_queries=batch.max_queries
-        )
-        return out
-
-    def _attend_by_reference(self, q: Any, keys: Any, values: Any, batch: Batch, scale: float, out: Any) -> Any:
-        """In float32, each sequence's pages gathered into one: small pages walked one by one would take far longer."""
-        self._fall_back()
-        xp, float32 = self.xp, self.xp.float32
-        for span in batch.spans:
-            pages = xp.asarray(span.pages)
-            gathered = []
-            for cache in (keys, values):
-                heads = cache[pages].astype(float32).transpose(1, 0, 2, 3)  # [B, K, P, D] -> [K, B, P, D]
-                gathered.append(heads.reshape(1, heads.shape[0], -1, heads.shape[-1]))  # -> [1, K, B P, D]
-            n = span.stop - span.start
-            tree = None if span.tree is None else xp.asarray(span.tree)
-            alone = Alone((span._replace(start=0, stop=n, pages=(0,), tree=tree),))
-            queries = q[span.start : span.stop].astype(float32)
-            z = ops.attend(queries, *gathered, alone, scale, xp, xp.empty(queries.shape, float32))  # type: ignore[arg-type]
-            out[span.start : span.stop] = z.astype(out.dtype)
+        attention.attend(self.kernels, q, keys, values, batch, out, room, scale=scale, max_queries=batch.max_queries)
         return out
 
     def take_rows(self, x: Any, wanted: Any) -> Any:
@@ -314,7 +277,7 @@ class CudaBackend(Backend):
         return not len(logits) or not self._likeliest(logits)[1].any()
 
     def argmax(self, logits: Any) -> Any:
-        """The likeliest token of each row, on the host: known already if the logits are the last step's. [R, V] -> [R]"""
+        """The likeliest token of each row, on the host; known already of the last step's logits. [R, V] -> [R]"""
         return self._likeliest(logits)[0]
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
@@ -335,12 +298,6 @@ class CudaBackend(Backend):
             chosen.take_likeliest(self.kernels, logits)
         ids, flags = chosen.fetch()
         return ids[part], flags[part]
-
-
-class Alone(NamedTuple):
-    """All that the reference of attention asks of a batch."""
-
-    spans: Any
 
 
 _HOST = NumpyBackend()

@@ -69,3 +69,11 @@ class DecodeStep(Generic[Result]):
             self.workspace.choice.launched()
         assert self._result is not None
         return self._result
+
+
+def cut(result: Result, rows: int, padded: int) -> Result:
+    """The first rows of each array of a padded result."""
+    if rows == padded:
+        return result
+    shorter: Result = type(result)(*(array[:rows] for array in result))
+    return shorter

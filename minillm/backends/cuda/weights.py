@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import DeviceError
 from ..base import Role
 from ..weights import Tensor, Weight, join, narrow
 from .memory import WEIGHTS, Device, Wait
@@ -80,9 +81,15 @@ def stored_as(tensor: Tensor, storage: str) -> Iterator[NDArray[Any]]:
 
 
 def number_type(storage: str) -> Any:
-    """The array type of "float32", "float16" or "bfloat16"."""
-    if storage == "bfloat16":
-        import ml_dtypes  # NumPy and CuPy have no bfloat16 of their own
+    """The array type of "float32", "float16" or "bfloat16".
 
+    Raises:
+        DeviceError: ml_dtypes, which has bfloat16, is not installed.
+    """
+    if storage == "bfloat16":
+        try:
+            import ml_dtypes  # NumPy and CuPy have no bfloat16 of their own
+        except ImportError as error:
+            raise DeviceError(f"dtype 'bfloat16' needs ml_dtypes ({error}): pip install 'minillm[cuda13]'") from None
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(storage)

@@ -1,4 +1,4 @@
-"""A device whose steps can be recorded as on a GPU: launches are noted in place of being run, and repeated on replay."""
+"""A device whose steps are recorded as on a GPU: launches are noted in place of being run, and repeated on replay."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,0 +1,30 @@
+"""A bar on standard error while a model loads: where that is a terminal, and takes longer than a second."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..progress import watching
+
+
+@contextmanager
+def loading_bar() -> Iterator[None]:
+    """Show the loading inside the `with` block; a bar for each model."""
+    from tqdm import tqdm
+
+    bars: list[Any] = []
+
+    def watch(done: int, total: int) -> None:
+        if not bars or bars[-1].n >= bars[-1].total:
+            # `disable=None`: only on a terminal
+            bars.append(tqdm(total=total, desc="loading", unit=" parameters", unit_scale=True, delay=1, disable=None))
+        bars[-1].update(done - bars[-1].n)
+        if done == total:
+            bars[-1].close()
+
+    try:
+        with watching(watch):
+            yield
+    finally:
+        for bar in bars:
+            bar.close()
