@@ -265,6 +265,8 @@ class CudaBackend(Backend):
 
     def to_host(self, array: Any) -> Any:
         """A copy on the host, as float32."""
+        if not array.size:
+            return np.empty(array.shape, np.float32)
         self.device.activate()
         array = self.xp.ascontiguousarray(array)
         copy = self.device.pinned(array.shape, array.dtype)
