@@ -172,11 +172,12 @@ def result_bytes(config: OPTConfig, T: int, R: int, number: int) -> int:
     """Memory for the results of a pass of T tokens with R rows of logits.
 
     Two layers are held at a time (`backends/arena.py`). In each the two norms and what is added to the residual, 4 E;
-    Q, K and V, (H + 2 K) D; attention, H D; the inside of the MLP, F. And the logits, in 4 bytes.
+    Q, K and V, (H + 2 K) D; attention, H D; the inside of the MLP, F. The logits, in 4 bytes, take the place of
+    attention's result once the layers are done.
     """
     E, F, H, K, D = config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim
     layer = 4 * E + (H + 2 * K) * D + H * D + F
-    return 2 * T * layer * number + R * config.vocab_size * 4
+    return 2 * T * layer * number + max(0, R * config.vocab_size * 4 - T * H * D * number)
 
 
 def position_parameters(config: OPTConfig) -> int:
