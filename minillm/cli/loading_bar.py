@@ -6,6 +6,9 @@ from typing import Any
 
 from ..progress import watching
 
+SECONDS = 1
+"""A model that loads in less shows no bar."""
+
 
 @contextmanager
 def loading_bar() -> Iterator[None]:
@@ -16,8 +19,8 @@ def loading_bar() -> Iterator[None]:
 
     def watch(done: int, total: int) -> None:
         if not bars or bars[-1].n >= bars[-1].total:
-            # `disable=None`: only on a terminal
-            bars.append(tqdm(total=total, desc="loading", unit=" parameters", unit_scale=True, delay=1, disable=None))
+            style = {"desc": "loading", "unit": " parameters", "unit_scale": True, "delay": SECONDS}
+            bars.append(tqdm(total=total, disable=None, **style))  # None: on a terminal only
         bars[-1].update(done - bars[-1].n)
         if done == total:
             bars[-1].close()
