@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from .backends.base import Backend
+from .backends.base import QUANTIZED, Backend
 from .backends.numpy import NumpyBackend
 from .backends.weights import FORMATS
 from .errors import DeviceError, ParameterError
@@ -33,14 +33,14 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
         DeviceError: a word is unknown, or what it asks for is not offered here.
         ParameterError: the number of threads is impossible.
     """
-    if placement.device == "cuda":
-        raise DeviceError("device 'cuda' is not offered by this version of minillm, which runs on 'cpu'")
     _one_of("device", placement.device, ("cpu", "cuda"))
     _one_of("dtype", placement.dtype, ("auto", *FORMATS))
     _one_of("backend", placement.backend, ("auto", "numpy", "numba"))
     _one_of("cache_dtype", placement.cache_dtype, ("auto", *CACHE_DTYPES))
     if placement.threads is not None:
         _set_threads(placement.threads)
+    if placement.device == "cuda":
+        return _cuda(placement, max_batch_size)
     if placement.backend == "numba" and not has_numba():
         raise DeviceError("backend 'numba' is not installed: pip install 'minillm[fast]'")
     if placement.backend == "numpy" or not has_numba():
@@ -72,6 +72,32 @@ def _numba(placement: Placement) -> Backend:
         set_threads(placement.threads)
     cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
     return NumbaBackend(weights=placement.dtype, cache_dtype=cache_dtype)
+
+
+def _cuda(placement: Placement, max_batch_size: int) -> Backend:
+    """CuPy and our kernels. "auto" keeps weights as they are stored, and so computes in float16 or bfloat16 where the
+    checkpoint does, but never rounds float32 unasked.
+
+    With MINILLM_CUDA_DEBUG=1 in the environment the kernels hold indices against their bounds.
+    """
+    if placement.backend != "auto":
+        raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
+    if placement.cache_dtype != "auto":
+        raise DeviceError(
+            f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of the weights, "
+            "which dtype says"
+        )
+    if placement.dtype in QUANTIZED:
+        raise DeviceError(
+            f"dtype {placement.dtype!r} is not offered on 'cuda': expected 'auto', 'float32', 'float16' or 'bfloat16'"
+        )
+    from .backends.cuda.backend import CudaBackend
+    from .backends.cuda.compiling import CupyLauncher
+    from .backends.cuda.memory import CupyDevice
+
+    launcher = CupyLauncher()  # sees first whether there is a GPU
+    debug = os.environ.get("MINILLM_CUDA_DEBUG") == "1"
+    return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, debug=debug)
 
 
 def _set_threads(threads: int) -> None:

@@ -21,6 +21,7 @@ from .decoding.select import strategy_for
 from .decoding.strategy import Request
 from .devices import Placement, choose_backend
 from .errors import EngineStateError, ParameterError
+from .footprint import Footprint, footprints
 from .loading import Parts, load_parts
 from .loop import Stats, StepLoop
 from .models import random_model
@@ -62,8 +63,9 @@ class Engine:
             model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
             revision: branch, tag or commit on the hub
             dtype: how weights are kept in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default
-                as is fastest without a loss
-            device: "cpu"
+                as is fastest without a loss. On "cuda" also how results and the K/V cache are kept: one of the first
+                three, by default as the checkpoint stores its weights
+            device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
             backend: what computes on a CPU: "numpy", or "numba", which is the default where it is installed
             cache_dtype: how the K/V cache is kept: "float32" (the default), "bfloat16" or "int8"
             threads: of the processor; by default as many as it has cores. It is a setting of the whole process
@@ -187,6 +189,11 @@ class Engine:
     def stats(self) -> Stats:
         """Tokens and seconds of prefill and decode since the engine was made."""
         return self._loop.stats
+
+    @property
+    def device_memory(self) -> list[Footprint]:
+        """Bytes taken on the GPU, kind by kind, beside what the model's shape predicts; empty on a CPU."""
+        return footprints(self._loop.runners.values())
 
     # --- loops over it -------------------------------------------------------------------------------------------
 

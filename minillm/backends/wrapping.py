@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..batch import Batch
+from ..ops.philox import Keys
 from .base import Backend, Result, Role
+from .memory import MemoryUse
 from .pages import Pages
 from .weights import Tensor, Weight
 
@@ -48,6 +50,10 @@ class WrappedBackend(Backend):
     def free_memory(self) -> int:
         """As the wrapped one."""
         return self.inner.free_memory()
+
+    def memory_use(self) -> MemoryUse | None:
+        """As the wrapped one."""
+        return self.inner.memory_use()
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """As the wrapped one."""
@@ -115,6 +121,6 @@ class WrappedBackend(Backend):
         """As the wrapped one."""
         return self.inner.argmax(logits)
 
-    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """As the wrapped one."""
-        return self.inner.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        return self.inner.sample(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError, UsageError
+from .loading_bar import loading_bar
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -33,7 +34,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype", default="auto", help="how weights are kept: float32, float16, bfloat16, int8, int4 (default: auto)"
     )
-    group.add_argument("--device", default="cpu", help="cpu (default)")
+    group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
     group.add_argument("--backend", default="auto", help="numpy, or numba where it is installed (default: auto)")
     group.add_argument("--cache-dtype", default="auto", help="of keys and values: float32 (default), bfloat16, int8")
     group.add_argument("--threads", type=int, metavar="N", help="of the processor (default: its cores)")
@@ -171,19 +172,20 @@ def load_engine(
 
     widths = ["num_beams", "num_return_sequences", *(["top_k"] if fields and "penalty_alpha" in fields else [])]
     sequences = [fields.get(name, 1) for name in widths] if fields else []
-    return Engine(
-        args.model,
-        revision=args.revision,
-        dtype=args.dtype,
-        device=args.device,
-        backend=args.backend,
-        cache_dtype=args.cache_dtype,
-        threads=args.threads,
-        max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), *sequences),
-        prefix_cache=prefix_cache,
-        draft=getattr(args, "draft", None),
-        amateur=getattr(args, "amateur", None),
-    )
+    with loading_bar():
+        return Engine(
+            args.model,
+            revision=args.revision,
+            dtype=args.dtype,
+            device=args.device,
+            backend=args.backend,
+            cache_dtype=args.cache_dtype,
+            threads=args.threads,
+            max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), *sequences),
+            prefix_cache=prefix_cache,
+            draft=getattr(args, "draft", None),
+            amateur=getattr(args, "amateur", None),
+        )
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:

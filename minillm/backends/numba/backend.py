@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...batch import Batch
+from ...ops.philox import Keys
 from ..base import Backend
 from ..pages import Pages
 from ..weights import Weight
@@ -70,6 +71,8 @@ class NumbaBackend(Backend):
         """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
         return self._attention.attend(q, *cache.layer(layer), batch, scale, self.arena.take(q.shape))
 
-    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
-        return self._sampler.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        return self._sampler.sample(
+            logits, keys.uniforms(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )
