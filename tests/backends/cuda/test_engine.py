@@ -237,12 +237,12 @@ def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
 
 def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) -> None:
     """Of a pass that nobody recorded, where the last one's logits lay; and of a copy of some rows."""
-    runner.prefill(Tokens(PROMPTS[1][::-1]))
+    runner.prefill(Tokens(PROMPTS[4][::-1]))
     with counting(runner):
-        output = runner.prefill(Tokens(PROMPTS[1]))
-        expected = logits_of(tiny_runner(seed=2), PROMPTS[1])[-1].argmax()
+        output = runner.prefill(Tokens(PROMPTS[4]))
+        expected = logits_of(tiny_runner(seed=2), PROMPTS[4])[-1].argmax()
         assert runner.ops.argmax(output.logits).tolist() == [expected]
-    batch = runner.forward([Tokens(PROMPTS[0]), Tokens(PROMPTS[1])], [len(PROMPTS[0]), len(PROMPTS[1])]).logits
+    batch = runner.forward([Tokens(PROMPTS[0]), Tokens(PROMPTS[4])], [len(PROMPTS[0]), len(PROMPTS[4])]).logits
     assert runner.ops.argmax(batch[1:].copy()).tolist() == runner.ops.argmax(batch)[1:].tolist() == [expected]
 
 
