@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -55,6 +55,7 @@ class Engine:
         prefix_cache: bool = False,
         draft: str | os.PathLike[str] | None = None,
         amateur: str | os.PathLike[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load a model.
 
@@ -62,7 +63,7 @@ class Engine:
             model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
             revision: branch, tag or commit on the hub
             dtype: how weights are kept in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default
-                as is fastest without a loss
+                as is fastest without a loss, and as it is stored where the checkpoint is quantised
             device: "cpu"
             backend: what computes on a CPU: "numpy", or "numba", which is the default where it is installed
             cache_dtype: how the K/V cache is kept: "float32" (the default), "bfloat16" or "int8"
@@ -73,6 +74,7 @@ class Engine:
             prefix_cache: keep what finished, for prompts that begin the same way (a chat)
             draft: a smaller model with the same vocabulary that guesses what this one will say: speculative decoding
             amateur: a weaker one whose expectations are subtracted from this one's: contrastive decoding
+            progress: called while weights are loaded, with how many are done and how many there are
 
         Raises:
             ModelError: the model cannot be had (see `errors`).
@@ -84,7 +86,8 @@ class Engine:
         placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
         ops = choose_backend(placement, max_batch_size)
         helpers = {name: where for name, where in (("draft", draft), ("amateur", amateur)) if where is not None}
-        self._set_up(load_parts(model, revision, helpers, ops), max_batch_size, cache_bytes, prefix_cache=prefix_cache)
+        parts = load_parts(model, revision, helpers, ops, progress)
+        self._set_up(parts, max_batch_size, cache_bytes, prefix_cache=prefix_cache)
         self.load_seconds = time.perf_counter() - began
 
     @classmethod

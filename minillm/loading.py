@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,13 @@ class Parts:
     """ "draft" or "amateur" """
 
 
-def load_parts(model: Name | None, revision: str | None, helpers: Mapping[str, Name], ops: Backend) -> Parts:
+def load_parts(
+    model: Name | None,
+    revision: str | None,
+    helpers: Mapping[str, Name],
+    ops: Backend,
+    progress: Callable[[int, int], None] | None = None,
+) -> Parts:
     """Load a model, the demo model where none is named, and those that help it.
 
     Raises:
@@ -51,7 +57,7 @@ def load_parts(model: Name | None, revision: str | None, helpers: Mapping[str, N
         raise ParameterError("draft and amateur each say how tokens are found: leave one of them out")
     folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
     tokenizer = Tokenizer.from_folder(folder)
-    loaded = load_model(folder, ops)
+    loaded = load_model(folder, ops, progress)
     helping = {name: _load_helper(name, where, loaded.config, ops) for name, where in helpers.items()}
     return Parts(ops, loaded, tokenizer, read_generation_config(folder), helping)
 

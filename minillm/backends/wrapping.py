@@ -3,6 +3,7 @@
 What checks, counts or records derives from `WrappedBackend` and overrides `observe`. The layers notice nothing.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -118,3 +119,22 @@ class WrappedBackend(Backend):
     def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """As the wrapped one."""
         return self.inner.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+class LoadingBackend(WrappedBackend):
+    """Says how far loading has come."""
+
+    def __init__(self, inner: Backend, progress: Callable[[int, int], None], total: int) -> None:
+        """Take the back end that loads, and what to call after each weight with the numbers done and `total`."""
+        super().__init__(inner)
+        self.progress = progress
+        self.done, self.total = 0, total
+
+    def prepare_weight(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        """As the wrapped one."""
+        weight = super().prepare_weight(name, tensors, biases, role)
+        self.done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
+        self.progress(self.done, self.total)
+        return weight

@@ -1,16 +1,19 @@
 """The families that minillm runs: one file each, named as Hugging Face's model_type."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..backends.base import Backend
+from ..backends.wrapping import LoadingBackend
 from ..checkpoint import open_checkpoint
 from ..config import read_config
 from ..errors import ParameterError, UnsupportedModelError
 from . import opt
 from .base import Model, random_tensors
+from .quantized import read_quantization
 
 FAMILIES: dict[str, ModuleType] = {"opt": opt}
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build` and `SHAPES`."""
@@ -30,17 +33,31 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     return FAMILIES[model_type]
 
 
-def load_model(folder: Path, ops: Backend) -> Model:
+def load_model(folder: Path, ops: Backend, progress: Callable[[int, int], None] | None = None) -> Model:
     """The model in a checkpoint folder.
+
+    Args:
+        folder: with config.json and weights
+        ops: the back end, in whose layout the weights are brought
+        progress: called after each of them, with the numbers brought so far and those in all
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
+        ParameterError: the checkpoint is quantised, and the back end is to quantise otherwise.
     """
     raw = read_config(folder)
     family = family_of(raw)
     config = family.read_config(raw)
-    stored = family.canonical_names(open_checkpoint(folder), config)
-    model: Model = family.build(config, stored, ops)
+    table = family.tensor_table(config)
+    quantization, stored = read_quantization(raw), open_checkpoint(folder)
+    if quantization is None:
+        tensors = family.canonical_names(stored, config)
+    else:
+        quantization.check_wanted(ops.weights)
+        tensors = quantization.join(stored, table)
+    if progress is not None:
+        ops = LoadingBackend(ops, progress, sum(math.prod(shape) for shape in table.values()))
+    model: Model = family.build(config, tensors, ops)
     return model
 
 

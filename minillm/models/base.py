@@ -102,6 +102,9 @@ class RandomTensor:
         """The numbers, float32."""
         return self.load()
 
+    def followed_by(self, other: Any) -> None:
+        """There is no file."""
+
     def load(self) -> NDArray[np.float32]:
         """The numbers, float32."""
         out = np.empty(self.shape, np.float32)
