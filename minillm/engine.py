@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -23,7 +23,7 @@ from .devices import Placement, choose_backend
 from .errors import EngineStateError, ParameterError
 from .loading import Parts, load_parts
 from .loop import Stats, StepLoop
-from .models import random_model
+from .models import OnProgress, random_model
 from .prompts import Prompt, encode_prompt, is_prompt
 from .requests import RequestMaker
 from .results import Completion, Event, Generation, Score
@@ -55,7 +55,7 @@ class Engine:
         prefix_cache: bool = False,
         draft: str | os.PathLike[str] | None = None,
         amateur: str | os.PathLike[str] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: OnProgress | None = None,
     ) -> None:
         """Load a model.
 
@@ -99,6 +99,7 @@ class Engine:
         std: float = 0.02,
         max_batch_size: int = 16,
         cache_bytes: int | None = None,
+        progress: OnProgress | None = None,
         **placement: Any,
     ) -> "Engine":
         """A published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
@@ -112,7 +113,7 @@ class Engine:
         _check_size("max_batch_size", max_batch_size)
         engine = cls.__new__(cls)
         ops = choose_backend(Placement(**placement), max_batch_size)
-        engine._set_up(Parts(ops, random_model(shape, seed, std, ops)), max_batch_size, cache_bytes)
+        engine._set_up(Parts(ops, random_model(shape, seed, std, ops, progress)), max_batch_size, cache_bytes)
         engine.load_seconds = time.perf_counter() - began
         return engine
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from .checkpoint import find_model
 from .config import ModelConfig
 from .decoding.fields import unfulfilled
 from .errors import CheckpointError, ParameterError
-from .models import load_model
+from .models import OnProgress, load_model
 from .models.base import Model
 from .tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ def load_parts(
     revision: str | None,
     helpers: Mapping[str, Name],
     ops: Backend,
-    progress: Callable[[int, int], None] | None = None,
+    progress: OnProgress | None = None,
 ) -> Parts:
     """Load a model, the demo model where none is named, and those that help it.
 

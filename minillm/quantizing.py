@@ -1,8 +1,8 @@
 """From a checkpoint to one with smaller weights: 16 bits, or 8 or 4 in groups with a scale each.
 
-What is rounded to what, a back end says (`Backend.format_of`): with int4 the vocabulary has 8 bits; positions, norms and
-biases are never rounded to fewer than 16. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits make an
-ordinary checkpoint under the names that it had. Tensors that a model fuses into one weight lie side by side.
+What is rounded to what, a back end says (`Backend.format_of`): beside int4 the vocabulary has 8 bits; norms and biases
+stay as they are, and positions too where the rest has 8 or 4. The layout of 8 and 4 bits is in `models/quantized.py`;
+16 bits make an ordinary checkpoint under the names that it had. Tensors that a model fuses lie side by side.
 """
 
 import json
@@ -21,15 +21,12 @@ from .checkpoint import SMALL_FILES, open_checkpoint
 from .checkpoint.writing import Entry, SafetensorsFile, check_absent, index_of, new_folder, spread
 from .config import read_config
 from .errors import ParameterError
-from .models import family_of
+from .models import OnProgress, family_of
 from .models.quantized import METHOD, SCALE, read_quantization
 from .ops.quantize import GROUPS, quantize
 
 DTYPES = ("int8", "int4", "bfloat16", "float16")
 """What weights may be written in."""
-
-Progress = Callable[[int, int], None]
-"""Called with the numbers that are written, and those in all."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class _Plan(Backend):
 
 
 def write_checkpoint(
-    source: Path, target: Path, dtype: str, group: int | None = None, progress: Progress | None = None
+    source: Path, target: Path, dtype: str, group: int | None = None, progress: OnProgress | None = None
 ) -> None:
     """Write the checkpoint in `source` with its weights in `dtype` to the new folder `target`.
 
@@ -111,15 +108,14 @@ def write_checkpoint(
         target: a folder that does not exist, in one that does
         dtype: one of `DTYPES`
         group: of 8 and 4 bits, how many weights share a scale: 32 (the default) or 64
-        progress: called as it goes on
+        progress: called with how many numbers are written, and how many there are
 
     Raises:
         ParameterError: the dtype or the group is not offered, the checkpoint is quantised already, `target` exists, or
             a weight does not fit the dtype.
         ModelError: `source` is no model that minillm runs, or `target` cannot be written.
     """
-    group = _check_format(dtype, group)
-    check_absent(target)
+    group = check_request(target, dtype, group)
     raw = read_config(source)
     if (already := read_quantization(raw)) is not None:
         raise ParameterError(f"{source} is already quantised, to {already.dtype}: quantise what it was made from")
@@ -142,8 +138,13 @@ def write_checkpoint(
         _write_weights(folder, parts, written)
 
 
-def _check_format(dtype: str, group: int | None) -> int:
-    """The group's size, with its default."""
+def check_request(target: Path, dtype: str, group: int | None) -> int:
+    """What can be said before the checkpoint is looked at. Returns the group's size.
+
+    Raises:
+        ParameterError: the dtype or the group is not offered, or `target` is there.
+    """
+    check_absent(target)
     if dtype not in DTYPES:
         raise ParameterError(f"dtype {dtype!r} is none to write weights in: expected one of {', '.join(DTYPES)}")
     if group is None:

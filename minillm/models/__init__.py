@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from ..backends.base import Backend
+from ..backends.weights import Tensor
 from ..backends.wrapping import LoadingBackend
 from ..checkpoint import open_checkpoint
 from ..config import read_config
@@ -17,6 +18,9 @@ from .quantized import read_quantization
 
 FAMILIES: dict[str, ModuleType] = {"opt": opt}
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build` and `SHAPES`."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
@@ -33,7 +37,7 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     return FAMILIES[model_type]
 
 
-def load_model(folder: Path, ops: Backend, progress: Callable[[int, int], None] | None = None) -> Model:
+def load_model(folder: Path, ops: Backend, progress: OnProgress | None = None) -> Model:
     """The model in a checkpoint folder.
 
     Args:
@@ -48,21 +52,17 @@ def load_model(folder: Path, ops: Backend, progress: Callable[[int, int], None] 
     raw = read_config(folder)
     family = family_of(raw)
     config = family.read_config(raw)
-    table = family.tensor_table(config)
     quantization, stored = read_quantization(raw), open_checkpoint(folder)
     if quantization is None:
         tensors = family.canonical_names(stored, config)
     else:
         quantization.check_wanted(ops.weights)
-        tensors = quantization.join(stored, table)
-    if progress is not None:
-        ops = LoadingBackend(ops, progress, sum(math.prod(shape) for shape in table.values()))
-    model: Model = family.build(config, tensors, ops)
-    return model
+        tensors = quantization.join(stored, family.tensor_table(config))
+    return _build(family, config, tensors, ops, progress)
 
 
-def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
-    """A model in a published shape with random weights.
+def random_model(shape: str, seed: int, std: float, ops: Backend, progress: OnProgress | None = None) -> Model:
+    """A model in a published shape with random weights; `progress` as in `load_model`.
 
     Raises:
         ParameterError: no family publishes that shape; the message lists those known.
@@ -71,7 +71,16 @@ def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
         if shape in family.SHAPES:
             config = family.read_config(family.SHAPES[shape])
             stored = random_tensors(family.tensor_table(config), seed, std)
-            model: Model = family.build(config, stored, ops)
-            return model
+            return _build(family, config, stored, ops, progress)
     known = ", ".join(name for family in FAMILIES.values() for name in family.SHAPES)
     raise ParameterError(f"shape {shape!r} is not known: expected one of {known}")
+
+
+def _build(
+    family: ModuleType, config: Any, tensors: Mapping[str, Tensor], ops: Backend, progress: OnProgress | None
+) -> Model:
+    if progress is not None:
+        numbers = sum(math.prod(shape) for shape in family.tensor_table(config).values())
+        ops = LoadingBackend(ops, progress, numbers)
+    model: Model = family.build(config, tensors, ops)
+    return model

@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +80,21 @@ def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:
             raise CheckpointError(
                 f"tensor {name} should have shape {list(shape)} by config.json, found {list(stored[name].shape)}"
             )
+
+
+def weights_of(model: Any) -> list[Weight]:
+    """All weights of a model, or of a part of one, each once."""
+    found: dict[int, Weight] = {}
+    parts = [model]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Weight):
+            found[id(part)] = part
+        elif isinstance(part, tuple):
+            parts += part
+        elif is_dataclass(part):
+            parts += [getattr(part, field.name) for field in fields(part)]
+    return list(found.values())
 
 
 def _some(names: Sequence[str]) -> str:

@@ -4,8 +4,8 @@
     X.weight         int8 [out, in'], or uint8 [out, in' / 2]; in' is `in` padded to a multiple of the group
     X.weight_scale   float16 [out, in' / group_size]
 
-`ops/quantize.py` says what the numbers mean. `bits` is what projections have; the vocabulary may have 8 beside them, and
-what is not rounded stands as in any checkpoint. Names and shapes are those of the family's tensor table.
+`ops/quantize.py` says what the numbers mean. `bits` is what projections have; the vocabulary may have 8 beside them,
+and what is not rounded stands as in any checkpoint. Names and shapes are those of the family's tensor table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ class QuantizedTensor:
 
     @property
     def dtype(self) -> str:
-        """ "int8" or "int4"."""
+        """One of `weights.FORMATS`."""
         return "int8" if self.values.dtype == "int8" else "int4"
 
     def stored(self) -> Quantized:
@@ -151,6 +151,7 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     bits, group = fields.get("bits"), fields.get("group_size")
     if bits not in (8, 4) or group not in GROUPS:
         raise CheckpointError(
-            f"config.json: quantization_config should have bits 8 or 4 and group_size 32 or 64, found {bits} and {group}"
+            f"config.json: quantization_config should have bits 8 or 4 and group_size 32 or 64, found {bits!r} and "
+            f"{group!r}"
         )
-    return Quantization(bits, group)
+    return Quantization(int(bits), int(group))
