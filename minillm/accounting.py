@@ -150,6 +150,36 @@ def parameter_count(config: OPTConfig) -> int:
     return embeddings + config.num_layers * layer + config.final_norm * g * 2 * E + head
 
 
+def vector_parameters(config: OPTConfig) -> int:
+    """Those numbers of `parameter_count` that are biases, or gains and biases of norms."""
+    E, F, H, K, D = config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim
+    layer = config.biases * ((H + 2 * K) * D + E + F + E) + config.norm_affine * 2 * 2 * E
+    return config.num_layers * layer + config.final_norm * config.norm_affine * 2 * E
+
+
+def weight_bytes(config: OPTConfig, number: int) -> int:
+    """Memory for all parameters at `number` bytes each; biases and norms at 4."""
+    vectors = vector_parameters(config)
+    return (parameter_count(config) - vectors) * number + vectors * 4
+
+
+def cache_bytes(config: OPTConfig, positions: int, number: int) -> int:
+    """Memory for keys and values of so many positions: 2 L K D numbers each."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * positions * number
+
+
+def result_bytes(config: OPTConfig, T: int, R: int, number: int) -> int:
+    """Memory for the results of a pass of T tokens with R rows of logits.
+
+    Two layers are held at a time (`backends/arena.py`). In each the two norms and what is added to the residual, 4 E;
+    Q, K and V, (H + 2 K) D; attention, H D; the inside of the MLP, F. The logits, in 4 bytes, take the place of
+    attention's result once the layers are done.
+    """
+    E, F, H, K, D = config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim
+    layer = 4 * E + (H + 2 * K) * D + H * D + F
+    return 2 * T * layer * number + max(0, R * config.vocab_size * 4 - T * H * D * number)
+
+
 def position_parameters(config: OPTConfig) -> int:
     """Numbers in the position table, of which a step reads only a row for each token."""
     return (config.max_positions + POSITION_OFFSET) * config.hidden_size

@@ -78,6 +78,11 @@ class Batch:
         """T"""
         return len(self.token_ids)
 
+    @property
+    def has_tree(self) -> bool:
+        """Whether some sequence ends in a tree."""
+        return any(span.tree is not None for span in self.spans)
+
     @classmethod
     def of(cls, sequences: SequenceOf[Sequence], counts: SequenceOf[int], page_size: int) -> "Batch":
         """The batch that computes the next `counts[i]` pending tokens of each sequence.

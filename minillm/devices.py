@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from .backends.base import Backend
+from .backends.base import QUANTIZED, Backend
 from .backends.numpy import NumpyBackend
 from .backends.weights import FORMATS
 from .errors import DeviceError, ParameterError
@@ -33,15 +33,19 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
         DeviceError: a word is unknown, or what it asks for is not offered here.
         ParameterError: the number of threads is impossible.
     """
-    if placement.device == "cuda":
-        raise DeviceError("device 'cuda' is not offered by this version of minillm, which runs on 'cpu'")
     _one_of("device", placement.device, ("cpu", "cuda"))
     _one_of("dtype", placement.dtype, ("auto", *FORMATS))
     _one_of("backend", placement.backend, ("auto", "numpy", "numba"))
     _one_of("cache_dtype", placement.cache_dtype, ("auto", *CACHE_DTYPES))
     if placement.threads is not None:
-        set_blas_threads(placement.threads)
-    return _numpy(placement, max_batch_size)
+        _set_threads(placement.threads)
+    if placement.device == "cuda":
+        return _cuda(placement, max_batch_size)
+    if placement.backend == "numba" and not has_numba():
+        raise DeviceError("backend 'numba' is not installed: pip install 'minillm[fast]'")
+    if placement.backend == "numpy" or not has_numba():
+        return _numpy(placement, max_batch_size)
+    return _numba(placement)
 
 
 def _numpy(placement: Placement, max_batch_size: int) -> Backend:
@@ -58,12 +62,45 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
     return NumpyBackend(weights=placement.dtype, weight_order="C" if max_batch_size == 1 else "F")
 
 
-def set_blas_threads(threads: int) -> None:
-    """Have NumPy's products, in all of this process, run on so many threads. More than there are cores is a warning.
+def _numba(placement: Placement) -> Backend:
+    """Kernels of our own. Weights and cache are kept as they are stored, or as is asked for."""
+    from .backends.numba.backend import NumbaBackend
+    from .backends.numba.compiling import set_threads
 
-    Raises:
-        ParameterError: it is no number of threads.
+    if placement.threads is not None:
+        set_threads(placement.threads)
+    cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
+    return NumbaBackend(weights=placement.dtype, cache_dtype=cache_dtype)
+
+
+def _cuda(placement: Placement, max_batch_size: int) -> Backend:
+    """CuPy and our kernels. "auto" keeps weights as they are stored, and so computes in float16 or bfloat16 where the
+    checkpoint does, but never rounds float32 unasked.
+
+    With MINILLM_CUDA_DEBUG=1 in the environment the kernels hold indices against their bounds.
     """
+    if placement.backend != "auto":
+        raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
+    if placement.cache_dtype != "auto":
+        raise DeviceError(
+            f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of the weights, "
+            "which dtype says"
+        )
+    if placement.dtype in QUANTIZED:
+        raise DeviceError(
+            f"dtype {placement.dtype!r} is not offered on 'cuda': expected 'auto', 'float32', 'float16' or 'bfloat16'"
+        )
+    from .backends.cuda.backend import CudaBackend
+    from .backends.cuda.compiling import CupyLauncher
+    from .backends.cuda.memory import CupyDevice
+
+    launcher = CupyLauncher()  # sees first whether there is a GPU
+    debug = os.environ.get("MINILLM_CUDA_DEBUG") == "1"
+    return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, debug=debug)
+
+
+def _set_threads(threads: int) -> None:
+    """Have NumPy's products, in all of this process, run on so many threads. More than there are cores is a warning."""
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise ParameterError(f"threads should be a whole number of at least 1, found {threads!r}")
     from threadpoolctl import threadpool_limits

@@ -21,9 +21,10 @@ from .decoding.select import strategy_for
 from .decoding.strategy import Request
 from .devices import Placement, choose_backend
 from .errors import EngineStateError, ParameterError
+from .footprint import Footprint, footprints
 from .loading import Parts, load_parts
 from .loop import Stats, StepLoop
-from .models import OnProgress, random_model
+from .models import random_model
 from .prompts import Prompt, encode_prompt, is_prompt
 from .requests import RequestMaker
 from .results import Completion, Event, Generation, Score
@@ -55,7 +56,6 @@ class Engine:
         prefix_cache: bool = False,
         draft: str | os.PathLike[str] | None = None,
         amateur: str | os.PathLike[str] | None = None,
-        progress: OnProgress | None = None,
     ) -> None:
         """Load a model.
 
@@ -63,8 +63,10 @@ class Engine:
             model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
             revision: branch, tag or commit on the hub
             dtype: how weights are kept in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default
-                as is fastest without a loss, and as it is stored where the checkpoint is quantised
-            device: "cpu"
+                as is fastest without a loss, and as it is stored where the checkpoint is quantised. On "cuda" also how
+                results and the K/V cache are kept: one of the first three, by default as the checkpoint stores its
+                weights
+            device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
             backend: what computes on a CPU: "numpy", or "numba", which is the default where it is installed
             cache_dtype: how the K/V cache is kept: "float32" (the default), "bfloat16" or "int8"
             threads: of the processor; by default as many as it has cores. It is a setting of the whole process
@@ -74,7 +76,6 @@ class Engine:
             prefix_cache: keep what finished, for prompts that begin the same way (a chat)
             draft: a smaller model with the same vocabulary that guesses what this one will say: speculative decoding
             amateur: a weaker one whose expectations are subtracted from this one's: contrastive decoding
-            progress: called while weights are loaded, with how many are done and how many there are
 
         Raises:
             ModelError: the model cannot be had (see `errors`).
@@ -86,8 +87,7 @@ class Engine:
         placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
         ops = choose_backend(placement, max_batch_size)
         helpers = {name: where for name, where in (("draft", draft), ("amateur", amateur)) if where is not None}
-        parts = load_parts(model, revision, helpers, ops, progress)
-        self._set_up(parts, max_batch_size, cache_bytes, prefix_cache=prefix_cache)
+        self._set_up(load_parts(model, revision, helpers, ops), max_batch_size, cache_bytes, prefix_cache=prefix_cache)
         self.load_seconds = time.perf_counter() - began
 
     @classmethod
@@ -99,7 +99,6 @@ class Engine:
         std: float = 0.02,
         max_batch_size: int = 16,
         cache_bytes: int | None = None,
-        progress: OnProgress | None = None,
         **placement: Any,
     ) -> "Engine":
         """A published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
@@ -113,7 +112,7 @@ class Engine:
         _check_size("max_batch_size", max_batch_size)
         engine = cls.__new__(cls)
         ops = choose_backend(Placement(**placement), max_batch_size)
-        engine._set_up(Parts(ops, random_model(shape, seed, std, ops, progress)), max_batch_size, cache_bytes)
+        engine._set_up(Parts(ops, random_model(shape, seed, std, ops)), max_batch_size, cache_bytes)
         engine.load_seconds = time.perf_counter() - began
         return engine
 
@@ -191,6 +190,11 @@ class Engine:
     def stats(self) -> Stats:
         """Tokens and seconds of prefill and decode since the engine was made."""
         return self._loop.stats
+
+    @property
+    def device_memory(self) -> list[Footprint]:
+        """Bytes taken on the GPU, kind by kind, beside what the model's shape predicts; empty on a CPU."""
+        return footprints(self._loop.runners.values())
 
     # --- loops over it -------------------------------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ class AttentionRecorder(WrappedBackend):
         """Compute the map once more from the layer's queries and keys."""
         if operation == "attend" and self.layer == self.wanted:
             keys, _ = arguments["cache"].layer(self.wanted)
-            weights = ops.attention_map(arguments["q"], keys, arguments["batch"], arguments["scale"], self.xp)[0]
-            self.map = self.to_host(weights)
+            q, keys = self.to_host(arguments["q"]), self.to_host(keys)
+            self.map = ops.attention_map(q, keys, arguments["batch"], arguments["scale"], np)[0]
 
 
 def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:

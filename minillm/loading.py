@@ -13,7 +13,7 @@ from .checkpoint import find_model
 from .config import ModelConfig
 from .decoding.fields import unfulfilled
 from .errors import CheckpointError, ParameterError
-from .models import OnProgress, load_model
+from .models import load_model
 from .models.base import Model
 from .tokenizer import Tokenizer
 
@@ -38,13 +38,7 @@ class Parts:
     """ "draft" or "amateur" """
 
 
-def load_parts(
-    model: Name | None,
-    revision: str | None,
-    helpers: Mapping[str, Name],
-    ops: Backend,
-    progress: OnProgress | None = None,
-) -> Parts:
+def load_parts(model: Name | None, revision: str | None, helpers: Mapping[str, Name], ops: Backend) -> Parts:
     """Load a model, the demo model where none is named, and those that help it.
 
     Raises:
@@ -57,7 +51,7 @@ def load_parts(
         raise ParameterError("draft and amateur each say how tokens are found: leave one of them out")
     folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
     tokenizer = Tokenizer.from_folder(folder)
-    loaded = load_model(folder, ops, progress)
+    loaded = load_model(folder, ops)
     helping = {name: _load_helper(name, where, loaded.config, ops) for name, where in helpers.items()}
     return Parts(ops, loaded, tokenizer, read_generation_config(folder), helping)
 

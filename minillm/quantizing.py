@@ -18,12 +18,14 @@ import numpy as np
 from .backends.base import QUANTIZED, Backend, Role
 from .backends.weights import Tensor, Weight, narrow
 from .checkpoint import SMALL_FILES, open_checkpoint
+from .checkpoint.tensors import FLOATS
 from .checkpoint.writing import Entry, SafetensorsFile, check_absent, index_of, new_folder, spread
 from .config import read_config
-from .errors import ParameterError
-from .models import OnProgress, family_of
+from .errors import ParameterError, UnsupportedModelError
+from .models import family_of
 from .models.quantized import METHOD, SCALE, read_quantization
 from .ops.quantize import GROUPS, quantize
+from .progress import report, watching
 
 DTYPES = ("int8", "int4", "bfloat16", "float16")
 """What weights may be written in."""
@@ -95,20 +97,17 @@ class _Plan(Backend):
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
 
-def write_checkpoint(
-    source: Path, target: Path, dtype: str, group: int | None = None, progress: OnProgress | None = None
-) -> None:
+def write_checkpoint(source: Path, target: Path, dtype: str, group: int | None = None) -> None:
     """Write the checkpoint in `source` with its weights in `dtype` to the new folder `target`.
 
     The configuration, the tokenizer and the generation defaults go along. Beside the weights of a few rows nothing is
-    held in memory. `target` appears when it is complete.
+    held in memory. `target` appears when it is complete. `progress.watching` tells how far it is.
 
     Args:
         source: a checkpoint folder, in any format that minillm reads
         target: a folder that does not exist, in one that does
         dtype: one of `DTYPES`
         group: of 8 and 4 bits, how many weights share a scale: 32 (the default) or 64
-        progress: called with how many numbers are written, and how many there are
 
     Raises:
         ParameterError: the dtype or the group is not offered, the checkpoint is quantised already, `target` exists, or
@@ -126,8 +125,7 @@ def write_checkpoint(
     def written(count: int) -> None:
         nonlocal done
         done += count
-        if progress is not None:
-            progress(done, total)
+        report(done, total)
 
     with new_folder(target) as folder:
         for name in sorted(SMALL_FILES):
@@ -169,8 +167,14 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
     config = family.read_config(raw)
     checkpoint = open_checkpoint(source)
     tensors = family.canonical_names(checkpoint, config)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            raise UnsupportedModelError(
+                f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
+            )
     plan = _Plan(dtype)
-    family.build(config, tensors, plan)
+    with watching(lambda done, total: None):  # nothing is loaded yet
+        family.build(config, tensors, plan)
     names = {id(tensor): name for name, tensor in (tensors if dtype in QUANTIZED else checkpoint).items()}
     return [[Part(names[id(tensor)], tensor, form, group) for tensor, form in fused] for fused in plan.fused]
 

@@ -1,7 +1,10 @@
 """Fixtures that several test modules use."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # several workers of pytest share the cores: none may spin
 
 import pytest
 

@@ -108,7 +108,13 @@ def test_a_bad_field_is_named_before_anything_runs(engine: Engine, fields: dict[
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"device": "cuda"}, DeviceError, "device 'cuda' is not offered"),
+        (
+            {"device": "cuda", "dtype": "int8"},
+            DeviceError,
+            "dtype 'int8' is not offered on 'cuda': expected 'auto', 'float32', 'float16' or 'bfloat16'",
+        ),
+        ({"device": "cuda", "backend": "numpy"}, DeviceError, "backend 'numpy' computes on a CPU: leave it out"),
+        ({"device": "cuda", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' is for a CPU"),
         ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu', 'cuda'"),
         ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known: expected 'auto', 'float32'"),
         ({"backend": "abacus"}, DeviceError, "backend 'abacus' is not known: expected 'auto', 'numpy', 'numba'"),

@@ -14,6 +14,7 @@ BASE = {"errors"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "notation": set(),
+    "progress": set(),
     "batch": set(),
     "config": BASE,
     "tokenizer_files": BASE,
@@ -26,8 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     "cache": BASE | {"backends", "batch", "config"},
     "decoding": BASE | {"backends", "ops"},
     "layers": {"backends", "batch"},
-    "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "ops"},
+    "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "ops", "progress"},
     "accounting": {"models"},
+    "footprint": {"accounting", "models", "runner"},
     "runner": {"backends", "batch", "cache", "decoding", "models"},
     "scheduler": {"batch"},
     "loop": BASE | {"backends", "batch", "cache", "decoding", "runner", "scheduler"},
@@ -37,7 +39,19 @@ ALLOWED: dict[str, set[str]] = {
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
     "loading": BASE | {"backends", "checkpoint", "config", "decoding", "models", "tokenizer"},
     "engine": BASE
-    | {"cache", "config", "decoding", "devices", "loading", "loop", "models", "prompts", "requests", "results"}
+    | {
+        "cache",
+        "config",
+        "decoding",
+        "devices",
+        "footprint",
+        "loading",
+        "loop",
+        "models",
+        "prompts",
+        "requests",
+        "results",
+    }
     | {"runner", "scheduler", "scoring"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
@@ -48,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "engine",
         "inspection",
         "loading",
+        "progress",
         "prompts",
         "results",
         "tokenizer",
@@ -132,7 +147,18 @@ def test_imports_are_found_in_every_form(tmp_path: Path, monkeypatch) -> None:
 
 # --- what importing costs ---------------------------------------------------------------------------------------------
 
-HEAVY = {"numpy", "tokenizers", "huggingface_hub", "matplotlib", "torch", "transformers", "safetensors"}
+HEAVY = {
+    "numpy",
+    "cupy",
+    "ml_dtypes",
+    "tqdm",
+    "tokenizers",
+    "huggingface_hub",
+    "matplotlib",
+    "torch",
+    "transformers",
+    "safetensors",
+}
 
 
 def loaded_after(code: str) -> set[str]:

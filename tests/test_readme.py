@@ -28,15 +28,16 @@ def sessions() -> list[tuple[str, str]]:
 def test_a_session_prints_what_the_readme_shows(command, printed):
     arguments = shlex.split(command)
     assert arguments[0] == "python"
-    result = subprocess.run([sys.executable, *arguments[1:]], capture_output=True, cwd=ROOT, check=False, timeout=60)
-    assert result.stderr == b""
+    result = subprocess.run([sys.executable, *arguments[1:]], capture_output=True, cwd=ROOT, check=False, timeout=120)
+    complaints = [line for line in result.stderr.splitlines() if not line.startswith(b"minillm: compil")]  # a first run
+    assert complaints == []
     assert result.stdout.decode() == printed
 
 
 def test_the_first_command_generates_text():
     command = SETUP.split("&&")[1]
     result = subprocess.run(
-        [sys.executable, *shlex.split(command)[1:]], capture_output=True, cwd=ROOT, check=False, timeout=60
+        [sys.executable, *shlex.split(command)[1:]], capture_output=True, cwd=ROOT, check=False, timeout=120
     )
     assert result.returncode == 0
     assert result.stdout.decode().strip()

@@ -11,8 +11,9 @@ import numpy as np
 
 from .. import ops
 from ..batch import Batch
+from ..ops.philox import Keys
 from .arena import Arena
-from .memory import free_memory
+from .memory import MemoryUse, free_memory
 from .pages import Pages
 from .weights import FORMATS, Tensor, Weight, expand, gather, join
 
@@ -82,6 +83,10 @@ class Backend:
         """Bytes that this back end could still reserve."""
         return free_memory()
 
+    def memory_use(self) -> MemoryUse | None:
+        """What is taken of a device's memory; None for the host's own."""
+        return None
+
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """A batch, and the rows [R] whose logits are wanted, as operations take them."""
         return batch, rows
@@ -91,7 +96,7 @@ class Backend:
 
         A back end may record what `compute` launches and replay it the next time that the same owner (a model with
         its cache) comes; so `compute` depends on nothing but its arguments, and its result is a tuple of arrays with
-        one row for each of `rows`.
+        one row for each of `rows`; the first of them are the logits.
         """
         return compute(*self.upload(batch, rows))
 
@@ -149,6 +154,7 @@ class Backend:
         """The likeliest token of each row; of equal ones the smallest id. [R, V] -> [R]"""
         return logits.argmax(axis=-1)
 
-    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
-        return ops.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, xp=self.xp)
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+        """One draw for each row from its filtered distribution, by the uniform number of its key. [R, V] -> [R]"""
+        filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        return ops.sample(logits, keys.uniforms(), **filters, xp=self.xp)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from ..errors import NumericalError
 from .weights import Weight
 from .wrapping import WrappedBackend
@@ -12,7 +14,7 @@ class CheckingBackend(WrappedBackend):
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Raise `NumericalError` where a number is not finite."""
-        if self.xp.isfinite(result).all():
+        if np.isfinite(self.to_host(result)).all():
             return
         where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
         weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]

@@ -1,8 +1,9 @@
-"""How much memory there is."""
+"""How much memory there is, and what is taken of a device's."""
 
 import contextlib
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 
 def free_memory() -> int:
@@ -14,3 +15,18 @@ def free_memory() -> int:
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 8 << 30
+
+
+class MemoryUse(NamedTuple):
+    """Bytes on a device."""
+
+    weights: int
+    cache: int
+    workspace: int
+    """Results of steps, block tables, what kernels leave for one another"""
+    number_bytes: int
+    """Of a weight, a result or a cached number; biases and gains take 4"""
+    largest_tokens: int
+    """The most tokens of one forward pass"""
+    largest_rows: int
+    """The most rows of logits of one forward pass"""

@@ -3,12 +3,13 @@
 What checks, counts or records derives from `WrappedBackend` and overrides `observe`. The layers notice nothing.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..batch import Batch
+from ..ops.philox import Keys
 from .base import Backend, Result, Role
+from .memory import MemoryUse
 from .pages import Pages
 from .weights import Tensor, Weight
 
@@ -49,6 +50,10 @@ class WrappedBackend(Backend):
     def free_memory(self) -> int:
         """As the wrapped one."""
         return self.inner.free_memory()
+
+    def memory_use(self) -> MemoryUse | None:
+        """As the wrapped one."""
+        return self.inner.memory_use()
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """As the wrapped one."""
@@ -116,25 +121,6 @@ class WrappedBackend(Backend):
         """As the wrapped one."""
         return self.inner.argmax(logits)
 
-    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """As the wrapped one."""
-        return self.inner.sample(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-
-
-class LoadingBackend(WrappedBackend):
-    """Says how far loading has come."""
-
-    def __init__(self, inner: Backend, progress: Callable[[int, int], None], total: int) -> None:
-        """Take the back end that loads, and what to call after each weight with the numbers done and `total`."""
-        super().__init__(inner)
-        self.progress = progress
-        self.done, self.total = 0, total
-
-    def prepare_weight(
-        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
-    ) -> Weight:
-        """As the wrapped one."""
-        weight = super().prepare_weight(name, tensors, biases, role)
-        self.done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
-        self.progress(self.done, self.total)
-        return weight
+        return self.inner.sample(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)

@@ -52,7 +52,8 @@ def add_parser(commands: Any) -> None:
     output.add_argument(
         "--stats",
         action="store_true",
-        help="print times and rates to standard error; of guesses too, for which the prompts run once more without any",
+        help="print times, rates and a GPU's memory to standard error; of guesses too, for which the prompts run once "
+        "more without any",
     )
     parser.set_defaults(run=run)
 
@@ -114,6 +115,8 @@ def _print_stats(engine: "Engine", first_token: float | None) -> None:
         rows.append(("first token", first_token, "after the request"))
     for name, seconds, note in rows:
         print(f"{name:<12}{seconds:>8.3f} s   {note}".rstrip(), file=sys.stderr)
+    for kind, taken, predicted in engine.device_memory:
+        print(f"{kind:<12}{taken / 2**20:>8.1f} MiB on the device; predicted {predicted / 2**20:.1f}", file=sys.stderr)
 
 
 def _rate(tokens: int, seconds: float) -> str:

@@ -31,6 +31,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 1 (failure), 2 (usage), 130 (Ctrl-C), 141 (closed pipe)."""
     args = build_parser().parse_args(arguments)
     logging.basicConfig(format="minillm: %(message)s", level=logging.WARNING)
+    logging.getLogger("minillm.kernels").setLevel(logging.INFO)  # compiling takes a while, once: show how far it is
     try:
         args.run(args)
         sys.stdout.flush()

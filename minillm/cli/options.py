@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError, UsageError
-from .progress import progress_bar
+from .loading_bar import loading_bar
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -37,7 +37,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
         default=dtypes or "auto",
         help=f"how weights are kept: float32, float16, bfloat16, int8, int4{several} (default: {dtypes or 'auto'})",
     )
-    group.add_argument("--device", default="cpu", help="cpu (default)")
+    group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
     group.add_argument("--backend", default="auto", help="numpy, or numba where it is installed (default: auto)")
     group.add_argument("--cache-dtype", default="auto", help="of keys and values: float32 (default), bfloat16, int8")
     group.add_argument("--threads", type=int, metavar="N", help="of the processor (default: its cores)")
@@ -173,10 +173,9 @@ def load_engine(
     """The engine that the model options ask for, as wide as the work at hand."""
     from ..engine import Engine
 
-    quantises = args.dtype in ("int8", "int4")
     widths = ["num_beams", "num_return_sequences", *(["top_k"] if fields and "penalty_alpha" in fields else [])]
     sequences = [fields.get(name, 1) for name in widths] if fields else []
-    with progress_bar(f"rounding weights to {args.dtype}", shown=quantises) as progress:
+    with loading_bar():
         return Engine(
             args.model,
             revision=args.revision,
@@ -184,7 +183,6 @@ def load_engine(
             prefix_cache=prefix_cache,
             draft=getattr(args, "draft", None),
             amateur=getattr(args, "amateur", None),
-            progress=progress,
             **placement_fields(args),
         )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
+from .loading_bar import loading_bar
 from .options import add_model_options, decode, load_engine, placement_fields
-from .progress import progress_bar
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -96,8 +96,8 @@ def _load(args: argparse.Namespace, dtype: str) -> "Engine":
     args = argparse.Namespace(**vars(args) | {"dtype": dtype})
     if args.shape is None:
         return load_engine(args)
-    with progress_bar(f"drawing {args.shape} in {dtype}") as progress:
-        return Engine.random(args.shape, max_batch_size=1, progress=progress, **placement_fields(args))
+    with loading_bar("drawing"):
+        return Engine.random(args.shape, max_batch_size=1, **placement_fields(args))
 
 
 def _line(row: Row) -> str:

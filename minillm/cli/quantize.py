@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .progress import progress_bar
+from .loading_bar import loading_bar
 
 EPILOG = """examples:
   minillm quantize facebook/opt-1.3b opt-1.3b-int4 --dtype int4
@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> None:
 
     check_request(args.target, args.dtype, args.group_size)  # before anything is downloaded
     source = find_model(args.source, revision=args.revision)
-    with progress_bar(f"writing {args.dtype}") as progress:
-        write_checkpoint(source, args.target, args.dtype, args.group_size, progress)
+    with loading_bar("writing"):
+        write_checkpoint(source, args.target, args.dtype, args.group_size)

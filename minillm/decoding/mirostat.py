@@ -20,7 +20,7 @@ from ..ops.sampling import scale
 from ..ops.softmax import softmax
 from .continuation import Continuation
 from .greedy import TokenState
-from .sampling import UNFILTERED, Sampling, uniforms
+from .sampling import UNFILTERED, Sampling, keys_of
 from .strategy import Feed, Request, State
 
 
@@ -53,7 +53,7 @@ class Mirostat(Sampling):
         probs = softmax(scores, xp)
         mus = np.asarray([max(0.0, self._state(state).mu[c.index]) for state, c in growing], np.float32)
         kept = probs >= xp.minimum(xp.exp2(-xp.asarray(mus)), probs.max(axis=-1))[:, None]  # below 0: only the best
-        tokens = ops.sample(xp.where(kept, scores, -xp.inf), uniforms(growing), **UNFILTERED)
+        tokens = ops.sample(xp.where(kept, scores, -xp.inf), keys_of(growing), **UNFILTERED)
         mass = xp.where(kept, probs, 0).sum(axis=-1, dtype=xp.float64)  # [R, V] -> [R]
         surprises = -xp.log2(probs[rows, tokens] / mass)
         for (state, continuation), surprise in zip(growing, surprises, strict=True):

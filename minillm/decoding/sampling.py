@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..backends.base import Backend
-from ..ops.philox import uniform
+from ..ops.philox import Keys
 from .continuation import Continuation
 from .filters import MinP, Temperature, TopK, TopP, build_filters
 from .greedy import GreedySearch
@@ -34,13 +35,15 @@ class Sampling(GreedySearch):
 
     def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One draw for each row of processed logits. [R, V] -> R ids"""
-        return [int(token) for token in ops.sample(logits, uniforms(growing), **self.drawn)]
+        return [int(token) for token in ops.sample(logits, keys_of(growing), **self.drawn)]
 
 
-def uniforms(growing: Sequence[tuple[State, Continuation]]) -> Any:
-    """The uniform number that decides over each continuation's next token. [R] float32"""
-    return uniform(
+def keys_of(growing: Sequence[tuple[State, Continuation]], purpose: int = 0, ahead: ArrayLike = 0) -> Keys:
+    """What decides over the next token of each continuation, or over one `ahead` tokens further. [R]"""
+    lengths = [len(state.request.prompt_ids) + len(continuation.token_ids) for state, continuation in growing]
+    return Keys(
         np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
-        [continuation.index for _, continuation in growing],
-        [len(state.request.prompt_ids) + len(continuation.token_ids) for state, continuation in growing],
+        np.asarray([continuation.index for _, continuation in growing]),
+        np.asarray(lengths) + np.asarray(ahead),
+        purpose,
     )

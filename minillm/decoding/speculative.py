@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..ops.philox import uniform
+from ..ops.philox import Keys
 from ..ops.softmax import softmax
 from .continuation import Continuation
 from .filters import build_filters
@@ -25,7 +25,7 @@ from .greedy import GreedySearch
 from .guessing import Guess, Guessing, GuessState, Line, located
 from .parameters import Settings
 from .processors import History, build_processors
-from .sampling import UNFILTERED, Sampling
+from .sampling import UNFILTERED, Sampling, keys_of
 from .strategy import Feed, Request, Rows, State
 
 DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
@@ -134,7 +134,7 @@ class SpeculativeDecoding(Guessing):
         else:
             q = softmax(scores, ops.xp)
             ahead = [len(draft.tokens) for *_, draft in drafts]
-            tokens = _draw(ops, scores, _uniforms([(state, c) for state, c, _ in drafts], DRAFT, ahead))
+            tokens = _draw(ops, scores, keys_of([(state, c) for state, c, _ in drafts], DRAFT, ahead))
             for (*_, draft), row in zip(drafts, q, strict=True):
                 draft.probabilities.append(row)
         for (*_, draft), token in zip(drafts, tokens, strict=True):
@@ -183,12 +183,12 @@ class AcceptOrResample(Sampling):
         drafts = [(_draft_of(state, c), len(c.token_ids)) for state, c in growing]
         drafted = np.asarray([draft.tokens[length - draft.start] for draft, length in drafts])
         q = ops.xp.stack([draft.probabilities[length - draft.start] for draft, length in drafts])  # [R, V]
-        accepted = self.accepts(p, q, drafted, _uniforms(growing, ACCEPT))
+        accepted = self.accepts(p, q, drafted, keys_of(growing, ACCEPT).uniforms())
         tokens = [int(token) for token in drafted]
         rejected = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
         if rejected:
             scores = residual_scores(p[rejected], q[rejected], ops.xp)
-            instead = _draw(ops, scores, _uniforms([growing[row] for row in rejected], RESIDUAL))
+            instead = _draw(ops, scores, keys_of([growing[row] for row in rejected], RESIDUAL))
             for row, token in zip(rejected, instead, strict=True):
                 tokens[row] = int(token)
         return tokens
@@ -206,19 +206,9 @@ def residual_scores(p: Any, q: Any, xp: Any) -> Any:
     return xp.where(residual > 0, xp.log(xp.maximum(residual, xp.finfo(residual.dtype).tiny)), -xp.inf)
 
 
-def _draw(ops: Backend, scores: Any, uniforms: Any) -> Any:
-    """One token for each row, as it is. [R, V], [R] -> [R]"""
-    return ops.sample(scores, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-
-def _uniforms(growing: Sequence[tuple[State, Continuation]], purpose: int, ahead: Sequence[int] | int = 0) -> Any:
-    """The draws for the next token of each continuation, or for one `ahead` tokens further. [R]"""
-    return uniform(
-        np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
-        [continuation.index for _, continuation in growing],
-        np.asarray([len(state.request.prompt_ids) + len(c.token_ids) for state, c in growing]) + np.asarray(ahead),
-        purpose,
-    )
+def _draw(ops: Backend, scores: Any, keys: Keys) -> Any:
+    """One token for each row, as it is. [R, V] -> [R]"""
+    return ops.sample(scores, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def _drafting(state: State) -> bool:

@@ -1,14 +1,11 @@
 """The families that minillm runs: one file each, named as Hugging Face's model_type."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..backends.base import Backend
-from ..backends.weights import Tensor
-from ..backends.wrapping import LoadingBackend
 from ..checkpoint import open_checkpoint
 from ..config import read_config
 from ..errors import ParameterError, UnsupportedModelError
@@ -18,9 +15,6 @@ from .quantized import read_quantization
 
 FAMILIES: dict[str, ModuleType] = {"opt": opt}
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build` and `SHAPES`."""
-
-OnProgress = Callable[[int, int], None]
-"""Called with how much is done and how much there is."""
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
@@ -37,13 +31,8 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     return FAMILIES[model_type]
 
 
-def load_model(folder: Path, ops: Backend, progress: OnProgress | None = None) -> Model:
+def load_model(folder: Path, ops: Backend) -> Model:
     """The model in a checkpoint folder.
-
-    Args:
-        folder: with config.json and weights
-        ops: the back end, in whose layout the weights are brought
-        progress: called after each of them, with the numbers brought so far and those in all
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
@@ -58,11 +47,12 @@ def load_model(folder: Path, ops: Backend, progress: OnProgress | None = None) -
     else:
         quantization.check_wanted(ops.weights)
         tensors = quantization.join(stored, family.tensor_table(config))
-    return _build(family, config, tensors, ops, progress)
+    model: Model = family.build(config, tensors, ops)
+    return model
 
 
-def random_model(shape: str, seed: int, std: float, ops: Backend, progress: OnProgress | None = None) -> Model:
-    """A model in a published shape with random weights; `progress` as in `load_model`.
+def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
+    """A model in a published shape with random weights.
 
     Raises:
         ParameterError: no family publishes that shape; the message lists those known.
@@ -71,16 +61,7 @@ def random_model(shape: str, seed: int, std: float, ops: Backend, progress: OnPr
         if shape in family.SHAPES:
             config = family.read_config(family.SHAPES[shape])
             stored = random_tensors(family.tensor_table(config), seed, std)
-            return _build(family, config, stored, ops, progress)
+            model: Model = family.build(config, stored, ops)
+            return model
     known = ", ".join(name for family in FAMILIES.values() for name in family.SHAPES)
     raise ParameterError(f"shape {shape!r} is not known: expected one of {known}")
-
-
-def _build(
-    family: ModuleType, config: Any, tensors: Mapping[str, Tensor], ops: Backend, progress: OnProgress | None
-) -> Model:
-    if progress is not None:
-        numbers = sum(math.prod(shape) for shape in family.tensor_table(config).values())
-        ops = LoadingBackend(ops, progress, numbers)
-    model: Model = family.build(config, tensors, ops)
-    return model

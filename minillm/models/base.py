@@ -15,6 +15,7 @@ from ..backends.weights import Tensor, Weight
 from ..batch import Batch
 from ..config import ModelConfig
 from ..errors import CheckpointError
+from ..progress import report
 
 CHUNK = 1 << 20
 """Random numbers made at once."""
@@ -51,20 +52,27 @@ class Tensors:
         check_tensors(stored, table)
         self._stored = stored
         self._ops = ops
+        self._total, self._done = sum(math.prod(shape) for shape in table.values()), 0
 
     def linear(self, name: str, *parts: str) -> Weight:
         """The projection `name`, or the fusion of several `parts`; with biases where the model has them."""
         names = parts or (name,)
         biases = [self._stored[f"{part}.bias"] for part in names if f"{part}.bias" in self._stored]
-        return self._ops.prepare_weight(name, [self._stored[f"{part}.weight"] for part in names], biases)
+        return self._prepare(name, [self._stored[f"{part}.weight"] for part in names], biases, "projection")
 
     def table(self, name: str, role: Role) -> Weight:
         """A table of vectors, or the LM head."""
-        return self._ops.prepare_weight(name, [self._stored[f"{name}.weight"]], (), role)
+        return self._prepare(name, [self._stored[f"{name}.weight"]], (), role)
 
     def norm(self, name: str) -> Weight:
         """The norm `name`: gain and bias, or neither where the model has none."""
         return self.linear(name) if f"{name}.weight" in self._stored else Weight(name, None)
+
+    def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
+        weight = self._ops.prepare_weight(name, tensors, biases, role)
+        self._done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
+        report(self._done, self._total)
+        return weight
 
 
 def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:

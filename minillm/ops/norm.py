@@ -1,4 +1,8 @@
-"""Layer norm: each row to mean 0 and variance 1, then gain and bias (Ba, Kiros and Hinton, arXiv 1607.06450)."""
+"""Norms over the last axis: each row to a common scale, then gain (and bias).
+
+Layer norm brings a row to mean 0 and variance 1 (Ba, Kiros and Hinton, arXiv 1607.06450); RMS norm leaves the mean
+alone and brings the mean square to 1 (Zhang and Sennrich, arXiv 1910.07467).
+"""
 
 from typing import Any
 
@@ -21,9 +25,30 @@ def layer_norm(x: Any, gain: Any | None, bias: Any | None, epsilon: float, xp: A
 
 
 def cost(T: int, E: int, *, affine: bool) -> Cost:
-    """Per element: mean 1, difference 1, square and sum 2, scaling 1, gain and bias 2; per row 5 more.
+    """Of layer norm. Per element: mean 1, difference 1, square and sum 2, scaling 1, gain and bias 2; per row 5 more.
 
     The five: two divisions by E, epsilon's addition, a square root and its reciprocal.
     """
     per_element = 7 if affine else 5
     return Cost(T * (per_element * E + 5), 4 * T * E + 4 * 2 * E * affine, 4 * T * E)
+
+
+def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any) -> Any:
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis. [T, E] -> [T, E]
+
+    Without gain that factor is left out.
+    """
+    mean_square = xp.einsum("te,te->t", x, x) / x.shape[-1]  # [T, E] -> [T]; a sum of squares with no square stored
+    y = xp.multiply(x, (1 / xp.sqrt(mean_square + epsilon))[:, None], out=out)
+    if gain is not None:
+        y *= gain
+    return y
+
+
+def rms_norm_cost(T: int, E: int, *, affine: bool) -> Cost:
+    """Of RMS norm. Per element: square and sum 2, scaling 1, gain 1; per row 4 more.
+
+    The four: a division by E, epsilon's addition, a square root and its reciprocal.
+    """
+    per_element = 4 if affine else 3
+    return Cost(T * (per_element * E + 4), 4 * T * E + 4 * E * affine, 4 * T * E)

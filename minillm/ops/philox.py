@@ -17,7 +17,7 @@ Of the four words of the result the first is used. Its upper 23 bits `k` make th
 never 1, and exact in float32, so that a GPU kernel and NumPy hold the same number.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -65,3 +65,19 @@ def uniform(seed: ArrayLike, sequence: ArrayLike, position: ArrayLike, purpose: 
     key = np.stack([seeds & _LOW, seeds >> _WORD], axis=-1)  # [...] -> [..., 2]
     k = philox4x32(counter, key)[..., 0] >> np.uint32(9)  # [..., 4] -> [...]
     return (2 * k + np.uint32(1)).astype(np.float32) * np.float32(2**-24)
+
+
+class Keys(NamedTuple):
+    """What some draws are keyed by; the arguments of `uniform`."""
+
+    seeds: NDArray[np.uint64]
+    """[R]"""
+    sequences: NDArray[Any]
+    """[R]"""
+    positions: NDArray[Any]
+    """[R]"""
+    purpose: int = 0
+
+    def uniforms(self) -> NDArray[Any]:
+        """One uniform number for each draw. [R] float32"""
+        return uniform(*self)

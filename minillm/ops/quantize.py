@@ -21,6 +21,8 @@ GROUPS = (32, 64)
 """How many neighbours may share a scale."""
 LANE = 32
 """Four-bit weights are packed 32 at a time, whatever the group."""
+LARGEST = 400_000
+"""Weights stay below it, so that their scales stay below float16's 65,504."""
 CHUNK = 1 << 17
 """Weights worked on at once, so that intermediate results stay in a core's cache."""
 
@@ -67,7 +69,7 @@ def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
         group: how many weights share a scale, 32 or 64
 
     Raises:
-        ParameterError: for other numbers of bits or group sizes, or an infinite or NaN weight.
+        ParameterError: for other numbers of bits or group sizes, or a weight that is NaN or not below `LARGEST`.
     """
     if bits not in (8, 4) or group not in GROUPS:
         raise ParameterError(f"weights are quantised to 8 or 4 bits in groups of 32 or 64, not {bits} bits by {group}")
@@ -80,14 +82,14 @@ def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
     for start in range(0, outputs, rows):
         part = np.zeros((min(rows, outputs - start), groups * group), np.float32)
         part[:, :inputs] = weight[start : start + rows]
+        if not max(part.max(initial=0), -part.min(initial=0)) < LARGEST:  # or NaN
+            raise ParameterError(
+                f"weights to be quantised must be finite and below {LARGEST:,}; this matrix has others"
+            )
         across = np.ascontiguousarray(part.reshape(-1, group).T)  # [rows, in'] -> [G, rows x groups]: long inner loops
         part_scales, q = round_groups(across)
         scales[start : start + rows] = part_scales.reshape(-1, groups)
         values[start : start + rows] = (q if bits == 8 else pack(q)).T.reshape(len(part), -1)
-    if not np.isfinite(scales).all():
-        raise ParameterError(
-            "weights to be quantised must be finite and below 500,000; this matrix has one that is not"
-        )
     return Quantized(values, scales, inputs)
 
 
@@ -98,7 +100,8 @@ def dequantize(quantized: Quantized, rows: Any = slice(None)) -> NDArray[np.floa
         values = unpack(values)
     grouped = values.reshape(*scales.shape, quantized.group).astype(np.float32)  # [rows, in'] -> [rows, in' / G, G]
     grouped *= scales[..., None].astype(np.float32)
-    return grouped.reshape(len(values), -1)[:, : quantized.inputs]
+    rounded: NDArray[np.float32] = grouped.reshape(len(values), -1)[:, : quantized.inputs]
+    return rounded
 
 
 def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
@@ -107,8 +110,7 @@ def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], N
     No weight moves by more than half its scale.
     """
     largest = np.abs(weight).max(axis=0)
-    with np.errstate(over="ignore"):
-        scales = (largest / 127).astype(np.float16)
+    scales = (largest / 127).astype(np.float16)
     short = largest > np.float32(127.5) * scales.astype(np.float32)  # rounded down so far that 127 does not reach
     scales[short] = np.nextafter(scales[short], np.float16(np.inf))
     q = weight * inverse(scales)
@@ -133,8 +135,7 @@ def round_to_4_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], N
         better = wq * slope > best
         np.copyto(best, wq * slope, where=better)
         np.copyto(fitted, slope, where=better)
-    with np.errstate(over="ignore"):
-        scales = fitted.astype(np.float16)
+    scales = fitted.astype(np.float16)
     return scales, nearest(weight, inverse(scales), q).astype(np.int8)
 
 
@@ -147,14 +148,15 @@ def nearest(weight: NDArray[np.float32], steps: NDArray[np.float32], out: NDArra
 
 def inverse(scales: NDArray[Any]) -> NDArray[np.float32]:
     """1 / scale in float32, and 0 for 0."""
-    scales = scales.astype(np.float32)
-    return np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
+    wide = scales.astype(np.float32)
+    return np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
 
 
 def pack(q: NDArray[np.int8]) -> NDArray[np.uint8]:
     """Integers from -8 to 7, two in a byte: weight j and weight j + 16 of each 32. [G, n] -> [G / 2, n]"""
     halves = (q + np.int8(8)).view(np.uint8).reshape(-1, 2, LANE // 2, q.shape[1])
-    return (halves[:, 0] | halves[:, 1] << 4).reshape(-1, q.shape[1])
+    packed: NDArray[np.uint8] = (halves[:, 0] | halves[:, 1] << np.uint8(4)).reshape(-1, q.shape[1])
+    return packed
 
 
 def unpack(packed: NDArray[np.uint8]) -> NDArray[np.int8]:

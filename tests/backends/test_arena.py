@@ -57,3 +57,27 @@ def test_a_decode_step_takes_no_more_memory_than_the_one_before() -> None:
         runner.decode([sequence])
         held.append(runner.ops.arena.nbytes)
     assert len(set(held[2:])) == 1
+
+
+def test_a_step_that_begins_anew_gets_the_same_memory_whatever_ran_before() -> None:
+    arena = Arena(np)
+
+    def step() -> list[int]:
+        arena.restart()
+        addresses = [arena.take((2, 8)).ctypes.data]
+        for _ in range(3):  # an odd number of layers, which swaps the halves
+            arena.turn()
+            addresses.append(arena.take((4, 8)).ctypes.data)
+        return addresses
+
+    step()
+    first, held = step(), arena.nbytes
+    assert step() == first
+    assert arena.nbytes == held
+
+
+def test_a_type_of_its_own_takes_its_own_size() -> None:
+    arena = Arena(np, np.float16)
+    assert arena.take((3, 5)).dtype == np.float16
+    logits = arena.take((3, 5), np.float32)
+    assert (logits.dtype, arena.nbytes) == (np.float32, 30 + 60)

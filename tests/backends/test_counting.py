@@ -18,6 +18,7 @@ UNCOUNTED = {
     "prepare_weight",
     "format_of",
     "position_bytes",
+    "memory_use",
     "new_pages",
     "free_memory",
     "upload",

@@ -109,7 +109,7 @@ def test_beams_and_echo_and_a_prompt_file(engine, capsys, tmp_path):
         (["--backend", "abacus"], 1, ["abacus", "numpy", "numba"]),
         (["--threads", "0"], 2, ["threads", "0"]),
         (["--dtype", "float31"], 1, ["float31"]),
-        (["--device", "cuda"], 1, ["cuda", "cpu"]),
+        (["--device", "cuda", "--dtype", "int8"], 1, ["cuda", "int8", "float16"]),
         (["--device", "abacus"], 1, ["abacus"]),
         (["--revision", "main"], 2, ["revision"]),
         (["--model", "./no-such-folder"], 1, ["no-such-folder"]),

@@ -10,6 +10,7 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Rows
+from minillm.ops.philox import Keys
 from minillm.ops.sampling import sample_by_sorting
 
 from ..ops.chi_square import p_value
@@ -88,8 +89,8 @@ CASES: dict[str, tuple[dict[str, float], Distribution]] = {
 class PlainDraws(NumpyBackend):
     """Draws by the definition, which is quicker for many rows of few tokens."""
 
-    def sample(self, logits: Any, uniforms: Any, **filters: Any) -> Any:
-        return sample_by_sorting(logits, uniforms, **filters, xp=np)
+    def sample(self, logits: Any, keys: Keys, **filters: Any) -> Any:
+        return sample_by_sorting(logits, keys.uniforms(), **filters, xp=np)
 
 
 def counts(**fields: float) -> np.ndarray:

@@ -16,6 +16,7 @@ from minillm.ops.attention import cost as attention_cost
 from minillm.ops.embed import cost as embed_cost
 from minillm.ops.linear import cost as linear_cost
 from minillm.ops.norm import cost as norm_cost
+from minillm.ops.norm import rms_norm_cost
 
 
 class Number:
@@ -130,6 +131,13 @@ def test_layer_norm(affine: bool) -> None:
     ops.layer_norm(numbers(T, E), gain, bias, 1e-5, XP, empty(T, E))
     sums = T  # the mean's; einsum begins the other at zero and makes the n-th addition itself
     assert norm_cost(T, E, affine=affine).flops == Number.arithmetic + sums
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_rms_norm(affine: bool) -> None:
+    T, E = 3, 6
+    ops.rms_norm(numbers(T, E), numbers(E) if affine else None, 1e-5, XP, empty(T, E))
+    assert rms_norm_cost(T, E, affine=affine).flops == Number.arithmetic  # einsum makes n additions for n numbers
 
 
 @pytest.mark.parametrize("page_size", [16, 4], ids=["one page", "three pages"])

@@ -1,4 +1,4 @@
-"""Layer norm against its formula in float64."""
+"""Layer norm and RMS norm against their formulas in float64."""
 
 import numpy as np
 import pytest
@@ -53,3 +53,51 @@ def test_cost_is_a_count_of_the_operations(affine: bool) -> None:
     x = np.zeros((T, E), np.float32)
     cost = norm.cost(T, E, affine=affine)
     assert cost == (flops, x.nbytes + (2 * x[0].nbytes if affine else 0), x.nbytes)
+
+
+def rms_formula(x: np.ndarray, gain: np.ndarray, epsilon: float) -> np.ndarray:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * gain
+
+
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+@pytest.mark.parametrize("T", [0, 1, 7])
+def test_rms_norm_is_its_formula(T: int, shift: float) -> None:
+    rng = np.random.default_rng(T)
+    x = (rng.standard_normal((T, 48)) * 3 + shift).astype(np.float32)
+    gain = rng.standard_normal(48).astype(np.float32)
+    before, out = x.copy(), np.empty_like(x)
+    assert norm.rms_norm(x, gain, 1e-6, np, out) is out
+    np.testing.assert_allclose(out, rms_formula(x, gain, 1e-6), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_without_gain_rows_have_mean_square_1_and_keep_their_direction() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32) * 9 + 4
+    y = norm.rms_norm(x, None, 0.0, np, np.empty_like(x))
+    np.testing.assert_allclose((y**2).mean(axis=-1), 1, rtol=1e-6)
+    np.testing.assert_allclose(y / x, (y / x)[:, :1].repeat(64, axis=1), rtol=1e-6)
+
+
+def test_epsilon_stands_beside_the_mean_square() -> None:
+    y = norm.rms_norm(np.array([[-1.0, 1.0]], np.float32), None, 3.0, np, np.empty((1, 2), np.float32))
+    np.testing.assert_allclose(y, [[-0.5, 0.5]])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_cost_of_rms_norm_is_a_count_of_the_operations(affine: bool) -> None:
+    T, E, flops = 3, 8, 0
+    for _ in range(T):
+        flops += 2 * E + E + (E if affine else 0)  # squares and their sum, scaling, gain
+        flops += 1 + 1 + 2  # division by E, epsilon, square root and reciprocal
+    x = np.zeros((T, E), np.float32)
+    cost = norm.rms_norm_cost(T, E, affine=affine)
+    assert cost == (flops, x.nbytes + (x[0].nbytes if affine else 0), x.nbytes)
+
+
+@pytest.mark.reference
+def test_rms_norm_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    x, gain = np.random.default_rng(3).standard_normal((2, 5, 64)).astype(np.float32)
+    expected = torch.nn.functional.rms_norm(torch.from_numpy(x), (64,), torch.from_numpy(gain[0]), 1e-6).numpy()
+    np.testing.assert_allclose(norm.rms_norm(x, gain[0], 1e-6, np, np.empty_like(x)), expected, rtol=1e-5, atol=1e-6)

@@ -5,8 +5,10 @@ folder, since loading it runs its code: never in a folder that others may write 
 """
 
 import hashlib
+import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
+
+_LOGGER = logging.getLogger("minillm.kernels")
 
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
 """Sums may be reordered and products fused. NaN and infinity keep their meaning ("nnan" and "ninf" are not here):
@@ -34,10 +38,17 @@ def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callab
     signatures = [] if signature is None else [signature]
 
     def compile_it(function: Callable[..., Any]) -> Any:
+        if signature is not None:
+            _announce()
+        began = time.perf_counter()
         with _cache_in(cache_folder()) as cached:
-            return numba.njit(
+            compiled = numba.njit(
                 *signatures, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel, cache=cached
             )(function)
+        if compiled.stats.cache_misses:
+            name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+            _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - began)
+        return compiled
 
     return compile_it
 
@@ -55,9 +66,16 @@ def cache_folder() -> Path:
     return base / "minillm" / f"numba-{digest.hexdigest()[:16]}"
 
 
-def is_first_run() -> bool:
-    """Whether nothing is in the cache yet, so that kernels will be compiled before they run."""
-    return next(cache_folder().rglob("*.nbc"), None) is None
+def set_threads(threads: int) -> None:
+    """Run kernels on so many threads, but on no more than were there when Numba was imported."""
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+
+
+@cache
+def _announce() -> None:
+    """Say once that this run compiles, where nothing is in the cache yet."""
+    if next(cache_folder().rglob("*.nbc"), None) is None:
+        _LOGGER.warning("compiling kernels for this processor; this happens once and takes about half a minute")
 
 
 def _user_cache_folder() -> Path:

@@ -102,11 +102,9 @@ def splat(builder: ir.IRBuilder, scalar: Any, lanes: int) -> Any:
     return builder.shuffle_vector(one, one, ir.Constant(vector(INT32, lanes), [0] * lanes))
 
 
-def load(builder: ir.IRBuilder, pointer: Any, kind: ir.Type) -> Any:
-    """A vector from an address that need not be aligned beyond one element."""
-    element = kind.element if isinstance(kind, ir.VectorType) else kind
-    bits = {HALF: 16, FLOAT: 32}.get(element) or element.width
-    return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=bits // 8)
+def load(builder: ir.IRBuilder, pointer: Any, kind: ir.Type, align: int = 4) -> Any:
+    """A number or a vector from an address that is a multiple of `align` bytes."""
+    return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=align)
 
 
 def call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: Any) -> Any:

@@ -1,0 +1,107 @@
+// Causal attention of many queries in one pass over paged keys and values: FlashAttention-2 (Dao, arXiv 2307.08691).
+//
+// Sequence n owns the rows query_starts[n] : query_starts[n + 1] of q; they are the last of its S = context_lens[n]
+// positions, whose keys and values are in the cache already. So a prompt, a chunk of one, a decoding sequence and any
+// mixture of them are the same to it. For its query number i of count, at position p = S - count + i, and head h:
+//
+//   out[start + i, h] = softmax(keys[: p + 1, k] @ q[start + i, h] * scale) @ values[: p + 1, k]         k = h // G
+//
+// A sequence without a context (padding) gets zeros; rows past query_starts[N] are left alone.
+//
+// Grid (T / QUERIES + N, H), block 2 QUERIES threads (16-bit) or 128. A block takes QUERIES queries of one head; a warp
+// owns some of them alone, with their softmax and results in registers, and walks over tiles of KEYS keys and values
+// that cp.async brings from their pages into shared memory, one tile ahead of the arithmetic. The grid is a bound that
+// needs no look at the device: sequence n's tiles are numbered from query_starts[n] / QUERIES + n on, which leaves room
+// for a ragged last tile of each; blocks without queries leave. Late tiles, which see most keys, start first.
+//
+// FLOPs: 4 D per query, head and key seen. Bytes: each block reads K and V of all it sees, 2 b D per key (b bytes a
+// number), once for QUERIES queries; blocks that share a head find them in the L2 cache mostly. The floor is the
+// arithmetic: OPT-6.7B, one prompt of 2,000 tokens, 33 GFLOP a layer, 43 us at the 770 TFLOP/s of a large product.
+// Shared memory sets a lower ceiling: for each key a warp of 16 queries reads 4 D bytes for 64 D FLOP, which at 128
+// bytes a clock is 2,048 FLOP a clock, about half of the tensor cores' rate.
+//
+// Versions, none measured on a GPU yet:
+//   1. attention_fma.cuh: the same walk with FMAs. It is what float32 storage runs.
+//   2. attention_mma.cuh: tensor cores; the weights go from one product to the next in registers. Expected next: 32
+//      queries a warp, which halves what is read from shared memory.
+#include "paged.cuh"
+#include "softmax.cuh"
+#include "tensor_core.cuh"
+
+#if MINILLM_STORAGE == 32
+#include "attention_fma.cuh"
+#else
+#include "attention_mma.cuh"
+#endif
+
+// The sequence whose range of tile numbers holds `tile`: the last n with query_starts[n] / QUERIES + n <= tile.
+__device__ __forceinline__ int sequence_of(const int* query_starts, int N, int tile) {
+    int low = 0, high = N - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (query_starts[middle] / QUERIES + middle <= tile)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+// Begin to copy the keys and values of positions first_key ... into shared memory [KEYS, STRIDE] each; zeros from
+// `stop` on and past the row's end.
+__device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value_tile, const storage_t* keys,
+                                           const storage_t* values, const int* block_row, int first_key, int stop,
+                                           int head, int K, int pages) {
+    constexpr int PIECES = DEPTH / VECTOR;
+    for (int i = threadIdx.x; i < KEYS * PIECES; i += THREADS) {
+        int position = first_key + i / PIECES, column = i % PIECES * VECTOR;
+        bool valid = position < stop && column < HEAD_DIM;
+        long long from = valid ? cache_row(block_row, position, head, K, pages) + column : 0;
+        int to = i / PIECES * STRIDE + column;
+        cp_async_16(key_tile + to, keys + from, valid);
+        cp_async_16(value_tile + to, values + from, valid);
+    }
+    cp_async_commit();
+}
+
+// q, out: [T, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. query_starts: [N + 1].
+// context_lens: [N]. block_table: [N, table_width].
+extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
+    storage_t* out, const storage_t* q, const storage_t* keys, const storage_t* values, const int* query_starts,
+    const int* context_lens, const int* block_table, int N, int H, int K, int pages, int table_width, int q_stride,
+    int out_stride, float scale) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    constexpr int TILE = KEYS * STRIDE;
+    storage_t* tiles = reinterpret_cast<storage_t*>(dynamic_shared);  // [2][keys, values][KEYS, STRIDE]
+
+    int tile = gridDim.x - 1 - blockIdx.x;
+    int n = sequence_of(query_starts, N, tile);
+    int start = query_starts[n], count = query_starts[n + 1] - start;
+    int first = (tile - (start / QUERIES + n)) * QUERIES;  // of this block's queries in the sequence
+    if (first >= count) return;
+    int rows = min(QUERIES, count - first), head = blockIdx.y;
+    int position = context_lens[n] - count + first;  // of the first query
+    int stop = position + rows;                      // no query here sees a key from there on
+    out += (long long)(start + first) * out_stride + head * HEAD_DIM;
+    if (context_lens[n] == 0) {
+        for (int i = threadIdx.x; i < rows * HEAD_DIM; i += THREADS)
+            out[(long long)(i / HEAD_DIM) * out_stride + i % HEAD_DIM] = from_float(0.0f);
+        return;
+    }
+
+    const int* block_row = block_table + (long long)n * table_width;
+    int kv_head = head / (H / K);
+    begin_tile(tiles, tiles + TILE, keys, values, block_row, 0, stop, kv_head, K, pages);
+    QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 4 * TILE);
+    for (int first_key = 0; first_key < stop; first_key += KEYS) {
+        storage_t* key_tile = tiles + first_key / KEYS % 2 * 2 * TILE;
+        cp_async_wait<0>();
+        __syncthreads();  // this tile is there for all, and nobody reads the one before any more
+        if (first_key + KEYS < stop) {
+            storage_t* next = tiles + (first_key / KEYS + 1) % 2 * 2 * TILE;
+            begin_tile(next, next + TILE, keys, values, block_row, first_key + KEYS, stop, kv_head, K, pages);
+        }
+        queries.attend(key_tile, key_tile + TILE, first_key, position, scale * LOG2_E);
+    }
+    queries.store(out, out_stride, rows);
+}

@@ -1,0 +1,39 @@
+// Rows of tables: a token's vector, with a position's added where there is one; and the rows whose logits are wanted.
+//
+//     out = tokens[ids]                                       # [V, E], [T] -> [T, E]
+//     out = tokens[ids] + positions_table[positions + offset]
+//
+// Ids and positions are read from the device, so that a captured step follows them.
+//
+// Grid: (T, vectors of a row / threads of a block); block: up to 256 threads, 16 bytes of the row each.
+// Moved: T rows of each table and T rows of the result, 4 T bytes of ids (and of positions); no arithmetic to speak of.
+// Floor: (3 T E sizeof(storage_t) + 8 T) / bandwidth with positions, which for a few rows is below a launch.
+//
+// Versions:
+//   1. one launch for each table and one for the sum: 5 T E numbers moved, three launches.
+//   2. this one, in one pass: 3 T E numbers, one launch. Expected to gain the two launches. Not yet measured on a GPU.
+#include "rows.cuh"
+
+extern "C" __global__ void embed(storage_t* out, const storage_t* table, const int* ids,
+                                 const storage_t* position_table, const int* positions, int E, int table_rows,
+                                 int table_stride, int position_rows, int position_offset) {
+    int t = blockIdx.x;
+    int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR;
+    if (at >= E) return;
+
+    CHECK_INDEX(ids[t], table_rows);
+    const storage_t* row = table + (long long)ids[t] * table_stride;
+    bool wide = lies_wide(out, E) && lies_wide(table, table_stride) && lies_wide(position_table, E);
+    float x[VECTOR];
+    load_vector(x, row + at, E - at, wide);
+
+    if (position_table != nullptr) {
+        int position = positions[t] + position_offset;
+        CHECK_INDEX(position, position_rows);
+        float y[VECTOR];
+        load_vector(y, position_table + (long long)position * E + at, E - at, wide);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) x[i] += y[i];
+    }
+    store_vector(out + (long long)t * E + at, x, E - at, wide);
+}

@@ -1,0 +1,49 @@
+// Numbers of a row moved VECTOR at a time: in pieces of 16 bytes where the row lies so, else one by one.
+#pragma once
+
+#include "common.cuh"
+
+// Whether rows that begin at `pointer`, and every `stride` numbers after it, all lie on 16 bytes. A null pointer stands
+// for an array that is not there.
+template <class T>
+__device__ __forceinline__ bool lies_wide(const T* pointer, int stride) {
+    return (unsigned long long)pointer % 16 == 0 && stride % VECTOR == 0;
+}
+
+#if MINILLM_STORAGE != 32
+__device__ __forceinline__ float to_float(float x) { return x; }  // gains and biases are float beside any storage_t
+#endif
+
+// x = p[0 .. VECTOR), of which only the first `left` are there; the others are 0.
+template <class T>
+__device__ __forceinline__ void load_vector(float x[VECTOR], const T* p, int left, bool wide) {
+    if (!wide || left < VECTOR) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) x[i] = i < left ? to_float(p[i]) : 0.0f;
+        return;
+    }
+    constexpr int PER_PIECE = 16 / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i += PER_PIECE) {
+        uint4 piece = *reinterpret_cast<const uint4*>(p + i);
+        const T* numbers = reinterpret_cast<const T*>(&piece);
+#pragma unroll
+        for (int j = 0; j < PER_PIECE; j++) x[i + j] = to_float(numbers[j]);
+    }
+}
+
+// p[0 .. VECTOR) = x, of which only the first `left` have a place.
+__device__ __forceinline__ void store_vector(storage_t* p, const float x[VECTOR], int left, bool wide) {
+    if (!wide || left < VECTOR) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            if (i < left) p[i] = from_float(x[i]);
+        }
+        return;
+    }
+    uint4 piece;
+    storage_t* numbers = reinterpret_cast<storage_t*>(&piece);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) numbers[i] = from_float(x[i]);
+    *reinterpret_cast<uint4*>(p) = piece;
+}

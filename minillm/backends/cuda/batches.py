@@ -1,0 +1,110 @@
+"""A batch on the device: what the kernels read of it, sent in one copy."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...batch import Batch, Span
+from .memory import Device, Parcel
+
+LEAST_PAGES = 16
+"""Columns that a block table has at least; from there on a power of two, so that few shapes come up."""
+
+
+class Bucket(NamedTuple):
+    """The shape that decode steps of about the same size are padded to."""
+
+    sequences: int
+    pages: int
+    """Columns of the block table"""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceBatch(Batch):
+    """A batch whose arrays are int32 on the device; `spans` stays on the host.
+
+    A padded token has slot -1, and a padded sequence context_lens 0 and no span.
+    """
+
+    slots: Any
+    """[T]: page * P + offset of each new token's K and V"""
+    block_table: Any
+    """[N, B]"""
+    max_queries: int
+    """The most new tokens of one sequence"""
+
+
+class BatchBuffers:
+    """Room for one batch after the other."""
+
+    def __init__(self, device: Device) -> None:
+        self._parcel = Parcel(device)
+        self._pages: list[tuple[int, ...]] = []  # what each row of the block table holds
+        self._shape: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return self._parcel.nbytes
+
+    def fill(self, batch: Batch, rows: Any, page_size: int, bucket: Bucket | None = None) -> tuple[DeviceBatch, Any]:
+        """Send a batch and the rows [R] that are wanted of it, padded to a bucket where one is given."""
+        T, N = batch.num_tokens, len(batch.spans)
+        R = len(rows)
+        padded_T, padded_N, padded_R = (T, N, R) if bucket is None else (bucket.sequences,) * 3
+        B = pages_of(batch.spans) if bucket is None else bucket.pages
+        self._lay_out(padded_T, padded_N, padded_R, B)
+        host = self._parcel.host
+        host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
+        host["positions"][:T], host["positions"][T:] = batch.positions, 0
+        host["slots"][:T], host["slots"][T:] = batch.slot_pages * page_size + batch.slot_offsets, -1
+        host["query_starts"][: N + 1] = batch.query_starts
+        host["query_starts"][N + 1 :] = np.arange(T + 1, T + 1 + padded_N - N)
+        host["context_lens"][:N], host["context_lens"][N:] = batch.context_lens, 0
+        host["rows"][:R], host["rows"][R:] = rows, np.arange(R, padded_R)
+        for i, span in enumerate(batch.spans):
+            if self._pages[i] != span.pages:
+                host["block_table"][i, : len(span.pages)] = span.pages
+                self._pages[i] = span.pages
+        self._parcel.send()
+        there = self._parcel.there
+        names = ("token_ids", "positions", "query_starts", "context_lens")
+        return DeviceBatch(
+            **{name: there[name] for name in names},
+            slot_pages=batch.slot_pages,
+            slot_offsets=batch.slot_offsets,
+            spans=batch.spans,
+            slots=there["slots"],
+            block_table=there["block_table"],
+            max_queries=max(span.stop - span.start for span in batch.spans),
+        ), there["rows"]
+
+    def _lay_out(self, T: int, N: int, R: int, B: int) -> None:
+        sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "context_lens": N, "rows": R}
+        fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
+        self._parcel.lay_out(**fields, block_table=((N, B), np.int32))
+        if self._shape != (T, N, R, B):
+            self._shape = T, N, R, B
+            self._parcel.host["block_table"][...] = 0
+            self._pages = [()] * N
+
+
+def bucket_of(batch: Batch, rows: Any, max_batch_size: int) -> Bucket | None:
+    """The bucket of a decode step: one new token of each sequence, the logits of all wanted. None for another step."""
+    N = len(batch.spans)
+    if batch.num_tokens > N or not 0 < N <= max_batch_size or batch.has_tree:
+        return None
+    if not np.array_equal(rows, np.arange(N)):
+        return None
+    return Bucket(min(_power_of_two(N), max_batch_size), pages_of(batch.spans))
+
+
+def pages_of(spans: tuple[Span, ...]) -> int:
+    """Columns that the block table of a batch has."""
+    return max(LEAST_PAGES, _power_of_two(max(len(span.pages) for span in spans)))
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,139 @@
+"""Kernels for a real GPU, compiled by NVRTC through CuPy, and what can go wrong with that, each in one line.
+
+CuPy compiles a module when a kernel of it is first asked for, for the GPU at hand, and keeps the result on disk.
+`compile_for` does the same for a GPU that is not there. Nothing imports cupy before it is called.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...errors import DeviceError
+from .kernels import Kernel, Module
+
+OPTIONS = ("--std=c++17",)
+_FIRST_ERROR = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.+)$", re.MULTILINE)
+_NO_HEADER = re.compile(r"(?:could not|cannot) open source file \"(?P<name>[^\"]+)\"")
+
+
+class CupyLauncher:
+    """Compiles with `cupy.RawModule` and launches on the current device and stream of CuPy."""
+
+    def __init__(self) -> None:
+        """See that there is a GPU.
+
+        Raises:
+            DeviceError: CuPy is not installed, or it finds no driver or no GPU.
+        """
+        self._cupy = import_cupy()
+        try:
+            count = self._cupy.cuda.runtime.getDeviceCount()
+        except RuntimeError as error:  # CUDARuntimeError is one
+            raise DeviceError(f"device 'cuda' needs an NVIDIA GPU and its driver: {error}") from None
+        if count == 0:
+            raise DeviceError("device 'cuda' needs an NVIDIA GPU: the driver shows none")
+
+    def module(self, path: Path, options: tuple[str, ...]) -> Module:
+        """The module of a `.cu` file, with options such as -DNAME=VALUE. It is compiled with its first kernel."""
+        source, options = _for_nvrtc(path, options)
+        return _CupyModule(path, self._cupy.RawModule(code=source, options=options))
+
+
+class _CupyModule:
+    """A `cupy.RawModule` whose errors are ours."""
+
+    def __init__(self, path: Path, module: Any) -> None:
+        self._path = path
+        self._module = module
+
+    def get_function(self, name: str) -> Kernel:
+        """The kernel `name`.
+
+        Raises:
+            DeviceError: the source does not compile, or a part of the toolkit is missing.
+        """
+        with _errors_in_one_line(self._path):
+            kernel: Kernel = self._module.get_function(name)
+        return kernel
+
+
+def compile_for(arch: str, path: Path, options: tuple[str, ...], kind: str = "cubin") -> tuple[bytes, str]:
+    """Compile as CuPy would on a GPU of `arch`, such as "90", without that GPU.
+
+    It takes names of CuPy that are private, so it serves tests and scripts, not the engine.
+
+    Returns:
+        The cubin, or the PTX where `kind` is "ptx"; and the compiler's report of registers, spills and shared memory.
+
+    Raises:
+        DeviceError: the source does not compile, or a part of the toolkit is missing.
+    """
+    import_cupy()
+    from cupy._core import core
+    from cupy.cuda import compiler
+
+    source, options = _for_nvrtc(path, options)
+    # What CuPy adds to the options of a RawModule, and the architecture that it would read from the device.
+    options = (*core.assemble_cupy_compiler_options(options), "-ftz=true", "--device-as-default-execution-space")
+    target = f"-arch=sm_{arch}" if kind == "cubin" else f"-arch=compute_{arch}"
+    report = io.StringIO()
+    with _errors_in_one_line(path):
+        program = compiler._NVRTCProgram(source, str(path), method=kind)
+        compiled, _ = program.compile((*options, target, "--ptxas-options=-v"), report)
+    return compiled if isinstance(compiled, bytes) else compiled.encode(), report.getvalue()
+
+
+def import_cupy() -> Any:
+    """The module cupy.
+
+    Raises:
+        DeviceError: it is not installed.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(
+            f"device 'cuda' needs CuPy ({error}): pip install 'minillm[cuda13]', or [cuda12] for a driver before 580"
+        ) from None
+    return cupy
+
+
+def _for_nvrtc(path: Path, options: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Source and options: messages name the file, and headers are found beside it."""
+    return f'#line 1 "{path.name}"\n{path.read_text()}', (*OPTIONS, f"-I{path.parent}", *options)
+
+
+@contextmanager
+def _errors_in_one_line(path: Path) -> Iterator[None]:
+    from cupy.cuda.compiler import CompileException
+
+    try:
+        yield
+    except CompileException as error:
+        raise DeviceError(_first_error(path, error.get_message())) from None
+    except RuntimeError as error:
+        if "failed to load" not in str(error):  # of a library that CuPy opens when it is first needed
+            raise
+        raise DeviceError(f"a part of the CUDA toolkit is missing ({error}): {_install()}") from None
+
+
+def _first_error(path: Path, log: str) -> str:
+    found = _FIRST_ERROR.search(log)
+    if not found:  # ptxas names no line of the source
+        return f"kernel {path.name} does not compile: {' '.join(log.strip(chr(0)).split())[:300]}"
+    header = _NO_HEADER.search(found["what"])
+    if header and not (path.parent / header["name"]).exists() and header["name"].startswith("cuda"):
+        return f"the headers of the CUDA toolkit are missing ({header['name']}): {_install()}"
+    return f"kernel {path.name} does not compile: {Path(found['file']).name}:{found['line']}: {found['what']}"
+
+
+def _install() -> str:
+    try:
+        version("cupy-cuda12x")
+    except PackageNotFoundError:
+        return "pip install 'minillm[cuda13]'"
+    return "pip install 'minillm[cuda12]'"

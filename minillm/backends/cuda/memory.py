@@ -1,0 +1,241 @@
+"""What a GPU is to the back end beside its kernels: memory, copies in their order, and steps that can be recorded.
+
+`Device` says what is needed, and fulfils it with the host's own memory and NumPy: so the whole engine runs where no GPU
+is, its kernels through an emulator. `CupyDevice` is the real one.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DeviceError
+from ..memory import free_memory
+from .compiling import import_cupy
+from .linear_choice import Timer
+
+Wait = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What memory is for, and what makes it less."""
+
+    what: str
+    remedy: str
+
+
+WEIGHTS = Purpose("the weights", "choose dtype 'float16' or 'bfloat16', or a smaller model")
+CACHE = Purpose("the K/V cache", "lower cache_bytes or max_batch_size")
+WORKSPACE = Purpose("the results of a step", "lower max_batch_size, or cache_bytes to leave more")
+
+
+class Device:
+    """The host in a GPU's place: copies are done when they are asked for, and no step is recorded."""
+
+    def __init__(self, xp: Any = np) -> None:
+        """`xp` is the array module."""
+        self.xp = xp
+        self.waits = 0
+        """How often the host has waited for the device."""
+        self.timer: Timer | None = None
+        """Measures what a call takes on the device; None where a time would say nothing."""
+
+    def activate(self) -> None:
+        """Have what this thread does with `xp` take its place in this device's order of work."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, purpose: Purpose) -> Any:
+        """An uninitialised array on the device.
+
+        Raises:
+            DeviceError: there is not so much memory; the message says what to lower.
+        """
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        with self.out_of_memory(purpose, size):
+            try:
+                return self.xp.empty(shape, dtype)
+            except MemoryError:
+                self.release_unused()
+                return self.xp.empty(shape, dtype)
+
+    @contextlib.contextmanager
+    def out_of_memory(self, purpose: Purpose, size: int | None = None) -> Iterator[None]:
+        """Say in one line what was asked for, what is free, and what to lower."""
+        try:
+            yield
+        except MemoryError:
+            asked = "" if size is None else f" {_mib(size)} were asked for,"
+            raise DeviceError(
+                f"out of device memory for {purpose.what}:{asked} {_mib(self.free_bytes())} are free: {purpose.remedy}"
+            ) from None
+
+    def release_unused(self) -> None:
+        """Give back what the array module keeps for later."""
+
+    def free_bytes(self) -> int:
+        """Bytes that could still be taken."""
+        return free_memory()
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An uninitialised array of the host that the device can copy from and to while the host goes on."""
+        return np.empty(shape, dtype)
+
+    def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
+        """Copy a pinned, contiguous array of the host to `offset` bytes into a contiguous one of the device."""
+        flat = target.reshape(-1).view(np.uint8)
+        flat[offset : offset + source.nbytes] = source.reshape(-1).view(np.uint8)
+
+    def fetch(self, source: Any, target: NDArray[Any]) -> None:
+        """Copy a contiguous array of the device to a pinned one of the host, which is complete after `wait`."""
+        target[...] = source
+
+    def wait(self) -> None:
+        """Let the host wait for all that was asked for."""
+        self.waits += 1
+
+    def mark(self) -> Wait:
+        """What waits for all that was asked for so far."""
+        return lambda: None
+
+    def address(self, array: Any) -> int:
+        """Where an array begins."""
+        return int(array.__array_interface__["data"][0])
+
+    def record(self, launch: Callable[[], object]) -> Callable[[], object] | None:
+        """Record what `launch` launches, without running it. Returns what runs it, or None where nothing records."""
+        return None
+
+
+class CupyDevice(Device):
+    """The GPU that CuPy uses, with a stream of our own."""
+
+    def __init__(self) -> None:
+        cupy = import_cupy()
+        super().__init__(cupy)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.timer = self._time
+
+    def activate(self) -> None:
+        """Make our stream the thread's current one; CuPy's own calls between two steps follow it too."""
+        self.stream.use()
+
+    def release_unused(self) -> None:
+        """Empty CuPy's pool."""
+        self.stream.synchronize()
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def free_bytes(self) -> int:
+        """What the driver has, and what CuPy's pool holds unused."""
+        free, _ = self.xp.cuda.runtime.memGetInfo()
+        return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Page-locked memory, from CuPy's pool."""
+        import cupyx
+
+        array: NDArray[Any] = cupyx.empty_pinned(shape, dtype)
+        return array
+
+    def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
+        """Asynchronously, in the stream's order: `source` must stay as it is until then."""
+        (target.data + offset).copy_from_host_async(source.ctypes.data, source.nbytes, self.stream)
+
+    def fetch(self, source: Any, target: NDArray[Any]) -> None:
+        """Asynchronously, in the stream's order."""
+        source.data.copy_to_host_async(target.ctypes.data, target.nbytes, self.stream)
+
+    def wait(self) -> None:
+        """Let the host wait for all that was asked for."""
+        super().wait()
+        self.stream.synchronize()
+
+    def mark(self) -> Wait:
+        """An event."""
+        wait: Wait = self.stream.record().synchronize
+        return wait
+
+    def address(self, array: Any) -> int:
+        """Where an array begins."""
+        return int(array.data.ptr)
+
+    def record(self, launch: Callable[[], object]) -> Callable[[], object]:
+        """Capture a CUDA graph."""
+        self.stream.begin_capture()
+        try:
+            launch()
+        except BaseException:
+            with contextlib.suppress(Exception):  # a capture that is broken ends with an error of its own
+                self.stream.end_capture()
+            raise
+        return partial(self.stream.end_capture().launch, self.stream)
+
+    def _time(self, call: Callable[[], object], repeats: int = 5) -> float:
+        """Seconds on the device, the best of some calls."""
+        events = [(self.xp.cuda.Event(), self.xp.cuda.Event()) for _ in range(repeats)]
+        call()
+        for start, stop in events:
+            start.record(self.stream)
+            call()
+            stop.record(self.stream)
+        self.stream.synchronize()
+        return float(1e-3 * min(self.xp.cuda.get_elapsed_time(start, stop) for start, stop in events))
+
+
+class Parcel:
+    """Arrays of several shapes and types that travel to the device in one copy, in memory that is kept."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host: NDArray[np.uint8] | None = None
+        self._there: Any = None
+        self._layout: tuple[Any, ...] = ()
+        self._used = 0
+        self._waits = -1
+        self.host: dict[str, NDArray[Any]] = {}
+        """By name, to be filled before `send`."""
+        self.there: dict[str, Any] = {}
+        """The same arrays on the device."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return 0 if self._there is None else int(self._there.nbytes)
+
+    def lay_out(self, **fields: tuple[tuple[int, ...], Any]) -> None:
+        """Decide on names, shapes and types; memory grows by doubling, and repeats where they repeat."""
+        self._before_writing()
+        layout = tuple(fields.items())
+        if layout == self._layout:
+            return
+        offsets, used = [], 0
+        for shape, dtype in fields.values():
+            offsets.append(used)
+            used += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 16) * 16
+        if self._host is None or self._host.size < used:
+            size = max(256, 1 << (used - 1).bit_length())
+            self._there = self._device.empty((size,), np.uint8, WORKSPACE)
+            self._host = self._device.pinned((size,), np.uint8)
+        for (name, (shape, dtype)), offset in zip(fields.items(), offsets, strict=True):
+            stop = offset + int(np.prod(shape)) * np.dtype(dtype).itemsize
+            self.host[name] = self._host[offset:stop].view(dtype).reshape(shape)
+            self.there[name] = self._there[offset:stop].view(dtype).reshape(shape)
+        self._layout, self._used = layout, used
+
+    def send(self) -> None:
+        """Copy all of it."""
+        assert self._host is not None
+        self._device.send(self._host[: self._used], self._there)
+        self._waits = self._device.waits
+
+    def _before_writing(self) -> None:
+        """The copy that was asked for last must be done: it is, if the host has waited since."""
+        if self._waits == self._device.waits:
+            self._device.wait()
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,31 @@
+"""Attention that has no kernel (a tree of guesses, heads of an odd width), as the reference computes it."""
+
+from typing import Any
+
+from ...batch import Batch
+from ...ops.attention import attention_scores, merge_values
+from ...ops.softmax import softmax
+
+
+def attend_by_reference(q: Any, keys: Any, values: Any, batch: Batch, scale: float, xp: Any, out: Any) -> Any:
+    """`ops.attend` in float32, each sequence's pages first gathered into one.
+
+    Pages are small here, and walking them one by one would take a launch for each. Arguments as of `ops.attend`.
+    """
+    for span in batch.spans:
+        n = span.stop - span.start
+        tree = None if span.tree is None else xp.asarray(span.tree)
+        alone = span._replace(start=0, stop=n, pages=(0,), tree=tree)
+        queries = q[span.start : span.stop].astype(xp.float32)
+        scores = attention_scores(queries, _gathered(keys, span.pages, xp), alone, n, scale, xp)
+        z = xp.empty(queries.shape, xp.float32)
+        merge_values(softmax(scores, xp, out=scores), _gathered(values, span.pages, xp), alone, z, xp)
+        out[span.start : span.stop] = z.astype(out.dtype)
+    return out
+
+
+def _gathered(pages: Any, wanted: tuple[int, ...], xp: Any) -> Any:
+    """Some pages as one long page of float32. [pages, K, P, D] -> [1, K, B P, D]"""
+    _, K, _, D = pages.shape
+    picked = pages[xp.asarray(wanted)].astype(xp.float32)  # -> [B, K, P, D]
+    return picked.transpose(1, 0, 2, 3).reshape(1, K, -1, D)  # -> [K, B, P, D] -> [1, K, B P, D]

@@ -1,0 +1,163 @@
+"""Launching what works on whole rows: embedding, choice of rows, norms (`kernels/embed.cu`, `kernels/norm.cu`).
+
+Activations [T, E] are contiguous; tables and what rows are taken from may have a longer row stride. Nothing is
+launched where there is no row.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import DeviceError
+from .kernels import Kernels
+
+NULL = np.uintp(0)
+"""What a kernel gets for an array that is not there."""
+WARP = 32
+EMBED_THREADS = 256
+NORM_THREADS = 512
+NORM_VALUES = 64
+"""The most numbers of a row that one thread keeps in registers."""
+
+
+def embed(
+    kernels: Kernels,
+    table: Any,
+    ids: Any,
+    out: Any,
+    *,
+    position_table: Any | None = None,
+    positions: Any | None = None,
+    position_offset: int = 0,
+) -> None:
+    """out = table[ids], plus position_table[positions + position_offset] where that is given.
+
+    Args:
+        kernels: for the storage type of the tables and of `out`.
+        table: [V, E]
+        ids: [T] int32
+        out: [T, E]
+        position_table: [positions, E], contiguous
+        positions: [T] int32
+        position_offset: added to each position.
+    """
+    T, E = out.shape
+    if T == 0:
+        return
+    vectors = -(-E // _vector(out))
+    threads = min(EMBED_THREADS, _warps(vectors))
+    kernels.get("embed", "embed")(
+        (T, -(-vectors // threads)),
+        (threads,),
+        (
+            out,
+            table,
+            ids,
+            _or_null(position_table),
+            _or_null(positions),
+            np.int32(E),
+            np.int32(table.shape[0]),
+            np.int32(row_stride(table)),
+            np.int32(0 if position_table is None else position_table.shape[0]),
+            np.int32(position_offset),
+        ),
+    )
+
+
+def take_rows(kernels: Kernels, x: Any, rows: Any, out: Any) -> None:
+    """out = x[rows]: a table look-up like any other. [T, E], [R] int32 -> [R, E]"""
+    embed(kernels, x, rows, out)
+
+
+def layer_norm(
+    kernels: Kernels,
+    x: Any,
+    gain: Any | None,
+    bias: Any | None,
+    epsilon: float,
+    out: Any,
+    *,
+    residual: Any | None = None,
+    summed: Any | None = None,
+) -> None:
+    """out = layer norm of x, or of x + residual, which is then stored in `summed`.
+
+    Args:
+        kernels: for the storage type of x, residual, summed and out.
+        x: [T, E]
+        gain: [E] float32, or None
+        bias: [E] float32, or None
+        epsilon: added to the variance.
+        out: [T, E]
+        residual: [T, E]; given together with `summed`.
+        summed: [T, E]; may be x or residual itself.
+
+    Raises:
+        DeviceError: the row is wider than a block keeps in registers (32,768).
+    """
+    _norm(kernels, "layer_norm", x, (_or_null(gain), _or_null(bias)), epsilon, out, residual, summed)
+
+
+def rms_norm(
+    kernels: Kernels,
+    x: Any,
+    gain: Any | None,
+    epsilon: float,
+    out: Any,
+    *,
+    residual: Any | None = None,
+    summed: Any | None = None,
+) -> None:
+    """out = RMS norm of x, or of x + residual, which is then stored in `summed`. Arguments as of `layer_norm`."""
+    _norm(kernels, "rms_norm", x, (_or_null(gain),), epsilon, out, residual, summed)
+
+
+def norm_vectors(E: int, vector: int) -> int:
+    """VECTORS of `norm.cu`: how many vectors of `vector` numbers a thread keeps of a row of E. A power of two."""
+    vectors = 1
+    while -(-E // (vector * vectors)) > NORM_THREADS:
+        vectors *= 2
+    if vectors * vector > NORM_VALUES:
+        raise DeviceError(f"the norm kernels take rows of up to {NORM_THREADS * NORM_VALUES} numbers, not {E}")
+    return vectors
+
+
+def _norm(
+    kernels: Kernels,
+    name: str,
+    x: Any,
+    parameters: tuple[Any, ...],
+    epsilon: float,
+    out: Any,
+    residual: Any | None,
+    summed: Any | None,
+) -> None:
+    """Launch a norm; `parameters` are its gain, and its bias where it has one."""
+    assert (residual is None) == (summed is None), "a residual is added in front of the norm, and the sum is kept"
+    T, E = x.shape
+    if T == 0:
+        return
+    vector = _vector(x)
+    vectors = norm_vectors(E, vector)
+    threads = _warps(-(-E // (vector * vectors)))
+    args = (out, _or_null(summed), x, _or_null(residual), *parameters, np.int32(E), np.float32(epsilon))
+    kernels.get("norm", name, VECTORS=vectors)((T,), (threads,), args)
+
+
+def _or_null(array: Any | None) -> Any:
+    return NULL if array is None else array
+
+
+def _vector(array: Any) -> int:
+    """VECTOR of `common.cuh`: how many numbers there are in 16 bytes."""
+    return 16 // int(array.dtype.itemsize)
+
+
+def _warps(threads: int) -> int:
+    """Threads rounded up to whole warps."""
+    return -(-threads // WARP) * WARP
+
+
+def row_stride(array: Any) -> int:
+    """Numbers from one row to the next."""
+    return int(array.strides[0]) // int(array.dtype.itemsize)

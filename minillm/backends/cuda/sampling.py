@@ -1,0 +1,152 @@
+"""Launching the choice of each row's next token on the device (`kernels/sampling.cu`).
+
+What is drawn is what `ops.sample` draws with the uniform of `ops.philox.uniform(seed, sequence, position)`, but where
+rounding decides: where the uniform lies within 1e-5 of the edge between two candidates, or the share of top-p or min-p
+within 1e-6 of itself of where it would keep one more. All settings are read from the device, row by row, so one
+captured step serves requests with any settings. Only the ids need to leave the device.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import DeviceError
+from .kernels import Kernels
+from .rows import NULL, row_stride
+
+CHUNK = 2048
+"""Logits that one block looks through: CHUNK of `sampling.cu`."""
+BINS = 2048
+"""BINS of `candidates.cuh`."""
+MOST_TOKENS = 1 << 19
+"""The largest vocabulary: the masses of all tokens, 2**44 each, must fit into 64 bits."""
+THREADS = 256
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Workspace:
+    """What the kernels leave for one another; of no use between two calls, nor to two streams at once."""
+
+    best: Any
+    """[R, chunks of V], uint64: the best candidate of each chunk"""
+    masses: Any
+    """[R, BINS + 2], uint64: of the bins, of all candidates, of what min-p keeps"""
+    counts: Any
+    """[R, BINS + 1], uint32: of the bins, of all candidates"""
+
+    @classmethod
+    def allocate(cls, xp: Any, rows: int, V: int) -> "Workspace":
+        """For up to `rows` rows of V logits, by the array module `xp`.
+
+        Raises:
+            DeviceError: the vocabulary is too large for the kernels.
+        """
+        if V > MOST_TOKENS:
+            raise DeviceError(f"the sampling kernels take vocabularies of up to {MOST_TOKENS:,} tokens, not {V:,}")
+        return cls(
+            xp.empty((rows, _chunks(V)), xp.uint64),
+            xp.empty((rows, BINS + 2), xp.uint64),
+            xp.empty((rows, BINS + 1), xp.uint32),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """What decides over each row's draw: arrays [R] on the device."""
+
+    temperatures: Any
+    """float32, > 0; 0 for a row that takes its likeliest token"""
+    top_ks: Any
+    """int32; 0 keeps all"""
+    top_ps: Any
+    """float64, in (0, 1]; 1 keeps all"""
+    min_ps: Any
+    """float32, in [0, 1]; 0 keeps all"""
+    seeds: Any
+    """uint64, of the request"""
+    sequences: Any
+    """int32: index of the sequence within its request"""
+    positions: Any
+    """int32: index of the token to be drawn within its sequence, prompt included"""
+
+
+def argmax(kernels: Kernels, logits: Any, workspace: Workspace, ids: Any, not_finite: Any) -> None:
+    """The likeliest token of each row, of equal ones the smallest id.
+
+    Args:
+        kernels: of any storage type.
+        logits: [R, V] float32
+        workspace: for at least R rows and this V.
+        ids: [R] int32, written.
+        not_finite: [R] int32, written: 1 where the row holds NaN or +inf, else 0. The id is then that of the first NaN,
+            or else of the first +inf.
+    """
+    R, V = logits.shape
+    if R == 0:
+        return
+    _best_of_chunks(kernels, logits, workspace, NULL, NULL)
+    kernels.get("sampling", "take_best")((R,), (32,), (ids, not_finite, workspace.best, np.int32(_chunks(V))))
+
+
+def sample(kernels: Kernels, logits: Any, draws: Draws, workspace: Workspace, ids: Any, no_distribution: Any) -> None:
+    """One draw for each row from its filtered distribution.
+
+    Args:
+        kernels: of any storage type.
+        logits: [R, V] float32; -inf marks what must not be drawn.
+        draws: the rows' settings and the keys of their random numbers.
+        workspace: for at least R rows and this V.
+        ids: [R] int32, written.
+        no_distribution: [R] int32, written: 1 where the row holds NaN or +inf, or nothing but -inf, or where the best
+            logit over the temperature overflows, else 0. The id is then 0.
+    """
+    R, V = logits.shape
+    if R == 0:
+        return
+    best, masses, counts = workspace.best, workspace.masses, workspace.counts
+    sizes = np.int32(V), np.int32(row_stride(logits))
+    _best_of_chunks(kernels, logits, workspace, masses, counts)
+    kernels.get("sampling", "count_scores")(
+        (R, _chunks(V)), (THREADS,), (masses, counts, logits, best, draws.temperatures, draws.min_ps, *sizes)
+    )
+    kernels.get("sampling", "draw")(
+        (R,),
+        (_draw_threads(V),),
+        (
+            ids,
+            no_distribution,
+            logits,
+            best,
+            masses,
+            counts,
+            draws.temperatures,
+            draws.top_ks,
+            draws.top_ps,
+            draws.seeds,
+            draws.sequences,
+            draws.positions,
+            *sizes,
+            np.int32(_chunks(V)),
+        ),
+    )
+
+
+def _best_of_chunks(kernels: Kernels, logits: Any, workspace: Workspace, masses: Any, counts: Any) -> None:
+    R, V = logits.shape
+    assert workspace.best.shape[0] >= R and workspace.best.shape[1] == _chunks(V), "the workspace is of another shape"
+    args = (workspace.best, masses, counts, logits, np.int32(V), np.int32(row_stride(logits)))
+    kernels.get("sampling", "best_of_chunks")((R, _chunks(V)), (THREADS,), args)
+
+
+def _chunks(V: int) -> int:
+    return -(-V // CHUNK)
+
+
+def _draw_threads(V: int) -> int:
+    """One thread for every 32 logits, a power of two as the search needs it."""
+    threads = 32
+    while threads < MOST_THREADS and threads * 32 < V:
+        threads *= 2
+    return threads

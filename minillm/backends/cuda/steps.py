@@ -1,0 +1,79 @@
+"""Decode steps, each padded to a bucket and recorded as a CUDA graph: what one launches, and where its numbers lie.
+
+A graph repeats launches with the same addresses. So each bucket has a workspace of its own, which is reserved when its
+step first runs, and all that changes from step to step is read from there. The first run is launched call by call, and
+has the kernels compiled; the second is recorded; from then on it is replayed.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic
+
+from ..arena import Arena
+from ..base import Result
+from . import attention
+from .batches import BatchBuffers
+from .choosing import Choice
+from .memory import WORKSPACE, Device
+
+
+class StepWorkspace:
+    """What steps of one kind keep on the device: the batch, results, and what attention and the choice need."""
+
+    def __init__(self, device: Device, dtype: Any) -> None:
+        self._device = device
+        self.batch = BatchBuffers(device)
+        self.arena = Arena(device.xp, dtype, self._empty)
+        self.choice = Choice(device)
+        self._partials = self._empty((0,), "float32")
+        self._arrived = self._empty((0,), "int32")
+
+    def attention(self, N: int, H: int, D: int, positions: int) -> attention.Workspace:
+        """Room for the decode kernel."""
+        size = attention.partials_size(N, H, D, positions)
+        if self._partials.size < size:
+            self._partials = self._empty((size,), "float32")
+        if self._arrived.size < N * H:
+            self._arrived = self._empty((N * H,), "int32")
+            self._arrived[...] = 0
+        return attention.Workspace(self._partials, self._arrived)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        parts = (self.batch, self.arena, self.choice, self._partials, self._arrived)
+        return int(sum(part.nbytes for part in parts))
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self._device.empty(shape, dtype, WORKSPACE)
+
+
+class DecodeStep(Generic[Result]):
+    """One bucket's step for one owner."""
+
+    def __init__(self, device: Device, dtype: Any) -> None:
+        self.workspace = StepWorkspace(device, dtype)
+        self.plain = False
+        """Some operation has no kernel, so the step is not recorded; set while it runs."""
+        self._device = device
+        self._replay: Callable[[], object] | None = None
+        self._result: Result | None = None
+
+    def run(self, launch: Callable[[], Result]) -> Result:
+        """Run `launch`, or replay it. Returns its result, padded."""
+        if self._replay is None and self._result is not None and not self.plain:
+            self._replay = self._device.record(launch)
+        if self._replay is None:
+            self._result = launch()
+        else:
+            self._replay()
+            self.workspace.choice.launched()
+        assert self._result is not None
+        return self._result
+
+
+def cut(result: Result, rows: int, padded: int) -> Result:
+    """The first rows of each array of a padded result."""
+    if rows == padded:
+        return result
+    shorter: Result = type(result)(*(array[:rows] for array in result))
+    return shorter

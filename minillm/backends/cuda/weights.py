@@ -1,0 +1,95 @@
+"""Parameters on the device: rounded to the storage type on their way, and sent while the next ones are read."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DeviceError
+from ..base import Role
+from ..weights import Tensor, Weight, join, narrow
+from .memory import WEIGHTS, Device, Wait
+
+STAGE_BYTES = 8 << 20
+"""Bytes of one copy. There are two stages: one is filled while the other is sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceWeight(Weight):
+    """A parameter on the device."""
+
+    role: Role = "projection"
+
+
+class Uploader:
+    """Sends arrays of any size through two pinned stages."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stages: list[NDArray[np.uint8]] = []
+        self._sent: list[Wait] = []
+        self._next = 0
+        self.sent_bytes = 0
+        """What went to the device so far"""
+
+    def matrix(self, tensors: Sequence[Tensor], storage: str) -> Any:
+        """All tensors [out_i, in], one after the other along the first axis, as numbers of `storage`."""
+        shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
+        pieces = (piece for tensor in tensors for piece in stored_as(tensor, storage))
+        return self._send(shape, number_type(storage), pieces)
+
+    def vector(self, tensors: Sequence[Tensor]) -> Any:
+        """All tensors [n_i] in one, float32."""
+        values = join(tensors)
+        return self._send(values.shape, np.dtype(np.float32), [values])
+
+    def _send(self, shape: tuple[int, ...], dtype: Any, pieces: Iterable[NDArray[Any]]) -> Any:
+        target = self._device.empty(shape, dtype, WEIGHTS)
+        offset = 0
+        for piece in pieces:
+            data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+            for first in range(0, data.size, STAGE_BYTES):
+                part = data[first : first + STAGE_BYTES]
+                self._device.send(self._staged(part), target, offset)
+                self._sent[self._next] = self._device.mark()
+                self._next ^= 1
+                offset += part.size
+        assert offset == target.nbytes
+        self.sent_bytes += offset
+        return target
+
+    def _staged(self, part: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The bytes in the stage whose turn it is, once its last copy is done."""
+        if not self._stages:
+            self._stages = [self._device.pinned((STAGE_BYTES,), np.uint8) for _ in range(2)]
+            self._sent = [self._device.mark() for _ in range(2)]
+        self._sent[self._next]()
+        stage = self._stages[self._next][: part.size]
+        stage[...] = part
+        return stage
+
+
+def stored_as(tensor: Tensor, storage: str) -> Iterator[NDArray[Any]]:
+    """A tensor's numbers in a storage type (bfloat16 as its bits), in pieces that are valid one at a time."""
+    if tensor.dtype == storage:
+        yield tensor.stored()
+        return
+    for chunk in tensor.chunks():
+        yield chunk if storage == "float32" else narrow(chunk, storage)
+
+
+def number_type(storage: str) -> Any:
+    """The array type of "float32", "float16" or "bfloat16".
+
+    Raises:
+        DeviceError: ml_dtypes, which has bfloat16, is not installed.
+    """
+    if storage == "bfloat16":
+        try:
+            import ml_dtypes  # NumPy and CuPy have no bfloat16 of their own
+        except ImportError as error:
+            raise DeviceError(f"dtype 'bfloat16' needs ml_dtypes ({error}): pip install 'minillm[cuda13]'") from None
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(storage)

@@ -1,0 +1,199 @@
+"""Attention of few queries at once (decode): each key and value is read from memory once, and nothing is copied.
+
+One piece of work is one K/V head's share of CHUNK positions of one sequence. A long context is so split over threads
+even where there are few heads; the pieces' softmaxes are merged by their maxima and sums (Dao et al., "Flash-Decoding",
+2023). Pieces begin at fixed positions, so neither the number of threads nor the batch changes a bit of the result.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from .elementary import exp, inner, row_of, scale_at, widen
+
+CHUNK = 512
+"""Positions in one piece of work."""
+
+_NOTHING = np.float32(-np.inf)
+_ZERO = np.float32(0)
+
+
+def scratch_size(rows: int, D: int) -> int:
+    """float32 numbers that one worker needs for `rows` query rows."""
+    return CHUNK + rows * D
+
+
+@inner
+def _score(query: Any, keys: Any, page: int, head: int, offset: int, count: int, scores: Any) -> None:
+    """scores[j] = query . key j of a page; four keys at a time."""
+    data, scales = keys
+    keys_here = data[page, head, offset : offset + count]
+    j = 0
+    while j + 4 <= count:
+        k0, k1, k2, k3 = keys_here[j], keys_here[j + 1], keys_here[j + 2], keys_here[j + 3]
+        s0 = s1 = s2 = s3 = _ZERO
+        for d in range(len(query)):
+            x = query[d]
+            s0 += x * widen(k0[d])
+            s1 += x * widen(k1[d])
+            s2 += x * widen(k2[d])
+            s3 += x * widen(k3[d])
+        scores[j] = s0 * scale_at(scales, page, head, offset + j)
+        scores[j + 1] = s1 * scale_at(scales, page, head, offset + j + 1)
+        scores[j + 2] = s2 * scale_at(scales, page, head, offset + j + 2)
+        scores[j + 3] = s3 * scale_at(scales, page, head, offset + j + 3)
+        j += 4
+    while j < count:
+        k0 = keys_here[j]
+        s0 = _ZERO
+        for d in range(len(query)):
+            s0 += query[d] * widen(k0[d])
+        scores[j] = s0 * scale_at(scales, page, head, offset + j)
+        j += 1
+
+
+@inner
+def _add_values(weights: Any, values: Any, page: int, head: int, offset: int, count: int, result: Any) -> None:
+    """result += sum of weights[j] value j of a page; four values at a time."""
+    data, scales = values
+    values_here = data[page, head, offset : offset + count]
+    j = 0
+    while j + 4 <= count:
+        v0, v1, v2, v3 = values_here[j], values_here[j + 1], values_here[j + 2], values_here[j + 3]
+        w0 = weights[j] * scale_at(scales, page, head, offset + j)
+        w1 = weights[j + 1] * scale_at(scales, page, head, offset + j + 1)
+        w2 = weights[j + 2] * scale_at(scales, page, head, offset + j + 2)
+        w3 = weights[j + 3] * scale_at(scales, page, head, offset + j + 3)
+        for d in range(len(result)):
+            result[d] += w0 * widen(v0[d]) + w1 * widen(v1[d]) + w2 * widen(v2[d]) + w3 * widen(v3[d])
+        j += 4
+    while j < count:
+        v0 = values_here[j]
+        w0 = weights[j] * scale_at(scales, page, head, offset + j)
+        for d in range(len(result)):
+            result[d] += w0 * widen(v0[d])
+        j += 1
+
+
+@inner
+def _softmax(scores: Any, count: int, best: Any, mass: Any, result: Any) -> Any:
+    """Scores to weights. -> the maximum and the sum so far, up to date; the result so far is scaled to suit them."""
+    highest = best
+    for j in range(count):
+        highest = scores[j] if scores[j] > highest else highest
+    base = highest if highest != _NOTHING else _ZERO  # nothing seen yet: all weights 0, and not NaN
+    if highest > best:
+        shrink = exp(best - base)
+        mass *= shrink
+        for d in range(len(result)):
+            result[d] *= shrink
+    total = _ZERO
+    for j in range(count):
+        weight = exp(scores[j] - base)
+        scores[j] = weight
+        total += weight
+    return highest, mass + total
+
+
+@inner
+def _hide(scores: Any, first: int, count: int, S: int, m: int, branch: int, seen: Any) -> None:
+    """Minus infinity where a query of a tree of m tokens, number `branch` of them, looks at another branch."""
+    for j in range(max(0, S - m - first), count):
+        if not seen[branch * m + first + j - (S - m)]:
+            scores[j] = _NOTHING
+
+
+@inner
+def _attend_chunk(
+    q: Any, keys: Any, values: Any, table: Any, span: Any, seen: Any, chunk: int, head: int, scale: Any, scratch: Any,
+    results: Any, bests: Any, masses: Any,
+) -> None:  # fmt: skip
+    """All query rows of one K/V head against one chunk.
+
+    Leaves row by row, a query's heads together: results [n G D], not yet divided by their sums, maxima and sums [n G].
+    """
+    K, P, D = keys[0].shape[1:]
+    G = q.shape[1] // K
+    start, n, S, m, mask = span
+    queries, scores = scratch[: n * G * D], scratch[n * G * D :]
+    results[:] = _ZERO
+    bests[:] = _NOTHING
+    masses[:] = _ZERO
+    for i in range(n):
+        source = row_of(q, start + i)[head * G * D :]
+        for d in range(G * D):
+            queries[i * G * D + d] = source[d] * scale
+    first, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, S)
+    while first < stop:
+        page, offset = table[first // P], first % P
+        size = min(P - offset, stop - first)
+        for r in range(n * G):
+            query = r // G
+            count = min(size, S - n + query + 1 - first)
+            if count > 0:
+                result = results[r * D : r * D + D]
+                _score(queries[r * D : r * D + D], keys, page, head, offset, count, scores)
+                if query >= n - m:
+                    _hide(scores, first, count, S, m, query - (n - m), seen[mask:])
+                bests[r], masses[r] = _softmax(scores, count, bests[r], masses[r], result)
+                _add_values(scores, values, page, head, offset, count, result)
+        first += size
+
+
+@inner
+def _merge(results: Any, bests: Any, masses: Any, slot: int, step: int, chunks: int, target: Any) -> None:
+    """One query row from its chunks, which lie in the slots slot, slot + step, ..."""
+    D = len(target)
+    highest = _NOTHING
+    for c in range(chunks):
+        highest = max(highest, bests[slot + c * step])
+    mass = _ZERO
+    target[:] = _ZERO
+    for c in range(chunks):
+        at = slot + c * step
+        weight = exp(bests[at] - highest)
+        mass += weight * masses[at]
+        for d in range(D):
+            target[d] += weight * results[at * D + d]
+    for d in range(D):
+        target[d] /= mass
+
+
+def attend_rows(q: Any, keys: Any, values: Any, plan: Any, scale: Any, parts: Any, scratch: Any, out: Any) -> None:
+    """The sequences that bring few queries, their pieces shared out among the workers.
+
+    Args:
+        q: [T, H, D], each row contiguous
+        keys: pages [pages, K, P, D], and scales [pages, K, P] or None
+        values: likewise
+        plan: block tables [N, pages of the longest]; spans [N, 5]: first row, rows n, context S, tree size m, where its
+            mask begins; all trees' masks, flat; pieces [pieces, 3]: sequence, chunk, first of its n H slots
+        scale: 1 / sqrt D
+        parts: [slots, D + 2] numbers for what the pieces leave
+        scratch: [workers, scratch_size(rows, D)]
+        out: [T, H, D]
+    """
+    tables, spans, seen, pieces = plan
+    H, D = q.shape[1:]
+    K = keys[0].shape[1]
+    workers, slots = len(scratch), len(parts)
+    flat = parts.reshape(-1)
+    results, bests, masses = flat[: slots * D], flat[slots * D : slots * (D + 1)], flat[slots * (D + 1) :]
+    for worker in prange(workers):
+        for item in range(worker, len(pieces) * K, workers):
+            sequence, chunk, slot = pieces[item // K]
+            rows = spans[sequence, 1] * (H // K)
+            slot += item % K * rows
+            _attend_chunk(
+                q, keys, values, tables[sequence], spans[sequence], seen, chunk, item % K, scale, scratch[worker],
+                results[slot * D : (slot + rows) * D], bests[slot : slot + rows], masses[slot : slot + rows],
+            )  # fmt: skip
+    for piece in range(len(pieces)):
+        sequence, chunk, slot = pieces[piece]
+        if chunk == 0:
+            start, n, S, G = spans[sequence, 0], spans[sequence, 1], spans[sequence, 2], H // K
+            for i in range(n * H):
+                query, head = i // H, i % H
+                row = slot + head // G * n * G + query * G + head % G
+                _merge(results, bests, masses, row, n * H, -(-S // CHUNK), out[start + query, head])

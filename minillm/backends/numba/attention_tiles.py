@@ -1,0 +1,178 @@
+"""Attention of many queries at once (prefill): tiles of 64 query rows against blocks of 64 keys.
+
+Everything is laid out with the queries side by side, in the lanes of vectors: scores are [keys, lanes], the result
+[D, lanes]. So a softmax over the keys runs for all lanes together and needs no sum across a vector, and both products
+are the same operation with a known length. Q is transposed once for each tile, keys and values never.
+
+The softmax is taken block by block (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135): scores
+beyond one block are never stored. A query's result does not depend on what else is in its tile: blocks of keys begin
+at fixed positions.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from .elementary import exp, inner, row_of, scale_at, widen
+from .register_tile import ROWS, VECTOR, WIDE, add_narrow, add_wide
+
+LANES = 64
+"""Query rows in a tile: (query, head) pairs of one K/V head, the heads of a query together."""
+BLOCK = 64
+"""Keys in a block."""
+
+_NOTHING = np.float32(-np.inf)
+_ZERO = np.float32(0)
+
+
+def scratch_size(D: int) -> int:
+    """float32 numbers that one worker needs."""
+    width = -(-D // ROWS) * ROWS
+    return LANES * (BLOCK + 2 * width + 3) + BLOCK * width
+
+
+@inner
+def _add_products(c: Any, a: Any, a_row: int, a_column: int, b: Any, rows: int, count: int, lanes: int) -> None:
+    """c[m, i] += sum over k of a[m a_row + k a_column] b[k, i] for m < rows (rounded up to 4) and i < lanes."""
+    for m in range(0, rows, ROWS):
+        first = 0
+        while lanes - first >= WIDE * VECTOR:
+            add_wide(c[m * LANES + first :], a[m * a_row :], a_row, a_column, b[first:], LANES, count)
+            first += WIDE * VECTOR
+        while first < lanes:
+            add_narrow(c[m * LANES + first :], a[m * a_row :], a_row, a_column, b[first:], LANES, count)
+            first += VECTOR
+
+
+@inner
+def _load_block(pages: Any, table: Any, head: int, first: int, size: int, width: int, out: Any) -> None:
+    """Positions first : first + size of one head as float32, [size, width]."""
+    data, scales = pages
+    P, D = data.shape[2:]
+    done = 0
+    while done < size:
+        page, offset = table[(first + done) // P], (first + done) % P
+        here = min(size - done, P - offset)
+        for j in range(here):
+            source, target = data[page, head, offset + j], out[(done + j) * width :]
+            scale = scale_at(scales, page, head, offset + j)
+            for d in range(D):
+                target[d] = widen(source[d]) * scale
+        done += here
+
+
+@inner
+def _hide(scores: Any, first: int, size: int, row: int, rows: int, G: int, span: Any, seen: Any) -> None:
+    """Minus infinity where a key lies after its query, or in a tree in another branch."""
+    _, n, S, m, mask = span
+    for lane in range(rows):
+        query = (row + lane) // G
+        visible = S - n + query + 1
+        for j in range(max(0, visible - first), size):
+            scores[j * LANES + lane] = _NOTHING
+        branch = query - (n - m)
+        if branch >= 0:
+            for j in range(max(0, S - m - first), min(size, visible - first)):
+                if not seen[mask + branch * m + first + j - (S - m)]:
+                    scores[j * LANES + lane] = _NOTHING
+
+
+@inner
+def _softmax(scores: Any, size: int, lanes: int, best: Any, mass: Any, shrink: Any) -> None:
+    """Scores to weights exp(score - best), `best` and `mass` of each lane brought up to date.
+
+    `shrink` is what earlier results have to be multiplied by, now that they are held against a larger maximum.
+    """
+    for i in range(lanes):
+        shrink[i] = best[i]
+    for j in range(size):
+        row = scores[j * LANES : j * LANES + LANES]
+        for i in range(lanes):
+            best[i] = row[i] if row[i] > best[i] else best[i]
+    for i in range(lanes):
+        base = best[i] if best[i] != _NOTHING else _ZERO  # nothing seen yet: all weights 0, and not NaN
+        shrink[i] = exp(shrink[i] - base)
+        mass[i] *= shrink[i]
+    for j in range(size):
+        row = scores[j * LANES : j * LANES + LANES]
+        for i in range(lanes):
+            base = best[i] if best[i] != _NOTHING else _ZERO
+            weight = exp(row[i] - base)
+            row[i] = weight
+            mass[i] += weight
+
+
+@inner
+def _load_queries(q: Any, start: int, head: int, G: int, row: int, rows: int, scale: Any, queries: Any) -> None:
+    """One query row to each lane, scaled. -> [D, lanes]"""
+    D = q.shape[2]
+    queries[:] = _ZERO
+    for lane in range(rows):
+        query = row_of(q, start + (row + lane) // G)[(head * G + (row + lane) % G) * D :]
+        for d in range(D):
+            queries[d * LANES + lane] = query[d] * scale
+
+
+@inner
+def _attend_tile(
+    q: Any, keys: Any, values: Any, table: Any, span: Any, seen: Any, row: int, head: int, scale: Any, scratch: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """One tile: rows `row` and up to 63 more of the n G rows that belong to one K/V head of one sequence."""
+    K, D = keys[0].shape[1], keys[0].shape[3]
+    start, n, S, m, _ = span
+    G = q.shape[1] // K
+    width = -(-D // ROWS) * ROWS
+    rows = min(LANES, n * G - row)
+    lanes = -(-rows // VECTOR) * VECTOR
+    scores, rest = scratch[: BLOCK * LANES], scratch[BLOCK * LANES :]
+    queries, rest = rest[: width * LANES], rest[width * LANES :]
+    result, rest = rest[: width * LANES], rest[width * LANES :]
+    best, mass, shrink, block = rest[:LANES], rest[LANES : 2 * LANES], rest[2 * LANES : 3 * LANES], rest[3 * LANES :]
+    _load_queries(q, start, head, G, row, rows, scale, queries)
+    result[:] = _ZERO
+    block[:] = _ZERO
+    best[:] = _NOTHING
+    mass[:] = _ZERO
+    first_visible, last_visible = S - n + row // G + 1, S - n + (row + rows - 1) // G + 1
+    for first in range(0, last_visible, BLOCK):
+        size = min(BLOCK, last_visible - first)
+        _load_block(keys, table, head, first, size, width, block)
+        scores[:] = _ZERO
+        _add_products(scores, block, width, 1, queries, size, D, lanes)
+        if first + size > min(first_visible, S - m):
+            _hide(scores, first, size, row, rows, G, span, seen)
+        _softmax(scores, size, lanes, best, mass, shrink)
+        for d in range(D):
+            line = result[d * LANES : d * LANES + LANES]
+            for i in range(lanes):
+                line[i] *= shrink[i]
+        _load_block(values, table, head, first, size, width, block)
+        _add_products(result, block, 1, width, scores, D, size, lanes)
+    for lane in range(rows):
+        target = out[start + (row + lane) // G, head * G + (row + lane) % G]
+        for d in range(D):
+            target[d] = result[d * LANES + lane] / mass[lane]
+
+
+def attend_tiles(q: Any, keys: Any, values: Any, plan: Any, scale: Any, scratch: Any, out: Any) -> None:
+    """The sequences that bring many queries, their tiles shared out among the workers.
+
+    Args:
+        q: [T, H, D], each row contiguous
+        keys: pages [pages, K, P, D], and scales [pages, K, P] or None
+        values: likewise
+        plan: as of `attend_rows`, but at its end tiles [tiles, 2]: sequence, first (query, head) row
+        scale: 1 / sqrt D
+        scratch: [workers, scratch_size(D)]
+        out: [T, H, D]
+    """
+    tables, spans, seen, tiles = plan
+    K, workers = keys[0].shape[1], len(scratch)
+    for worker in prange(workers):
+        for item in range(worker, len(tiles) * K, workers):
+            sequence, row = tiles[item // K]
+            _attend_tile(
+                q, keys, values, tables[sequence], spans[sequence], seen, row, item % K, scale, scratch[worker], out
+            )

@@ -1,0 +1,78 @@
+"""The CPU back end of the extra "fast": every operation of a step in kernels compiled by Numba.
+
+Weights stay as they are stored, in 32, 16, 8 or 4 bits, and each is read from memory once for up to 16 rows. What is
+not overridden here runs as the reference says.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ...batch import Batch
+from ...ops.philox import Keys
+from ..base import Backend
+from ..pages import Pages
+from ..weights import Weight
+from . import rows
+from .attention import Attention, store_kv
+from .cachedtypes import StoredPages, position_bytes
+from .choice import Sampler
+from .fewrows import linear_few
+from .manyrows import linear_many
+
+FEW_ROWS = 16
+"""Up to so many rows a product is bound by reading its weights; beyond, by arithmetic."""
+
+
+class NumbaBackend(Backend):
+    """Runs on a CPU through kernels written here."""
+
+    name = "numba"
+
+    def __init__(self, *, weights: str = "auto", cache_dtype: str = "float32") -> None:
+        """Take a format of `weights.FORMATS` or "auto", and what the K/V cache is kept in.
+
+        Raises:
+            ParameterError: no cache has this dtype.
+        """
+        super().__init__(np, weights=weights)
+        self.cache_dtype = cache_dtype
+        self._attention = Attention()
+        self._sampler = Sampler()
+
+    def position_bytes(self, K: int, D: int) -> int:
+        """Bytes that one position's keys and values take in one layer of the cache."""
+        return position_bytes(K, D, self.cache_dtype)
+
+    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]."""
+        return StoredPages(shape, self.cache_dtype)
+
+    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+        out = self.arena.take((len(ids), table.shape[1]))
+        return rows.embed(ids, table.data, out, positions, position_table and position_table.data)
+
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
+        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
+        out = self.arena.take((len(x), weight.shape[0]))
+        product = linear_few if len(x) <= FEW_ROWS else linear_many
+        return product(x, weight.data, weight.bias, out, activation=activation, residual=residual)
+
+    def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
+        return rows.layer_norm(x, weight.data, weight.bias, epsilon, self.arena.take(x.shape))
+
+    def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
+        """Round the new tokens' keys and values to the cache's dtype and put them into their slots. k, v: [T, K, D]"""
+        store_kv(k, v, *cache.layer(layer), batch)
+
+    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
+        """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
+        return self._attention.attend(q, *cache.layer(layer), batch, scale, self.arena.take(q.shape))
+
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+        """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
+        return self._sampler.sample(
+            logits, keys.uniforms(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )

@@ -1,0 +1,178 @@
+"""What kernels are made of: exp that the compiler can vectorise, stored numbers as float32, rows as plain arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import overload
+
+from .cachedtypes import NEGLIGIBLE
+from .compiling import FASTMATH
+from .intrinsics import FLOAT, INT32, bfloat16_to_float32, float32_to_bfloat16, intrinsic
+
+
+def _inner(fastmath: Any) -> Any:
+    return numba.njit(fastmath=fastmath, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+inner: Callable[[Callable[..., Any]], Any] = _inner(FASTMATH)
+"""For functions that only kernels call, and that are compiled into them."""
+exact: Callable[[Callable[..., Any]], Any] = _inner(False)
+"""Likewise, where numbers must be rounded just as it is written."""
+_fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
+
+_LOG2_E = np.float32(1.4426950408889634)
+_ROUNDER = np.float32(1.5 * 2**23)  # added and taken away again, it leaves the nearest whole number
+_LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_C2, _C3, _C4 = np.float32(5.0000001201e-1), np.float32(1.6666665459e-1), np.float32(4.1665795894e-2)
+_C5, _C6, _C7 = np.float32(8.3334519073e-3), np.float32(1.3981999507e-3), np.float32(1.9875691500e-4)
+_LOWEST = np.float32(-87.33)
+_ZERO, _ONE, _MOST = np.float32(0), np.float32(1), np.float32(127)
+_NAN = np.float32(np.nan)
+_INFINITY_BITS = int(np.float32(np.inf).view(np.int32))
+_NEGLIGIBLE_BITS = int(NEGLIGIBLE.view(np.int32))
+
+
+@intrinsic
+def _power_of_two(typing_context: Any, rounded: Any) -> Any:
+    """2**n as float32 of a float32 `_ROUNDER + n`, whose lowest bits are n."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        exponent = builder.shl(builder.bitcast(args[0], INT32), INT32(23))
+        return builder.bitcast(builder.add(exponent, INT32(0x3F800000)), FLOAT)
+
+    return types.float32(types.float32), generate
+
+
+@_fused
+def exp(x: Any) -> Any:
+    """e**x of a float32 up to 88, to 1e-7 of its value; 0 below -87.33, NaN of NaN.
+
+    x = n ln 2 + r, and e**r by the polynomial of Cephes' expf (Moshier). The library's exp would be called for one
+    number at a time; these few additions and products run for a whole vector.
+    """
+    rounded = x * _LOG2_E + _ROUNDER
+    n = rounded - _ROUNDER
+    r = x - n * _LN_2_HIGH - n * _LN_2_LOW
+    series = ((((_C7 * r + _C6) * r + _C5) * r + _C4) * r + _C3) * r + _C2
+    y = (series * (r * r) + r + _ONE) * _power_of_two(rounded)
+    return _ZERO if x < _LOWEST else y
+
+
+def widen(x: Any) -> Any:
+    """A stored number as float32: float32 itself, int8, or bfloat16 as its bits in uint16. For kernels only."""
+    raise NotImplementedError
+
+
+@overload(widen)  # type: ignore[untyped-decorator]
+def _widen(x: Any) -> Any:
+    def from_bfloat16(x: Any) -> Any:
+        return bfloat16_to_float32(x)
+
+    def from_number(x: Any) -> Any:
+        return np.float32(x)
+
+    return from_bfloat16 if x == types.uint16 else from_number
+
+
+def scale_at(scales: Any, page: int, head: int, offset: int) -> Any:
+    """scales[page, head, offset]; 1 where `scales` is None, which the compiler leaves out. For kernels only."""
+    raise NotImplementedError
+
+
+@overload(scale_at)  # type: ignore[untyped-decorator]
+def _scale_at(scales: Any, page: int, head: int, offset: int) -> Any:
+    def one(scales: Any, page: int, head: int, offset: int) -> Any:
+        return _ONE
+
+    def stored(scales: Any, page: int, head: int, offset: int) -> Any:
+        return scales[page, head, offset]
+
+    return one if scales == types.none else stored
+
+
+def store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+    """Round x [D] and write it to `pages`, an array of bfloat16 or int8 and its scales. For kernels only."""
+    raise NotImplementedError
+
+
+@overload(store_vector)  # type: ignore[untyped-decorator]
+def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
+    def as_bfloat16(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+        target = pages[0][page, head, offset]
+        for d in range(len(x)):
+            target[d] = float32_to_bfloat16(x[d])
+
+    def as_int8(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+        pages[1][page, head, offset] = quantise(x, pages[0][page, head, offset])
+
+    return as_bfloat16 if pages[0].dtype == types.uint16 else as_int8
+
+
+@intrinsic
+def _bits(typing_context: Any, x: Any) -> Any:
+    """The bits of a float32 as int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], INT32)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _number(typing_context: Any, bits: Any) -> Any:
+    """The float32 with these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], FLOAT)
+
+    return types.float32(types.int32), generate
+
+
+@exact
+def quantise(x: Any, target: Any) -> Any:
+    """Write x [D] to `target` as int8; return the scale. `cachedtypes.to_int8` is the rule.
+
+    The bits of magnitudes are ordered as the numbers are, with infinity and NaN above all; and the largest of integers
+    is found by vectors, that of floats one by one.
+    """
+    highest = np.int32(0)
+    for d in range(len(x)):
+        highest = max(highest, _bits(abs(x[d])))
+    if highest >= _INFINITY_BITS or highest <= _NEGLIGIBLE_BITS:
+        target[:] = 0
+        return _NAN if highest >= _INFINITY_BITS else _ZERO
+    largest = _number(highest)
+    inverse = _MOST / largest
+    for d in range(len(x)):
+        target[d] = np.int8(_bits(x[d] * inverse + _ROUNDER))  # n in the lowest bits
+    return largest / _MOST
+
+
+@intrinsic
+def row_of(typing_context: Any, array: Any, index: Any) -> Any:
+    """array[index] of any shape, [n, ...] -> flat, known to be contiguous: its caller says that each row is.
+
+    A column slice of a larger array has rows further apart than they are long. Numba's type for it says nothing about
+    the order inside a row either, and every element would be addressed on its own.
+    """
+    result = types.Array(array.dtype, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source = context.make_array(array)(context, builder, args[0])
+        strides = cgutils.unpack_tuple(builder, source.strides)
+        shape = cgutils.unpack_tuple(builder, source.shape)
+        offset = builder.mul(args[1], strides[0])
+        data = cgutils.pointer_add(builder, source.data, offset)
+        length = shape[1]
+        for extent in shape[2:]:
+            length = builder.mul(length, extent)
+        view = context.make_array(result)(context, builder)
+        item = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
+        context.populate_array(view, data=data, shape=(length,), strides=(item,), itemsize=item, meminfo=None)
+        return view._getvalue()
+
+    return result(array, types.intp), generate

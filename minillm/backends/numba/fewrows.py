@@ -1,0 +1,133 @@
+"""y = activation(x W^T + b) + residual for 1 to 16 rows, on weights in every stored format.
+
+With few rows a product takes as long as its weights take to be read, so each is read from memory once for all rows
+and widened to float32 in registers; nothing is written back. Products and sums are float32 in every format: only the
+weights are rounded, activations never. (llama.cpp's kernels for its Q8_0 and Q4_0 round activations to 8 bits as
+well; on these CPUs, where memory is what limits, that gains nothing.)
+
+A row's result is the same, bit for bit, however many rows there are, and however many threads.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from ...ops.activation import ACTIVATIONS
+from ...ops.quantize import Quantized
+from .compiling import kernel
+from .formats import BLOCK, weight_at
+from .tiles import MOST_ROWS, PANEL, multiply_panel
+
+FUSED = {None: 0, "relu": 1, "gelu": 2}
+"""Activations that run inside the kernel; others follow it."""
+NO_SCALES, NO_BIAS = np.empty((1, 0), np.uint16), np.empty(0, np.float32)
+NO_RESIDUAL = np.empty((0, 0), np.float32)
+ELEMENTS = {
+    np.dtype(np.float32): types.float32,
+    np.dtype(np.int16): types.int16,
+    np.dtype(np.uint16): types.uint16,
+    np.dtype(np.int8): types.int8,
+    np.dtype(np.uint8): types.uint8,
+}
+
+
+def linear_few(
+    x: NDArray[np.float32],
+    weight: NDArray[Any] | Quantized,
+    bias: NDArray[np.float32] | None,
+    out: NDArray[np.float32],
+    *,
+    activation: str | None = None,
+    residual: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """y = activation(x W^T + b) + residual, as `ops.linear`. All arrays are C-contiguous.
+
+    Made for up to 16 rows; more are right, and slower than a product made for many.
+
+    Args:
+        x: [T, in]
+        weight: [out, in] float32, float16, or bfloat16 as its bits in uint16; or `Quantized`
+        bias: [out] or None
+        out: [T, out], filled and returned; must not overlap x or residual
+        activation: a name in `ops.activation.ACTIVATIONS`, or None
+        residual: [T, out] or None; left as it is
+    """
+    scales, shift = NO_SCALES, 0
+    if isinstance(weight, Quantized):
+        values, scales, shift = weight.values, weight.scales.view(np.uint16), weight.group // (2 * BLOCK)
+    else:
+        values = weight.view(np.int16) if weight.dtype == np.float16 else weight
+    fused = activation in FUSED
+    compiled(values.dtype)(
+        x, values, scales, shift, NO_BIAS if bias is None else bias, FUSED[activation] if fused else 0,
+        residual if fused and residual is not None else NO_RESIDUAL, out,
+    )  # fmt: skip
+    if not fused:
+        ACTIVATIONS[str(activation)](out, np)
+        if residual is not None:
+            out += residual
+    return out
+
+
+@cache
+def compiled(dtype: np.dtype[Any]) -> Any:
+    """The kernel for weights in an array of `dtype` (float16 viewed as int16), compiled or loaded when first asked for.
+
+    Its signature takes arrays that may not be written to and are not aligned, as a mapped file's are; others convert.
+    """
+
+    def matrix(element: Any, dimensions: int = 2) -> Any:
+        return types.Array(element, dimensions, "C", readonly=True, aligned=False)
+
+    signature = types.void(
+        matrix(types.float32), matrix(ELEMENTS[dtype]), matrix(types.uint16), types.int64,
+        matrix(types.float32, 1), types.int64, matrix(types.float32), types.Array(types.float32, 2, "C"),
+    )  # fmt: skip
+    return kernel(signature, parallel=True)(multiply)
+
+
+def multiply(
+    x: Any, weight: Any, scales: Any, group_shift: int, bias: Any, activation: int, residual: Any, out: Any
+) -> None:
+    """The kernel. Threads take panels of outputs, each a run of neighbours.
+
+    bias and residual have size 0 where there is none. [T, in] -> [T, out]
+    """
+    rows, outputs = out.shape
+    parts = (rows + MOST_ROWS - 1) // MOST_ROWS
+    for panel in numba.prange((outputs + PANEL - 1) // PANEL):
+        first = panel * PANEL
+        stop = min(first + PANEL, outputs)
+        for part in range(parts):
+            row = rows * part // parts  # as even as can be: 9 rows are 4 and 5
+            multiply_panel(x, weight, scales, group_shift, out, row, rows * (part + 1) // parts - row, first, stop)
+        finish(x, weight, scales, group_shift, bias, activation, residual, out, first, stop)
+
+
+@kernel()
+def finish(
+    x: Any, weight: Any, scales: Any, group_shift: int, bias: Any, activation: int, residual: Any, out: Any,
+    first: int, stop: int,
+) -> None:  # fmt: skip
+    """What a panel's sums still lack: inputs beyond the last whole block, bias, activation, residual."""
+    whole = x.shape[1] // BLOCK * BLOCK
+    for row in range(len(x)):
+        for o in range(first, stop):
+            value = np.float32(0)
+            for j in range(whole, x.shape[1]):
+                value += x[row, j] * weight_at(weight, scales, group_shift, o, j)
+            value += out[row, o]
+            if bias.size:
+                value += bias[o]
+            if activation == 1:
+                value = value if value > 0 or value != value else np.float32(0)  # NaN stays NaN
+            elif activation == 2:
+                value *= np.float32(0.5) * (np.float32(1) + math.erf(value * np.float32(0.7071067811865476)))
+            if residual.size:
+                value += residual[row, o]
+            out[row, o] = value

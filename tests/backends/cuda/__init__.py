@@ -1,0 +1,1 @@
+"""Tests of the GPU back end, most of them without a GPU."""

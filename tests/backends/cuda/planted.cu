@@ -1,0 +1,164 @@
+// Kernels with a fault that the argument `plant` brings about: the tests of test_emulator.py see each fault found, and
+// the same kernel pass without it. No kernel of the engine is here.
+#include "../../../kernels/tensor_core.cuh"
+
+enum Plant {
+    NONE,
+    MISSING_BARRIER,         // reads before others have written
+    MISSING_SECOND_BARRIER,  // writes before others have read
+    MISSING_WARP_BARRIER,
+    BEYOND_THE_END,
+    READ_BEYOND_THE_END,
+    BETWEEN_ROWS,
+    THROUGH_NULL,
+    NOT_WAITED_FOR,
+    NEVER_WAITED_FOR,
+    NO_BARRIER_AFTER_WAIT,
+    DIVERGENT_BARRIER,
+    ENDLESS_BARRIER,
+    MISSING_LANE,
+    TWO_PLACES,
+    NEVER_WRITTEN,
+    TOO_MUCH_SHARED,
+    OUTSIDE_SHARED_ARRAY,
+    WRONG_INDEX,
+    MISALIGNED,
+    PLAIN_ADD,
+};
+
+// out [n] = x [n] reversed within each block, twice (so x again), through one shared buffer.
+extern "C" __global__ void reverse_twice(float* out, const float* x, int plant) {
+    __shared__ float buffer[256];
+    int here = threadIdx.x, there = blockDim.x - 1 - threadIdx.x, first = blockIdx.x * blockDim.x;
+    buffer[here] = x[first + here];
+    if (plant != MISSING_BARRIER) __syncthreads();
+    float once = buffer[there];
+    if (plant != MISSING_SECOND_BARRIER) __syncthreads();
+    buffer[here] = once;
+    __syncthreads();
+    out[first + here] = buffer[there];
+}
+
+// out [32] = x [32] reversed, by one warp.
+extern "C" __global__ void reverse_warp(float* out, const float* x, int plant) {
+    __shared__ float buffer[32];
+    buffer[threadIdx.x] = x[threadIdx.x];
+    if (plant == MISSING_WARP_BARRIER) __shfl_sync(ALL_LANES, 0, 0);  // waits for all lanes but orders no memory
+    else __syncwarp();
+    out[threadIdx.x] = buffer[31 - threadIdx.x];
+}
+
+// out [rows, columns] = 2 x, rows `stride` numbers apart in both.
+extern "C" __global__ void twice(float* out, const float* x, int columns, int stride, int plant) {
+    const float* from = x + blockIdx.x * stride;
+    float* to = out + blockIdx.x * stride;
+    int first = 0, last = gridDim.x - 1, block = blockIdx.x;
+    int reads = columns, writes = columns;
+    if (plant == BETWEEN_ROWS && block == first) writes++;
+    if (plant == BEYOND_THE_END && block == last) writes++;
+    if (plant == READ_BEYOND_THE_END && block == last) reads++;
+    if (plant == THROUGH_NULL && block == first) from = nullptr;
+    for (int i = threadIdx.x; i < max(reads, writes); i += blockDim.x)
+        to[min(i, writes - 1)] = 2 * from[min(i, reads - 1)];
+}
+
+// out [8 * threads] = x of the thread opposite, through cp.async: storage_t has 16 bits.
+#if MINILLM_STORAGE != 32
+extern "C" __global__ void copy_async(storage_t* out, const storage_t* x, int plant) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    auto* buffer = reinterpret_cast<storage_t*>(dynamic_shared);
+    cp_async_16(buffer + 8 * threadIdx.x, x + 8 * threadIdx.x);
+    cp_async_commit();
+    if (plant == NOT_WAITED_FOR) cp_async_wait<1>();  // of one group in all: waits for none
+    else if (plant != NEVER_WAITED_FOR) cp_async_wait<0>();
+    if (plant != NO_BARRIER_AFTER_WAIT) __syncthreads();
+    int there = blockDim.x - 1 - threadIdx.x;
+    for (int i = 0; i < 8; i++) out[8 * threadIdx.x + i] = buffer[8 * there + i];
+    if (plant == NOT_WAITED_FOR) cp_async_wait<0>();
+}
+
+// d [16, 8] = a [16, 16] b [8, 16]^T by one warp, with b loaded transposed from its rows or not.
+extern "C" __global__ void tile(float* d, const storage_t* a, const storage_t* b, int transposed) {
+    __shared__ __align__(16) storage_t left[16 * 16], right[16 * 16];
+    int lane = threadIdx.x;
+    for (int i = lane; i < 256; i += 32) {
+        left[i] = a[i];
+        int row = i / 16, column = i % 16;
+        // Not transposed: right[n][k] = b[n][k]. Transposed: right[k][n] = b[n][k], n padded to 16.
+        right[i] = transposed ? (column < 8 ? b[column * 16 + row] : from_float(0)) : (row < 8 ? b[i] : from_float(0));
+    }
+    __syncwarp();
+    unsigned tiles_a[4], tiles_b[4];
+    ldmatrix_x4(tiles_a, &left[lane % 16 * 16 + lane / 16 * 8]);
+    if (transposed) ldmatrix_x4_transposed(tiles_b, &right[lane % 16 * 16 + lane / 16 * 8]);
+    else ldmatrix_x4(tiles_b, &right[(lane % 8 + lane / 16 * 8) * 16 + lane / 8 % 2 * 8]);
+    float sums[4] = {1, 1, 1, 1};
+    mma_16816(sums, tiles_a, tiles_b);
+    int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
+}
+#endif
+
+// out [threads] = the block's sum of x [threads].
+extern "C" __global__ void sum(float* out, const float* x, int plant) {
+    __shared__ float scratch[32];
+    int thread = threadIdx.x;
+    if (plant == DIVERGENT_BARRIER && thread < 32) __syncthreads();
+    if (plant == DIVERGENT_BARRIER && thread >= 32) __syncthreads();
+    if (plant == ENDLESS_BARRIER && thread % 32 == 0) __syncthreads();
+    if (plant == ENDLESS_BARRIER && thread % 32 != 0) __syncwarp();
+    if (plant == MISSING_LANE && thread == 3) __shfl_sync(ALL_LANES, 1, 0);
+    if (plant == MISSING_LANE && thread != 3) __syncwarp();
+    if (plant == TWO_PLACES && thread % 2 == 0) __syncwarp();
+    if (plant == TWO_PLACES && thread % 2 != 0) __syncwarp();
+    if (plant == NEVER_WRITTEN) {
+        out[thread] = scratch[31];
+        return;
+    }
+    out[threadIdx.x] = block_sum(x[threadIdx.x], scratch);
+}
+
+// out [numbers] = x [numbers] by way of dynamic shared memory of numbers * 4 bytes and a static array of 32.
+extern "C" __global__ void through_shared(float* out, const float* x, int numbers, int plant) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    __shared__ float last[32];
+    auto* buffer = reinterpret_cast<float*>(dynamic_shared);
+    for (int i = threadIdx.x; i < numbers; i += blockDim.x) buffer[i] = x[i];
+    if (plant == TOO_MUCH_SHARED && threadIdx.x == 0) buffer[numbers] = 1;
+    if (plant == OUTSIDE_SHARED_ARRAY && threadIdx.x == 0) last[numbers] = 1;
+    if (plant == WRONG_INDEX) CHECK_INDEX(numbers, 32);
+    last[threadIdx.x % 32] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < numbers; i += blockDim.x) out[i] = buffer[i];
+}
+
+// out [4 * threads] = x [4 * threads], 16 bytes at a time.
+extern "C" __global__ void copy_wide(float* out, const float* x, int plant) {
+    const float* from = x + 4 * threadIdx.x;
+    if (plant == MISALIGNED && threadIdx.x == 1) from -= 1;
+    reinterpret_cast<float4*>(out)[threadIdx.x] = *reinterpret_cast<const float4*>(from);
+}
+
+// total [1] += the number of threads of all blocks.
+extern "C" __global__ void count(int* total, int plant) {
+    int votes = __syncthreads_count(1);
+    if (threadIdx.x + threadIdx.y + threadIdx.z != 0) return;
+    if (plant == PLAIN_ADD) *total += votes;
+    else atomicAdd(total, votes);
+}
+
+// One number per lane from each of the warp's operations, for NumPy to compare.
+extern "C" __global__ void warp_operations(int* out, const int* x) {
+    int lane = threadIdx.x, value = x[lane], n = 0;
+    out[32 * n++ + lane] = __shfl_sync(ALL_LANES, value, lane * 7);
+    out[32 * n++ + lane] = __shfl_xor_sync(ALL_LANES, value, 5);
+    out[32 * n++ + lane] = __shfl_up_sync(ALL_LANES, value, 3);
+    out[32 * n++ + lane] = __shfl_down_sync(ALL_LANES, value, 3);
+    out[32 * n++ + lane] = __shfl_sync(ALL_LANES, value, 3, 8);
+    out[32 * n++ + lane] = __shfl_down_sync(ALL_LANES, value, 3, 8);
+    out[32 * n++ + lane] = __ballot_sync(ALL_LANES, value & 1);
+    out[32 * n++ + lane] = __any_sync(ALL_LANES, value == 1000) + 2 * __all_sync(ALL_LANES, value >= 0);
+    out[32 * n++ + lane] = __reduce_add_sync(ALL_LANES, value);
+    if (lane < 16) out[32 * n + lane] = __shfl_xor_sync(0x0000ffffu, value, 1);  // half a warp by itself
+    else out[32 * n + lane] = __shfl_xor_sync(0xffff0000u, value, 2);
+}

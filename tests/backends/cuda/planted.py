@@ -1,0 +1,39 @@
+"""The kernels of planted.cu, which have a fault when asked for it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from minillm.backends.cuda.kernels import STORAGE
+from tests.cuda_emulator import Emulator
+
+SOURCE = Path(__file__).with_name("planted.cu")
+PLANTS = re.findall(r"^    ([A-Z_]+),", SOURCE.read_text(), re.MULTILINE)
+DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def kernel(emulator: Emulator, name: str, storage: str = "float32", *more: str) -> Any:
+    """A kernel of planted.cu."""
+    return emulator.module(SOURCE, (f"-DMINILLM_STORAGE={STORAGE[storage]}", *more)).get_function(name)
+
+
+def plant(fault: str) -> np.int32:
+    """The last argument of most kernels: which fault they are to have."""
+    return np.int32(PLANTS.index(fault))
+
+
+NONE = plant("NONE")
+
+
+def line_of(text: str) -> int:
+    """The number of the one line of planted.cu that holds `text`."""
+    found = [i for i, line in enumerate(SOURCE.read_text().splitlines(), 1) if text in line]
+    assert len(found) == 1, text
+    return found[0]
+
+
+def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)

@@ -1,0 +1,240 @@
+"""The attention kernels against the reference in float64, with a cache whose every unused number is NaN."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from minillm import ops
+from minillm.backends.cuda import attention
+from minillm.backends.cuda.attention import SPLIT, PrefillTile, Workspace, attend, has_kernel, partials_size
+from minillm.backends.cuda.kernels import Kernels
+from minillm.batch import Span
+from tests.cuda_emulator import Emulator
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
+
+STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+PADDED = (0, 0)  # a sequence that only fills up a bucket
+
+Lengths = list[tuple[int, int]]  # cached positions and new tokens of each sequence
+
+
+class Case:
+    """A ragged batch on the device, its queries inside a fused Q/K/V projection, and shuffled pages."""
+
+    def __init__(
+        self, storage: str, lengths: Lengths, *, H: int = 2, K: int = 2, D: int = 64, P: int = 16, rows: int = 0
+    ) -> None:
+        """`rows`: rows of each padded sequence."""
+        rng = np.random.default_rng(len(lengths) + D + P)
+        self.storage, self.scale = storage, D**-0.5
+        dtype = STORAGE[storage]
+        counts = [new if cached + new else rows for cached, new in lengths]
+        needed = [-(-(cached + new) // P) for cached, new in lengths]
+        pages = sum(needed) + 1  # the last belongs to nobody
+        T, N, B = sum(counts), len(lengths), max(needed) + 1
+        shuffled = rng.permutation(pages - 1).tolist()
+        self.cache = self.keys, self.values = np.full((2, pages, K, P, D), np.nan, dtype)
+        self.query_starts = np.cumsum([0, *counts], dtype=np.int32)
+        self.context_lens = np.asarray([cached + new for cached, new in lengths], np.int32)
+        self.block_table = np.full((N, B), pages - 1, np.int32)
+        self.spans = []
+        for n, (S, count) in enumerate(zip(self.context_lens.tolist(), needed, strict=True)):
+            own = [shuffled.pop() for _ in range(count)]
+            self.block_table[n, :count] = own
+            self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, tuple(own)))
+            for position in range(S):
+                place = own[position // P], slice(None), position % P
+                self.keys[place], self.values[place] = rng.standard_normal((2, K, D)).astype(dtype)
+        fused = (2 * rng.standard_normal((T, (H + 2 * K) * D))).astype(dtype)
+        self.q = fused[:, : H * D].reshape(T, H, D)
+        assert T < 2 or not self.q.flags.c_contiguous
+
+    def run(self, emulator: Emulator, max_queries: int | None = None, **options: bool) -> np.ndarray:
+        T, H, D = self.q.shape
+        N, B = self.block_table.shape
+        out = np.full((T, H, D), np.nan, self.q.dtype)
+        size = partials_size(N, H, D, B * self.keys.shape[2])
+        workspace = Workspace(np.full(size, np.nan, np.float32), np.zeros(N * H, np.int32))
+        kernels = Kernels(emulator, self.storage, **options)
+        most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
+        attend(kernels, self.q, *self.cache, self, out, workspace, scale=self.scale, max_queries=most)
+        assert not workspace.arrived.any()
+        return out
+
+    def exact(self) -> np.ndarray:
+        """ops.attend in float64; zeros for padded sequences."""
+        out = np.zeros(self.q.shape)
+        cache = self.keys.astype(np.float64), self.values.astype(np.float64)
+        batch = SimpleNamespace(spans=[span for span in self.spans if span.context_len])
+        return ops.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out)
+
+    def plain(self) -> np.ndarray:
+        """The formula as it stands: float32, each sum taken term by term, the result stored in the storage type."""
+        out = np.zeros(self.q.shape, np.float32)
+        for span in self.spans:
+            S, count, pages = span.context_len, span.stop - span.start, list(span.pages)
+            hidden = np.arange(S) > S - count + np.arange(count)[:, None]
+            for h in range(self.q.shape[1] if S else 0):
+                k = h * self.keys.shape[1] // self.q.shape[1]
+                key, value = (a[pages, k].reshape(-1, a.shape[-1])[:S].astype(np.float32) for a in self.cache)
+                scores = _sum_of_products(self.q[span.start : span.stop, h].astype(np.float32), key.T)
+                scores = np.where(hidden, -np.inf, scores * np.float32(self.scale))
+                weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+                total = _sum_of_products(weights, np.ones((S, 1), np.float32))
+                out[span.start : span.stop, h] = _sum_of_products(weights, value) / total
+        return out.astype(self.q.dtype)
+
+    def check(self, out: np.ndarray) -> None:
+        """At most twice as far from float64 as the plain computation; a single number, which is chance, four times."""
+        exact, plain = self.exact(), self.plain()
+        assert np.isfinite(out.astype(np.float64)).all()
+        ours, theirs = np.abs(out - exact), np.abs(plain - exact)
+        assert (ours**2).mean() <= 2**2 * (theirs**2).mean()
+        assert ours.max() <= 4 * theirs.max()
+        for span in self.spans:
+            if span.context_len == 0:
+                assert (out[span.start : span.stop] == 0).all()
+
+
+def _sum_of_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, one term after the other."""
+    result = np.zeros((a.shape[0], b.shape[1]), a.dtype)
+    for i in range(a.shape[1]):
+        result += a[:, i, None] * b[i]
+    return result
+
+
+DECODE: dict[str, Lengths] = {
+    "one token": [(0, 1)],
+    "around a split": [(SPLIT - 2, 1), (SPLIT - 1, 1), (SPLIT, 1)],
+    "several splits, padded": [(3 * SPLIT + 5, 1), (0, 1), PADDED, (SPLIT + 40, 1), PADDED],
+}
+PREFILL: dict[str, Lengths] = {
+    "two tokens": [(0, 2)],
+    "around a tile": [(0, 63), (0, 64), (0, 65)],
+    "chunked": [(70, 30), (1, 129), (62, 3)],
+    "mixed with decode, padded": [(33, 1), (0, 70), PADDED, (129, 1), (5, 3), PADDED],
+}
+EVERY = [*DECODE, *PREFILL]
+
+
+def _slow(*values: object) -> object:
+    """A case that compiles one more variant, for which the ordinary run has no time."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("lengths", EVERY)
+@pytest.mark.parametrize("storage", STORAGE)
+def test_attention_is_the_reference(emulator: Emulator, storage: str, lengths: str) -> None:
+    case = Case(storage, (DECODE | PREFILL)[lengths], rows=1 if lengths in DECODE else 0)
+    case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("lengths", ["several splits, padded", "mixed with decode, padded"])
+def test_the_order_of_threads_is_nothing(any_emulator: Emulator, storage: str, lengths: str) -> None:
+    case = Case(storage, (DECODE | PREFILL)[lengths], rows=1, K=1)
+    out = case.run(any_emulator, debug=True)
+    case.check(out)
+    assert (out == case.run(Emulator(), debug=True)).all()
+
+
+@pytest.mark.parametrize(("H", "K"), [(4, 2), (4, 1), (8, 1), _slow(6, 2), _slow(16, 1), _slow(11, 1)])
+@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1)], [(3, 18)]], ids=["decode", "prefill"])
+def test_query_heads_share_keys(emulator: Emulator, H: int, K: int, lengths: Lengths) -> None:
+    case = Case("float16", lengths, H=H, K=K, D=16)
+    case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize(
+    ("storage", "D"),
+    [
+        *(("float32", D) for D in (80, 128)),
+        *(("float16", D) for D in (72, 80, 128)),
+        *(_slow("float32", D) for D in (4, 16, 96, 256)),
+        *(_slow("float16", D) for D in (8, 16, 96, 192, 256)),
+    ],
+)
+@pytest.mark.parametrize("lengths", [[(30, 1), (140, 1)], [(3, 77)]], ids=["decode", "prefill"])
+def test_any_width_of_heads(emulator: Emulator, storage: str, D: int, lengths: Lengths) -> None:
+    assert has_kernel(storage, D)
+    case = Case(storage, lengths, H=2, K=1, D=D)
+    case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize("lengths", [[(300, 1), (15, 1)], [(250, 70), (0, 16)]], ids=["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("storage", "P"),
+    [
+        ("bfloat16", 3),
+        ("float32", 256),
+        *(_slow("bfloat16", P) for P in (1, 256)),
+        *(_slow("float32", P) for P in (1, 3)),
+    ],
+)
+def test_any_size_of_page(emulator: Emulator, storage: str, P: int, lengths: Lengths) -> None:
+    case = Case(storage, lengths, H=1, K=1, D=16, P=P)
+    case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_prefill_computes_a_decode_step_too(emulator: Emulator, storage: str) -> None:
+    case = Case(storage, DECODE["several splits, padded"], rows=1)
+    case.check(case.run(emulator, max_queries=2))
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [(5 * SPLIT + 3, 1), (40, 1), (2 * SPLIT, 1)]
+    case = Case("float16", lengths)
+    together = case.run(emulator)
+    for blocks in (1, 14):  # each block takes all splits of its sequence, or every second
+        monkeypatch.setattr(attention, "DECODE_BLOCKS", blocks)
+        assert (case.run(emulator) == together).all()
+    for n in range(len(lengths)):
+        alone = SimpleNamespace(
+            query_starts=case.query_starts[:2],
+            context_lens=case.context_lens[n : n + 1],
+            block_table=case.block_table[n : n + 1],
+        )
+        case_out = np.empty_like(together[:1])
+        workspace = Workspace(np.empty(partials_size(1, 2, 64, 2000), np.float32), np.zeros(2, np.int32))
+        kernels = Kernels(emulator, "float16")
+        attend(kernels, case.q[n : n + 1], *case.cache, alone, case_out, workspace, scale=case.scale, max_queries=1)
+        assert (case_out == together[n : n + 1]).all()
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("lengths", [[(200, 1)], [(100, 80)]], ids=["decode", "prefill"])
+def test_scores_of_any_size_do_not_overflow(emulator: Emulator, storage: str, lengths: Lengths) -> None:
+    case = Case(storage, lengths)
+    case.scale = 1e3
+    np.testing.assert_allclose(case.run(emulator).astype(np.float64), case.exact(), rtol=0.02, atol=0.02)
+
+
+def test_no_tokens_are_no_launch(emulator: Emulator) -> None:
+    assert Case("float32", [PADDED]).run(emulator).shape == (0, 2, 64)  # an empty grid would be refused
+
+
+def test_rows_beyond_the_last_sequence_are_left_alone(emulator: Emulator) -> None:
+    case = Case("float16", [(0, 5), (2, 3)])
+    case.query_starts[-1] -= 2
+    case.context_lens[-1] -= 2
+    out = case.run(emulator, max_queries=5)
+    assert np.isnan(out[-2:]).all() and np.isfinite(out[:-2]).all()
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_a_tile_fits_into_shared_memory_everywhere(storage: str) -> None:
+    widths = [D for D in range(1, 300) if has_kernel(storage, D)]
+    assert (max(widths) == 256 and 100 not in widths) or storage == "float32"
+    assert max(PrefillTile.of(storage, D).shared_bytes for D in widths) <= 99 * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("lengths", [[(1999, 1), (700, 1)], [(0, 700)], [(600, 300), (900, 1)]])
+def test_contexts_as_in_use(emulator: Emulator, storage: str, lengths: Lengths) -> None:
+    case = Case(storage, lengths, H=4, K=2, D=128, P=16)
+    case.check(case.run(emulator))

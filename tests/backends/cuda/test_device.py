@@ -1,0 +1,363 @@
+"""Memory on the device: what is sent there, what is taken against what was predicted, and what happens when it ends."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import Engine
+from minillm.backends.cuda import linear, memory, weights
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.kernels import Kernels
+from minillm.backends.cuda.memory import CACHE, CupyDevice, Device, Parcel
+from minillm.backends.cuda.weights import Uploader, number_type
+from minillm.backends.weights import narrow
+from minillm.batch import Sequence as Tokens
+from minillm.devices import Placement, choose_backend
+from minillm.errors import DeviceError, NumericalError
+from minillm.footprint import footprints
+from minillm.models.base import RandomTensor
+from tests.cuda_emulator import Emulator
+from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
+
+from .recording import Recorder, RecordingDevice
+
+PROMPT = random_prompts(1, seed=3)[0]
+
+
+@pytest.fixture
+def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
+    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    return RecordingDevice(Recorder(emulator))
+
+
+@pytest.fixture
+def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """Makes engines on the emulated GPU."""
+
+    def choose(placement: Placement, max_batch_size: int) -> CudaBackend:
+        return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
+
+    monkeypatch.setattr("minillm.engine.choose_backend", choose)
+    return Engine
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class Stored(RandomTensor):
+    """Random numbers as a file would have them in another type."""
+
+    def __init__(self, storage: str) -> None:
+        super().__init__("w", (7, 5), 1, 1.0)
+        object.__setattr__(self, "dtype", storage)
+
+    def stored(self) -> Any:
+        return self.load() if self.dtype == "float32" else narrow(self.load(), self.dtype)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+def test_several_tensors_become_one_matrix_in_pieces_of_any_size(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+    monkeypatch.setattr(weights, "STAGE_BYTES", 24)
+    tensors = [RandomTensor(name, (rows, 5), 0, 1.0) for name, rows in (("q", 7), ("k", 3))]
+    uploader = Uploader(Device())
+    matrix = uploader.matrix(tensors, storage)
+    expected = np.concatenate([tensor.load() for tensor in tensors]).astype(number_type(storage))
+    np.testing.assert_array_equal(matrix.view(np.uint8), expected.view(np.uint8))
+    np.testing.assert_array_equal(uploader.vector(tensors[:1])[:7], tensors[0].load())
+    assert uploader.sent_bytes == expected.nbytes + tensors[0].load().nbytes
+
+
+def test_a_stage_is_not_filled_before_its_last_copy_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies here happen as late as a GPU may make them: when somebody waits."""
+
+    class Late(Device):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[Callable[[], None]] = []
+
+        def send(self, source: Any, target: Any, offset: int = 0) -> None:
+            self.asked.append(lambda: Device.send(self, source, target, offset))
+
+        def wait(self) -> None:
+            super().wait()
+            self.mark()()
+
+        def mark(self) -> Callable[[], None]:
+            until = list(self.asked)
+
+            def wait() -> None:
+                for copy in until:
+                    if copy in self.asked:
+                        self.asked.remove(copy)
+                        copy()
+
+            return wait
+
+    monkeypatch.setattr(weights, "STAGE_BYTES", 16)
+    device = Late()
+    tensor = RandomTensor("w", (9, 5), 0, 1.0)
+    matrix = Uploader(device).matrix([tensor], "float32")
+    device.wait()
+    np.testing.assert_array_equal(matrix, tensor.load())
+    parcel = Parcel(device)
+    for number in (1, 2):
+        parcel.lay_out(a=((3,), np.int32), b=((2,), np.float64))
+        parcel.host["a"][:], parcel.host["b"][:] = number, -number
+        parcel.send()
+        if number == 1:
+            parcel.lay_out(a=((3,), np.int32), b=((2,), np.float64))
+            assert parcel.there["a"].tolist() == [1, 1, 1], "laying it out for what comes next waits for the copy"
+    device.wait()
+    assert parcel.there["a"].tolist() == [2, 2, 2]
+    assert parcel.there["b"].tolist() == [-2, -2]
+
+
+@pytest.mark.parametrize(
+    ("stored", "storage"), [("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "float32")]
+)
+def test_auto_keeps_the_type_that_weights_are_stored_in(stored: str, storage: str) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+    backend = CudaBackend(Device(), Emulator())
+    weight = backend.prepare_weight("w", [Stored(stored)], [RandomTensor("b", (7,), 0, 1.0)])
+    assert (backend.weights, weight.data.dtype.name, weight.bias.dtype.name) == (storage, storage, "float32")
+    assert backend.prepare_weight("v", [RandomTensor("v", (7, 5), 0, 1.0)]).data.dtype.name == storage
+    assert backend.position_bytes(K=2, D=8) == 2 * 2 * 8 * number_type(storage).itemsize
+
+
+# --- how much there is ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -> None:
+    backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
+    model = tiny_model(seed=2, ops=backend)
+    runner = runner_of(model, ops=backend, pages=8)
+    sent = backend.memory_use().weights
+    runner.forward([Tokens(list(range(3, 50)))], [47], rows=range(rows))
+    taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
+    assert taken["weights"] == (sent, sent)
+    assert taken["cache"] == (2 * 2 * 8 * 16 * 32 * 2,) * 2
+    assert backend._plain.arena.nbytes == taken["workspace"][1]
+    assert taken["workspace"][0] >= taken["workspace"][1]
+    assert footprints([tiny_runner()]) == []
+
+
+def test_stats_report_the_device(
+    on_device: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from minillm.cli.main import run
+
+    monkeypatch.setattr("minillm.engine.Engine", on_device)
+    assert run(["generate", "--prompt", "A list", "--max-new-tokens", "1", "--stats", "--device", "cuda"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["weights", "cache", "workspace"]
+    assert lines[-3] == "weights          6.1 MiB on the device; predicted 6.1"
+
+
+class Small(RecordingDevice):
+    """A device that lacks memory when it is told to."""
+
+    largest = 1 << 40
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.asked: list[int] = []
+        self.xp = SimpleNamespace(**{name: getattr(np, name) for name in dir(np) if not name.startswith("_")})
+        self.xp.empty = self.take
+
+    def take(self, shape: Any, dtype: Any) -> Any:
+        self.asked.append(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        if self.asked[-1] > self.largest:
+            raise MemoryError
+        return np.empty(shape, dtype)
+
+    def free_bytes(self) -> int:
+        return 3 << 20
+
+
+def test_out_of_memory_says_what_to_lower_and_leaves_the_engine_usable(
+    device: RecordingDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = Small(device.recorder)
+    monkeypatch.setattr(
+        "minillm.engine.choose_backend",
+        lambda placement, n: CudaBackend(small, device.recorder, "float32", max_batch_size=n),
+    )
+    folder = write_checkpoint(tmp_path / "model", seed=2)
+    with Engine(folder, max_batch_size=2) as engine:
+        before = engine.generate(PROMPT[:2], max_new_tokens=3).token_ids
+        small.largest = 4000
+        needed = r"out of device memory for the results of a step: 0\.\d MiB were asked for, 3\.0 MiB are free: lower "
+        with pytest.raises(DeviceError, match=needed + "max_batch_size, or cache_bytes to leave more"):
+            engine.generate(list(range(3, 60)), max_new_tokens=3)
+        assert not engine.busy
+        assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
+        assert engine.generate(PROMPT[:2], max_new_tokens=3).token_ids == before
+        small.largest = 1 << 40
+        assert len(engine.generate(list(range(3, 60)), max_new_tokens=3).token_ids) == 3
+    small.largest = 4000
+    with pytest.raises(DeviceError, match=r"for the weights: .* choose dtype 'float16' or 'bfloat16', or a smaller"):
+        Engine(folder)
+    small.largest = 100_000
+    with pytest.raises(DeviceError, match=r"for the K/V cache: .* lower cache_bytes or max_batch_size"):
+        Engine(folder, max_batch_size=64)
+
+
+def test_memory_that_is_kept_for_later_is_given_back_before_giving_up() -> None:
+    class Hoarding(Small):
+        def release_unused(self) -> None:
+            self.largest = 1 << 40
+
+    device = Hoarding(Recorder(Emulator()))
+    device.largest = 10
+    assert device.empty((100,), np.float32, CACHE).shape == (100,)
+    assert device.asked == [400, 400]
+
+
+def test_a_library_call_that_runs_out_of_memory_is_told_as_well(
+    device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = CudaBackend(device, device.recorder, "float32")
+    runner = runner_of(tiny_model(ops=backend), ops=backend)
+
+    def compute(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(type(runner.model), "forward", compute)
+    with pytest.raises(DeviceError, match=r"out of device memory for the results of a step: .* are free"):
+        generate(runner, [PROMPT], max_new_tokens=2)
+
+
+# --- numbers, indices -------------------------------------------------------------------------------------------------
+
+
+def test_nan_is_named_as_on_a_cpu(on_device: Callable[..., Engine], tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        tensors["layers.1.fc1.weight"][3, 4] = np.nan
+
+    folder = write_checkpoint(tmp_path / "model", seed=2, change=spoil)
+    with on_device(folder, max_batch_size=2) as engine:
+        with pytest.raises(NumericalError, match=r"NaN or infinity in layer 1, made by linear with layers\.1\.fc1"):
+            engine.generate(PROMPT, max_new_tokens=2)
+        assert not engine.busy
+
+
+def test_a_debug_build_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: dict[str, Any] = {}
+    monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda: None)
+    monkeypatch.setattr(memory, "CupyDevice", lambda: None)
+
+    def note(*_: Any, **options: Any) -> None:
+        built.update(options)
+
+    monkeypatch.setattr("minillm.backends.cuda.backend.CudaBackend", note)
+    for value, expected in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("MINILLM_CUDA_DEBUG", value)
+        choose_backend(Placement(device="cuda"), 1)
+        assert built["debug"] is expected
+    options: list[tuple[str, ...]] = []
+
+    class Noting:
+        def module(self, path: Path, given: tuple[str, ...]) -> Any:
+            options.append(given)
+            return SimpleNamespace(get_function=lambda name: SimpleNamespace(max_dynamic_shared_size_bytes=0))
+
+    Kernels(Noting(), "float32", debug=True).get("kv", "store_kv")
+    assert "-DMINILLM_CUDA_DEBUG" in options[0]
+
+
+# --- where there is no GPU --------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_cupy_or_gpu_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match=r"device 'cuda' needs CuPy .*: pip install 'minillm\[cuda13\]'"):
+        Engine(device="cuda")
+    monkeypatch.undo()
+    cupy = pytest.importorskip("cupy", reason="the other half needs CuPy")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError, match="device 'cuda' needs an NVIDIA GPU") as error:
+        Engine(device="cuda")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_cpu_needs_nothing_of_cuda() -> None:
+    code = """
+import sys
+for name in ("cupy", "cupyx", "ml_dtypes", "cupy_backends"):
+    sys.modules[name] = None
+import minillm
+print(minillm.Engine().generate("A list of colors: red,", max_new_tokens=2).text)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == " orange,\n"
+
+
+# --- CuPy's side, as far as it can be seen without a GPU --------------------------------------------------------------
+
+
+def test_cupy_has_what_the_device_asks_for() -> None:
+    cupy = pytest.importorskip("cupy", reason="looks at CuPy's names")
+    import cupyx
+
+    stream = cupy.cuda.Stream
+    for owner, names in (
+        (stream, ("use", "record", "synchronize", "begin_capture", "end_capture")),
+        (cupy.cuda.Event, ("record", "synchronize")),
+        (cupy.cuda.graph.Graph, ("launch",)),
+        (cupy.cuda.MemoryPointer, ("copy_from_host_async", "copy_to_host_async", "__add__", "ptr")),
+        (cupy.cuda.MemoryPool, ("free_bytes", "free_all_blocks")),
+        (cupy.cuda, ("get_elapsed_time",)),
+        (cupy.cuda.runtime, ("memGetInfo",)),
+        (cupyx, ("empty_pinned",)),
+        (cupy, ("ascontiguousarray", "concatenate", "take", "get_default_memory_pool", "isfinite")),
+    ):
+        for name in names:
+            assert hasattr(owner, name), f"{owner} has no {name}"
+    assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
+
+
+class FakeStream:
+    """Notes what is asked of it."""
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        assert non_blocking, "the default stream would wait for every other"
+        self.calls: list[str] = []
+
+    def use(self) -> None:
+        self.calls.append("use")
+
+    def begin_capture(self) -> None:
+        self.calls.append("begin")
+
+    def end_capture(self) -> Any:
+        self.calls.append("end")
+        return SimpleNamespace(launch=lambda stream: self.calls.append("launch"))
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+
+def test_a_step_is_captured_on_our_stream_and_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream)))
+    device = CupyDevice()
+    calls = device.stream.calls
+    device.activate()
+    replay = device.record(lambda: calls.append("kernel"))
+    replay()
+    replay()
+    device.wait()
+    assert calls == ["use", "begin", "kernel", "end", "launch", "launch", "synchronize"]
+    assert device.waits == 1
+    calls.clear()
+    with pytest.raises(ZeroDivisionError):
+        device.record(lambda: 1 // 0)
+    assert calls == ["begin", "end"]

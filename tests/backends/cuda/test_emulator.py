@@ -1,0 +1,230 @@
+"""The emulated GPU itself: what it computes is right, and faults planted in kernels are found, with their lines."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.cuda_emulator import SCHEDULES, Emulator, LaunchError, missing
+
+from .planted import DTYPES, NONE, kernel, line_of, plant, random
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+class TestRight:
+    """Kernels without a fault, under every schedule, plain and with checks."""
+
+    def test_shared_memory_and_barriers(self, any_emulator: Emulator) -> None:
+        x = random(3 * 64)
+        out = np.zeros_like(x)
+        kernel(any_emulator, "reverse_twice")((3,), (64,), (out, x, NONE))
+        np.testing.assert_array_equal(out, x)
+
+    def test_a_warp_barrier_orders_memory(self, any_emulator: Emulator) -> None:
+        x = random(32)
+        out = np.zeros_like(x)
+        kernel(any_emulator, "reverse_warp")((1,), (32,), (out, x, NONE))
+        np.testing.assert_array_equal(out, x[::-1])
+
+    def test_sum_over_a_block(self, any_emulator: Emulator) -> None:
+        x = random(128)
+        out = np.zeros_like(x)
+        kernel(any_emulator, "sum")((1,), (128,), (out, x, NONE))
+        assert len(set(out.tolist())) == 1
+        assert out[0] == pytest.approx(x.sum(dtype=np.float64), abs=1e-5)
+
+    @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+    def test_asynchronous_copy(self, any_emulator: Emulator, storage: str) -> None:
+        x = random(8 * 64, dtype=DTYPES[storage])
+        out = np.zeros_like(x)
+        kernel(any_emulator, "copy_async", storage)((1,), (64,), (out, x, NONE), shared_mem=16 * 64)
+        np.testing.assert_array_equal(out.reshape(64, 8), x.reshape(64, 8)[::-1])
+
+    @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("transposed", [0, 1])
+    def test_tensor_core_tile(self, any_emulator: Emulator, storage: str, transposed: int) -> None:
+        a, b = random(16, 16, dtype=DTYPES[storage]), random(8, 16, seed=1, dtype=DTYPES[storage])
+        d = np.zeros((16, 8), np.float32)
+        kernel(any_emulator, "tile", storage)((1,), (32,), (d, a, b, np.int32(transposed)))
+        np.testing.assert_allclose(d, 1 + a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-5)
+
+    def test_atomics_over_blocks(self, any_emulator: Emulator) -> None:
+        total = np.zeros(1, np.int32)
+        kernel(any_emulator, "count")((5, 2, 3), (8, 4, 2), (total, NONE))
+        assert total[0] == 5 * 2 * 3 * 64
+
+    def test_warp_operations(self, any_emulator: Emulator) -> None:
+        x = np.random.default_rng(0).permutation(1000)[:32].astype(np.int32)
+        out = np.zeros((10, 32), np.int32)
+        kernel(any_emulator, "warp_operations")((1,), (32,), (out, x))
+        lanes = np.arange(32)
+        expected = [
+            x[lanes * 7 % 32],
+            x[lanes ^ 5],
+            x[np.where(lanes < 3, lanes, lanes - 3)],
+            x[np.where(lanes > 28, lanes, lanes + 3)],
+            x[lanes // 8 * 8 + 3],
+            x[np.where(lanes % 8 > 4, lanes, lanes + 3)],
+            np.full(32, ((x & 1).astype(np.uint64) << lanes.astype(np.uint64)).sum().astype(np.uint32).view(np.int32)),
+            np.full(32, 2),
+            np.full(32, x.sum()),
+            x[np.where(lanes < 16, lanes ^ 1, lanes ^ 2)],
+        ]
+        np.testing.assert_array_equal(out, expected)
+
+    def test_views_with_strides(self, any_emulator: Emulator) -> None:
+        x, out = random(3, 40), np.zeros((3, 40), np.float32)
+        kernel(any_emulator, "twice")((3,), (32,), (out[:, 2:7], x[:, 1:6], np.int32(5), np.int32(40), NONE))
+        np.testing.assert_array_equal(out[:, 2:7], 2 * x[:, 1:6])
+        assert not out[:, :2].any()
+        assert not out[:, 7:].any()
+
+    def test_arrays_that_overlap_stay_together(self, any_emulator: Emulator) -> None:
+        both = random(2, 64)
+        before = both.copy()
+        kernel(any_emulator, "twice")((2,), (32,), (both[:, 32:], both[:, :32], np.int32(32), np.int32(64), NONE))
+        np.testing.assert_array_equal(both[:, 32:], 2 * before[:, :32])
+        np.testing.assert_array_equal(both[:, :32], before[:, :32])
+
+
+class TestRaces:
+    """A missing barrier: the checks find it under any schedule, and without them some schedule gives wrong numbers."""
+
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    @pytest.mark.parametrize(
+        ("fault", "at", "other"),
+        [
+            ("MISSING_BARRIER", "buffer[here] = x[first + here];", "float once = buffer[there];"),
+            ("MISSING_SECOND_BARRIER", "buffer[here] = once;", "float once = buffer[there];"),
+        ],
+    )
+    def test_missing_barrier_of_a_block(self, schedule: str, fault: str, at: str, other: str) -> None:
+        x = random(64)
+        with pytest.raises(LaunchError, match="race on shared memory") as error:
+            kernel(Emulator(schedule, checks=True), "reverse_twice")((1,), (64,), (np.zeros_like(x), x, plant(fault)))
+        assert set(re.findall(r"planted\.cu:(\d+)", str(error.value))) == {str(line_of(at)), str(line_of(other))}
+
+    @pytest.mark.parametrize("fault", ["MISSING_BARRIER", "MISSING_SECOND_BARRIER"])
+    def test_schedules_without_checks_find_it_too(self, fault: str) -> None:
+        x = random(64)
+        wrong = []
+        for schedule in SCHEDULES:
+            out = np.zeros_like(x)
+            kernel(Emulator(schedule), "reverse_twice")((1,), (64,), (out, x, plant(fault)))
+            if not np.array_equal(out, x):
+                wrong.append(schedule)
+        assert wrong
+
+    def test_a_shuffle_is_no_barrier_for_memory(self, checking_emulator: Emulator) -> None:
+        x = random(32)
+        with pytest.raises(LaunchError, match="race on shared memory"):
+            kernel(checking_emulator, "reverse_warp")((1,), (32,), (np.zeros_like(x), x, plant("MISSING_WARP_BARRIER")))
+
+    def test_blocks_race_for_global_memory(self, checking_emulator: Emulator) -> None:
+        with pytest.raises(LaunchError, match=r"race on global memory.*another block"):
+            kernel(checking_emulator, "count")((4,), (32,), (np.zeros(1, np.int32), plant("PLAIN_ADD")))
+
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("NOT_WAITED_FOR", "that a cp.async is still writing"),
+            ("NEVER_WAITED_FOR", "that a cp.async is still writing"),
+            ("NO_BARRIER_AFTER_WAIT", "race on shared memory|that a cp.async is still writing"),
+        ],
+    )
+    def test_asynchronous_copies(self, checking_emulator: Emulator, fault: str, message: str) -> None:
+        x = random(8 * 64, dtype=np.float16)
+        with pytest.raises(LaunchError, match=message):
+            run = kernel(checking_emulator, "copy_async", "float16")
+            run((1,), (64,), (np.zeros_like(x), x, plant(fault)), shared_mem=16 * 64)
+
+    def test_asynchronous_copies_without_checks(self) -> None:
+        x = random(8 * 64, dtype=np.float16)
+        out = np.zeros_like(x)
+        run = kernel(Emulator(), "copy_async", "float16")
+        run((1,), (64,), (out, x, plant("NOT_WAITED_FOR")), shared_mem=16 * 64)
+        assert np.isnan(out).any()
+        with pytest.raises(LaunchError, match="never waited for"):
+            run((1,), (64,), (out, x, plant("NEVER_WAITED_FOR")), shared_mem=16 * 64)
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("BEYOND_THE_END", r"the kernel writes to memory beyond the end of argument 0 \(1 bytes away\)"),
+            ("READ_BEYOND_THE_END", r"the kernel reads memory beyond the end of argument 1 \(1 bytes away\)"),
+        ],
+    )
+    def test_outside_an_argument(self, checking_emulator: Emulator, fault: str, message: str) -> None:
+        x, out = random(2, 20), np.zeros((2, 20), np.float32)
+        with pytest.raises(LaunchError, match=message) as error:
+            kernel(checking_emulator, "twice")((2,), (32,), (out, x, np.int32(20), np.int32(20), plant(fault)))
+        assert f" planted.cu:{line_of('to[min(i')}: " in str(error.value)
+
+    def test_between_the_rows_of_a_view(self, checking_emulator: Emulator) -> None:
+        x, out = random(2, 30), np.zeros((2, 30), np.float32)
+        with pytest.raises(LaunchError, match="writes to argument 0 where it may not"):
+            kernel(checking_emulator, "twice")(
+                (2,), (32,), (out[:, :20], x, np.int32(20), np.int32(30), plant("BETWEEN_ROWS"))
+            )
+
+    def test_through_a_null_pointer(self, emulator: Emulator) -> None:
+        x, out = random(2, 20), np.zeros((2, 20), np.float32)
+        with pytest.raises(LaunchError, match=r"planted\.cu:\d+: the kernel reads .*block \(0, 0, 0\)"):
+            kernel(emulator, "twice")((2,), (32,), (out, x, np.int32(20), np.int32(20), plant("THROUGH_NULL")))
+        kernel(emulator, "twice")(
+            (2,), (32,), (out, x, np.int32(20), np.int32(20), NONE)
+        )  # and goes on as if nothing was
+        np.testing.assert_array_equal(out, 2 * x)
+
+    def test_beyond_dynamic_shared_memory(self, emulator: Emulator) -> None:
+        x = random(64)
+        with pytest.raises(LaunchError, match="wrote byte 256 of dynamic shared memory; the launch gave it 256 bytes"):
+            run = kernel(emulator, "through_shared")
+            run((1,), (32,), (np.zeros_like(x), x, np.int32(64), plant("TOO_MUCH_SHARED")), shared_mem=256)
+
+    def test_outside_a_shared_array(self, checking_emulator: Emulator) -> None:
+        x = random(64)
+        with pytest.raises(LaunchError, match=f"planted.cu:{line_of('last[numbers] = 1')}: index 64 is outside"):
+            run = kernel(checking_emulator, "through_shared")
+            run((1,), (32,), (np.zeros_like(x), x, np.int32(64), plant("OUTSIDE_SHARED_ARRAY")), shared_mem=256)
+
+    def test_misaligned_load(self, checking_emulator: Emulator) -> None:
+        x = random(128)
+        with pytest.raises(LaunchError, match="byte 12 of argument 1 is not aligned to 16 bytes"):
+            kernel(checking_emulator, "copy_wide")((1,), (32,), (np.zeros_like(x), x, plant("MISALIGNED")))
+
+    def test_shared_memory_begins_as_nan(self, emulator: Emulator) -> None:
+        x = random(32)
+        out = np.zeros_like(x)
+        kernel(emulator, "sum")((1,), (32,), (out, x, plant("NEVER_WRITTEN")))
+        assert np.isnan(out).all()
+
+    def test_index_checks_of_a_debug_build(self, emulator: Emulator) -> None:
+        x = random(64)
+        arguments = (np.zeros_like(x), x, np.int32(64), plant("WRONG_INDEX"))
+        run = kernel(emulator, "through_shared", "float32", "-DMINILLM_CUDA_DEBUG")
+        with pytest.raises(LaunchError, match=r"planted\.cu:\d+: numbers is 64, should be from 0 to below 32"):
+            run((1,), (32,), arguments, shared_mem=256)
+        kernel(emulator, "through_shared")((1,), (32,), arguments, shared_mem=256)  # not in another
+
+
+class TestWaiting:
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("DIVERGENT_BARRIER", r"different barriers: here, and at planted\.cu:\d+"),
+            (
+                "ENDLESS_BARRIER",
+                r"waits for ever: 2 threads in __syncthreads \(planted\.cu:\d+\), 62 threads for lanes",
+            ),
+            ("MISSING_LANE", "lanes of one warp meet in different operations"),
+            ("TWO_PLACES", "lanes of one warp meet in different operations"),
+        ],
+    )
+    def test_threads_that_do_not_meet(self, any_emulator: Emulator, fault: str, message: str) -> None:
+        x = random(64)
+        with pytest.raises(LaunchError, match=message):
+            kernel(any_emulator, "sum")((1,), (64,), (np.zeros_like(x), x, plant(fault)))

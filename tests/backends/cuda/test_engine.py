@@ -1,0 +1,306 @@
+"""The whole engine on the kernels, run by the emulator: the same tokens as NumPy's, step by recorded step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import Engine
+from minillm.backends.counting import counting
+from minillm.backends.cuda import batches, linear
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.numpy import NumpyBackend
+from minillm.batch import Sequence as Tokens
+from minillm.inspection import attention_maps, next_tokens
+from minillm.ops.philox import uniform
+from minillm.ops.sampling import keep_min_p, keep_top_k, keep_top_p, scale
+from minillm.runner import Runner
+from minillm.scoring import all_logits, score_tokens
+from tests.comparing import assert_same_draws, assert_same_tokens
+from tests.cuda_emulator import Emulator
+from tests.tiny import (
+    VARIANTS,
+    generate,
+    logits_of,
+    loop_of,
+    random_prompts,
+    request_for,
+    run,
+    runner_of,
+    tiny_model,
+    tiny_runner,
+)
+
+from .recording import Recorder, RecordingDevice
+
+PROMPTS = random_prompts(5, seed=3)
+
+Make = Callable[..., Runner]
+
+
+@pytest.fixture
+def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
+    """An emulated GPU of one multiprocessor: on a larger one the products' grids would only be wider."""
+    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    return RecordingDevice(Recorder(emulator))
+
+
+@pytest.fixture
+def backend(device: RecordingDevice) -> CudaBackend:
+    return CudaBackend(device, device.recorder, "float32", max_batch_size=8)
+
+
+@pytest.fixture
+def runner(backend: CudaBackend) -> Runner:
+    return runner_on(backend)
+
+
+def runner_on(backend: CudaBackend, variant: str = "pre-norm", *, seed: int = 2, pages: int = 64) -> Runner:
+    return runner_of(tiny_model(variant, seed=seed, ops=backend), ops=backend, pages=pages)
+
+
+def scores_after(prompt: Sequence[int], variant: str = "pre-norm", *, seed: int = 2) -> Callable[[list[int]], Any]:
+    """NumPy's logits after a prompt and some tokens."""
+    reference = tiny_runner(variant, seed=seed)
+    return lambda tokens: logits_of(reference, [*prompt, *tokens])[-1]
+
+
+# --- the same tokens --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_are_numpys(variant: str, backend: CudaBackend, device: RecordingDevice) -> None:
+    prompts = PROMPTS[:3]
+    ours = generate(runner_on(backend, variant), prompts, max_new_tokens=10)
+    reference = generate(tiny_runner(variant, seed=2), prompts, max_new_tokens=10)
+    for prompt, tokens, expected in zip(prompts, ours, reference, strict=True):
+        assert_same_tokens(tokens, expected, scores_after(prompt, variant))
+    assert device.replays == 8, "of nine decode steps the first runs plainly, and the second is recorded"
+
+
+def test_a_batch_that_shrinks_within_and_below_its_bucket(runner: Runner, device: RecordingDevice) -> None:
+    lengths = [3, 12, 7, 16, 9]
+    requests = [request_for(p, max_new_tokens=n) for p, n in zip(PROMPTS, lengths, strict=True)]
+    ours = run(loop_of(target=runner), requests)
+    reference = run(loop_of(target=tiny_runner(seed=2)), requests)
+    for prompt, result, expected in zip(PROMPTS, ours, reference, strict=True):
+        assert_same_tokens(result[0].token_ids, expected[0].token_ids, scores_after(prompt))
+    assert len(device.records) == 4, "buckets of 8, 4, 2 and 1 sequences"
+    assert runner.cache.free_pages == runner.cache.num_pages
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{}, {"temperature": 0.7, "top_k": 12}, {"temperature": 1.5, "top_p": 0.8, "min_p": 0.05}],
+    ids=["plain", "top-k", "top-p, min-p"],
+)
+def test_sampled_tokens_are_numpys(filters: dict[str, Any], runner: Runner) -> None:
+    fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
+    seeds = {"do_sample": True, "seed": 2**40 + 7, "max_new_tokens": 8}
+    ours = generate(runner, PROMPTS[:3], **fields, **seeds)
+    reference = generate(tiny_runner(seed=2), PROMPTS[:3], **fields, **seeds)
+    for prompt, tokens, expected in zip(PROMPTS, ours, reference, strict=False):
+
+        def filtered(said: list[int], prompt: list[int] = prompt) -> np.ndarray:
+            scores = scale(scores_after(prompt)(said)[None].copy(), fields["temperature"])
+            scores = keep_top_p(keep_top_k(scores, fields["top_k"], np), fields["top_p"], np)
+            return keep_min_p(scores, fields["min_p"], np)[0]
+
+        def drawn_with(i: int, prompt: list[int] = prompt) -> float:
+            return float(uniform(seeds["seed"], 0, len(prompt) + i))
+
+        assert_same_draws(tokens, expected, filtered, drawn_with)
+    assert len({token for line in ours for token in line}) > 8
+
+
+def test_several_continuations_and_requests_that_choose_otherwise_share_a_step(runner: Runner) -> None:
+    def requests() -> list[Any]:
+        sampled = {"do_sample": True, "seed": 5, "top_k": 0}
+        return [
+            request_for(PROMPTS[0], max_new_tokens=6, num_return_sequences=3, **sampled),
+            request_for(PROMPTS[1], max_new_tokens=6),
+            request_for(PROMPTS[2], max_new_tokens=6, repetition_penalty=1.2),
+            request_for(PROMPTS[3], max_new_tokens=6, logprobs=True),
+        ]
+
+    ours, reference = run(loop_of(target=runner), requests()), run(loop_of(target=tiny_runner(seed=2)), requests())
+    assert [[r.token_ids for r in results] for results in ours] == [[r.token_ids for r in rs] for rs in reference]
+    np.testing.assert_allclose(ours[3][0].log_probs, reference[3][0].log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_beams": 3},
+        {"num_beams": 4, "num_return_sequences": 2, "do_sample": True, "seed": 4},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"prompt_lookup_num_tokens": 3},
+        {"lookahead_window": 3, "lookahead_ngram_size": 3},
+        {"do_sample": True, "seed": 3, "mirostat": 2},
+    ],
+    ids=["beams", "sampled beams", "contrastive", "prompt lookup", "lookahead", "mirostat"],
+)
+def test_every_strategy_has_numpys_tokens(fields: dict[str, Any], runner: Runner) -> None:
+    prompt = PROMPTS[4] * 2
+    ours = generate(runner, [prompt], max_new_tokens=8, **fields)
+    assert ours == generate(tiny_runner(seed=2), [prompt], max_new_tokens=8, **fields)
+    assert runner.cache.free_pages == runner.cache.num_pages
+
+
+def test_a_draft_model_on_the_same_device(backend: CudaBackend) -> None:
+    from dataclasses import replace
+
+    from minillm.decoding.parameters import GenerationConfig
+    from minillm.decoding.resolving import resolve
+    from minillm.decoding.strategy import Request
+
+    def tokens(target: Runner, draft: Runner) -> list[int]:
+        config = GenerationConfig(max_new_tokens=8, num_assistant_tokens=3)
+        settings = resolve(config, {}, vocab_size=96, eos_token_id=None, models=("draft",))
+        request = Request(PROMPTS[1], replace(settings, max_length=None))
+        return run(loop_of(target=target, draft=draft), [request])[0][0].token_ids
+
+    expected = tokens(tiny_runner(seed=2), tiny_runner(seed=7))
+    assert tokens(runner_on(backend), runner_on(backend, seed=7)) == expected
+
+
+def test_naive_cached_chunked_and_a_prefix_that_is_reused(runner: Runner) -> None:
+    prompt = PROMPTS[0] + PROMPTS[1] + PROMPTS[2]
+    (expected,) = generate(tiny_runner(seed=2), [prompt], max_new_tokens=6)
+    assert generate(runner, [prompt], max_new_tokens=6, use_cache=False) == [expected]
+    assert generate(runner, [prompt], max_new_tokens=6, chunk=5) == [expected]
+    loop = loop_of(target=runner, prefix_cache=True)
+    assert run(loop, [request_for(prompt, max_new_tokens=6)])[0][0].token_ids == expected
+    computed = loop.stats.prefill_tokens
+    assert run(loop, [request_for(prompt, max_new_tokens=6)])[0][0].token_ids == expected
+    assert loop.stats.prefill_tokens - computed == 1
+
+
+def test_a_context_that_outgrows_its_block_table_gets_a_larger_one(
+    runner: Runner, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "LEAST_PAGES", 1)
+    prompt = PROMPTS[0][:4]
+    ours = generate(runner, [prompt], max_new_tokens=40)
+    assert_same_tokens(ours[0], generate(tiny_runner(seed=2), [prompt], max_new_tokens=40)[0], scores_after(prompt))
+    assert len(device.records) == 3, "contexts within 1, 2 and 4 pages"
+
+
+def test_logits_scores_and_attention_maps(runner: Runner) -> None:
+    line, plain = PROMPTS[0] + PROMPTS[1], tiny_runner(seed=2)
+    np.testing.assert_allclose(all_logits(runner, line), all_logits(plain, line), atol=1e-4)
+    np.testing.assert_allclose(score_tokens(runner, line)[1:], score_tokens(plain, line)[1:], atol=1e-4)
+    np.testing.assert_allclose(attention_maps(runner, line, 1), attention_maps(plain, line, 1), atol=1e-5)
+    ours, theirs = next_tokens(runner, line, 2), next_tokens(plain, line, 2)
+    assert [[token for token, _ in p.next] for p in ours] == [[token for token, _ in p.next] for p in theirs]
+
+
+@pytest.mark.parametrize(("storage", "most"), [("float16", 0.02), ("bfloat16", 0.15)])
+def test_sixteen_bits_stay_near_the_reference(storage: str, most: float, device: RecordingDevice) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+    backend = CudaBackend(device, device.recorder, storage, max_batch_size=4)
+    runner = runner_on(backend)
+    expected = all_logits(tiny_runner(seed=2), PROMPTS[0])
+    error = np.abs(all_logits(runner, PROMPTS[0]) - expected).max()
+    assert 0 < error < most * expected.std(), "rounding shows, and no more"
+    batch, alone = generate(runner, PROMPTS[:3], max_new_tokens=6), generate(runner, PROMPTS[:1], max_new_tokens=6)
+    assert len(batch[0]) == len(alone[0]) == 6
+    assert runner.cache.storage.keys.dtype.name == storage
+
+
+def test_the_demo_model(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(placement: Any, max_batch_size: int) -> CudaBackend:
+        return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
+
+    with Engine(max_batch_size=2) as plain:
+        prompt = "A list of colors: red,"
+        greedy, sampled = (
+            plain.generate(prompt, max_new_tokens=4),
+            plain.generate(prompt, max_new_tokens=4, seed=3, do_sample=True),
+        )
+    monkeypatch.setattr("minillm.engine.choose_backend", choose)
+    with Engine(max_batch_size=2, dtype="float32") as engine:
+        assert engine.generate(prompt, max_new_tokens=4).text == greedy.text
+        assert engine.generate(prompt, max_new_tokens=4, seed=3, do_sample=True).text == sampled.text
+
+
+# --- the decode step --------------------------------------------------------------------------------------------------
+
+
+def decode(runner: Runner, sequences: list[Tokens]) -> None:
+    for sequence in sequences:
+        sequence.token_ids.append(5)
+    runner.decode(sequences)
+
+
+def test_a_decode_step_reserves_nothing_launches_the_same_and_waits_once(
+    runner: Runner, device: RecordingDevice
+) -> None:
+    sequences = [Tokens(list(prompt)) for prompt in PROMPTS[:3]]
+    for sequence in sequences:
+        runner.prefill(sequence)
+    launched = []
+    for step in range(6):
+        device.recorder.launches.clear()
+        device.reserved.clear()
+        waits = device.waits
+        decode(runner, sequences)
+        launched.append(
+            [(launch.name, launch.grid, launch.block, addresses(launch.args)) for launch in device.recorder.launches]
+        )
+        assert device.waits == waits + 1
+        assert not (step and device.reserved)
+    assert launched[1:] == launched[:-1]
+    names = [name for name, *_ in launched[0]]
+    layer = ["layer_norm", "gemv_fma", "store_kv", "attention_decode", "gemv_fma", "layer_norm", "gemv_fma", "gemv_fma"]
+    assert names == ["embed", *layer * 2, "layer_norm", "gemv_fma", "best_of_chunks", "take_best"]
+
+
+def addresses(args: Sequence[Any]) -> list[int]:
+    """Where the arguments that are arrays lie, and the value of the others."""
+    return [arg.ctypes.data if isinstance(arg, np.ndarray) else arg.item() for arg in args]
+
+
+def test_a_step_with_something_that_has_no_kernel_is_not_recorded(
+    runner: Runner, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm.backends.cuda.attention.has_kernel", lambda storage, D: False)
+    ours = generate(runner, PROMPTS[:3], max_new_tokens=6)
+    assert not device.records
+    for prompt, tokens, expected in zip(
+        PROMPTS, ours, generate(tiny_runner(seed=2), PROMPTS[:3], max_new_tokens=6), strict=False
+    ):
+        assert_same_tokens(tokens, expected, scores_after(prompt))
+
+
+def test_more_sequences_than_were_foreseen_are_computed_as_they_come(
+    device: RecordingDevice,
+) -> None:
+    backend = CudaBackend(device, device.recorder, "float32", max_batch_size=2)
+    ours = generate(runner_on(backend), PROMPTS[:3], max_new_tokens=4)
+    assert ours == generate(tiny_runner(seed=2), PROMPTS[:3], max_new_tokens=4)
+    assert not device.records
+
+
+def test_recorded_steps_go_with_their_runner(backend: CudaBackend) -> None:
+    runner = runner_on(backend)
+    generate(runner, PROMPTS[:1], max_new_tokens=4)
+    before = backend.memory_use()
+    assert len(backend._steps) == 1
+    del runner
+    after = backend.memory_use()
+    assert not backend._steps
+    assert after.cache == 0 < before.cache
+    assert after.workspace < before.workspace
+
+
+def test_operations_are_counted_as_they_are_on_a_cpu(runner: Runner) -> None:
+    def flops(runner: Runner) -> int:
+        with counting(runner) as counted:
+            generate(runner, PROMPTS[:2], max_new_tokens=3)
+        return counted.total.flops
+
+    generate(runner, PROMPTS[:2], max_new_tokens=5)  # a step that is recorded must still be seen
+    assert flops(runner) == flops(tiny_runner(seed=2))
+    assert isinstance(runner.ops.host, NumpyBackend)

@@ -1,0 +1,295 @@
+"""The products of kernels/gemv.cu and gemm.cu against x W^T in float64, for every storage type.
+
+Around every array that a kernel reads lie NaNs, and around every result lies a number that must still be there: a sum
+that reaches too far becomes NaN, a store that does is seen.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda.kernels import Kernels
+from minillm.backends.cuda.linear import TILES, finish_product, gemm, gemv, linear
+from tests.cuda_emulator import Emulator
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
+
+STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNTOUCHED = -77.0
+
+FEW = [
+    (1, 1, 1),
+    (1, 100, 37),
+    (2, 264, 21),
+    (3, 7, 300),
+    (4, 1032, 33),
+    (5, 64, 48),
+    (8, 72, 50),
+    (9, 513, 19),
+    (16, 136, 70),
+]
+"""Rows, in, out: at and below ROWS; `in` odd, a multiple of 4 and of 8, longer than one round of the block's loads."""
+
+MANY = [(1, 8, 3), (33, 40, 69), (65, 100, 133), (67, 513, 33), (130, 328, 64), (140, 31, 150)]
+"""Rows, in, out: less than a tile and more; rows of `out` that are aligned (69, 133 with their gaps) and not."""
+
+
+@dataclass
+class Problem:
+    """One product: its arrays with guards around them, and what should come out."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    residual: Any
+    out: Any
+    around: Any
+    activation: str | None
+
+    def finish(self, sums: Any) -> Any:
+        """What is to become of x W^T, in float64."""
+        y = sums.astype(np.float64) + (0 if self.bias is None else self.bias)
+        if self.activation == "relu":
+            y = np.maximum(y, 0)
+        elif self.activation == "gelu":
+            y = y * 0.5 * (1 + np.vectorize(math.erf, otypes=[np.float64])(y / math.sqrt(2)))
+        return y if self.residual is None else y + self.residual.astype(np.float64)
+
+    def check(self) -> None:
+        """The error is at most twice that of float sums, k after k, rounded to the type; nothing else was written."""
+        expected = self.finish(self.x.astype(np.float64) @ self.weight.astype(np.float64).T)
+        plain = np.zeros(expected.shape, np.float32)
+        for k in range(self.x.shape[1]):
+            plain += self.x[:, k, None].astype(np.float32) * self.weight[:, k].astype(np.float32)
+        plain = self.finish(plain).astype(self.out.dtype).astype(np.float64)
+        allowed = 2 * np.abs(plain - expected).max() + UNIT[self.out.dtype.name] * np.abs(expected).max()
+        error = np.abs(self.out.astype(np.float64) - expected)
+        assert error.max() <= allowed, (
+            f"{error.max():.3g}, allowed {allowed:.3g}, at {np.argmax(error)} of {error.shape}"
+        )
+        inside = np.zeros(self.around.shape, bool)
+        inside[2:-2, 8:-3] = True
+        assert (self.around[~inside].astype(np.float32) == UNTOUCHED).all(), "written outside the result"
+
+
+def problem(
+    storage: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    *,
+    activation: str | None = "relu",
+    bias: bool = True,
+    residual: bool = True,
+    float_out: bool = False,
+    shift: int = 0,
+) -> Problem:
+    """A product of random numbers. Rows of x lie 8 numbers apart, those of out and residual 11; W begins at `shift`."""
+    rng = np.random.default_rng((rows, inputs, outputs))
+    dtype = STORAGE[storage]
+    x = np.full((rows + 1, inputs + 8), np.nan, dtype)[:rows, :inputs]
+    x[:] = rng.standard_normal((rows, inputs))
+    stored = np.full(shift + outputs * inputs + 64, np.nan, dtype)
+    weight = stored[shift:][: outputs * inputs].reshape(outputs, inputs)
+    weight[:] = rng.standard_normal((outputs, inputs)) / math.sqrt(inputs)
+    others = np.full((rows, outputs + 11), np.nan, dtype)[:, :outputs]
+    others[:] = rng.standard_normal((rows, outputs))
+    gains = rng.standard_normal(outputs).astype(np.float32)
+    around = np.full((rows + 4, outputs + 11), UNTOUCHED, np.float32 if float_out else dtype)
+    out = around[2:-2, 8:-3]
+    return Problem(x, weight, gains if bias else None, others if residual else None, out, around, activation)
+
+
+@cache
+def kernels(storage: str, schedule: str = "forward") -> Kernels:
+    return Kernels(Emulator(schedule), storage)
+
+
+def run(product: Any, kernels_: Kernels, case: Problem, **options: Any) -> None:
+    """Run a product and hold its result against the formula."""
+    result = product(
+        kernels_,
+        case.x,
+        case.weight,
+        case.bias,
+        case.out,
+        activation=case.activation,
+        residual=case.residual,
+        **options,
+    )
+    assert result is case.out
+    case.check()
+
+
+@pytest.fixture(autouse=True)
+def _needs_the_emulator(emulator: Emulator) -> None:
+    """Skips where kernels cannot be emulated."""
+
+
+# ---- few rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), FEW)
+def test_few_rows_float(rows: int, inputs: int, outputs: int) -> None:
+    run(gemv, kernels("float32"), problem("float32", rows, inputs, outputs))
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [*FEW[:2], *FEW[3:]])
+def test_few_rows_half(rows: int, inputs: int, outputs: int) -> None:
+    run(gemv, kernels("float16"), problem("float16", rows, inputs, outputs))
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [FEW[1], FEW[-1]])
+def test_few_rows_bfloat16(rows: int, inputs: int, outputs: int) -> None:
+    run(gemv, kernels("bfloat16"), problem("bfloat16", rows, inputs, outputs))
+
+
+@pytest.mark.parametrize(("storage", "rows", "outputs"), [("float32", 4, 50), ("float16", 1, 39), ("float16", 14, 77)])
+def test_few_rows_and_many_outputs(storage: str, rows: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warp then has several outputs: 4, or 32 with tensor cores. So has it here, on a GPU of one processor."""
+    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 1)
+    run(gemv, kernels(storage), problem(storage, rows, 200, outputs))
+
+
+def test_few_rows_in_any_order_of_threads(any_emulator: Emulator) -> None:
+    for storage, rows in ("float32", 2), ("float16", 1), ("float16", 9):
+        run(gemv, Kernels(any_emulator, storage), problem(storage, rows, 776, 21))
+
+
+# ---- many rows --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), MANY)
+@pytest.mark.parametrize(
+    ("storage", "version", "tile"),
+    [
+        ("float32", "naive", TILES[0]),
+        ("float32", "tiled", TILES[0]),
+        ("float32", "tiled", TILES[2]),
+        ("float16", "tiled", TILES[0]),
+        ("float16", "mma", TILES[0]),
+        ("float16", "mma", TILES[2]),
+        ("bfloat16", "mma", TILES[1]),
+    ],
+)
+def test_many_rows(storage: str, version: str, tile: tuple[int, int], rows: int, inputs: int, outputs: int) -> None:
+    run(gemm, kernels(storage), problem(storage, rows, inputs, outputs), version=version, tile=tile)
+
+
+@pytest.mark.parametrize(("storage", "version"), [("float32", "tiled"), ("float16", "mma")])
+def test_many_rows_in_any_order_of_threads(storage: str, version: str, any_emulator: Emulator) -> None:
+    """Seven steps of 32, so that each of the four stages of gemm_mma is filled again while it may still be read."""
+    run(gemm, Kernels(any_emulator, storage), problem(storage, 40, 224, 69), version=version, tile=TILES[2])
+
+
+# ---- what both can do -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 9, 35])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_epilogue(rows: int, bias: bool, residual: bool, activation: str | None) -> None:
+    case = problem("float16", rows, 48, 37, activation=activation, bias=bias, residual=residual)
+    run(linear, kernels("float16"), case)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_logits_are_float(rows: int) -> None:
+    """Products of 16-bit numbers are exact in float, so nearly all of float's precision must be left."""
+    run(linear, kernels("float16"), problem("float16", rows, 136, 69, float_out=True))
+
+
+@pytest.mark.parametrize(
+    ("storage", "rows"), [("float32", 4), ("float32", 40), ("float16", 1), ("float16", 16), ("float16", 40)]
+)
+def test_weights_at_an_odd_address(storage: str, rows: int) -> None:
+    """16 bytes cannot be loaded at once, though all sizes are multiples of 8."""
+    run(linear, kernels(storage), problem(storage, rows, 64, 72, shift=1))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_a_nan_is_not_hidden_by_relu(rows: int) -> None:
+    case = problem("float16", rows, 48, 37, residual=False)
+    case.x[rows - 1, 5] = np.nan
+    linear(kernels("float16"), case.x, case.weight, case.bias, case.out, activation="relu")
+    assert np.isnan(case.out[rows - 1]).all()
+    assert not np.isnan(case.out[: rows - 1]).any()
+
+
+@pytest.mark.parametrize("rows", [4, 40])
+def test_equal_input_gives_equal_bits(rows: int) -> None:
+    results = []
+    for schedule in "forward", "random":
+        case = problem("float32", rows, 1032, 33)
+        run(linear, kernels("float32", schedule), case)
+        results.append(case.out.copy())
+    assert (results[0] == results[1]).all()
+
+
+def test_no_rows() -> None:
+    case = problem("float32", 0, 8, 5)
+    assert linear(kernels("float32"), case.x, case.weight, case.bias, case.out) is case.out
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize(("bias", "residual"), [(True, True), (True, False), (False, True)])
+def test_finish_product(storage: str, bias: bool, residual: bool) -> None:
+    """What a library's product leaves to be done."""
+    case = problem(storage, 5, 1, 1037, activation="gelu", bias=bias, residual=residual)
+    case.out[:] = case.x.astype(np.float32) @ case.weight.astype(np.float32).T
+    expected = case.finish(case.out)
+    finish_product(kernels(storage), case.bias, case.out, activation="gelu", residual=case.residual)
+    np.testing.assert_allclose(case.out.astype(np.float64), expected, rtol=2 * UNIT[storage], atol=4 * UNIT["float32"])
+    case.around[2:-2, 8:-3] = UNTOUCHED
+    assert (case.around == UNTOUCHED).all()
+
+
+# ---- slow: the shapes of OPT-125m, and every build ---------------------------------------------------------------
+
+OPT = [(768, 768), (768, 2304), (768, 3072), (3072, 768)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", list(STORAGE))
+@pytest.mark.parametrize(("inputs", "outputs"), OPT)
+@pytest.mark.parametrize("rows", [1, 4, 16, 100])
+def test_opt_125m(storage: str, inputs: int, outputs: int, rows: int) -> None:
+    run(linear, kernels(storage), problem(storage, rows, inputs, outputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", list(STORAGE))
+@pytest.mark.parametrize("processors", [1, 4, 132])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("float_out", [False, True])
+def test_every_build_for_few_rows(
+    storage: str, processors: int, rows: int, float_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", processors)
+    run(gemv, kernels(storage), problem(storage, rows, 520, 69, float_out=float_out))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("storage", "version"),
+    [
+        (storage, version)
+        for storage in STORAGE
+        for version in ("naive", "tiled", "mma")
+        if (storage, version) != ("float32", "mma")
+    ],
+)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("float_out", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), MANY)
+def test_every_build_for_many_rows(
+    storage: str, version: str, tile: tuple[int, int], float_out: bool, rows: int, inputs: int, outputs: int
+) -> None:
+    case = problem(storage, rows, inputs, outputs, float_out=float_out)
+    run(gemm, kernels(storage), case, version=version, tile=tile)

@@ -1,0 +1,227 @@
+"""Attention kernels and what they store, against a plain masked softmax in float64."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="these kernels are compiled by Numba")
+
+from minillm import ops
+from minillm.backends.numba.attention import MOST_ROWS, Attention, store_kv, with_whole_rows
+from minillm.backends.numba.attention_rows import CHUNK
+from minillm.backends.numba.attention_tiles import BLOCK, LANES
+from minillm.backends.numba.cachedtypes import STORAGE, StoredPages, StoredVectors, position_bytes, to_int8
+from minillm.batch import Batch, Sequence
+
+TREE = (-1, 0, 0, 2, 1, -1, 5, 6, 3)
+LENGTHS = {  # cached positions and new tokens of each sequence
+    "decode": [(20, 1), (0, 1), (CHUNK - 1, 1), (2 * CHUNK + 3, 1)],
+    "prefill": [(0, LANES + 3), (BLOCK - 1, 2 * BLOCK), (0, 7)],
+    "mixed": [(5, 1), (0, 30), (31, 2), (70, 9), (3, MOST_ROWS)],
+}
+
+
+class Case:
+    """A ragged batch, queries, keys and values, and a cache of shuffled pages that holds what came before."""
+
+    def __init__(
+        self, lengths: list[tuple[int, int]], H: int = 4, K: int = 2, D: int = 20, P: int = 48,
+        dtype: str = "float32", tree: tuple[int, ...] = (), seed: int = 0,
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(seed)
+        contexts = [cached + new for cached, new in lengths]
+        needed = [-(-S // P) for S in contexts]
+        shuffled = rng.permutation(sum(needed)).tolist()
+        sequences = [Sequence([0] * S, cached, tree=tree) for S, (cached, _) in zip(contexts, lengths, strict=True)]
+        for sequence, count in zip(sequences, needed, strict=True):
+            sequence.pages = [shuffled.pop() for _ in range(count)]
+        self.batch = Batch.of(sequences, [new for _, new in lengths], P)
+        # Q, K and V are parts of one product, as in the model: their rows lie apart.
+        qkv = rng.standard_normal((self.batch.num_tokens, (H + 2 * K) * D)).astype(np.float32)
+        self.q, self.k, self.v = (
+            part.reshape(len(part), -1, D) for part in np.split(qkv, [H * D, (H + K) * D], axis=1)
+        )
+        self.keys, self.values = (StoredVectors.empty((sum(needed), K, P, D), dtype) for _ in range(2))
+        for pages in (self.keys, self.values):  # what nobody stored must not be read
+            pages.data[...] = {"float32": np.nan, "bfloat16": 0x7FC0, "int8": 99}[dtype]
+            if pages.scales is not None:
+                pages.scales[...] = np.nan
+            for span, (cached, _) in zip(self.batch.spans, lengths, strict=True):
+                for i in range(cached):
+                    pages[span.pages[i // P], :, i % P] = rng.standard_normal((K, D)).astype(np.float32)
+        store_kv(self.k, self.v, self.keys, self.values, self.batch)
+
+    def attend(self, scale: float = 0.4) -> np.ndarray:
+        return Attention().attend(self.q, self.keys, self.values, self.batch, scale, np.full_like(self.q, np.nan))
+
+    def plain(self, scale: float = 0.4) -> np.ndarray:
+        """What the reference operation makes of the same stored numbers."""
+        return ops.attend(self.q, self.keys, self.values, self.batch, scale, np, np.full_like(self.q, np.nan))
+
+    def expected(self, scale: float = 0.4) -> np.ndarray:
+        """The same in float64, one query and head at a time."""
+        result = np.empty(self.q.shape)
+        group = self.q.shape[1] // self.keys.shape[1]
+        for span in self.batch.spans:
+            k, v = (np.concatenate([pages[p] for p in span.pages], axis=1) for pages in (self.keys, self.values))
+            m = 0 if span.tree is None else len(span.tree)
+            for row in range(span.start, span.stop):
+                S = span.context_len - span.stop + row + 1
+                seen = np.ones(S, bool)
+                branch = row - (span.stop - m)
+                if branch >= 0:
+                    seen[span.context_len - m :] = span.tree[branch, : branch + 1]
+                for h in range(self.q.shape[1]):
+                    scores = k[h // group, :S][seen].astype(np.float64) @ self.q[row, h].astype(np.float64) * scale
+                    weights = np.exp(scores - scores.max())
+                    result[row, h] = weights @ v[h // group, :S][seen].astype(np.float64) / weights.sum()
+        return result
+
+
+def assert_as_good_as_plain(case: Case) -> None:
+    """The error is at most twice the reference's, as the root of the mean square: the largest one is chance."""
+    expected = case.expected()
+    error, plain = (float(np.sqrt(np.square(x - expected).mean())) for x in (case.attend(), case.plain()))
+    assert error <= 2 * plain, f"error {error:.1e}, the plain one's is {plain:.1e}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", pytest.param("bfloat16", marks=pytest.mark.slow)])  # to compile
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_attention_is_a_masked_softmax(lengths: list[tuple[int, int]], dtype: str) -> None:
+    assert_as_good_as_plain(Case(lengths, dtype=dtype))
+
+
+@pytest.mark.parametrize(("H", "K", "D"), [(4, 4, 64), (12, 1, 7), (5, 5, 1), (70, 1, 16)])
+@pytest.mark.parametrize("P", [1, 5, 256])
+def test_any_heads_widths_and_pages(H: int, K: int, D: int, P: int) -> None:
+    assert_as_good_as_plain(Case([(9, 1), (0, 23), (60, 8)], H, K, D, P))
+
+
+@pytest.mark.parametrize("lengths", [[(50, 9), (1, 9)], [(40, 12)], [(CHUNK - 5, 9), (CHUNK - 5, 40)]])
+@pytest.mark.parametrize(("H", "K"), [(2, 2), (1, 1)])
+def test_branches_of_a_tree_do_not_see_each_other(lengths: list[tuple[int, int]], H: int, K: int) -> None:
+    assert_as_good_as_plain(Case(lengths, H, K, P=64, tree=TREE))
+
+
+def test_a_small_tree_takes_the_kernel_for_few_rows() -> None:
+    case = Case([(CHUNK - 3, 5)], 8, 8, P=64, tree=(-1, 0, 0, -1, 3))
+    assert_as_good_as_plain(case)
+
+
+def test_an_empty_batch_is_no_work() -> None:
+    case = Case([(3, 1)])
+    empty = Batch.of([Sequence([0, 0], 2, [0])], [0], 48)
+    out = Attention().attend(
+        case.q[:0], case.keys, case.values, empty, 1.0, np.empty((0, *case.q.shape[1:]), np.float32)
+    )
+    assert out.shape == (0, 4, 20)
+
+
+def test_a_batch_changes_no_bit() -> None:
+    lengths = [(CHUNK + 9, 1), (3, 1), (700, 1), (0, 90), (20, 40)]
+    case = Case(lengths, P=64)
+    together = case.attend()
+    for span, (cached, new) in zip(case.batch.spans, lengths, strict=True):
+        alone = Batch.of([Sequence([0] * (cached + new), cached, list(span.pages))], [new], 64)
+        q = case.q[span.start : span.stop]
+        out = Attention().attend(q, case.keys, case.values, alone, 0.4, np.empty(q.shape, np.float32))
+        np.testing.assert_array_equal(out, together[span.start : span.stop])
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    import numba
+
+    case = Case(LENGTHS["mixed"] + LENGTHS["decode"])
+    before = numba.get_num_threads()
+    several = case.attend()
+    try:
+        numba.set_num_threads(1)
+        np.testing.assert_array_equal(case.attend(), several)
+    finally:
+        numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("new", [1, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_hidden(new: int, bad: float) -> None:
+    case = Case([(30, new)], 2, 2, P=64)
+    page = case.batch.spans[0].pages[0]
+    case.values[page, 0, 3] = np.full(20, bad, np.float32)
+    case.keys[page, 1, 4] = np.full(20, np.nan, np.float32)
+    out = case.attend()
+    assert not np.isfinite(out[-1]).any()
+
+
+@pytest.mark.parametrize("new", [1, 40])
+def test_scores_of_any_size_do_not_overflow(new: int) -> None:
+    case = Case([(CHUNK, new)], 2, 2)
+    out = case.attend(1e4)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out, case.expected(1e4), rtol=1e-3, atol=1e-3)
+
+
+# --- what is stored ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_the_kernel_stores_what_numpy_rounds_to(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    k, v = (rng.standard_normal((5, 3, 19)) * 10.0 ** rng.integers(-6, 6, (2, 5, 3, 1))).astype(np.float32)
+    k[1, 2], k[1, 1], k[2, 0, 4], v[3, 1, 0] = 0, 1e-40, np.nan, np.inf
+    ours, plain = ([StoredVectors.empty((3, 3, 4, 19), dtype) for _ in range(2)] for _ in range(2))
+    for pages in (*ours, *plain):
+        pages.data[...] = 7
+        if pages.scales is not None:
+            pages.scales[...] = 7
+    batch = Batch.of([Sequence([0] * 9, 4, [1, 2, 0])], [5], 4)
+    store_kv(k, v, *ours, batch)
+    ops.store_kv(k, v, *plain, batch)
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a.data, b.data)
+        np.testing.assert_array_equal(a.scales, b.scales)
+        assert np.isfinite(a[2, 1, :1]).all()
+    assert not np.isfinite(ours[0][2, 0, 2]).all()
+    assert not np.isfinite(ours[1][2, 1, 3]).all()
+
+
+def test_bfloat16_is_the_nearest() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="an independent bfloat16")
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
+    bits[:3] = 0x3F808000, 0x3F818000, 0x7F7FFFFF  # two ties, and what rounds to infinity
+    x = bits.view(np.float32)
+    x = np.where(np.isnan(x), np.float32(1), x).reshape(64, 64)
+    pages = StoredVectors.empty((64, 64), "bfloat16")
+    with np.errstate(over="ignore"):
+        pages[:] = x
+        np.testing.assert_array_equal(pages[:], x.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_int8_is_off_by_half_a_step_at_most() -> None:
+    x = np.random.default_rng(0).standard_normal((100, 64)).astype(np.float32)
+    whole, scales = to_int8(x)
+    assert np.abs(whole).max(axis=1).min() == 127
+    assert (np.abs(whole * scales[:, None] - x) <= np.abs(x).max(axis=1, keepdims=True) / 254 * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_copying_positions_copies_all_layers(dtype: str) -> None:
+    pages = StoredPages((2, 3, 2, 4, 6), dtype)
+    x = np.random.default_rng(0).standard_normal((2, 2, 3, 2, 4, 6)).astype(np.float32)
+    pages.keys[:], pages.values[:] = x
+    before = np.array([pages.keys[:], pages.values[:]])
+    pages.copy(0, 2, slice(1, 3))
+    after = np.array([pages.keys[:], pages.values[:]])
+    np.testing.assert_array_equal(after[:, :, 2, :, 1:3], before[:, :, 0, :, 1:3])
+    after[:, :, 2, :, 1:3] = before[:, :, 2, :, 1:3]
+    np.testing.assert_array_equal(after, before)
+    assert pages.heads == 2
+    assert pages.nbytes == 2 * 3 * 4 * position_bytes(2, 6, dtype)
+    for part, whole in zip(pages.layer(1), (pages.keys, pages.values), strict=True):
+        np.testing.assert_array_equal(part[2], whole[1, 2])
+
+
+def test_rows_that_are_not_contiguous_are_copied() -> None:
+    x = np.zeros((3, 4, 8), np.float32)
+    assert with_whole_rows(x[:, :2]) is not None and np.shares_memory(with_whole_rows(x[:, :2]), x)
+    assert np.shares_memory(with_whole_rows(x[::2]), x)
+    assert not np.shares_memory(with_whole_rows(x[:, :, :4]), x)
+    assert not np.shares_memory(with_whole_rows(x.swapaxes(1, 2)), x)

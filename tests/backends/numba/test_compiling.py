@@ -1,0 +1,91 @@
+"""Where compiled kernels are kept, and the numbers of 16 bits that all kernels share."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pip install 'minillm[fast]'")
+
+from minillm.backends.numba import compiling, intrinsics  # noqa: E402
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An empty cache in a folder of the test's own."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    compiling.cache_folder.cache_clear()
+    yield tmp_path / "cache"
+    compiling.cache_folder.cache_clear()
+
+
+def double(x):
+    return x + x
+
+
+def test_kernels_are_cached_in_a_folder_for_these_sources(folder: Path) -> None:
+    assert compiling.cache_folder().is_relative_to(folder)
+    assert compiling.is_first_run()
+    assert compiling.kernel("int64(int64)")(double)(4) == 8
+    assert not compiling.is_first_run()
+    again = compiling.kernel("int64(int64)")(double)
+    assert sum(again.stats.cache_hits.values()) == 1
+
+
+def test_the_folder_of_others_stays_theirs(folder: Path) -> None:
+    compiling.kernel()(double)
+    assert str(folder) == numba.config.CACHE_DIR
+
+
+def test_without_a_folder_to_write_to_kernels_run_uncached(folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+    assert compiling.kernel("int64(int64)")(double)(4) == 8
+
+
+def test_without_numbas_setting_the_user_s_cache_folder_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiling.sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "xdg"))
+    assert compiling.cache_folder().parent == folder / "xdg" / "minillm"
+
+
+def test_other_sources_have_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = compiling.cache_folder()
+    (tmp_path / "kernel.py").write_text("pass")
+    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "compiling.py"))
+    compiling.cache_folder.cache_clear()
+    assert compiling.cache_folder() != before
+
+
+def each(convert, given: np.ndarray, dtype: type) -> np.ndarray:
+    """`convert` of every element, by a kernel."""
+
+    @numba.njit(error_model="numpy")
+    def kernel(given, out):
+        for i in range(given.size):
+            out[i] = convert(given[i])
+
+    out = np.empty(given.shape, dtype)
+    kernel(given, out)
+    return out
+
+
+BITS = np.arange(1 << 16, dtype=np.uint16)
+
+
+def test_numbers_of_16_bits_are_widened_exactly() -> None:
+    np.testing.assert_array_equal(each(intrinsics.float16_to_float32, BITS, np.float32), BITS.view(np.float16))
+    wide = each(intrinsics.bfloat16_to_float32, BITS, np.float32)
+    np.testing.assert_array_equal(wide.view(np.uint32), BITS.astype(np.uint32) << 16)
+
+
+def test_float32_is_rounded_to_the_nearest_number_of_16_bits() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="the reference for bfloat16 needs ml_dtypes")
+    halfway = (BITS[:-1].astype(np.uint32) << 16 | 0x8000).view(np.float32)  # between two bfloat16: to the even one
+    random = np.random.default_rng(0).integers(0, 1 << 32, 20000, dtype=np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        given = np.concatenate([halfway, random, np.nextafter(halfway, np.float32(0))])
+        brains, halves = given.astype(ml_dtypes.bfloat16), given.astype(np.float16)
+    rounded = each(intrinsics.float32_to_bfloat16, given, np.uint16).view(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(rounded.astype(np.float32), brains.astype(np.float32))
+    np.testing.assert_array_equal(each(intrinsics.float32_to_float16, given, np.uint16).view(np.float16), halves)

@@ -1,0 +1,80 @@
+// What kernel code and the runtime know of each other.
+//
+// Kernel code (a `.cu` file with emulated.h forced in) asks the runtime who it is, and tells it where it waits. The
+// runtime (runtime/*.cpp, one library for all modules) knows nothing of a kernel but a function to call per thread.
+#pragma once
+
+#include <cstddef>
+#include <vector_types.h>
+
+#define EMULATED_API __attribute__((visibility("default")))
+
+namespace emulation {
+
+// What a running thread can ask about itself.
+struct Thread {
+    uint3 index;    // threadIdx
+    unsigned lane;  // within its warp
+    unsigned warp;  // within its block
+};
+
+// A line of a kernel's source. The default arguments of the intrinsics fill it in.
+struct Place {
+    const char* file;
+    int line;
+};
+#define EMULATED_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+EMULATED_API extern Thread* current;
+EMULATED_API extern uint3 block_index;
+EMULATED_API extern dim3 block_size, grid_size;
+
+// All threads of the block meet. The three results are those of __syncthreads_count, _and and _or.
+struct Votes {
+    int count, all, any;
+};
+EMULATED_API Votes block_barrier(int predicate, Place place);
+
+// The lanes of `mask` meet, each with an operand on its own stack; the last to arrive calls `complete` once with all
+// operands, by lane. Stacks of waiting fibers stay where they are, so `complete` can read and write them directly.
+using Complete = void (*)(unsigned mask, void* const operands[32]);
+// Without `complete` they only wait, and their memory accesses are in order: __syncwarp. Shuffles and votes order none.
+EMULATED_API void meet(unsigned mask, Complete complete, void* operand, Place place);
+
+// End the launch: the kernel did what a GPU would not allow.
+[[noreturn]] EMULATED_API void fail(Place place, const char* format, ...);
+
+// cp.async, done as late as the program allows: until it is waited for, the destination holds NaN.
+EMULATED_API void begin_copy(void* shared, const void* global, int bytes, int valid);
+EMULATED_API void commit_copies();
+EMULATED_API void wait_copies(int groups_left);
+
+EMULATED_API void multiply_tiles(float* d, const unsigned* a, const unsigned* b, bool is_bfloat16, Place place);
+EMULATED_API void load_tiles(unsigned* result, const void* row, bool transposed, Place place);
+
+// An atomic operation on `bytes` at `address` is about to be done.
+EMULATED_API void note_atomic(const void* address, size_t bytes);
+
+// One launch, as Python asks for it (emulator.py has the same structure).
+struct Extent {
+    const void* start;
+    size_t bytes;
+};
+struct Launch {
+    unsigned grid[3], block[3];
+    size_t shared_bytes;  // dynamic shared memory
+    int schedule;         // a value of Schedule (runtime/schedule.h)
+    unsigned seed;
+    const Extent* watched;  // where races in global memory are looked for
+    size_t watched_number;
+    int find_races;
+};
+
+// Run `kernel(arguments)` once for each thread of the grid. `anchor` is a thread_local of the module: all __shared__
+// variables of the module lie beside it. Returns an error message or null.
+EMULATED_API const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, const void* anchor);
+
+}  // namespace emulation
+
+// `extern __shared__ unsigned char dynamic_shared[]` declares this pointer; see emulated.h.
+EMULATED_API extern thread_local unsigned char (*emulated_dynamic_shared)[];

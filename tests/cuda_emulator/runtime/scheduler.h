@@ -1,0 +1,92 @@
+// Who runs next. A thread runs until it has to wait; which of those that can go on follows is the schedule.
+//
+// A correct kernel gives the same bits under every schedule. A missing barrier shows under some: reads before writes
+// when threads run in one order or the other, writes before reads when a warp runs far ahead of the rest.
+#pragma once
+
+#include "../include/runtime.h"
+#include "fiber.h"
+
+#include <vector>
+
+namespace emulation {
+
+enum Schedule { FORWARD, REVERSE, RANDOM, WARPS, WARPS_REVERSED };
+
+struct Copy {
+    void* to;
+    const void* from;
+    int bytes, valid, group;
+    const void* instruction;
+};
+
+struct Fiber : Thread {
+    Context context;
+    bool alive;            // in this block
+    unsigned barrier;      // the number of the last barrier it came to
+    int group;             // cp.async groups committed
+    std::vector<Copy> copies;
+};
+
+// What the lanes of a mask wait for.
+struct Meeting {
+    unsigned mask;
+    Complete complete;
+    Place place;
+};
+
+struct Warp {
+    unsigned ready, alive, waiting;  // a bit per lane: can run; has not ended; waits in meet()
+    unsigned char first[32];         // by waiting lane: the first lane that came to its meeting
+    Meeting meetings[32];            // by that lane
+    void* operands[32];
+};
+
+struct Block {
+    std::vector<Fiber> fibers;  // as many as the largest block so far
+    std::vector<Warp> warps;
+    char* stacks = nullptr;
+    int threads = 0, alive = 0;
+    int arrived = 0;        // at the barrier
+    unsigned barriers = 0;  // completed
+    Votes votes{}, result{};
+    Place barrier{};
+
+    void (*kernel)(void*) = nullptr;
+    void* arguments = nullptr;
+    Schedule schedule = FORWARD;
+    unsigned random = 1;
+
+    Context caller;
+    char error[2048];
+};
+
+extern Block block;
+
+// The instruction that called the function this stands in.
+#define EMULATED_CALLER (static_cast<const char*>(__builtin_return_address(0)) - 1)
+
+inline Fiber& self() { return static_cast<Fiber&>(*current); }
+
+// Let others run until somebody makes this fiber ready again. Its ready bit is cleared by this.
+void suspend();
+
+void make_ready(Fiber& fiber);
+
+// Things that may go on now that a thread has ended.
+void release_barrier_if_all_there();
+void release_lanes_if_all_there(unsigned warp);
+
+// Fibers and stacks for `threads` threads, each at its beginning.
+bool prepare_block(int threads);
+
+// Whether an address is in the dynamic shared memory of the launch, or in a __shared__ variable.
+bool in_shared_memory(const void* address);
+
+// Where the lane that runs now meets others.
+Place meeting_place();
+
+// Run one block to its end. False if it failed; block.error says why.
+bool run_block();
+
+}  // namespace emulation
