@@ -49,7 +49,7 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
 
 
 def _numpy(placement: Placement, max_batch_size: int) -> Backend:
-    """The reference. It computes in float32, and "auto" keeps weights as it computes with them.
+    """The reference. It computes in float32; "auto" keeps what is quantised, and makes float32 of the rest.
 
     Weights stay as their file has them when a single sequence runs: they are mapped, and one row's product is bound by
     memory in any layout. For several rows their columns are laid out: at 8 rows 1.0 to 1.35 times as fast by shape,
@@ -59,8 +59,7 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
         raise DeviceError(
             f"cache_dtype {placement.cache_dtype!r} needs the numba back end: pip install 'minillm[fast]'"
         )
-    weights = "float32" if placement.dtype == "auto" else placement.dtype
-    return NumpyBackend(weights=weights, weight_order="C" if max_batch_size == 1 else "F")
+    return NumpyBackend(weights=placement.dtype, weight_order="C" if max_batch_size == 1 else "F")
 
 
 def _numba(placement: Placement) -> Backend:

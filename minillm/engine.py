@@ -63,8 +63,9 @@ class Engine:
             model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
             revision: branch, tag or commit on the hub
             dtype: how weights are kept in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default
-                as is fastest without a loss. On "cuda" also how results and the K/V cache are kept: one of the first
-                three, by default as the checkpoint stores its weights
+                as is fastest without a loss, and as it is stored where the checkpoint is quantised. On "cuda" also how
+                results and the K/V cache are kept: one of the first three, by default as the checkpoint stores its
+                weights
             device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
             backend: what computes on a CPU: "numpy", or "numba", which is the default where it is installed
             cache_dtype: how the K/V cache is kept: "float32" (the default), "bfloat16" or "int8"

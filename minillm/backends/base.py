@@ -4,7 +4,7 @@ A back end overrides what it runs better; what it leaves alone runs as the refer
 blocks a feature. Layers and models see these methods and never an array library.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..ops.philox import Keys
 from .arena import Arena
 from .memory import MemoryUse, free_memory
 from .pages import Pages
-from .weights import Tensor, Weight, expand, gather, join
+from .weights import FORMATS, Tensor, Weight, expand, gather, join
 
 Result = TypeVar("Result", bound=tuple[Any, ...])
 Role = Literal["projection", "vocabulary", "positions"]
@@ -32,13 +32,15 @@ class Backend:
     name = "reference"
     page_size = 256
     """P: on a CPU a page is large, since each one costs a call."""
+    kept: Collection[str] = FORMATS
+    """The formats of a checkpoint that "auto" keeps; others become float32."""
 
     def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
         """Take an array module, and how parameters are kept.
 
         Args:
             xp: NumPy, or what looks like it
-            weights: a format of `weights.FORMATS`, or "auto" for that of the checkpoint
+            weights: a format of `weights.FORMATS`, or "auto" for that of the checkpoint where it is one of `kept`
             weight_order: of float32 projections [out, in]. "C" keeps the rows that checkpoints store, so that files
                 are mapped and not copied. "F" lays out columns, which are copied at load; a product with several rows
                 of activations then runs faster.
@@ -59,7 +61,7 @@ class Backend:
         bias = join(biases) if biases else None
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias)
-        return Weight(name, gather(tensors, self.format_of(role), self.weight_order), bias)
+        return Weight(name, gather(tensors, self.format_of(role), self.weight_order, kept=self.kept), bias)
 
     def format_of(self, role: Role) -> str:
         """The format of a matrix. The vocabulary has 8 bits where projections have 4, and positions are not rounded."""

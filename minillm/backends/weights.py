@@ -1,6 +1,6 @@
 """Parameters in memory: the formats they are kept in, how tensors come into one, and how the reference reads it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -37,6 +37,9 @@ class Tensor(Protocol):
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The values, some rows after the others, in memory that each chunk may take over from the one before."""
+
+    def followed_by(self, other: Any) -> "Tensor | None":
+        """This tensor's rows and then those of `other` as one, where a file has them so; else None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,25 +79,40 @@ def expand(data: Any, rows: Any = slice(None)) -> Any:
     return picked.astype(np.float32, copy=False)
 
 
-def gather(tensors: Sequence[Tensor], wanted: str, order: Literal["C", "F"] = "C", group: int = 32) -> Any:
+def gather(
+    tensors: Sequence[Tensor],
+    wanted: str,
+    order: Literal["C", "F"] = "C",
+    group: int = 32,
+    kept: Collection[str] = FORMATS,
+) -> Any:
     """One array or `Quantized` of all tensors, one after the other along the first axis.
 
-    What is stored in the format that is wanted stays as it is, in its file where a single tensor makes the whole.
+    What is stored in the format that is wanted stays as it is, and in its file where it lies there in one piece.
 
     Args:
         tensors: [out_i, in] each
-        wanted: a key of `FORMATS`, or "auto": as they are stored
+        wanted: one of `FORMATS`, or "auto": as they are stored
         order: of float32 in memory; "F" lays out columns
         group: of weights that are quantised here, how many share a scale
+        kept: the formats that "auto" keeps; all others become float32
     """
     stored = {tensor.dtype for tensor in tensors}
     if wanted == "auto":
-        wanted = stored.pop() if len(stored) == 1 else "float32"
+        wanted = tensors[0].dtype if len(stored) == 1 and stored <= set(kept) else "float32"
     if wanted == "float32":
         return join(tensors, order)
-    if len(tensors) == 1 and tensors[0].dtype == wanted:
-        return tensors[0].stored()
+    if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
+        return whole.stored()
     return _quantized(tensors, wanted, group) if wanted in _BITS else _narrowed(tensors, wanted)
+
+
+def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
+    """All tensors as one, where a file has their rows one after the other; else None."""
+    whole: Tensor | None = tensors[0]
+    for tensor in tensors[1:]:
+        whole = whole and whole.followed_by(tensor)
+    return whole
 
 
 def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:

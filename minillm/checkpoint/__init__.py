@@ -1,14 +1,15 @@
-"""Reading weights: a folder or a hub id in, named tensors out. Nothing here knows what a model is.
+"""Reading weights: a folder or a hub id in, named tensors out; and writing them. Nothing here knows what a model is.
 
 hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
 folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
 safetensors.py   one .safetensors file -> its tensors
 torch_zip.py     one pytorch_model.bin -> its tensors; torch_pickle.py reads the pickle inside without running it
 tensors.py       StoredTensor: where the values lie in a file, and how to map or read them
+writing.py       tensors -> safetensors files, in a folder that is complete or not there
 """
 
 from .folder import Checkpoint, open_checkpoint
-from .hub import find_model
+from .hub import SMALL_FILES, find_model
 from .tensors import StoredTensor
 
-__all__ = ["Checkpoint", "StoredTensor", "find_model", "open_checkpoint"]
+__all__ = ["SMALL_FILES", "Checkpoint", "StoredTensor", "find_model", "open_checkpoint"]

@@ -15,7 +15,7 @@ from .folder import find_weights, is_index, list_weights, read_index
 
 _log = logging.getLogger(__name__)
 
-_SMALL_FILES = {
+SMALL_FILES = {
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -27,6 +27,7 @@ _SMALL_FILES = {
     "tokenizer.model",
     "chat_template.jinja",
 }
+"""What a model has beside its weights."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -112,7 +113,7 @@ def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
 
     info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     present = {sibling.rfilename for sibling in info.siblings or ()}
-    small = _SMALL_FILES & present
+    small = SMALL_FILES & present
     if cached is not None and cached.name == info.sha and all((cached / name).is_file() for name in small):
         return cached
     weights = find_weights(present)

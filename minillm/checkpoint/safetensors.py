@@ -14,7 +14,7 @@ from ..errors import CheckpointError
 from .tensors import StoredTensor, WeightFile, c_strides, is_count, is_shape
 
 _MAX_HEADER = 100_000_000  # the format's own limit
-_TYPES = {  # the name in the file -> ours, bytes each
+TYPES = {
     "F64": ("float64", 8),
     "F32": ("float32", 4),
     "F16": ("float16", 2),
@@ -31,6 +31,7 @@ _TYPES = {  # the name in the file -> ours, bytes each
     "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }
+"""The name in the file -> ours, bytes each."""
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -76,7 +77,7 @@ def _tensor(name: str, entry: object, file: WeightFile, data_start: int) -> tupl
             raise CheckpointError(f"{where} lacks a dtype, a shape or a pair of data_offsets in the header")
     if not is_shape(shape) or not is_count(begin) or not is_count(end) or begin > end:
         raise CheckpointError(f"{where} has an impossible shape or impossible data_offsets in the header")
-    dtype, itemsize = _TYPES.get(stored, (stored, None))  # an unknown type is refused when it is read
+    dtype, itemsize = TYPES.get(stored, (stored, None))  # an unknown type is refused when it is read
     expected = end - begin if itemsize is None else math.prod(shape) * itemsize
     if end - begin != expected:
         raise CheckpointError(f"{where} takes {end - begin} bytes, but {dtype} of shape {shape} needs {expected}")

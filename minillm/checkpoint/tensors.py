@@ -100,17 +100,30 @@ class StoredTensor:
         the uint16 of its bits.
 
         Raises:
-            UnsupportedModelError: as `stored`.
+            UnsupportedModelError: the stored type is none of float32, float16, bfloat16, int8 and uint8.
             CheckpointError: the file cannot be read.
         """
         dtype = self._stored_type(tuple(_STORED))
-        in_order = all(
-            n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True)
-        )
         count = math.prod(self.shape)
-        if not in_order or self.offset % dtype.itemsize or count == 0:
+        if not self._in_order() or self.offset % dtype.itemsize or count == 0:
             return None
         return np.frombuffer(self.file.mapping, dtype, count, self.offset).reshape(self.shape)
+
+    def followed_by(self, other: Any) -> "StoredTensor | None":
+        """This tensor's rows and then those of `other` as one, where the file has them so; else None."""
+        if not isinstance(other, StoredTensor) or other.file is not self.file or other.dtype != self.dtype:
+            return None
+        if other.dtype not in _STORED or other.shape[1:] != self.shape[1:]:
+            return None
+        end = self.offset + math.prod(self.shape) * _STORED[self.dtype].itemsize
+        if not self._in_order() or not other._in_order() or other.offset != end:
+            return None
+        shape = (self.shape[0] + other.shape[0], *self.shape[1:])
+        return replace(self, shape=shape, strides=c_strides(shape))
+
+    def _in_order(self) -> bool:
+        """Whether the elements lie one after the other, the last axis' first."""
+        return all(n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True))
 
     def read_into(self, out: NDArray[np.float32]) -> None:
         """Fill `out`, of this shape and of any layout, with the values as float32.
@@ -140,17 +153,21 @@ class StoredTensor:
             part.read_into(buffer[:count])
             yield buffer[:count]
 
-    def stored(self) -> NDArray[Any]:
+    def stored(self, types: Sequence[str] = FLOATS) -> NDArray[Any]:
         """What is stored, `shape`: mapped and read-only where possible, else in a new array. See `map`.
 
+        Args:
+            types: those that may be stored. int8 and uint8 are numbers only to who knows their scales.
+
         Raises:
-            UnsupportedModelError: the stored type is none of float32, float16, bfloat16, int8 and uint8.
+            UnsupportedModelError: the stored type is none of them.
             CheckpointError: the file cannot be read.
         """
+        dtype = self._stored_type(types)
         mapped = self.map()
         if mapped is not None:
             return mapped
-        out = np.empty(self.shape, self._stored_type(tuple(_STORED)))
+        out = np.empty(self.shape, dtype)
         self._read(out)
         return out
 

@@ -1,4 +1,4 @@
-"""A bar on standard error while a model loads: where that is a terminal, and takes longer than a second."""
+"""A bar on standard error while a model loads or is written: on a terminal, where that takes longer than a second."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ SECONDS = 1
 
 
 @contextmanager
-def loading_bar() -> Iterator[None]:
+def loading_bar(title: str = "loading") -> Iterator[None]:
     """Show the loading inside the `with` block; a bar for each model."""
     from tqdm import tqdm
 
@@ -19,7 +19,7 @@ def loading_bar() -> Iterator[None]:
 
     def watch(done: int, total: int) -> None:
         if not bars or bars[-1].n >= bars[-1].total:
-            style = {"desc": "loading", "unit": " parameters", "unit_scale": True, "delay": SECONDS}
+            style = {"desc": title, "unit": " parameters", "unit_scale": True, "delay": SECONDS}
             bars.append(tqdm(total=total, disable=None, **style))  # None: on a terminal only
         bars[-1].update(done - bars[-1].n)
         if done == total:

@@ -24,15 +24,18 @@ SAMPLING = (
 """Any of these turns sampling on; but --top-k beside --penalty-alpha counts the candidates of contrastive search."""
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how it runs."""
+def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = None) -> None:
+    """Which model, and how it runs. `dtypes` are the default of a command that takes several."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the small model inside)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
+    several = "" if dtypes is None else "; several, with commas"
     group.add_argument(
-        "--dtype", default="auto", help="how weights are kept: float32, float16, bfloat16, int8, int4 (default: auto)"
+        "--dtype",
+        default=dtypes or "auto",
+        help=f"how weights are kept: float32, float16, bfloat16, int8, int4{several} (default: {dtypes or 'auto'})",
     )
     group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
     group.add_argument("--backend", default="auto", help="numpy, or numba where it is installed (default: auto)")
@@ -160,7 +163,7 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
         fields["do_sample"] = True
     for name in ("guided_json", "guided_grammar"):
         if name in fields and not (name == "guided_json" and fields[name].lstrip().startswith("{")):
-            fields[name] = _decode(Path(fields[name]).read_bytes, fields[name])
+            fields[name] = decode(Path(fields[name]).read_bytes, fields[name])
     return fields
 
 
@@ -176,16 +179,17 @@ def load_engine(
         return Engine(
             args.model,
             revision=args.revision,
-            dtype=args.dtype,
-            device=args.device,
-            backend=args.backend,
-            cache_dtype=args.cache_dtype,
-            threads=args.threads,
             max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), *sequences),
             prefix_cache=prefix_cache,
             draft=getattr(args, "draft", None),
             amateur=getattr(args, "amateur", None),
+            **placement_fields(args),
         )
+
+
+def placement_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Where the model runs and how its numbers are kept, as `Engine` takes them."""
+    return {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -206,11 +210,17 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     if args.prompt is not None:
         return list(args.prompt)
     if args.prompt_file is None:
-        return [_decode(sys.stdin.buffer.read, "standard input")]
-    return [_decode(args.prompt_file.read_bytes, str(args.prompt_file))]
+        return [decode(sys.stdin.buffer.read, "standard input")]
+    return [decode(args.prompt_file.read_bytes, str(args.prompt_file))]
 
 
-def _decode(read: Callable[[], bytes], source: str) -> str:
+def decode(read: Callable[[], bytes], source: str) -> str:
+    """UTF-8 text without its last line break.
+
+    Raises:
+        PromptError: it is not valid UTF-8.
+        UsageError: it cannot be read.
+    """
     try:
         text = read().decode("utf-8")
     except UnicodeDecodeError as error:

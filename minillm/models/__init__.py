@@ -11,6 +11,7 @@ from ..config import read_config
 from ..errors import ParameterError, UnsupportedModelError
 from . import opt
 from .base import Model, random_tensors
+from .quantized import read_quantization
 
 FAMILIES: dict[str, ModuleType] = {"opt": opt}
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build` and `SHAPES`."""
@@ -35,12 +36,18 @@ def load_model(folder: Path, ops: Backend) -> Model:
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
+        ParameterError: the checkpoint is quantised, and the back end is to quantise otherwise.
     """
     raw = read_config(folder)
     family = family_of(raw)
     config = family.read_config(raw)
-    stored = family.canonical_names(open_checkpoint(folder), config)
-    model: Model = family.build(config, stored, ops)
+    quantization, stored = read_quantization(raw), open_checkpoint(folder)
+    if quantization is None:
+        tensors = family.canonical_names(stored, config)
+    else:
+        quantization.check_wanted(ops.weights)
+        tensors = quantization.join(stored, family.tensor_table(config))
+    model: Model = family.build(config, tensors, ops)
     return model
 
 

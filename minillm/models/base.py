@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,6 +90,21 @@ def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:
             )
 
 
+def weights_of(model: Any) -> list[Weight]:
+    """All weights of a model, or of a part of one, each once."""
+    found: dict[int, Weight] = {}
+    parts = [model]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Weight):
+            found[id(part)] = part
+        elif isinstance(part, tuple):
+            parts += part
+        elif is_dataclass(part):
+            parts += [getattr(part, field.name) for field in fields(part)]
+    return list(found.values())
+
+
 def _some(names: Sequence[str]) -> str:
     """The first three names, and how many more there are."""
     more = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
@@ -109,6 +124,9 @@ class RandomTensor:
     def stored(self) -> NDArray[np.float32]:
         """The numbers, float32."""
         return self.load()
+
+    def followed_by(self, other: Any) -> None:
+        """There is no file."""
 
     def load(self) -> NDArray[np.float32]:
         """The numbers, float32."""

@@ -1,0 +1,157 @@
+"""Checkpoints whose matrices have 8 or 4 bits, as `quantizing.py` writes them.
+
+    config.json      "quantization_config": {"quant_method": "minillm", "bits": 4, "group_size": 32}
+    X.weight         int8 [out, in'], or uint8 [out, in' / 2]; in' is `in` padded to a multiple of the group
+    X.weight_scale   float16 [out, in' / group_size]
+
+`ops/quantize.py` says what the numbers mean. `bits` is what projections have; the vocabulary may have 8 beside them,
+and what is not rounded stands as in any checkpoint. Names and shapes are those of the family's tensor table.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import QUANTIZED
+from ..backends.weights import Tensor
+from ..checkpoint import StoredTensor
+from ..errors import CheckpointError, ParameterError, UnsupportedModelError
+from ..ops.quantize import GROUPS, Quantized, dequantize
+from .base import CHUNK, Shapes
+
+METHOD = "minillm"
+"""The quant_method that is ours."""
+SCALE = "_scale"
+"""What a matrix's name has behind it where its scales are."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A matrix [out, in] in a file, in 8 or 4 bits. Nothing is read until it is asked for."""
+
+    values: StoredTensor
+    scales: StoredTensor
+    shape: tuple[int, int]
+
+    @property
+    def dtype(self) -> str:
+        """One of `weights.FORMATS`."""
+        return "int8" if self.values.dtype == "int8" else "int4"
+
+    def stored(self) -> Quantized:
+        """What is stored, mapped where that can be."""
+        values, scales = self.values.stored((self.values.dtype,)), self.scales.stored()
+        return Quantized(values, scales, self.shape[1])
+
+    def followed_by(self, other: Any) -> "QuantizedTensor | None":
+        """Both as one, where numbers and scales each lie in one piece."""
+        if not isinstance(other, QuantizedTensor) or other.shape[1] != self.shape[1]:
+            return None
+        values, scales = self.values.followed_by(other.values), self.scales.followed_by(other.scales)
+        if values is None or scales is None:
+            return None
+        return QuantizedTensor(values, scales, (self.shape[0] + other.shape[0], self.shape[1]))
+
+    def load(self) -> NDArray[np.float32]:
+        """The numbers that it was rounded to."""
+        return dequantize(self.stored())
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` with them."""
+        first = 0
+        for chunk in self.chunks():
+            out[first : first + len(chunk)] = chunk
+            first += len(chunk)
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The same numbers, some rows after the others."""
+        stored = self.stored()
+        rows = max(1, CHUNK // max(1, self.shape[1]))
+        for first in range(0, self.shape[0], rows):
+            yield dequantize(stored, slice(first, first + rows))
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What config.json says of how the weights were rounded."""
+
+    bits: int
+    """Of projections: 8 or 4"""
+    group: int
+    """Weights that share a scale"""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that an engine would be asked for."""
+        return f"int{self.bits}"
+
+    def check_wanted(self, dtype: str) -> None:
+        """Refuse to round once more.
+
+        Raises:
+            ParameterError: the engine's dtype is another quantised one.
+        """
+        if dtype in QUANTIZED and dtype != self.dtype:
+            raise ParameterError(
+                f"the checkpoint is already quantised to {self.dtype}: dtype should be 'auto', which keeps that, or "
+                f"another than {dtype!r}; or quantise the checkpoint that it was made from"
+            )
+
+    def join(self, stored: Mapping[str, StoredTensor], table: Shapes) -> dict[str, Tensor]:
+        """Each matrix with its scales as one tensor.
+
+        Raises:
+            CheckpointError: the numbers or scales of a matrix do not have the type or the shape that they should.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in stored.items():
+            matrix = name.removesuffix(SCALE)
+            if matrix != name and matrix in stored and matrix in table:
+                continue
+            scales = stored.get(name + SCALE)
+            tensors[name] = tensor if scales is None or name not in table else self._matrix(tensor, scales, table[name])
+        return tensors
+
+    def _matrix(self, values: StoredTensor, scales: StoredTensor, shape: tuple[int, ...]) -> QuantizedTensor:
+        outputs, inputs = shape
+        groups = -(-inputs // self.group)
+        bits = 8 if values.dtype == "int8" else 4
+        _check(values, "int8" if bits == 8 else "uint8", (outputs, groups * self.group * bits // 8))
+        _check(scales, "float16", (outputs, groups))
+        return QuantizedTensor(values, scales, (outputs, inputs))
+
+
+def _check(tensor: StoredTensor, dtype: str, shape: tuple[int, ...]) -> None:
+    if (tensor.dtype, tensor.shape) != (dtype, shape):
+        raise CheckpointError(
+            f"tensor {tensor.name} should be {dtype} of shape {list(shape)} by config.json, "
+            f"found {tensor.dtype} of shape {list(tensor.shape)}"
+        )
+
+
+def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
+    """What config.json says of quantisation; None if it says nothing.
+
+    Raises:
+        UnsupportedModelError: another method made the checkpoint.
+        CheckpointError: the method is ours and its numbers are impossible.
+    """
+    fields = raw.get("quantization_config")
+    if fields is None:
+        return None
+    method = fields.get("quant_method") if isinstance(fields, dict) else fields
+    if method != METHOD:
+        raise UnsupportedModelError(
+            f"config.json: the checkpoint is quantised by {method!r}; minillm reads those that are not quantised and "
+            "those that `python -m minillm quantize` has written"
+        )
+    bits, group = fields.get("bits"), fields.get("group_size")
+    if bits not in (8, 4) or group not in GROUPS:
+        raise CheckpointError(
+            f"config.json: quantization_config should have bits 8 or 4 and group_size 32 or 64, found {bits!r} and "
+            f"{group!r}"
+        )
+    return Quantization(int(bits), int(group))

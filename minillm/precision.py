@@ -1,0 +1,59 @@
+"""What a dtype costs in accuracy: perplexity of a text, and how far the logits move."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .engine import Engine
+from .errors import PromptError
+from .models.base import weights_of
+
+HELD_OUT = Path(__file__).parent / "assets" / "demo-opt" / "held_out.txt"
+"""Texts that the demo model was not trained on; `scripts/demo_corpus.py` draws them."""
+
+
+def windows(engine: Engine, text: str) -> Iterator[list[int]]:
+    """The text in pieces as long as the context, side by side; each begins as a text of its own does ("</s>").
+
+    Raises:
+        PromptError: the text is empty, or the engine has no tokenizer.
+    """
+    if engine.tokenizer is None:
+        raise PromptError("this model has no tokenizer, so that it can read no text")
+    start = engine.tokenizer.encode("")
+    ids = engine.tokenizer.encode(text)[len(start) :]
+    if len(start) + len(ids) < 2:
+        raise PromptError("a text of two tokens at least is needed to say how well it is foretold")
+    length = engine.config.max_positions - len(start)
+    for first in range(0, len(ids), length):
+        yield start + ids[first : first + length]
+
+
+def perplexity(engine: Engine, text: str) -> float:
+    """exp of the mean negative log-likelihood per token, each window for itself. What precedes a window is not seen.
+
+    Raises:
+        PromptError: as `windows`.
+    """
+    scores = [engine.score(ids) for ids in windows(engine, text)]
+    tokens = sum(len(score.token_ids) - 1 for score in scores)
+    return math.exp(-math.fsum(score.total for score in scores) / tokens)
+
+
+def sample_logits(engine: Engine, tokens: int = 64, seed: int = 0) -> NDArray[np.float32]:
+    """The logits after each of some random tokens. [T, V]"""
+    ids = np.random.default_rng(seed).integers(3, engine.config.vocab_size, min(tokens, engine.config.max_positions))
+    return engine.forward(ids.tolist())
+
+
+def relative_error(values: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
+    """The norm of the difference over the norm of the exact ones."""
+    return float(np.linalg.norm(values - exact) / np.linalg.norm(exact))
+
+
+def weight_bytes(engine: Engine) -> int:
+    """Bytes of all weights as they are kept; a table that is two things at once counts once."""
+    return sum(weight.nbytes for weight in weights_of(engine.runner.model))

@@ -1,0 +1,195 @@
+"""From a checkpoint to one with smaller weights: 16 bits, or 8 or 4 in groups with a scale each.
+
+What is rounded to what, a back end says (`Backend.format_of`): beside int4 the vocabulary has 8 bits; norms and biases
+stay as they are, and positions too where the rest has 8 or 4. The layout of 8 and 4 bits is in `models/quantized.py`;
+16 bits make an ordinary checkpoint under the names that it had. Tensors that a model fuses lie side by side.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .backends.base import QUANTIZED, Backend, Role
+from .backends.weights import Tensor, Weight, narrow
+from .checkpoint import SMALL_FILES, open_checkpoint
+from .checkpoint.tensors import FLOATS
+from .checkpoint.writing import Entry, SafetensorsFile, check_absent, index_of, new_folder, spread
+from .config import read_config
+from .errors import ParameterError, UnsupportedModelError
+from .models import family_of
+from .models.quantized import METHOD, SCALE, read_quantization
+from .ops.quantize import GROUPS, quantize
+from .progress import report, watching
+
+DTYPES = ("int8", "int4", "bfloat16", "float16")
+"""What weights may be written in."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor, and what becomes of it."""
+
+    name: str
+    tensor: Tensor
+    format: str
+    """One of `weights.FORMATS`; the one that it has, where it stays"""
+    group: int
+
+    def entries(self) -> list[Entry]:
+        """What a file holds of it: the numbers and, of 8 and 4 bits, their scales. Rows are padded to whole groups."""
+        if self.format not in QUANTIZED:
+            return [Entry(self.name, self.format, self.tensor.shape)]
+        outputs, inputs = self.tensor.shape
+        groups = -(-inputs // self.group)
+        dtype, width = ("int8", groups * self.group) if self.format == "int8" else ("uint8", groups * self.group // 2)
+        return [
+            Entry(self.name, dtype, (outputs, width)),
+            Entry(self.name + SCALE, "float16", (outputs, groups)),
+        ]
+
+    def write(self, file: SafetensorsFile, written: Callable[[int], None]) -> None:
+        """Round the tensor into its place, some rows at a time; report how many numbers were written."""
+        if self.format == self.tensor.dtype:
+            file.write(self.name, self.tensor.stored())
+            written(math.prod(self.tensor.shape))
+            return
+        first = 0
+        for chunk in self.tensor.chunks():
+            if self.format in QUANTIZED:
+                rounded = quantize(chunk, 8 if self.format == "int8" else 4, self.group)
+                file.write(self.name, rounded.values, first)
+                file.write(self.name + SCALE, rounded.scales, first)
+            else:
+                file.write(self.name, self._narrowed(chunk), first)
+            first += len(chunk)
+            written(chunk.size)
+
+    def _narrowed(self, chunk: Any) -> Any:
+        rounded = narrow(chunk, self.format)
+        if self.format == "float16" and not np.isfinite(rounded).all():
+            raise ParameterError("weights in float16 must be finite and at most 65,504: choose bfloat16")
+        return rounded
+
+
+class _Plan(Backend):
+    """Notes what a family prepares, and for which role, where other back ends keep it."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__(weights=dtype)
+        self.fused: list[list[tuple[Tensor, str]]] = []
+        """For each weight the tensors it is made of, with their formats"""
+
+    def prepare_weight(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        """A weight of the right shape, and no numbers."""
+        matrix = len(tensors[0].shape) > 1
+        kept = not matrix or self.format_of(role) == "auto"
+        parts = [(tensor, tensor.dtype if kept else self.format_of(role)) for tensor in tensors]
+        self.fused.append(parts + [(bias, bias.dtype) for bias in biases])
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
+
+
+def write_checkpoint(source: Path, target: Path, dtype: str, group: int | None = None) -> None:
+    """Write the checkpoint in `source` with its weights in `dtype` to the new folder `target`.
+
+    The configuration, the tokenizer and the generation defaults go along. Beside the weights of a few rows nothing is
+    held in memory. `target` appears when it is complete. `progress.watching` tells how far it is.
+
+    Args:
+        source: a checkpoint folder, in any format that minillm reads
+        target: a folder that does not exist, in one that does
+        dtype: one of `DTYPES`
+        group: of 8 and 4 bits, how many weights share a scale: 32 (the default) or 64
+
+    Raises:
+        ParameterError: the dtype or the group is not offered, the checkpoint is quantised already, `target` exists, or
+            a weight does not fit the dtype.
+        ModelError: `source` is no model that minillm runs, or `target` cannot be written.
+    """
+    group = check_request(target, dtype, group)
+    raw = read_config(source)
+    if (already := read_quantization(raw)) is not None:
+        raise ParameterError(f"{source} is already quantised, to {already.dtype}: quantise what it was made from")
+    parts = _plan(source, raw, dtype, group)
+    total = sum(math.prod(part.tensor.shape) for fused in parts for part in fused)
+    done = 0
+
+    def written(count: int) -> None:
+        nonlocal done
+        done += count
+        report(done, total)
+
+    with new_folder(target) as folder:
+        for name in sorted(SMALL_FILES):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        config = raw | _fields(raw, dtype, group)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _write_weights(folder, parts, written)
+
+
+def check_request(target: Path, dtype: str, group: int | None) -> int:
+    """What can be said before the checkpoint is looked at. Returns the group's size.
+
+    Raises:
+        ParameterError: the dtype or the group is not offered, or `target` is there.
+    """
+    check_absent(target)
+    if dtype not in DTYPES:
+        raise ParameterError(f"dtype {dtype!r} is none to write weights in: expected one of {', '.join(DTYPES)}")
+    if group is None:
+        return GROUPS[0]
+    if dtype not in QUANTIZED:
+        raise ParameterError(f"a group size has no effect on {dtype}: leave it out")
+    if group not in GROUPS:
+        raise ParameterError(f"a group should have {' or '.join(map(str, GROUPS))} weights, found {group}")
+    return group
+
+
+def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
+    """What config.json says of the dtype."""
+    if dtype in QUANTIZED:
+        return {"quantization_config": {"quant_method": METHOD, "bits": int(dtype[3:]), "group_size": group}}
+    return {name: dtype for name in ("dtype", "torch_dtype") if name in raw} or {"dtype": dtype}
+
+
+def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[list[Part]]:
+    """What is to be written, in the order in which a model asks for it."""
+    family = family_of(raw)
+    config = family.read_config(raw)
+    checkpoint = open_checkpoint(source)
+    tensors = family.canonical_names(checkpoint, config)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            raise UnsupportedModelError(
+                f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
+            )
+    plan = _Plan(dtype)
+    with watching(lambda done, total: None):  # nothing is loaded yet
+        family.build(config, tensors, plan)
+    names = {id(tensor): name for name, tensor in (tensors if dtype in QUANTIZED else checkpoint).items()}
+    return [[Part(names[id(tensor)], tensor, form, group) for tensor, form in fused] for fused in plan.fused]
+
+
+def _write_weights(folder: Path, fused: list[list[Part]], written: Callable[[int], None]) -> None:
+    """All files of weights, and their index where there are several."""
+    groups = []
+    for parts in fused:
+        entries = [part.entries() for part in parts]
+        groups.append([entry for i in (0, 1) for several in entries for entry in several[i : i + 1]])  # then scales
+    shards = spread(groups)
+    for name, inside in shards.items():
+        names = {entry.name for entry in inside}
+        with SafetensorsFile(folder / name, inside) as file:
+            for part in (part for parts in fused for part in parts if part.name in names):
+                part.write(file, written)
+    if len(shards) > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(shards)), encoding="utf-8")
