@@ -54,6 +54,8 @@ ALLOWED: dict[str, set[str]] = {
     }
     | {"runner", "scheduler", "scoring"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
+    "precision": BASE | {"devices", "engine", "models"},
+    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "cli": BASE
     | {
         "checkpoint",
@@ -62,8 +64,10 @@ ALLOWED: dict[str, set[str]] = {
         "engine",
         "inspection",
         "loading",
+        "precision",
         "progress",
         "prompts",
+        "quantizing",
         "results",
         "tokenizer",
         "minillm",
