@@ -1,29 +1,18 @@
 """What a dtype costs in accuracy: perplexity of a text, and how far the logits move."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .devices import check_dtype
 from .engine import Engine
 from .errors import PromptError
 from .models.base import weights_of
 
 HELD_OUT = Path(__file__).parent / "assets" / "demo-opt" / "held_out.txt"
 """Texts that the demo model was not trained on; `scripts/demo_corpus.py` draws them."""
-
-
-def check_dtypes(dtypes: Sequence[str]) -> None:
-    """Refuse an unknown dtype before a model is loaded in those that stand before it.
-
-    Raises:
-        DeviceError: one of them is unknown.
-    """
-    for dtype in dtypes:
-        check_dtype(dtype)
 
 
 def windows(engine: Engine, text: str) -> Iterator[list[int]]:

@@ -54,13 +54,14 @@ ALLOWED: dict[str, set[str]] = {
     }
     | {"runner", "scheduler", "scoring"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
-    "precision": BASE | {"devices", "engine", "models"},
+    "precision": BASE | {"engine", "models"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "cli": BASE
     | {
         "checkpoint",
         "comparison",
         "decoding",
+        "devices",
         "engine",
         "inspection",
         "loading",

@@ -137,7 +137,7 @@ def test_a_quantised_folder_against_its_own_float32(tmp_path, capsys):
         (["--shape", "opt-1b"], 2, ["opt-1b", "opt-125m"]),
         (["--shape", "opt-125m", "--text", "a"], 2, ["--shape", "--text"]),
         (["--text", "no-such-file"], 2, ["no-such-file"]),
-        (["--dtype", "float99"], 1, ["float99"]),
+        (["--dtype", "int8,float99", "--shape", "opt-175b"], 1, ["float99", "bfloat16"]),
         (["--model", "./no-such-folder"], 1, ["no-such-folder"]),
     ],
 )
