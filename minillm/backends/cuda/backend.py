@@ -182,7 +182,6 @@ class CudaBackend(Backend):
         arrays = step.workspace.batch.fill(batch, rows, self.page_size, bucket)
 
         def launch() -> Result:
-            self.arena.restart()
             result = compute(*arrays)
             self._choose(result[0])
             return result

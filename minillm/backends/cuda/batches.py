@@ -93,9 +93,7 @@ class BatchBuffers:
 def bucket_of(batch: Batch, rows: Any, max_batch_size: int) -> Bucket | None:
     """The bucket of a decode step: one new token of each sequence, the logits of all wanted. None for another step."""
     N = len(batch.spans)
-    if batch.num_tokens > N or not 0 < N <= max_batch_size or batch.has_tree:
-        return None
-    if not np.array_equal(rows, np.arange(N)):
+    if batch.num_tokens > N or len(rows) < N or not 0 < N <= max_batch_size or batch.has_tree:
         return None
     return Bucket(min(_power_of_two(N), max_batch_size), pages_of(batch.spans))
 

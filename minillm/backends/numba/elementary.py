@@ -11,7 +11,7 @@ from numba.extending import overload
 
 from .cachedtypes import NEGLIGIBLE
 from .compiling import FASTMATH
-from .intrinsics import FLOAT, INT32, bfloat16_to_float32, float32_to_bfloat16, intrinsic
+from .intrinsics import FLOAT, INT8, INT32, bfloat16_to_float32, float32_to_bfloat16, intrinsic
 
 
 def _inner(fastmath: Any) -> Any:
@@ -107,17 +107,27 @@ def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
             target[d] = float32_to_bfloat16(x[d])
 
     def as_int8(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
-        pages[1][page, head, offset] = quantise(x, pages[0][page, head, offset])
+        highest = np.int32(0)
+        for d in range(len(x)):
+            highest = max(highest, _magnitude(x[d]))
+        scale, inverse = _int8_scale(highest)
+        target = pages[0][page, head, offset]
+        for d in range(len(x)):
+            target[d] = _nearest(x[d] * inverse)
+        pages[1][page, head, offset] = scale
 
     return as_bfloat16 if pages[0].dtype == types.uint16 else as_int8
 
 
 @intrinsic
-def _bits(typing_context: Any, x: Any) -> Any:
-    """The bits of a float32 as int32."""
+def _magnitude(typing_context: Any, x: Any) -> Any:
+    """The bits of |x| as int32: ordered as the numbers are, infinity and NaN above all.
+
+    The largest of integers is found by vectors, that of floats one by one.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], INT32)
+        return builder.and_(builder.bitcast(args[0], INT32), INT32(0x7FFFFFFF))
 
     return types.int32(types.float32), generate
 
@@ -132,24 +142,25 @@ def _number(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-@exact
-def quantise(x: Any, target: Any) -> Any:
-    """Write x [D] to `target` as int8; return the scale. `cachedtypes.to_int8` is the rule.
+@intrinsic
+def _nearest(typing_context: Any, x: Any) -> Any:
+    """The whole number nearest to a float32 between -128 and 127, of two equally near ones the even; 0 of NaN."""
 
-    The bits of magnitudes are ordered as the numbers are, with infinity and NaN above all; and the largest of integers
-    is found by vectors, that of floats one by one.
-    """
-    highest = np.int32(0)
-    for d in range(len(x)):
-        highest = max(highest, _bits(abs(x[d])))
-    if highest >= _INFINITY_BITS or highest <= _NEGLIGIBLE_BITS:
-        target[:] = 0
-        return _NAN if highest >= _INFINITY_BITS else _ZERO
-    largest = _number(highest)
-    inverse = _MOST / largest
-    for d in range(len(x)):
-        target[d] = np.int8(_bits(x[d] * inverse + _ROUNDER))  # n in the lowest bits
-    return largest / _MOST
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rounded = builder.fadd(args[0], FLOAT(float(_ROUNDER)))
+        return builder.trunc(builder.bitcast(rounded, INT32), INT8)
+
+    return types.int8(types.float32), generate
+
+
+@exact
+def _int8_scale(highest: Any) -> Any:
+    """The scale of a vector whose largest magnitude has these bits, and what to multiply by: `cachedtypes.to_int8`."""
+    if highest >= _INFINITY_BITS:
+        return _NAN, _ZERO
+    if highest <= _NEGLIGIBLE_BITS:
+        return _ZERO, _ZERO
+    return _number(highest) / _MOST, _MOST / _number(highest)
 
 
 @intrinsic

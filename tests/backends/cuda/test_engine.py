@@ -12,10 +12,11 @@ from minillm.backends.cuda import batches, linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Sequence as Tokens
+from minillm.errors import NumericalError
 from minillm.inspection import attention_maps, next_tokens
-from minillm.ops.philox import uniform
+from minillm.ops.philox import Keys, uniform
 from minillm.ops.sampling import keep_min_p, keep_top_k, keep_top_p, scale
-from minillm.runner import Runner
+from minillm.runner import Output, Runner
 from minillm.scoring import all_logits, score_tokens
 from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.cuda_emulator import Emulator
@@ -225,13 +226,41 @@ def test_the_demo_model(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
         assert engine.generate(prompt, max_new_tokens=4, seed=3, do_sample=True).text == sampled.text
 
 
+def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
+    def logits(runner: Runner) -> np.ndarray:
+        sequences = [Tokens([*PROMPTS[1], 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), Tokens(PROMPTS[2])]
+        counts = [sequence.pending for sequence in sequences]
+        return runner.ops.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+
+    np.testing.assert_allclose(logits(runner), logits(tiny_runner(seed=2)), atol=1e-4)
+
+
+def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) -> None:
+    """Of a pass that nobody recorded, where the last one's logits lay; and of a copy of some rows."""
+    runner.prefill(Tokens(PROMPTS[4][::-1]))
+    with counting(runner):
+        output = runner.prefill(Tokens(PROMPTS[4]))
+        expected = logits_of(tiny_runner(seed=2), PROMPTS[4])[-1].argmax()
+        assert runner.ops.argmax(output.logits).tolist() == [expected]
+    batch = runner.forward([Tokens(PROMPTS[0]), Tokens(PROMPTS[4])], [len(PROMPTS[0]), len(PROMPTS[4])]).logits
+    assert runner.ops.argmax(batch[1:].copy()).tolist() == runner.ops.argmax(batch)[1:].tolist() == [expected]
+
+
+def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -> None:
+    logits = np.zeros((3, 96), np.float32)
+    logits[1, 5] = np.nan
+    keys = Keys(np.zeros(3, np.uint64), np.arange(3), np.arange(3))
+    with pytest.raises(NumericalError, match="row 1 of the logits cannot be sampled from"):
+        backend.sample(logits, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
 # --- the decode step --------------------------------------------------------------------------------------------------
 
 
-def decode(runner: Runner, sequences: list[Tokens]) -> None:
+def decode(runner: Runner, sequences: list[Tokens]) -> Output:
     for sequence in sequences:
         sequence.token_ids.append(5)
-    runner.decode(sequences)
+    return runner.decode(sequences)
 
 
 def test_a_decode_step_reserves_nothing_launches_the_same_and_waits_once(
@@ -245,7 +274,7 @@ def test_a_decode_step_reserves_nothing_launches_the_same_and_waits_once(
         device.recorder.launches.clear()
         device.reserved.clear()
         waits = device.waits
-        decode(runner, sequences)
+        assert decode(runner, sequences).logits.shape == (3, 96)
         launched.append(
             [(launch.name, launch.grid, launch.block, addresses(launch.args)) for launch in device.recorder.launches]
         )
@@ -280,6 +309,12 @@ def test_more_sequences_than_were_foreseen_are_computed_as_they_come(
     backend = CudaBackend(device, device.recorder, "float32", max_batch_size=2)
     ours = generate(runner_on(backend), PROMPTS[:3], max_new_tokens=4)
     assert ours == generate(tiny_runner(seed=2), PROMPTS[:3], max_new_tokens=4)
+    assert not device.records
+
+
+def test_a_pass_may_want_no_logits(runner: Runner, device: RecordingDevice) -> None:
+    for _ in range(3):
+        assert runner.forward([Tokens([5])], [1], rows=[]).logits.shape == (0, 96)
     assert not device.records
 
 
