@@ -34,7 +34,7 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
         ParameterError: the number of threads is impossible.
     """
     _one_of("device", placement.device, ("cpu", "cuda"))
-    _one_of("dtype", placement.dtype, ("auto", *FORMATS))
+    check_dtype(placement.dtype)
     _one_of("backend", placement.backend, ("auto", "numpy", "numba"))
     _one_of("cache_dtype", placement.cache_dtype, ("auto", *CACHE_DTYPES))
     if placement.threads is not None:
@@ -109,6 +109,15 @@ def _set_threads(threads: int) -> None:
     if threads > cores:
         _LOGGER.warning("threads=%d is more than the %d cores there are: it will be slower", threads, cores)
     threadpool_limits(threads, user_api="blas")
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse what is no dtype.
+
+    Raises:
+        DeviceError: it is unknown; the message lists those known.
+    """
+    _one_of("dtype", dtype, ("auto", *FORMATS))
 
 
 def has_numba() -> bool:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .backends.base import QUANTIZED, Backend, Role
 from .backends.weights import Tensor, Weight, narrow
 from .checkpoint import SMALL_FILES, open_checkpoint
 from .checkpoint.tensors import FLOATS
-from .checkpoint.writing import Entry, SafetensorsFile, check_absent, index_of, new_folder, spread
+from .checkpoint.writing import SHARD_BYTES, Entry, SafetensorsFile, check_absent, index_of, new_folder, spread
 from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
 from .models import family_of
@@ -61,20 +62,25 @@ class Part:
             return
         first = 0
         for chunk in self.tensor.chunks():
-            if self.format in QUANTIZED:
-                rounded = quantize(chunk, 8 if self.format == "int8" else 4, self.group)
-                file.write(self.name, rounded.values, first)
-                file.write(self.name + SCALE, rounded.scales, first)
-            else:
-                file.write(self.name, self._narrowed(chunk), first)
+            try:
+                rounded = self._round(chunk)
+            except ParameterError as error:
+                raise ParameterError(f"tensor {self.name}: {error}") from None
+            for entry, rows in zip(self.entries(), rounded, strict=True):
+                file.write(entry.name, rows, first)
             first += len(chunk)
             written(chunk.size)
 
-    def _narrowed(self, chunk: Any) -> Any:
-        rounded = narrow(chunk, self.format)
-        if self.format == "float16" and not np.isfinite(rounded).all():
-            raise ParameterError("weights in float16 must be finite and at most 65,504: choose bfloat16")
-        return rounded
+    def _round(self, chunk: NDArray[np.float32]) -> list[NDArray[Any]]:
+        """Rows of what `entries` lists."""
+        if self.format in QUANTIZED:
+            with np.errstate(invalid="ignore"):  # NaN, which is refused
+                quantized = quantize(chunk, 8 if self.format == "int8" else 4, self.group)
+            return [quantized.values, quantized.scales]
+        narrowed = narrow(chunk, self.format)
+        if self.format == "float16" and not np.isfinite(narrowed).all():
+            raise ParameterError("weights in float16 must be finite and below 65,520: bfloat16 holds larger ones")
+        return [narrowed]
 
 
 class _Plan(Backend):
@@ -97,7 +103,9 @@ class _Plan(Backend):
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
 
-def write_checkpoint(source: Path, target: Path, dtype: str, group: int | None = None) -> None:
+def write_checkpoint(
+    source: Path, target: Path, dtype: str, group: int | None = None, *, shard_bytes: int = SHARD_BYTES
+) -> None:
     """Write the checkpoint in `source` with its weights in `dtype` to the new folder `target`.
 
     The configuration, the tokenizer and the generation defaults go along. Beside the weights of a few rows nothing is
@@ -108,6 +116,7 @@ def write_checkpoint(source: Path, target: Path, dtype: str, group: int | None =
         target: a folder that does not exist, in one that does
         dtype: one of `DTYPES`
         group: of 8 and 4 bits, how many weights share a scale: 32 (the default) or 64
+        shard_bytes: weights above it are spread over several files
 
     Raises:
         ParameterError: the dtype or the group is not offered, the checkpoint is quantised already, `target` exists, or
@@ -133,7 +142,7 @@ def write_checkpoint(source: Path, target: Path, dtype: str, group: int | None =
                 shutil.copyfile(source / name, folder / name)
         config = raw | _fields(raw, dtype, group)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _write_weights(folder, parts, written)
+        _write_weights(folder, parts, shard_bytes, written)
 
 
 def check_request(target: Path, dtype: str, group: int | None) -> int:
@@ -179,13 +188,13 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
     return [[Part(names[id(tensor)], tensor, form, group) for tensor, form in fused] for fused in plan.fused]
 
 
-def _write_weights(folder: Path, fused: list[list[Part]], written: Callable[[int], None]) -> None:
+def _write_weights(folder: Path, fused: list[list[Part]], shard_bytes: int, written: Callable[[int], None]) -> None:
     """All files of weights, and their index where there are several."""
     groups = []
     for parts in fused:
         entries = [part.entries() for part in parts]
         groups.append([entry for i in (0, 1) for several in entries for entry in several[i : i + 1]])  # then scales
-    shards = spread(groups)
+    shards = spread(groups, shard_bytes)
     for name, inside in shards.items():
         names = {entry.name for entry in inside}
         with SafetensorsFile(folder / name, inside) as file:

@@ -54,16 +54,21 @@ ALLOWED: dict[str, set[str]] = {
     }
     | {"runner", "scheduler", "scoring"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
+    "precision": BASE | {"engine", "models"},
+    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "cli": BASE
     | {
         "checkpoint",
         "comparison",
         "decoding",
+        "devices",
         "engine",
         "inspection",
         "loading",
+        "precision",
         "progress",
         "prompts",
+        "quantizing",
         "results",
         "tokenizer",
         "minillm",

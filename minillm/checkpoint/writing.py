@@ -24,7 +24,7 @@ from .safetensors import TYPES
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector that a processor reads at once."""
 SHARD_BYTES = 5 * 10**9
-"""Weights above it are spread over several files."""
+"""How large a file of weights gets, as with `save_pretrained`."""
 
 _CODES = {dtype: (code, itemsize) for code, (dtype, itemsize) in TYPES.items()}
 
@@ -87,7 +87,7 @@ class SafetensorsFile:
                 os.fsync(self._file.fileno())
 
 
-def spread(groups: Sequence[Sequence[Entry]], limit: int = SHARD_BYTES) -> dict[str, list[Entry]]:
+def spread(groups: Sequence[Sequence[Entry]], limit: int) -> dict[str, list[Entry]]:
     """File name -> what it holds. Tensors of a group stay together; a file is within the limit if each group is."""
     shards: list[list[Entry]] = [[]]
     size = 0

@@ -53,11 +53,15 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from ..devices import check_dtype
+
     if args.shape is not None:
         given = [name for name in ("model", "revision", "text") if getattr(args, name) is not None]
         if given:
             raise ParameterError(f"--shape stands for random weights: leave out --{given[0]}")
     dtypes = [word.strip() for word in args.dtype.split(",")]
+    for dtype in dtypes:
+        check_dtype(dtype)  # before a model is loaded in those that stand before it
     rows = _measure(args, list(dict.fromkeys(["float32", *dtypes])), _text(args))
     if not args.json:
         print(f"{'dtype':<10}{'weights':>12}{'perplexity':>12}{'change':>10}{'logit error':>14}")

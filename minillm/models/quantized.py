@@ -106,14 +106,10 @@ class Quantization:
         Raises:
             CheckpointError: the numbers or scales of a matrix do not have the type or the shape that they should.
         """
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in stored.items():
-            matrix = name.removesuffix(SCALE)
-            if matrix != name and matrix in stored and matrix in table:
-                continue
-            scales = stored.get(name + SCALE)
-            tensors[name] = tensor if scales is None or name not in table else self._matrix(tensor, scales, table[name])
-        return tensors
+        matrices = [n for n, shape in table.items() if len(shape) == 2 and n in stored and n + SCALE in stored]
+        joined: dict[str, Tensor] = {n: self._matrix(stored[n], stored[n + SCALE], table[n]) for n in matrices}
+        scales = {name + SCALE for name in matrices}
+        return {name: joined.get(name, tensor) for name, tensor in stored.items() if name not in scales}
 
     def _matrix(self, values: StoredTensor, scales: StoredTensor, shape: tuple[int, ...]) -> QuantizedTensor:
         outputs, inputs = shape

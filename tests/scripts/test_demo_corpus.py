@@ -12,6 +12,8 @@ import demo_words as words
 import pytest
 from demo_corpus import KINDS, Document, held_out_documents, held_out_text, training_documents
 
+from minillm.precision import HELD_OUT
+
 ARITHMETIC = re.compile(
     r"(?P<a>\d+) (?P<sign>[-+x]) (?P<b>\d+) = (?P<c>\d+)\."
     r"|What is (?P<a2>\d+) (?P<sign2>plus|minus|times) (?P<b2>\d+)\? (?P<c2>\d+)\."
@@ -154,3 +156,8 @@ def test_every_fact_is_trained_in_some_form(training: list[Document]) -> None:
     """A held-out question asks for a fact that other sentences have told."""
     told = {document.combination[:2] for document in training if document.kind == "questions"}
     assert told == {(relation, subject) for relation, (_, _, facts) in words.RELATIONS.items() for subject in facts}
+
+
+def test_the_package_ships_some_of_the_held_out_texts():
+    documents = held_out_documents(30).values()
+    assert HELD_OUT.read_text(encoding="utf-8") == "</s>".join(d.text for several in documents for d in several) + "\n"

@@ -1,0 +1,313 @@
+"""Checkpoints written in 16, 8 or 4 bits, and what is loaded from them."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import Engine
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.weights import expand
+from minillm.batch import Sequence
+from minillm.checkpoint import open_checkpoint
+from minillm.checkpoint.writing import SafetensorsFile
+from minillm.errors import CheckpointError, ParameterError, UnsupportedModelError
+from minillm.models import load_model
+from minillm.models.base import weights_of
+from minillm.ops.quantize import Quantized, quantize
+from minillm.progress import watching
+from minillm.quantizing import DTYPES, write_checkpoint
+
+from .tiny import logits_of, runner_of
+from .tiny import write_checkpoint as write_source
+
+VARIANTS = ["pre-norm", "post-norm", "untied", "galactica"]
+LINE = [3, 4, 5, 6, 7, 3, 90, 500]
+
+
+def logits(folder: Path, dtype: str) -> np.ndarray:
+    return logits_of(runner_of(load_model(folder, NumpyBackend(weights=dtype))), LINE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_written_is_what_would_be_rounded_at_load(tmp_path: Path, variant: str, dtype: str) -> None:
+    """Bit by bit: the folder loads to the weights that the source gives with the same dtype, fused and padded alike.
+
+    Widths of 40 and 24 are no multiples of 32.
+    """
+    source = write_source(tmp_path / "source", variant)
+    write_checkpoint(source, tmp_path / "out", dtype)
+    loaded = weights_of(load_model(tmp_path / "out", NumpyBackend(weights=dtype)))
+    expected = weights_of(load_model(source, NumpyBackend(weights=dtype)))
+    assert [weight.name for weight in loaded] == [weight.name for weight in expected]
+    for weight, other in zip(loaded, expected, strict=True):
+        if other.data is None:
+            assert weight.data is None
+            continue
+        assert isinstance(weight.data, Quantized) == isinstance(other.data, Quantized)
+        np.testing.assert_array_equal(expand(weight.data), expand(other.data), strict=True)
+        assert (weight.bias is None) == (other.bias is None)
+        if other.bias is not None:
+            np.testing.assert_array_equal(weight.bias, other.bias)
+    auto = logits(tmp_path / "out", "auto")
+    np.testing.assert_array_equal(auto, logits(source, dtype))
+    np.testing.assert_allclose(logits(tmp_path / "out", "float32"), auto, atol=1e-5)
+    assert np.abs(auto - logits(source, "float32")).max() > 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "group"), [("int8", 32), ("int4", 64)])
+def test_what_the_files_hold(tmp_path: Path, dtype: str, group: int) -> None:
+    source = write_source(tmp_path / "source")
+    write_checkpoint(source, tmp_path / "out", dtype, group)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    bits = int(dtype[3:])
+    assert config.pop("quantization_config") == {"quant_method": "minillm", "bits": bits, "group_size": group}
+    assert config == json.loads((source / "config.json").read_text())
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    stored, original = open_checkpoint(tmp_path / "out"), open_checkpoint(source)
+    kinds = {name: tensor.dtype for name, tensor in stored.items()}
+    assert kinds["embed_tokens.weight"] == "int8", "the vocabulary has 8 bits beside projections of 4"
+    assert kinds["embed_positions.weight"] == "float32"
+    assert kinds["layers.0.fc1.weight"] == ("int8" if bits == 8 else "uint8")
+    assert {kind for name, kind in kinds.items() if name.endswith("bias") or "norm" in name} == {"float32"}
+    fc2 = quantize(original["model.decoder.layers.1.fc2.weight"].load(), bits, group)  # [32, 40], padded to 64
+    np.testing.assert_array_equal(stored["layers.1.fc2.weight"].map(), fc2.values)
+    np.testing.assert_array_equal(stored["layers.1.fc2.weight_scale"].map(), fc2.scales)
+    assert stored["layers.1.fc2.weight"].shape == (32, 64 * bits // 8)
+    assert stored["layers.1.fc2.weight_scale"].shape == (32, 64 // group)
+
+
+def test_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
+    """Those that are fused too: they lie side by side. What is rounded at load is a copy, so the test can tell."""
+    source = write_source(tmp_path / "source", hidden_size=64, ffn_dim=64, word_embed_proj_dim=64)
+    for dtype in ("int8", "int4", "bfloat16"):
+        write_checkpoint(source, tmp_path / dtype, dtype)
+        ops = NumpyBackend(weights="auto")
+        ops.kept = ("int8", "int4", "bfloat16")
+        matrices = [w.data for w in weights_of(load_model(tmp_path / dtype, ops)) if len(w.shape) == 2]
+        assert len(matrices) == 2 + 2 * 4
+        for data in matrices:
+            for array in (data.values, data.scales) if isinstance(data, Quantized) else (data,):
+                assert not array.flags.owndata and not array.flags.writeable
+                assert array.ctypes.data % 64 == 0
+    copies = [w.data for w in weights_of(load_model(source, NumpyBackend(weights="int8"))) if len(w.shape) == 2]
+    assert any(data.values.flags.owndata for data in copies if isinstance(data, Quantized))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])
+def test_the_numba_back_end_computes_with_it(tmp_path: Path, dtype: str) -> None:
+    """On mapped, read-only and padded weights, for one row, a few and many: near the reference on the same folder."""
+    pytest.importorskip("numba", reason="needs the extra `fast`")
+    from minillm.backends.numba.backend import NumbaBackend
+
+    write_checkpoint(write_source(tmp_path / "source", "post-norm"), tmp_path / "out", dtype)
+    ops, line = NumbaBackend(), LINE * 3
+    model = load_model(tmp_path / "out", ops)
+    assert {kind_of(w.data) for w in weights_of(model) if len(w.shape) == 2} >= {dtype}
+    exact = logits_of(runner_of(load_model(tmp_path / "out", NumpyBackend(weights="auto"))), line)
+    for count in (24, 8):
+        sequence = Sequence(line[:count])
+        output = runner_of(model, ops=ops).forward([sequence], [count], rows=range(count))
+        np.testing.assert_allclose(output.logits, exact[:count], atol=0.02 * np.abs(exact).max())
+    with Engine(tmp_path / "out", backend="numba") as engine, Engine(tmp_path / "out", backend="numpy") as plain:
+        fields = {"max_new_tokens": 10, "eos_token_id": [], "logprobs": True}
+        first, second = (e.generate(LINE[:5], **fields).completions[0] for e in (engine, plain))
+        assert first.logprobs[0] == pytest.approx(second.logprobs[0], abs=0.05)
+
+
+def kind_of(data: Any) -> str:
+    return f"int{data.bits}" if isinstance(data, Quantized) else {"uint16": "bfloat16"}.get(data.dtype.name, "float32")
+
+
+@pytest.mark.slow
+def test_loading_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+    """Of 50 MB of weights a process that has loaded them holds less than 10 MB."""
+    fields = {"hidden_size": 1024, "ffn_dim": 4096, "word_embed_proj_dim": 1024, "num_hidden_layers": 4}
+    write_checkpoint(write_source(tmp_path / "source", **fields), tmp_path / "out", "int8")
+    code = (
+        "import sys; from pathlib import Path; from minillm.backends.numpy import NumpyBackend\n"
+        "from minillm.models import load_model\n"
+        "peak = lambda: int(next(l for l in open('/proc/self/status') if 'VmHWM' in l).split()[1])\n"
+        "before = peak(); model = load_model(Path(sys.argv[1]), NumpyBackend(weights='auto')); print(peak() - before)"
+    )
+    if not Path("/proc/self/status").exists():
+        pytest.skip("the peak of a process's memory is read from /proc")
+    result = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True, text=True, check=True)
+    assert sum(f.stat().st_size for f in (tmp_path / "out").glob("*.safetensors")) > 50e6
+    assert int(result.stdout) < 10_000
+
+
+def test_shards_and_other_formats_of_the_source(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source")
+    write_checkpoint(source, tmp_path / "half", "float16")
+    write_checkpoint(tmp_path / "half", tmp_path / "whole", "int4")
+    write_checkpoint(tmp_path / "half", tmp_path / "sharded", "int4", shard_bytes=5000)
+    assert len(list((tmp_path / "sharded").glob("model-*.safetensors"))) > 2
+    np.testing.assert_array_equal(logits(tmp_path / "sharded", "auto"), logits(tmp_path / "whole", "auto"))
+    write_checkpoint(tmp_path / "half", tmp_path / "sharded halves", "bfloat16", shard_bytes=20_000)
+    write_checkpoint(tmp_path / "sharded halves", tmp_path / "again", "int8")
+    assert np.isfinite(logits(tmp_path / "again", "auto")).all()
+
+
+def test_sixteen_bits_make_an_ordinary_checkpoint(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", torch_dtype="float32")
+    write_checkpoint(source, tmp_path / "out", "bfloat16")
+    stored, original = open_checkpoint(tmp_path / "out"), open_checkpoint(source)
+    assert set(stored) == set(original)
+    assert {t.dtype for t in stored.values() if len(t.shape) == 2} == {"bfloat16"}
+    assert {t.dtype for t in stored.values() if len(t.shape) == 1} == {"float32"}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == json.loads((source / "config.json").read_text()) | {"torch_dtype": "bfloat16"}
+
+
+def test_progress_ends_with_every_number(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source")
+    told: list[tuple[int, int]] = []
+    with watching(lambda done, total: told.append((done, total))):
+        write_checkpoint(source, tmp_path / "out", "int4")
+    total = sum(int(np.prod(tensor.shape)) for tensor in open_checkpoint(source).values())
+    assert told[-1] == (total, total) and {of for _, of in told} == {total}
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "group", "message"),
+    [
+        ("int3", None, "dtype 'int3' is none to write weights in: expected one of int8, int4, bfloat16, float16"),
+        ("float32", None, "dtype 'float32' is none to write weights in"),
+        ("int4", 48, "a group should have 32 or 64 weights, found 48"),
+        ("bfloat16", 32, "a group size has no effect on bfloat16: leave it out"),
+    ],
+)
+def test_a_format_that_is_not_offered_is_named(tmp_path: Path, dtype: str, group: int | None, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        write_checkpoint(tmp_path / "never looked at", tmp_path / "out", dtype, group)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quantised_checkpoint_is_not_rounded_once_more(tmp_path: Path) -> None:
+    write_checkpoint(write_source(tmp_path / "source"), tmp_path / "out", "int4")
+    with pytest.raises(ParameterError, match="is already quantised, to int4: quantise what it was made from"):
+        write_checkpoint(tmp_path / "out", tmp_path / "twice", "int8")
+    with pytest.raises(ParameterError, match="the checkpoint is already quantised to int4: dtype should be 'auto'"):
+        Engine(tmp_path / "out", dtype="int8")
+    with pytest.raises(ParameterError, match="exists already"):
+        write_checkpoint(tmp_path / "source", tmp_path / "out", "int4")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    Engine(tmp_path / "out", dtype="int4").close()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_source(tmp_path / "source")
+    write, left = SafetensorsFile.write, [12]
+
+    def full(self: SafetensorsFile, *arguments: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, *arguments)
+
+    monkeypatch.setattr(SafetensorsFile, "write", full)
+    with pytest.raises(CheckpointError, match="cannot be written: No space left on device; nothing of it was left"):
+        write_checkpoint(source, tmp_path / "out", "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "float16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e9])
+def test_a_weight_that_does_not_fit_is_refused(tmp_path: Path, dtype: str, value: float) -> None:
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        tensors["layers.1.fc1.weight"][3, 4] = value
+
+    source = write_source(tmp_path / "source", change=spoil)
+    with pytest.raises(ParameterError, match=r"layers\.1\.fc1\.weight.*finite"):
+        write_checkpoint(source, tmp_path / "out", dtype)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, UnsupportedModelError, "the checkpoint is quantised by 'gptq'"),
+        ({"quant_method": "bitsandbytes"}, UnsupportedModelError, "the checkpoint is quantised by 'bitsandbytes'"),
+        ({"load_in_8bit": True}, UnsupportedModelError, "the checkpoint is quantised by None"),
+        ("awq", UnsupportedModelError, "the checkpoint is quantised by 'awq'"),
+        ({"quant_method": "minillm", "bits": 3, "group_size": 32}, CheckpointError, "bits 8 or 4 .* found 3 and 32"),
+        ({"quant_method": "minillm", "bits": 4}, CheckpointError, "bits 8 or 4 .* found 4 and None"),
+    ],
+)
+def test_other_ways_to_quantise_are_named(tmp_path: Path, value: Any, error: type[Exception], message: str) -> None:
+    source = write_source(tmp_path / "source")
+    edit_config(source, quantization_config=value)
+    with pytest.raises(error, match=message):
+        Engine(source)
+    with pytest.raises(error, match=message):
+        write_checkpoint(source, tmp_path / "out", "int8")
+
+
+def test_no_family_knows_it(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source")
+    edit_config(source, model_type="bert")
+    with pytest.raises(UnsupportedModelError, match="model_type is 'bert'"):
+        write_checkpoint(source, tmp_path / "out", "int8")
+
+
+def rewrite(folder: Path, change: dict[str, Any]) -> None:
+    """The same tensors but for those in `change`; None leaves one out."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors") | change
+    save_file({k: v for k, v in tensors.items() if v is not None}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": np.zeros((40, 8), np.uint8)}, r"fc1\.weight should be uint8 of shape \[40, 16\]"),
+        ({"weight": np.zeros((40, 16), np.float16)}, r"should be uint8 .* found float16 of shape \[40, 16\]"),
+        ({"weight_scale": np.ones((40, 1), np.float32)}, r"fc1\.weight_scale should be float16"),
+        ({"weight_scale": None}, r"fc1\.weight should have shape \[40, 32\] .* found \[40, 16\]"),
+        ({"weight": None}, r"lacks tensor layers\.0\.fc1\.weight"),
+        ({"bias_scale": np.ones(3, np.float16)}, "bias_scale, which its config.json leaves no place for"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_damaged_folder_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    write_checkpoint(write_source(tmp_path / "source"), tmp_path / "out", "int4")
+    rewrite(tmp_path / "out", {f"layers.0.fc1.{name}": array for name, array in change.items()})
+    with pytest.raises(CheckpointError, match=message):
+        Engine(tmp_path / "out")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "int8"])
+def test_integers_without_scales_are_no_weights(tmp_path: Path, dtype: str) -> None:
+    source = write_source(tmp_path / "source")
+    rewrite(source, {"model.decoder.layers.0.fc1.weight": np.ones((40, 32), np.int8)})
+    for backend in ("numpy", "auto"):
+        with pytest.raises(UnsupportedModelError, match=r"layers\.0\.fc1\.weight.* is stored as int8"):
+            Engine(source, dtype=dtype, backend=backend)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.fc1\.weight is stored as int8"):
+        write_checkpoint(source, tmp_path / "out", "int4")
+
+
+def test_a_quantised_draft_beside_a_model_that_is_not(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source")
+    write_checkpoint(source, tmp_path / "draft", "int4")
+    with Engine(source, draft=tmp_path / "draft") as engine, Engine(source) as plain:
+        prompt, fields = [5, 6, 7], {"max_new_tokens": 12, "eos_token_id": []}
+        assert engine.generate(prompt, **fields).token_ids == plain.generate(prompt, **fields).token_ids
