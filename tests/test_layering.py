@@ -39,20 +39,10 @@ ALLOWED: dict[str, set[str]] = {
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
     "loading": BASE | {"backends", "checkpoint", "config", "decoding", "models", "tokenizer"},
     "engine": BASE
-    | {
-        "cache",
-        "config",
-        "decoding",
-        "devices",
-        "footprint",
-        "loading",
-        "loop",
-        "models",
-        "prompts",
-        "requests",
-        "results",
-    }
-    | {"runner", "scheduler", "scoring"},
+    | {"cache", "config", "decoding", "devices", "footprint", "loading", "loop", "models", "prompts", "requests"}
+    | {"results", "runner", "scheduler", "scoring"},
+    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
+    "precision": BASE | {"engine", "models"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
     | {
@@ -62,8 +52,10 @@ ALLOWED: dict[str, set[str]] = {
         "engine",
         "inspection",
         "loading",
+        "precision",
         "progress",
         "prompts",
+        "quantizing",
         "results",
         "tokenizer",
         "minillm",
