@@ -156,10 +156,11 @@ def test_stats_report_the_device(
     from minillm.cli.main import run
 
     monkeypatch.setattr("minillm.engine.Engine", on_device)
-    assert run(["generate", "--prompt", "A list", "--max-new-tokens", "1", "--stats", "--device", "cuda"]) == 0
+    where = ["--device", "cuda", "--dtype", "float32"]
+    assert run(["generate", "--prompt", "A list", "--max-new-tokens", "1", "--stats", *where]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["weights", "cache", "workspace"]
-    assert lines[-3] == "weights          6.1 MiB on the device; predicted 6.1"
+    assert lines[-3] == "weights         12.1 MiB on the device; predicted 12.1"
 
 
 class Small(RecordingDevice):
