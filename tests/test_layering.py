@@ -44,8 +44,6 @@ ALLOWED: dict[str, set[str]] = {
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "precision": BASE | {"engine", "models"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
-    "precision": BASE | {"engine", "models"},
-    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "cli": BASE
     | {
         "checkpoint",
