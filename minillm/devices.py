@@ -75,7 +75,7 @@ def _numba(placement: Placement) -> Backend:
 
 def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     """CuPy and our kernels. "auto" keeps weights as they are stored, and so computes in float16 or bfloat16 where the
-    checkpoint does, but never rounds float32 unasked.
+    checkpoint does, but never rounds float32 unasked; those stored in 8 or 4 bits become float16.
 
     With MINILLM_CUDA_DEBUG=1 in the environment the kernels hold indices against their bounds.
     """

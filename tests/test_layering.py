@@ -39,20 +39,10 @@ ALLOWED: dict[str, set[str]] = {
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
     "loading": BASE | {"backends", "checkpoint", "config", "decoding", "models", "tokenizer"},
     "engine": BASE
-    | {
-        "cache",
-        "config",
-        "decoding",
-        "devices",
-        "footprint",
-        "loading",
-        "loop",
-        "models",
-        "prompts",
-        "requests",
-        "results",
-    }
-    | {"runner", "scheduler", "scoring"},
+    | {"cache", "config", "decoding", "devices", "footprint", "loading", "loop", "models", "prompts", "requests"}
+    | {"results", "runner", "scheduler", "scoring"},
+    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
+    "precision": BASE | {"engine", "models"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "precision": BASE | {"engine", "models"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},

@@ -30,7 +30,7 @@ from .memory import WORKSPACE, Device
 from .pages import CudaPages
 from .reference import attend_by_reference
 from .steps import DecodeStep, StepWorkspace, cut
-from .weights import DeviceWeight, Uploader, number_type
+from .weights import DeviceWeight, Uploader, number_type, storage_of
 
 AUTO = "auto"
 
@@ -55,7 +55,7 @@ class CudaBackend(Backend):
         Args:
             device: memory and order of work
             launcher: compiles and launches
-            storage: "float32", "float16" or "bfloat16"; or "auto": that of the first matrix that is loaded
+            storage: "float32", "float16" or "bfloat16"; or "auto": by the first matrix that is loaded (`storage_of`)
             max_batch_size: decode steps of more sequences are not recorded
             debug: have indices checked on the device
         """
@@ -101,7 +101,7 @@ class CudaBackend(Backend):
         if len(tensors[0].shape) == 1:
             return DeviceWeight(name, self._uploader.vector(tensors), bias, role)
         if self.weights == AUTO:
-            self._settle(tensors[0].dtype if tensors[0].dtype in ("float16", "bfloat16") else "float32")
+            self._settle(storage_of(tensors[0].dtype))
         return DeviceWeight(name, self._uploader.matrix(tensors, self.weights), bias, role)
 
     def format_of(self, role: Role) -> str:

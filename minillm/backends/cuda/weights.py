@@ -80,6 +80,11 @@ def stored_as(tensor: Tensor, storage: str) -> Iterator[NDArray[Any]]:
         yield chunk if storage == "float32" else narrow(chunk, storage)
 
 
+def storage_of(stored: str) -> str:
+    """The storage type for weights of a checkpoint: their own, or float16 for 8 and 4 bits, which have no kernel."""
+    return stored if stored in ("float32", "bfloat16") else "float16"
+
+
 def number_type(storage: str) -> Any:
     """The array type of "float32", "float16" or "bfloat16".
 

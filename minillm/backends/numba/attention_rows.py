@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from .elementary import exp, inner, row_of, scale_at, widen
+from .elementary import exp, inner, multiply_scales, row_of
+from .row_products import VECTOR, add_weighted, highest_of, scores_of
 
-CHUNK = 512
-"""Positions in one piece of work."""
+CHUNK = 256
+"""Positions in one piece of work: a page of the usual size, so that a worker reads memory from one end to the other."""
 
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
@@ -21,67 +22,13 @@ _ZERO = np.float32(0)
 
 def scratch_size(rows: int, D: int) -> int:
     """float32 numbers that one worker needs for `rows` query rows."""
-    return CHUNK + rows * D
-
-
-@inner
-def _score(query: Any, keys: Any, page: int, head: int, offset: int, count: int, scores: Any) -> None:
-    """scores[j] = query . key j of a page; four keys at a time."""
-    data, scales = keys
-    keys_here = data[page, head, offset : offset + count]
-    j = 0
-    while j + 4 <= count:
-        k0, k1, k2, k3 = keys_here[j], keys_here[j + 1], keys_here[j + 2], keys_here[j + 3]
-        s0 = s1 = s2 = s3 = _ZERO
-        for d in range(len(query)):
-            x = query[d]
-            s0 += x * widen(k0[d])
-            s1 += x * widen(k1[d])
-            s2 += x * widen(k2[d])
-            s3 += x * widen(k3[d])
-        scores[j] = s0 * scale_at(scales, page, head, offset + j)
-        scores[j + 1] = s1 * scale_at(scales, page, head, offset + j + 1)
-        scores[j + 2] = s2 * scale_at(scales, page, head, offset + j + 2)
-        scores[j + 3] = s3 * scale_at(scales, page, head, offset + j + 3)
-        j += 4
-    while j < count:
-        k0 = keys_here[j]
-        s0 = _ZERO
-        for d in range(len(query)):
-            s0 += query[d] * widen(k0[d])
-        scores[j] = s0 * scale_at(scales, page, head, offset + j)
-        j += 1
-
-
-@inner
-def _add_values(weights: Any, values: Any, page: int, head: int, offset: int, count: int, result: Any) -> None:
-    """result += sum of weights[j] value j of a page; four values at a time."""
-    data, scales = values
-    values_here = data[page, head, offset : offset + count]
-    j = 0
-    while j + 4 <= count:
-        v0, v1, v2, v3 = values_here[j], values_here[j + 1], values_here[j + 2], values_here[j + 3]
-        w0 = weights[j] * scale_at(scales, page, head, offset + j)
-        w1 = weights[j + 1] * scale_at(scales, page, head, offset + j + 1)
-        w2 = weights[j + 2] * scale_at(scales, page, head, offset + j + 2)
-        w3 = weights[j + 3] * scale_at(scales, page, head, offset + j + 3)
-        for d in range(len(result)):
-            result[d] += w0 * widen(v0[d]) + w1 * widen(v1[d]) + w2 * widen(v2[d]) + w3 * widen(v3[d])
-        j += 4
-    while j < count:
-        v0 = values_here[j]
-        w0 = weights[j] * scale_at(scales, page, head, offset + j)
-        for d in range(len(result)):
-            result[d] += w0 * widen(v0[d])
-        j += 1
+    return CHUNK + VECTOR + rows * D
 
 
 @inner
 def _softmax(scores: Any, count: int, best: Any, mass: Any, result: Any) -> Any:
     """Scores to weights. -> the maximum and the sum so far, up to date; the result so far is scaled to suit them."""
-    highest = best
-    for j in range(count):
-        highest = scores[j] if scores[j] > highest else highest
+    highest = max(best, highest_of(scores, count))
     base = highest if highest != _NOTHING else _ZERO  # nothing seen yet: all weights 0, and not NaN
     if highest > best:
         shrink = exp(best - base)
@@ -128,16 +75,20 @@ def _attend_chunk(
     while first < stop:
         page, offset = table[first // P], first % P
         size = min(P - offset, stop - first)
+        next_at = ((table[min(first + size, stop - 1) // P] * K + head) * P) * D
         for r in range(n * G):
             query = r // G
             count = min(size, S - n + query + 1 - first)
             if count > 0:
                 result = results[r * D : r * D + D]
-                _score(queries[r * D : r * D + D], keys, page, head, offset, count, scores)
+                at = ((page * K + head) * P + offset) * D
+                scores_of(queries[r * D : r * D + D], keys[0], at, count, scores, values[0], at)
+                multiply_scales(scores, keys[1], page, head, offset, count)
                 if query >= n - m:
                     _hide(scores, first, count, S, m, query - (n - m), seen[mask:])
                 bests[r], masses[r] = _softmax(scores, count, bests[r], masses[r], result)
-                _add_values(scores, values, page, head, offset, count, result)
+                multiply_scales(scores, values[1], page, head, offset, count)
+                add_weighted(scores, values[0], at, count, result, keys[0], next_at)
         first += size
 
 
@@ -181,7 +132,7 @@ def attend_rows(q: Any, keys: Any, values: Any, plan: Any, scale: Any, parts: An
     flat = parts.reshape(-1)
     results, bests, masses = flat[: slots * D], flat[slots * D : slots * (D + 1)], flat[slots * (D + 1) :]
     for worker in prange(workers):
-        for item in range(worker, len(pieces) * K, workers):
+        for item in range(worker * len(pieces) * K // workers, (worker + 1) * len(pieces) * K // workers):
             sequence, chunk, slot = pieces[item // K]
             rows = spans[sequence, 1] * (H // K)
             slot += item % K * rows

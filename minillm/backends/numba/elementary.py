@@ -94,6 +94,24 @@ def _scale_at(scales: Any, page: int, head: int, offset: int) -> Any:
     return one if scales == types.none else stored
 
 
+def multiply_scales(x: Any, scales: Any, page: int, head: int, offset: int, count: int) -> None:
+    """x[j] *= scales[page, head, offset + j] for j < count; nothing where `scales` is None. For kernels only."""
+    raise NotImplementedError
+
+
+@overload(multiply_scales)  # type: ignore[untyped-decorator]
+def _multiply_scales(x: Any, scales: Any, page: int, head: int, offset: int, count: int) -> Any:
+    def nothing(x: Any, scales: Any, page: int, head: int, offset: int, count: int) -> None:
+        pass
+
+    def multiply(x: Any, scales: Any, page: int, head: int, offset: int, count: int) -> None:
+        here = scales[page, head, offset : offset + count]
+        for j in range(count):
+            x[j] *= here[j]
+
+    return nothing if scales == types.none else multiply
+
+
 def store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
     """Round x [D] and write it to `pages`, an array of bfloat16 or int8 and its scales. For kernels only."""
     raise NotImplementedError

@@ -58,7 +58,7 @@ class Stored(RandomTensor):
         object.__setattr__(self, "dtype", storage)
 
     def stored(self) -> Any:
-        return self.load() if self.dtype == "float32" else narrow(self.load(), self.dtype)
+        return self.load() if self.dtype in ("float32", "int8") else narrow(self.load(), self.dtype)
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
@@ -120,7 +120,8 @@ def test_a_stage_is_not_filled_before_its_last_copy_is_done(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("stored", "storage"), [("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "float32")]
+    ("stored", "storage"),
+    [("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("int8", "float16")],
 )
 def test_auto_keeps_the_type_that_weights_are_stored_in(stored: str, storage: str) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
@@ -155,10 +156,11 @@ def test_stats_report_the_device(
     from minillm.cli.main import run
 
     monkeypatch.setattr("minillm.engine.Engine", on_device)
-    assert run(["generate", "--prompt", "A list", "--max-new-tokens", "1", "--stats", "--device", "cuda"]) == 0
+    where = ["--device", "cuda", "--dtype", "float32"]
+    assert run(["generate", "--prompt", "A list", "--max-new-tokens", "1", "--stats", *where]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["weights", "cache", "workspace"]
-    assert lines[-3] == "weights          6.1 MiB on the device; predicted 6.1"
+    assert lines[-3] == "weights         12.1 MiB on the device; predicted 12.1"
 
 
 class Small(RecordingDevice):
