@@ -12,7 +12,7 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import expand
+from minillm.backends.weights import expand, narrow
 from minillm.batch import Sequence
 from minillm.checkpoint import open_checkpoint
 from minillm.checkpoint.writing import SafetensorsFile
@@ -142,6 +142,25 @@ def test_loading_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True, text=True, check=True)
     assert sum(f.stat().st_size for f in (tmp_path / "out").glob("*.safetensors")) > 50e6
     assert int(result.stdout) < 10_000
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_keeps_what_is_quantised_and_computes_in_float32_with_the_rest(tmp_path: Path, dtype: str) -> None:
+    write_checkpoint(write_source(tmp_path / "source"), tmp_path / "out", dtype)
+    with Engine(tmp_path / "out", backend="numpy") as engine:
+        kinds = {kind_of(weight.data) for weight in weights_of(engine.runner.model)}
+    assert kinds == ({"float32"} if dtype.endswith("16") else {"float32", "int8", dtype})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_quantised_folder_expands_piece_by_piece(tmp_path: Path, monkeypatch, dtype: str) -> None:
+    write_checkpoint(write_source(tmp_path / "source"), tmp_path / "out", "int4")
+    monkeypatch.setattr("minillm.models.quantized.CHUNK", 100)  # numbers: three rows
+    kept, loaded = (weights_of(load_model(tmp_path / "out", NumpyBackend(weights=word))) for word in ("auto", dtype))
+    for weight, whole in zip(loaded, kept, strict=True):
+        exact = expand(whole.data)
+        expected = narrow(exact, dtype) if dtype == "bfloat16" and exact.ndim == 2 else exact
+        np.testing.assert_array_equal(weight.data, expected, strict=True)
 
 
 def test_shards_and_other_formats_of_the_source(tmp_path: Path) -> None:

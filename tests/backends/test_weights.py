@@ -63,6 +63,23 @@ def test_sixteen_bits_stay_in_their_file(tmp_path: Path, dtype: Any) -> None:
     )
 
 
+def test_rows_side_by_side_in_a_file_are_mapped_as_one(tmp_path: Path) -> None:
+    """Only where they are: in another order, with something between, of another width or file, they are copied."""
+    arrays = {name: RNG.standard_normal((rows, 8)).astype(np.float16) for name, rows in (("a", 3), ("b", 5), ("c", 2))}
+    arrays["d"] = RNG.standard_normal((2, 4)).astype(np.float16)
+    for file in ("m.safetensors", "n.safetensors"):
+        save_file(arrays, tmp_path / file)
+    first, second = (read_safetensors(tmp_path / file) for file in ("m.safetensors", "n.safetensors"))
+    assert [t.name for t in sorted(first.values(), key=lambda t: t.offset)] == ["a", "b", "c", "d"]
+    for names, one_piece in (("ab", True), ("abc", True), ("ba", False), ("ac", False)):
+        whole = gather([first[name] for name in names], "auto")
+        np.testing.assert_array_equal(whole, np.concatenate([arrays[name] for name in names]))
+        assert (not whole.flags.owndata) is one_piece
+    assert first["c"].followed_by(first["d"]) is None
+    assert first["a"].followed_by(second["b"]) is None
+    assert gather([first["a"], second["b"]], "auto").flags.owndata
+
+
 def test_random_numbers_are_the_same_in_parts() -> None:
     tensor = RandomTensor("a", (5000, 700), 0, 0.5)
     parts = list(tensor.chunks())
