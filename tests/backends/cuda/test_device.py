@@ -16,12 +16,12 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import CACHE, CupyDevice, Device, Parcel
 from minillm.backends.cuda.weights import Uploader, number_type
+from minillm.backends.random import RandomTensor
 from minillm.backends.weights import narrow
 from minillm.batch import Sequence as Tokens
 from minillm.devices import Placement, choose_backend
 from minillm.errors import DeviceError, NumericalError
 from minillm.footprint import footprints
-from minillm.models.base import RandomTensor
 from tests.cuda_emulator import Emulator
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
 
