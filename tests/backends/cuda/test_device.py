@@ -25,6 +25,7 @@ from minillm.footprint import footprints
 from tests.cuda_emulator import Emulator
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
 
+from .launchers import launcher
 from .recording import Recorder, RecordingDevice
 
 PROMPT = random_prompts(1, seed=3)[0]
@@ -124,7 +125,7 @@ def test_a_stage_is_not_filled_before_its_last_copy_is_done(monkeypatch: pytest.
 )
 def test_auto_keeps_the_type_that_weights_are_stored_in(stored: str, storage: str) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
-    backend = CudaBackend(Device(), Emulator())
+    backend = CudaBackend(Device(), launcher())
     weight = backend.prepare_weight("w", [Stored(stored)], [RandomTensor("b", (7,), 0, 1.0)])
     assert (backend.weights, weight.data.dtype.name, weight.bias.dtype.name) == (storage, storage, "float32")
     assert backend.prepare_weight("v", [RandomTensor("v", (7, 5), 0, 1.0)]).data.dtype.name == storage
@@ -215,7 +216,7 @@ def test_memory_that_is_kept_for_later_is_given_back_before_giving_up() -> None:
         def release_unused(self) -> None:
             self.largest = 1 << 40
 
-    device = Hoarding(Recorder(Emulator()))
+    device = Hoarding(Recorder(launcher()))
     device.largest = 10
     assert device.empty((100,), np.float32, CACHE).shape == (100,)
     assert device.asked == [400, 400]
