@@ -44,6 +44,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @emulated
+@pytest.mark.slow
 def test_everything_runs_emulated(tmp_path: Path, subprocess_environment: dict[str, str]) -> None:
     """Ceilings, kernels, engine and checks, as on a GPU: a slip of the pen must not cost the one call on a real one."""
     (tmp_path / "bin").mkdir()
@@ -92,8 +93,7 @@ def test_a_budget_that_is_spent_and_a_part_that_fails_are_named(
 ) -> None:
     monkeypatch.setattr(script, "LIMITS", {"nonsense": 60})
     assert script.main(["--emulated", "--out", str(tmp_path), "--budget", "60"]) == 0
-    assert "failed: KeyError: 'nonsense'" in capsys.readouterr().out or "tests" in script.parse([]).parts
-    assert script.Run(tmp_path, ["emulated"], emulated=True).part("nonsense", 60) == "KeyError: 'nonsense'"
+    assert "failed: KeyError: 'nonsense'" in capsys.readouterr().out
     assert script.main(["--emulated", "--out", str(tmp_path), "--budget", "1"]) == 0
     assert "left out: the budget of 1 s is spent" in capsys.readouterr().out
 
@@ -209,5 +209,6 @@ def test_compiled_transformers_say_what_eager_ones_do(tiny: str) -> None:
         assert tokens(batch, compiled=True) == expected
         assert counters["stats"]["unique_graphs"] == 1
         assert not counters["graph_break"]
+    peer.begin(1, compiled=True)
     assert len(peer.decode()) == BURSTS
     assert all(seconds > 0 for seconds in peer.prefill(2))
