@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from minillm.backends.base import Backend
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.random import RandomTensor
 from minillm.batch import Sequence as Tokens
 from minillm.cache import PagedCache
 from minillm.decoding.parameters import GenerationConfig
@@ -20,7 +21,7 @@ from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request, Strategy
 from minillm.loop import StepLoop
 from minillm.models import opt
-from minillm.models.base import Model, RandomTensor
+from minillm.models.base import Model
 from minillm.runner import Runner
 from minillm.scheduler import Limits
 

@@ -15,6 +15,7 @@ from ..ops.philox import Keys
 from .arena import Arena
 from .memory import MemoryUse, free_memory
 from .pages import Pages
+from .random import RandomTensor
 from .weights import FORMATS, Tensor, Weight, expand, gather, join
 
 Result = TypeVar("Result", bound=tuple[Any, ...])
@@ -62,6 +63,10 @@ class Backend:
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias)
         return Weight(name, gather(tensors, self.format_of(role), self.weight_order, kept=self.kept), bias)
+
+    def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+        """Normal random numbers in a tensor's place, the same for the same back end, seed and name."""
+        return RandomTensor(name, shape, seed, std)
 
     def format_of(self, role: Role) -> str:
         """The format of a matrix. The vocabulary has 8 bits where projections have 4, and positions are not rounded."""

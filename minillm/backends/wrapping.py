@@ -35,6 +35,10 @@ class WrappedBackend(Backend):
         """As the wrapped one."""
         return self.inner.prepare_weight(name, tensors, biases, role)
 
+    def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+        """As the wrapped one."""
+        return self.inner.random_tensor(name, shape, seed, std)
+
     def format_of(self, role: Role) -> str:
         """As the wrapped one."""
         return self.inner.format_of(role)

@@ -60,7 +60,7 @@ def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
     for family in FAMILIES.values():
         if shape in family.SHAPES:
             config = family.read_config(family.SHAPES[shape])
-            stored = random_tensors(family.tensor_table(config), seed, std)
+            stored = random_tensors(family.tensor_table(config), seed, std, ops)
             model: Model = family.build(config, stored, ops)
             return model
     known = ", ".join(name for family in FAMILIES.values() for name in family.SHAPES)

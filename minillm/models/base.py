@@ -1,13 +1,9 @@
 """What the runner needs of a model, and how a model gets its tensors."""
 
 import math
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..backends.base import Backend, Role
 from ..backends.pages import Pages
@@ -16,9 +12,6 @@ from ..batch import Batch
 from ..config import ModelConfig
 from ..errors import CheckpointError
 from ..progress import report
-
-CHUNK = 1 << 20
-"""Random numbers made at once."""
 
 Shapes = dict[str, tuple[int, ...]]
 """A family's tensor table: the name of every tensor that a configuration needs, with its shape."""
@@ -111,48 +104,6 @@ def _some(names: Sequence[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{more}"
 
 
-@dataclass(frozen=True)
-class RandomTensor:
-    """Normal random numbers in a tensor's place, the same for the same seed and name."""
-
-    name: str
-    shape: tuple[int, ...]
-    seed: int
-    std: float
-    dtype = "float32"
-
-    def stored(self) -> NDArray[np.float32]:
-        """The numbers, float32."""
-        return self.load()
-
-    def followed_by(self, other: Any) -> None:
-        """There is no file."""
-
-    def load(self) -> NDArray[np.float32]:
-        """The numbers, float32."""
-        out = np.empty(self.shape, np.float32)
-        self.read_into(out)
-        return out
-
-    def read_into(self, out: NDArray[np.float32]) -> None:
-        """Fill `out` with the numbers. A norm's gain is drawn around 1."""
-        first = 0
-        for chunk in self.chunks():
-            out[first : first + len(chunk)] = chunk
-            first += len(chunk)
-
-    def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """The same numbers, some rows after the others."""
-        rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
-        rows = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
-        for first in range(0, self.shape[0], rows):
-            chunk = rng.standard_normal((min(rows, self.shape[0] - first), *self.shape[1:]), np.float32)
-            chunk *= self.std
-            if self.name.endswith("norm.weight"):
-                chunk += 1
-            yield chunk
-
-
-def random_tensors(table: Shapes, seed: int, std: float) -> dict[str, RandomTensor]:
-    """A whole model of random numbers: what benchmarks of a published shape need."""
-    return {name: RandomTensor(name, shape, seed, std) for name, shape in table.items()}
+def random_tensors(table: Shapes, seed: int, std: float, ops: Backend) -> dict[str, Tensor]:
+    """A whole model of random numbers, drawn where `ops` wants them: what benchmarks of a published shape need."""
+    return {name: ops.random_tensor(name, shape, seed, std) for name, shape in table.items()}

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import QUANTIZED
+from ..backends.random import CHUNK
 from ..backends.weights import Tensor
 from ..checkpoint import StoredTensor
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError
 from ..ops.quantize import GROUPS, Quantized, dequantize
-from .base import CHUNK, Shapes
+from .base import Shapes
 
 METHOD = "minillm"
 """The quant_method that is ours."""

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.random import RandomTensor
 from minillm.backends.weights import FORMATS, expand, gather, narrow
 from minillm.checkpoint.safetensors import read_safetensors
-from minillm.models.base import RandomTensor
 
 from ..tiny import logits_of, runner_of, tiny_model
 

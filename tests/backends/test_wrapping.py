@@ -6,11 +6,11 @@ import numpy as np
 
 from minillm.backends.base import Backend
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.random import RandomTensor
 from minillm.backends.weights import join
 from minillm.backends.wrapping import WrappedBackend
 from minillm.batch import Sequence
 from minillm.cache import PagedCache
-from minillm.models.base import RandomTensor
 from minillm.runner import Runner
 
 from ..tiny import logits_of, runner_of, tiny_model

@@ -19,6 +19,7 @@ from ..base import Backend, Result, Role
 from ..memory import MemoryUse
 from ..numpy import NumpyBackend
 from ..pages import Pages
+from ..random import RandomTensor
 from ..weights import Tensor, Weight
 from . import attention, kv, rows
 from .batches import Bucket, DeviceBatch, bucket_of
@@ -28,6 +29,7 @@ from .linear import ACTIVATIONS as FUSED
 from .linear_choice import Products
 from .memory import WORKSPACE, Device
 from .pages import CudaPages
+from .random import DrawnTensor, draw
 from .reference import attend_by_reference
 from .steps import DecodeStep, StepWorkspace, cut
 from .weights import DeviceWeight, Uploader, number_type, storage_of
@@ -102,7 +104,20 @@ class CudaBackend(Backend):
             return DeviceWeight(name, self._uploader.vector(tensors), bias, role)
         if self.weights == AUTO:
             self._settle(storage_of(tensors[0].dtype))
-        return DeviceWeight(name, self._uploader.matrix(tensors, self.weights), bias, role)
+        return DeviceWeight(name, self._matrix(tensors), bias, role)
+
+    def _matrix(self, tensors: Sequence[Tensor]) -> Any:
+        """All tensors [out_i, in] in one, in the storage type: sent, or drawn where they are."""
+        drawn = [tensor for tensor in tensors if isinstance(tensor, DrawnTensor)]
+        if len(drawn) < len(tensors):
+            return self._uploader.matrix(tensors, self.weights)
+        out = self._uploader.empty((sum(tensor.shape[0] for tensor in drawn), *drawn[0].shape[1:]), self.dtype)
+        draw(self.kernels, drawn, out)
+        return out
+
+    def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+        """Matrices are drawn on the device, which has other random numbers than the host; vectors on the host."""
+        return DrawnTensor(name, shape, seed, std) if len(shape) == 2 else RandomTensor(name, shape, seed, std)
 
     def format_of(self, role: Role) -> str:
         """One storage type for all."""

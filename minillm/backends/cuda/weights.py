@@ -32,7 +32,7 @@ class Uploader:
         self._sent: list[Wait] = []
         self._next = 0
         self.sent_bytes = 0
-        """What went to the device so far"""
+        """Bytes that parameters take on the device so far"""
 
     def matrix(self, tensors: Sequence[Tensor], storage: str) -> Any:
         """All tensors [out_i, in], one after the other along the first axis, as numbers of `storage`."""
@@ -45,8 +45,14 @@ class Uploader:
         values = join(tensors)
         return self._send(values.shape, np.dtype(np.float32), [values])
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Room for a parameter that is made on the device."""
+        out = self._device.empty(shape, dtype, WEIGHTS)
+        self.sent_bytes += out.nbytes
+        return out
+
     def _send(self, shape: tuple[int, ...], dtype: Any, pieces: Iterable[NDArray[Any]]) -> Any:
-        target = self._device.empty(shape, dtype, WEIGHTS)
+        target = self.empty(shape, dtype)
         offset = 0
         for piece in pieces:
             data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
@@ -57,7 +63,6 @@ class Uploader:
                 self._next ^= 1
                 offset += part.size
         assert offset == target.nbytes
-        self.sent_bytes += offset
         return target
 
     def _staged(self, part: NDArray[np.uint8]) -> NDArray[np.uint8]:

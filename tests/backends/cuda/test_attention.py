@@ -12,6 +12,8 @@ from minillm.backends.cuda.kernels import Kernels
 from minillm.batch import Span
 from tests.cuda_emulator import Emulator
 
+from .launchers import launcher
+
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -138,7 +140,7 @@ def test_the_order_of_threads_is_nothing(any_emulator: Emulator, storage: str, l
     case = Case(storage, (DECODE | PREFILL)[lengths], rows=1, K=1)
     out = case.run(any_emulator, debug=True)
     case.check(out)
-    assert (out == case.run(Emulator(), debug=True)).all()
+    assert (out == case.run(launcher(), debug=True)).all()
 
 
 @pytest.mark.parametrize(("H", "K"), [(4, 2), (4, 1), (8, 1), _slow(6, 2), _slow(16, 1), _slow(11, 1)])

@@ -16,15 +16,16 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import CACHE, CupyDevice, Device, Parcel
 from minillm.backends.cuda.weights import Uploader, number_type
+from minillm.backends.random import RandomTensor
 from minillm.backends.weights import narrow
 from minillm.batch import Sequence as Tokens
 from minillm.devices import Placement, choose_backend
 from minillm.errors import DeviceError, NumericalError
 from minillm.footprint import footprints
-from minillm.models.base import RandomTensor
 from tests.cuda_emulator import Emulator
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
 
+from .launchers import launcher
 from .recording import Recorder, RecordingDevice
 
 PROMPT = random_prompts(1, seed=3)[0]
@@ -125,7 +126,7 @@ def test_a_stage_is_not_filled_before_its_last_copy_is_done(monkeypatch: pytest.
 )
 def test_auto_keeps_the_type_that_weights_are_stored_in(stored: str, storage: str) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
-    backend = CudaBackend(Device(), Emulator())
+    backend = CudaBackend(Device(), launcher())
     weight = backend.prepare_weight("w", [Stored(stored)], [RandomTensor("b", (7,), 0, 1.0)])
     assert (backend.weights, weight.data.dtype.name, weight.bias.dtype.name) == (storage, storage, "float32")
     assert backend.prepare_weight("v", [RandomTensor("v", (7, 5), 0, 1.0)]).data.dtype.name == storage
@@ -217,7 +218,7 @@ def test_memory_that_is_kept_for_later_is_given_back_before_giving_up() -> None:
         def release_unused(self) -> None:
             self.largest = 1 << 40
 
-    device = Hoarding(Recorder(Emulator()))
+    device = Hoarding(Recorder(launcher()))
     device.largest = 10
     assert device.empty((100,), np.float32, CACHE).shape == (100,)
     assert device.asked == [400, 400]

@@ -8,7 +8,10 @@ import pytest
 
 from tests.cuda_emulator import BuildError, Emulator, LaunchError
 
+from .launchers import ON_GPU
 from .planted import NONE, kernel, random
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="is about the emulator")
 
 
 @pytest.mark.parametrize(

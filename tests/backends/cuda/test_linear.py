@@ -16,6 +16,8 @@ from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.linear import TILES, finish_product, gemm, gemv, linear
 from tests.cuda_emulator import Emulator
 
+from .launchers import launcher
+
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -107,7 +109,7 @@ def problem(
 
 @cache
 def kernels(storage: str, schedule: str = "forward") -> Kernels:
-    return Kernels(Emulator(schedule), storage)
+    return Kernels(launcher(schedule), storage)
 
 
 def run(product: Any, kernels_: Kernels, case: Problem, **options: Any) -> None:

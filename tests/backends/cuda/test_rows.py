@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,6 +11,10 @@ from minillm.backends.cuda import rows
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.errors import DeviceError
 from tests.cuda_emulator import Emulator, LaunchError
+
+from .launchers import ON_GPU
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 assert list(DTYPES) == list(STORAGE)
@@ -89,6 +92,7 @@ def test_rows_are_taken_from_an_array_with_any_stride(
     np.testing.assert_array_equal(out, x[wanted])
 
 
+@pytest.mark.skipif(ON_GPU, reason="ends the process on a GPU")
 @pytest.mark.parametrize(("token", "position"), [(5, 0), (-1, 0), (0, 2), (0, -3)])
 def test_a_debug_build_refuses_what_is_in_no_table(emulator: Emulator, token: int, position: int) -> None:
     kernels = Kernels(emulator, "float32", debug=True)

@@ -1,0 +1,163 @@
+"""The whole engine on random weights, for `gpu.py`: decode steps and prefill, through the same calls as a user's."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpu_clock import Sizes, median_and_best
+from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure
+
+from minillm import Engine
+from minillm.accounting import Part, Step, cache_bytes, position_parameters, step_flops, weight_bytes
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.memory import CupyDevice
+from minillm.batch import Sequence
+from minillm.models.opt import SHAPES, OPTConfig, read_config
+
+NUMBER = 2
+"""Bytes of a float16"""
+WARM_UP = 4
+"""Steps before any is timed: the first compiles, the second is captured."""
+
+
+def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
+    """Every shape in float16."""
+    for shape in shapes:
+        try:
+            yield from _shape(sizes, shape)
+        except Exception as error:  # one that is too large leaves the others
+            yield Figure(OURS, shape, "", note=f"failed: {type(error).__name__}: {error}")
+
+
+def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
+    config, batch = read_config(SHAPES[shape]), max(sizes.batches)
+    positions = max(batch * (sizes.prompt + sizes.new_tokens), sizes.prefills * sizes.prefill) + 32 * batch
+    room = cache_bytes(config, positions, NUMBER)
+    with Engine.random(shape, device="cuda", dtype="float16", max_batch_size=batch, cache_bytes=room) as engine:
+        weights = weight_bytes(config, NUMBER)
+        note = f"{weights / 2**30:.2f} GiB, drawn on the device"
+        yield Figure(OURS, shape, "weights", engine.load_seconds, engine.load_seconds, note=note)
+        watch = Watch(engine)
+        for batch in sizes.batches:
+            yield from _decode(engine, watch, sizes, config, shape, batch)
+        yield _prefill(shape, config, sizes, 1, lambda: _generate(engine, sizes.prefill))
+        yield _prefill(shape, config, sizes, sizes.prefills, lambda: _one_pass(engine, sizes))
+        for footprint in engine.device_memory:
+            note = f"{footprint.taken / 2**20:.1f} MiB, predicted {footprint.predicted / 2**20:.1f}"
+            yield Figure(OURS, shape, f"memory: {footprint.kind}", note=note)
+
+
+def prompt(number: int, length: int, vocab_size: int) -> list[int]:
+    """Token ids that differ from prompt to prompt and avoid the special ones."""
+    return [4 + (7919 * i + 104_729 * number) % (vocab_size - 4) for i in range(length)]
+
+
+def _decode(
+    engine: Engine, watch: "Watch", sizes: Sizes, config: OPTConfig, shape: str, batch: int
+) -> Iterator[Figure]:
+    """Steps of a batch, as `Engine.step` takes them; then some more for what the device alone takes."""
+    prompts = [prompt(i, sizes.prompt, config.vocab_size) for i in range(batch)]
+    requests = [engine.add(tokens, max_new_tokens=sizes.new_tokens, eos_token_id=()) for tokens in prompts]
+    before = engine.stats.decode_tokens
+    while engine.stats.decode_tokens == before:  # until a step has no prompt in it
+        engine.step()
+    for _ in range(WARM_UP):
+        engine.step()
+    seconds = [_timed(engine.step) for _ in range(sizes.steps)]
+    with watch:
+        for _ in range(min(16, sizes.steps)):
+            engine.step()
+    for request in requests:
+        engine.abort(request)
+    engine.step()
+    read = weight_bytes(config, NUMBER) - NUMBER * position_parameters(config)
+    cached = cache_bytes(config, batch * (sizes.prompt + sizes.steps // 2), NUMBER)
+    amounts: dict[str, Any] = {
+        "bytes": read + cached,
+        "tokens": batch,
+        "flops": step_flops(config, Step((Part(1, sizes.prompt),) * batch, batch)),
+    }
+    yield Figure(OURS, shape, DECODE.format(batch), **median_and_best(seconds), **amounts, launches=watch.launches)
+    if watch.seconds:
+        yield Figure(OURS, shape, DEVICE_TIME.format(batch), **median_and_best(watch.seconds), **amounts)
+
+
+def _prefill(shape: str, config: OPTConfig, sizes: Sizes, prompts: int, run: Callable[[], object]) -> Figure:
+    """A prompt through the engine, or several in one pass. The first run compiles, and chooses products by time."""
+    run()
+    seconds = [_timed(run) for _ in range(max(2, sizes.repeats // 2))]
+    flops = step_flops(config, Step((Part(sizes.prefill, sizes.prefill),) * prompts, prompts))
+    note = "in chunks, as the engine does it" if prompts == 1 else "in one pass"
+    what = PREFILL.format(prompts, sizes.prefill)
+    return Figure(OURS, shape, what, **median_and_best(seconds), tokens=prompts * sizes.prefill, flops=flops, note=note)
+
+
+def _generate(engine: Engine, length: int) -> None:
+    engine.generate(prompt(1, length, engine.config.vocab_size), max_new_tokens=1, eos_token_id=())
+
+
+def _one_pass(engine: Engine, sizes: Sizes) -> None:
+    runner, vocab = engine.runner, engine.config.vocab_size
+    sequences = [Sequence(prompt(i, sizes.prefill, vocab)) for i in range(sizes.prefills)]
+    try:
+        runner.forward(sequences, [sizes.prefill] * len(sequences))
+    finally:
+        for sequence in sequences:
+            runner.cache.free(sequence)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    """Seconds by the wall clock; `run` must wait for the device itself, as a step does for its tokens."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+class Watch:
+    """Counts what a captured step launches and, inside a `with` block, times its replays between two events."""
+
+    def __init__(self, engine: Engine) -> None:
+        ops = engine.runner.ops
+        assert isinstance(ops, CudaBackend) and isinstance(ops.device, CupyDevice)
+        self.launches = 0
+        """Of the step that was captured last"""
+        self.seconds: list[float] = []
+        self._device, self._get, self._record = ops.device, ops.kernels.get, ops.device.record
+        self._on = False
+        self._times: list[tuple[Any, Any]] = []
+        setattr(ops.kernels, "get", self._counted_get)  # noqa: B010  mypy: a method
+        setattr(ops.device, "record", self._watched_record)  # noqa: B010
+
+    def _counted_get(self, *args: Any, **constants: Any) -> Any:
+        kernel = self._get(*args, **constants)
+
+        def launch(*arguments: Any, **options: Any) -> None:
+            self.launches += 1
+            kernel(*arguments, **options)
+
+        return launch
+
+    def _watched_record(self, launch: Callable[[], object]) -> Callable[[], object]:
+        self.launches = 0
+        replay = self._record(launch)
+
+        def watched() -> None:
+            if not self._on:
+                replay()
+                return
+            events = tuple(self._device.xp.cuda.Event() for _ in range(2))
+            events[0].record(self._device.stream)
+            replay()
+            events[1].record(self._device.stream)
+            self._times.append((events[0], events[1]))
+
+        return watched
+
+    def __enter__(self) -> None:
+        self._on = True
+        self._times.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._on = False
+        self._device.wait()
+        self.seconds = [1e-3 * self._device.xp.cuda.get_elapsed_time(*pair) for pair in self._times]

@@ -1,0 +1,235 @@
+"""The two ceilings, and each kernel alone in the shapes of a model, for `gpu.py`."""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from gpu_clock import Clock, Sizes, median_and_best
+from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure
+
+from minillm.accounting import Part
+from minillm.backends.cuda import attention, kv, linear, rows, sampling
+from minillm.backends.cuda.compiling import CupyLauncher
+from minillm.backends.cuda.kernels import Kernels
+from minillm.backends.cuda.random import fill_normal
+from minillm.backends.cuda.weights import number_type
+from minillm.models.opt import NORM_EPSILON, SHAPES, OPTConfig, read_config
+
+PAGE = 16
+NUMBER = 2
+"""Bytes of a float16"""
+
+
+def ceilings(sizes: Sizes) -> Iterator[Figure]:
+    """A large copy, and large products of each type."""
+    clock = Clock(sizes)
+    yield _copy(clock)
+    n = sizes.product
+    for storage in ("float16", "bfloat16", "float32"):
+        what = PRODUCT.format(storage)
+        try:
+            a, b = (clock.xp.empty((n, n), number_type(storage)) for _ in range(2))
+            for seed, array in enumerate((a, b)):
+                fill_normal(Kernels(CupyLauncher(), storage), array, seed, 1.0)
+            out = clock.xp.empty((n, n), a.dtype)
+            seconds = clock.singly(lambda a=a, b=b, out=out: clock.xp.matmul(a, b, out=out))  # type: ignore[misc]
+        except Exception as error:  # one type that the library cannot do leaves the others
+            yield Figure("ceilings", "", what, note=f"failed: {type(error).__name__}: {error}")
+            continue
+        yield Figure("ceilings", "", what, **median_and_best(seconds), flops=2 * n**3)
+
+
+def _copy(clock: Clock) -> Figure:
+    source, target = (clock.xp.zeros(clock.sizes.copy // 4, np.float32) for _ in range(2))
+
+    def copy() -> None:
+        target[...] = source
+
+    return Figure("ceilings", "", COPY, **median_and_best(clock.singly(copy)), bytes=2 * source.nbytes)
+
+
+def kernels(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
+    """Every kernel in the sizes that a forward pass of each shape gives it."""
+    clock = Clock(sizes)
+    for shape in shapes:
+        bench = Bench(clock, read_config(SHAPES[shape]))
+        for measure in (bench.products, bench.attention, bench.caches, bench.norms, bench.looking_up, bench.choosing):
+            try:
+                for figure in measure():
+                    yield figure._replace(part="kernels", shape=shape)
+            except Exception as error:  # a kernel that fails leaves the others
+                yield Figure("kernels", shape, measure.__name__, note=f"failed: {type(error).__name__}: {error}")
+
+
+class Bench:
+    """The kernels of one shape. What is read from the cache or from weights is read cold; activations may be warm."""
+
+    def __init__(self, clock: Clock, config: OPTConfig) -> None:
+        self.clock, self.config, self.sizes = clock, config, clock.sizes
+        self.kernels, self.xp = clock.kernels, clock.xp
+        self._seed = 0
+
+    def normal(self, *shape: int) -> Any:
+        """Random numbers: the power that products draw, and so the clock, depends on them."""
+        out = self.xp.empty(shape, np.float16)
+        self._seed += 1
+        fill_normal(self.kernels, out, self._seed, 0.05)
+        return out
+
+    def figure(self, what: str, calls: list[Callable[[], object]], **amounts: Any) -> Figure:
+        """Time captured calls."""
+        return Figure("", "", what, **median_and_best(self.clock.captured(calls)), **amounts)
+
+    def products(self) -> Iterator[Figure]:
+        """Each projection, by as many rows as a step has; for many rows beside the library's product."""
+        E, F, V = self.config.hidden_size, self.config.intermediate_size, self.config.vocab_size
+        for name, outputs, inputs, activation in (
+            ("qkv", 3 * E, E, None), ("out", E, E, None), ("up", F, E, "relu"), ("down", E, F, None),
+            ("head", V, E, None),
+        ):  # fmt: skip
+            weights = [self.normal(outputs, inputs) for _ in range(self.clock.copies(NUMBER * outputs * inputs))]
+            bias = None if name == "head" else self.xp.zeros(outputs, np.float32)
+            for T in (*self.sizes.batches, *([] if name == "head" else [self.sizes.prefill])):
+                out = self.xp.empty((T, outputs), np.float32 if name == "head" else np.float16)
+                residual = self.normal(T, outputs) if name in ("out", "down") else None
+                yield from self._product(name, self.normal(T, inputs), weights, bias, out, activation, residual)
+
+    def _product(
+        self, name: str, x: Any, weights: list[Any], bias: Any, out: Any, activation: str | None, residual: Any
+    ) -> Iterator[Figure]:
+        (T, inputs), outputs = x.shape, out.shape[1]
+        some = weights if max(self.sizes.batches) >= T else weights[:4]
+
+        def ours(weight: Any) -> Callable[[], object]:
+            return lambda: linear.linear(
+                self.kernels, x, weight, bias, out, activation=activation, residual=residual
+            )  # fmt: skip
+
+        moved = NUMBER * (outputs * inputs + T * inputs) + out.nbytes + (0 if residual is None else residual.nbytes)
+        amounts: dict[str, Any] = {"bytes": moved, "flops": 2 * T * outputs * inputs}
+        yield self.figure(f"{name}, {T} rows", [ours(weight) for weight in some], **amounts)
+        if T <= linear.FEW_ROWS or out.dtype != x.dtype:
+            return
+
+        def library() -> None:
+            for weight in some:
+                self.xp.matmul(x, weight.T, out=out)
+
+        seconds = [each / len(some) for each in self.clock.singly(library)]
+        yield Figure("", "", f"{name}, {T} rows, by the library", **median_and_best(seconds), **amounts)
+        if bias is not None:
+            finish = [lambda: linear.finish_product(self.kernels, bias, out, activation=activation, residual=residual)]
+            read = 2 * out.nbytes + (0 if residual is None else residual.nbytes)
+            yield self.figure(f"{name}, {T} rows, what the library leaves", 4 * finish, bytes=read)
+
+    def attention(self) -> Iterator[Figure]:
+        """One layer's attention: a decode step at some context, and a whole prompt."""
+        H, D, S = self.config.num_heads, self.config.head_dim, self.sizes.context
+        for N in self.sizes.batches:
+            moved = 2 * NUMBER * N * S * H * D + 2 * NUMBER * N * H * D
+            yield self._attend(f"attention, decode, batch {N}", [1] * N, S, moved, 4 * N * S * H * D)
+        T = self.sizes.prefill
+        flops = 4 * D * H * Part(T, T).pairs
+        yield self._attend(PREFILL_ATTENTION.format(T), [T], T, 4 * NUMBER * T * H * D, flops)
+
+    def _attend(self, what: str, counts: list[int], S: int, moved: int, flops: int) -> Figure:
+        H, D, N, T = self.config.num_heads, self.config.head_dim, len(counts), sum(counts)
+        B = -(-S // PAGE)
+        caches = [
+            [self.normal(N * B, H, PAGE, D) for _ in "kv"]
+            for _ in range(self.clock.copies(2 * NUMBER * N * S * H * D, 1 if T > N else 2))
+        ]
+        q = self.normal(T, 3 * H * D)[:, : H * D].reshape(T, H, D)
+        batch: Any = SimpleNamespace(
+            query_starts=self.integers(np.cumsum([0, *counts])),
+            context_lens=self.integers([S] * N),
+            block_table=self.integers(np.arange(N * B).reshape(N, B)),
+        )
+        out = self.xp.empty((T, H, D), np.float16)
+        partials = self.xp.zeros(attention.partials_size(N, H, D, B * PAGE), np.float32)
+        workspace = attention.Workspace(partials, self.xp.zeros(N * H, np.int32))
+
+        def attend(keys: Any, values: Any) -> Callable[[], object]:
+            return lambda: attention.attend(
+                self.kernels, q, keys, values, batch, out, workspace, scale=D**-0.5, max_queries=max(counts)
+            )
+
+        return self.figure(what, [attend(*cache) for cache in caches], bytes=moved, flops=flops)
+
+    def caches(self) -> Iterator[Figure]:
+        """Filing keys and values, and copying a page for a fork."""
+        H, D, L = self.config.num_heads, self.config.head_dim, self.config.num_layers
+        for T in (*self.sizes.batches, self.sizes.prefill):
+            qkv = self.normal(T, 3, H, D)
+            keys, values = (self.normal(-(-T // PAGE), H, PAGE, D) for _ in "kv")
+            slots = self.integers(np.arange(T))
+
+            def store(qkv: Any = qkv, keys: Any = keys, values: Any = values, slots: Any = slots) -> None:
+                kv.store_kv(self.kernels, qkv[:, 1], qkv[:, 2], keys, values, slots)
+
+            yield self.figure(f"store K and V, {T} tokens", [store] * 8, bytes=4 * NUMBER * T * H * D)
+        keys, values = (self.normal(L, 2, H, PAGE, D) for _ in "kv")
+
+        def copy() -> None:
+            kv.copy_positions(self.kernels, keys, values, 0, 1, 0, PAGE)
+
+        yield self.figure("copy a page of all layers", [copy] * 8, bytes=4 * NUMBER * L * H * PAGE * D)
+
+    def norms(self) -> Iterator[Figure]:
+        """Both norms."""
+        E = self.config.hidden_size
+        gain, bias = (self.xp.zeros(E, np.float32) for _ in range(2))
+        for T in (*self.sizes.batches, self.sizes.prefill):
+            x, out = self.normal(T, E), self.xp.empty((T, E), np.float16)
+
+            def layer_norm(x: Any = x, out: Any = out) -> None:
+                rows.layer_norm(self.kernels, x, gain, bias, NORM_EPSILON, out)
+
+            def rms_norm(x: Any = x, out: Any = out) -> None:
+                rows.rms_norm(self.kernels, x, gain, NORM_EPSILON, out)
+
+            yield self.figure(f"layer norm, {T} rows", [layer_norm] * 8, bytes=2 * x.nbytes + 8 * E)
+            yield self.figure(f"RMS norm, {T} rows", [rms_norm] * 8, bytes=2 * x.nbytes + 4 * E)
+
+    def looking_up(self) -> Iterator[Figure]:
+        """Embedding, and the choice of rows."""
+        E, V = self.config.hidden_size, self.config.vocab_size
+        table, places = self.normal(V, E), self.normal(self.config.max_positions, E)
+        for T in (*self.sizes.batches, self.sizes.prefill):
+            ids, positions, out = self.integers(np.arange(T) % V), self.integers(np.arange(T)), self.normal(T, E)
+
+            def embed(ids: Any = ids, positions: Any = positions, out: Any = out) -> None:
+                rows.embed(self.kernels, table, ids, out, position_table=places, positions=positions)
+
+            yield self.figure(f"embedding, {T} tokens", [embed] * 8, bytes=3 * out.nbytes + 8 * T)
+
+    def choosing(self) -> Iterator[Figure]:
+        """The likeliest token, and a draw; each is more than one launch."""
+        V = self.config.vocab_size
+        for R in self.sizes.batches:
+            logits = self.normal(R, V).astype(np.float32)
+            workspace = sampling.Workspace.allocate(self.xp, R, V)
+            ids, flags = self.xp.zeros(R, np.int32), self.xp.zeros(R, np.int32)
+            settings = {"temperatures": 0.8, "top_ks": 50, "top_ps": 0.9, "min_ps": 0.0, "seeds": 1, "sequences": 0}
+            types = {"top_ks": np.int32, "top_ps": np.float64, "seeds": np.uint64, "sequences": np.int32}
+            columns = {name: np.full(R, value, types.get(name, np.float32)) for name, value in settings.items()}
+            columns["positions"] = np.arange(R, dtype=np.int32)
+            draws = sampling.Draws(**{name: self.xp.asarray(column) for name, column in columns.items()})
+
+            def argmax(
+                logits: Any = logits, workspace: Any = workspace, ids: Any = ids, flags: Any = flags
+            ) -> None:  # fmt: skip
+                sampling.argmax(self.kernels, logits, workspace, ids, flags)
+
+            def draw(
+                logits: Any = logits, workspace: Any = workspace, ids: Any = ids, flags: Any = flags, draws: Any = draws
+            ) -> None:
+                sampling.sample(self.kernels, logits, draws, workspace, ids, flags)
+
+            yield self.figure(f"likeliest of {R} rows", [argmax] * 8, bytes=4 * R * V, launches=2)
+            yield self.figure(f"draw for {R} rows", [draw] * 8, bytes=3 * 4 * R * V, launches=3)
+
+    def integers(self, values: Any) -> Any:
+        """int32 on the device."""
+        return self.xp.asarray(np.asarray(values, np.int32))

@@ -1,0 +1,44 @@
+"""Random weights drawn on the device (`kernels/random.cu`), so that the host need not make and send billions."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..random import RandomTensor
+from .kernels import Kernels
+
+THREADS = 256
+BLOCKS = 4096
+"""Each draws on in strides until the end."""
+
+
+class DrawnTensor(RandomTensor):
+    """A matrix of random numbers that the device is to draw."""
+
+
+def draw(kernels: Kernels, tensors: Sequence[DrawnTensor], out: Any) -> None:
+    """Fill `out` [sum of rows, in] with the numbers of all tensors, one after the other along the first axis."""
+    first = 0
+    for tensor in tensors:
+        key = np.random.SeedSequence([tensor.seed, zlib.crc32(tensor.name.encode())]).generate_state(1, np.uint64)[0]
+        fill_normal(kernels, out[first : first + tensor.shape[0]], int(key), tensor.std)
+        first += tensor.shape[0]
+
+
+def fill_normal(kernels: Kernels, out: Any, seed: int, std: float) -> None:
+    """Normal random numbers of mean 0; number i depends on nothing but `seed` and i.
+
+    Args:
+        kernels: for the storage type of `out`
+        out: contiguous, of any shape, at most 2^32 numbers; filled
+        seed: 64 bits
+        std: standard deviation
+    """
+    if out.size == 0:
+        return
+    assert out.size <= 1 << 32, "the counters have 32 bits"
+    blocks = min(BLOCKS, -(-out.size // (4 * THREADS)))
+    kernel = kernels.get("random", "fill_normal")
+    kernel((blocks,), (THREADS,), (out, np.uint64(out.size), np.uint64(seed), np.float32(std)))

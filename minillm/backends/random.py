@@ -1,0 +1,55 @@
+"""Random numbers in the place of stored tensors: models of a published shape, for benchmarks and tests."""
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 1 << 20
+"""Random numbers made at once."""
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """Normal random numbers in a tensor's place, the same for the same seed and name."""
+
+    name: str
+    shape: tuple[int, ...]
+    seed: int
+    std: float
+    dtype = "float32"
+
+    def stored(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        return self.load()
+
+    def followed_by(self, other: Any) -> None:
+        """There is no file."""
+
+    def load(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        out = np.empty(self.shape, np.float32)
+        self.read_into(out)
+        return out
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` with the numbers. A norm's gain is drawn around 1."""
+        first = 0
+        for chunk in self.chunks():
+            out[first : first + len(chunk)] = chunk
+            first += len(chunk)
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The same numbers, some rows after the others."""
+        rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
+        rows = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
+        for first in range(0, self.shape[0], rows):
+            chunk = rng.standard_normal((min(rows, self.shape[0] - first), *self.shape[1:]), np.float32)
+            chunk *= self.std
+            if self.name.endswith("norm.weight"):
+                chunk += 1
+            yield chunk

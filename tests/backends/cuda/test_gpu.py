@@ -1,0 +1,77 @@
+"""The engine on a real GPU: streams, graphs and memory of CuPy's, which the emulator does not have."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import Engine
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.memory import CupyDevice
+
+from .launchers import ON_GPU
+
+pytestmark = pytest.mark.skipif(not ON_GPU, reason="needs a GPU: MINILLM_TEST_GPU=1")
+
+PROMPTS = ["A list of colors: red,", "Once", "The sea was calm that day, and nobody"]
+
+
+def generations(fields: dict[str, Any], **placement: Any) -> list[list[str]]:
+    with Engine(max_batch_size=4, **placement) as engine:
+        return [[c.text for c in g.completions] for g in engine.generate(PROMPTS, max_new_tokens=12, **fields)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"do_sample": True, "seed": 3, "top_p": 0.9}, {"do_sample": True, "seed": 4, "num_return_sequences": 3}],
+    ids=["greedy", "sampled", "several"],
+)
+def test_the_demo_model_says_what_it_says_on_a_cpu(fields: dict[str, Any]) -> None:
+    """In float32, where the two differ by rounding alone."""
+    assert generations(fields, device="cuda", dtype="float32") == generations(fields, backend="numpy", dtype="float32")
+
+
+def test_beams_are_those_of_a_cpu() -> None:
+    fields = {"num_beams": 3}
+    assert generations(fields, device="cuda", dtype="float32") == generations(fields, backend="numpy", dtype="float32")
+
+
+@pytest.mark.parametrize(("storage", "most"), [("float32", 1e-3), ("float16", 0.02), ("bfloat16", 0.15)])
+def test_logits_are_near_those_of_a_cpu(storage: str, most: float) -> None:
+    tokens = list(range(5, 45))
+    with Engine(device="cuda", dtype=storage) as ours, Engine(backend="numpy", dtype="float32") as reference:
+        expected = reference.forward(tokens)
+        error = np.abs(ours.forward(tokens) - expected).max()
+    assert 0 < error < most * expected.std()
+
+
+def test_decode_steps_are_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[int] = []
+    record = CupyDevice.record
+
+    def counting(device: CupyDevice, launch: Any) -> Any:
+        recorded.append(0)
+        replay = record(device, launch)
+
+        def counted() -> None:
+            recorded[-1] += 1
+            replay()
+
+        return counted
+
+    monkeypatch.setattr(CupyDevice, "record", counting)
+    with Engine(device="cuda", dtype="float32", max_batch_size=2) as engine:
+        engine.generate(PROMPTS[0], max_new_tokens=10)
+    assert recorded == [8], "of nine decode steps the first runs plainly"
+
+
+def test_memory_that_is_not_there_is_one_line_and_harms_nothing() -> None:
+    from minillm.errors import DeviceError
+
+    with Engine(device="cuda", dtype="float32") as engine:
+        before = engine.generate(PROMPTS[0], max_new_tokens=3).text
+        ops = engine.runner.ops
+        assert isinstance(ops, CudaBackend)
+        with pytest.raises(DeviceError, match=r"out of device memory for the K/V cache:.* are free: lower"):
+            ops.new_pages((1, 1 << 20, 1 << 12, ops.page_size, 1 << 10))
+        assert engine.generate(PROMPTS[0], max_new_tokens=3).text == before

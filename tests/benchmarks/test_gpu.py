@@ -1,0 +1,214 @@
+"""The GPU benchmark without a GPU: every part runs, its arithmetic is right, and what goes wrong is named.
+
+No test looks at a speed: what the emulator takes is no measurement, and the script says so itself.
+"""
+
+import csv
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda_emulator import missing
+
+ROOT = Path(__file__).parents[2]
+emulated = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+SANITIZER = """#!/bin/sh
+echo "3 passed, 9 deselected in 1.00s"
+echo "========= ERROR SUMMARY: 2 errors"
+"""
+
+
+@pytest.fixture
+def script() -> Any:
+    import gpu
+
+    return gpu
+
+
+@pytest.fixture
+def figures() -> Any:
+    import gpu_figures
+
+    return gpu_figures
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+@emulated
+@pytest.mark.slow
+def test_everything_runs_emulated(tmp_path: Path, subprocess_environment: dict[str, str]) -> None:
+    """Ceilings, kernels, engine and checks, as on a GPU: a slip of the pen must not cost the one call on a real one."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "compute-sanitizer"
+    program.write_text(SANITIZER)
+    program.chmod(0o755)
+    environment = subprocess_environment | {"PATH": os.pathsep.join([str(program.parent), os.environ["PATH"]])}
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--emulated", "--out", str(tmp_path)]
+    command += ["--parts", "tests,ceilings,kernels,engine,sanitizer"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "EMULATED: no GPU: these are not measurements" in done.stdout
+    assert "failed" not in done.stdout and "stopped" not in done.stdout and "left out" not in done.stdout
+    assert (tmp_path / "gpu_emulated.txt").read_text(encoding="utf-8").splitlines()[:-1] == [
+        *done.stdout.splitlines()[:-2]
+    ], "what is printed is what is written"
+    rows = rows_of(tmp_path / "gpu_emulated.csv")
+    assert not [row for row in rows if row["part"] in ("ceilings", "kernels") and not row["median_us"]]
+    found = {(row["part"], row["what"]): row for row in rows}
+    assert {"qkv, 1 rows", "head, 3 rows", "up, 20 rows, by the library", "attention, decode, batch 3",
+            "attention, prefill 20", "store K and V, 1 tokens", "copy a page of all layers", "layer norm, 3 rows",
+            "RMS norm, 20 rows", "embedding, 1 tokens", "likeliest of 3 rows", "draw for 1 rows"} <= {
+        what for part, what in found if part == "kernels"
+    }  # fmt: skip
+    assert found["engine", "decode, batch 3"]["launches"] == "21", "2 layers of 8, and 5 around them"
+    assert float(found["engine", "decode, batch 1, on the device"]["median_us"]) > 0
+    assert float(found["engine", "prefill, 2 x 20"]["tokens_per_second"]) > 0
+    assert "passed" in found["tests", "kernels and engine"]["note"]
+    assert found["sanitizer", "racecheck"]["note"] == "3 passed, 9 deselected; ERROR SUMMARY: 2 errors"
+
+
+@emulated
+def test_a_part_that_takes_too_long_is_stopped_and_the_others_go_on(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "LIMITS", script.LIMITS | {"engine": 0.05})
+    assert script.main(["--emulated", "--out", str(tmp_path), "--parts", "engine,ceilings"]) == 0
+    out = capsys.readouterr().out
+    assert "failed: stopped after 0 s, its limit" in out
+    assert "copy, read and written" in (tmp_path / "gpu_emulated.txt").read_text(encoding="utf-8")
+
+
+@emulated
+def test_a_budget_that_is_spent_and_a_part_that_fails_are_named(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "LIMITS", {"nonsense": 60})
+    assert script.main(["--emulated", "--out", str(tmp_path), "--budget", "60"]) == 0
+    assert "failed: KeyError: 'nonsense'" in capsys.readouterr().out
+    assert script.main(["--emulated", "--out", str(tmp_path), "--budget", "1"]) == 0
+    assert "left out: the budget of 1 s is spent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--emulated"], "emulated figures are no results: name another folder with --out"),
+        (["--shapes", "opt-1"], "shape 'opt-1' is not known"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    script: Any, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_unknown_part(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script.main(["--parts", "kernels,beer"])
+    assert ended.value.code == 2
+    assert "'beer' is not known" in capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_gets_one_line(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if find_spec("cupy"):
+        import cupy
+
+        if cupy.cuda.is_available():
+            pytest.skip("there is a GPU")
+    assert script.main(["--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gpu: device 'cuda' needs ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "gpu.csv").exists()
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_is_the_floor_over_the_time(figures: Any) -> None:
+    copy = figures.Figure("ceilings", "", figures.COPY, seconds=2e-3, bytes=8_000_000_000)
+    product = figures.Figure("ceilings", "", figures.PRODUCT.format("float16"), seconds=1e-3, flops=800_000_000_000)
+    ceilings = figures.Ceilings.of([copy, product])
+    assert ceilings == (4e12, 8e14)
+    by_memory = figures.Figure("kernels", "", "", seconds=4e-6, bytes=8_000_000, flops=800_000_000)
+    assert ceilings.floor(by_memory) == pytest.approx(2e-6)
+    assert ceilings.share(by_memory) == pytest.approx(0.5)
+    by_products = by_memory._replace(flops=3_200_000_000)
+    assert ceilings.share(by_products) == pytest.approx(1.0)
+    assert figures.Ceilings(4e12, 0.0).share(by_products) == 0, "with one ceiling unknown, so is the share"
+    cells = dict(zip(figures.HEADER, figures.row(by_memory, ceilings), strict=True))
+    assert cells["floor_us"] == "2.00" and cells["of_ceiling"] == "0.500" and cells["gb_per_second"] == "2000.0"
+    assert figures.row(copy, ceilings)[figures.HEADER.index("of_ceiling")] == ""
+
+
+def test_goals_are_reached_missed_or_open(figures: Any) -> None:
+    copy = figures.Figure("ceilings", "", figures.COPY, seconds=1.0, bytes=1000)
+    product = figures.Figure("ceilings", "", figures.PRODUCT.format("float16"), seconds=1.0, flops=1000)
+    measured = [
+        copy,
+        product,
+        figures.Figure("engine", "opt-6.7b", "decode, batch 1", seconds=1.0, bytes=900, tokens=1),
+        figures.Figure("engine", "opt-1.3b", "decode, batch 1", seconds=1.0, bytes=500, tokens=1),
+        figures.Figure("transformers compiled", "opt-1.3b", "decode, batch 1", seconds=0.5, tokens=1),
+        figures.Figure("engine", "opt-6.7b", "prefill, 1 x 9", seconds=1.0, flops=600, tokens=9),
+        figures.Figure("engine", "opt-6.7b", "prefill, 4 x 9", seconds=1.0, flops=800, tokens=36),
+        figures.Figure("kernels", "opt-13b", "attention, prefill 9", seconds=1.0, flops=2 * 10**14),
+        figures.Figure("engine", "opt-125m", "decode, batch 1", seconds=200e-6, tokens=1),
+    ]
+    verdicts = {str(goal).split(None, 1)[1].split(":")[0]: str(goal).split()[0] for goal in figures.goals(measured)}
+    assert verdicts["opt-6.7b, decode, batch 1"] == "reached"
+    assert verdicts["opt-13b, decode, batch 1"] == "open"
+    assert verdicts["opt-6.7b, prefill"] == "reached", "the best of its prefills"
+    assert verdicts["opt-13b, prefill"] == "open"
+    assert verdicts["opt-13b, prefill attention with heads of 128"] == "reached"
+    assert verdicts["opt-6.7b, prefill attention with heads of 128"] == "open"
+    lines = [str(goal) for goal in figures.goals(measured)]
+    assert (
+        "missed   opt-1.3b, decode, batch 1: share of the copy bandwidth: at least 0.75 are aimed at, 0.5 measured"
+        in lines
+    )
+    assert any(line.startswith("missed   opt-1.3b, decode, batch 1: times as fast as compiled") for line in lines)
+    assert "missed   opt-125m, decode, batch 1: microseconds a step: at most 150 are aimed at, 200 measured" in lines
+    assert all(str(goal).startswith("open") for goal in figures.goals([]))
+
+
+@pytest.mark.reference
+def test_compiled_transformers_say_what_eager_ones_do(tiny: str) -> None:
+    """On a CPU, where what would be compiled is only traced; in one graph, without a break."""
+    torch = pytest.importorskip("torch", reason="needs the peers extra")
+    pytest.importorskip("transformers", reason="needs the peers extra")
+    from gpu_clock import TINY
+    from gpu_peer import BURSTS, Peer
+
+    peer = Peer(tiny, "cpu", TINY)
+
+    def tokens(batch: int, *, compiled: bool) -> list[list[int]]:
+        peer.begin(batch, compiled=compiled)
+        said = []
+        for _ in range(BURSTS * TINY.steps):
+            peer._step()
+            said.append(peer._ids.tolist())
+        return said
+
+    counters = torch._dynamo.utils.counters
+    for batch in TINY.batches:
+        expected = tokens(batch, compiled=False)
+        counters.clear()
+        assert tokens(batch, compiled=True) == expected
+        assert counters["stats"]["unique_graphs"] == 1
+        assert not counters["graph_break"]
+    peer.begin(1, compiled=True)
+    assert len(peer.decode()) == BURSTS
+    assert all(seconds > 0 for seconds in peer.prefill(2))

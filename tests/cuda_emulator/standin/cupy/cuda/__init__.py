@@ -1,0 +1,102 @@
+"""Streams, events and graphs of a device that is not there: all is done when it is asked for, or recorded."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from . import compiler
+
+_recording: list[Callable[[], None]] | None = None
+
+
+def launch(kernel: Callable[[], None]) -> None:
+    """Run a kernel, or record it."""
+    if _recording is None:
+        kernel()
+    else:
+        _recording.append(kernel)
+
+
+def refuse_in_capture(what: str) -> None:
+    """CuPy refuses library calls and synchronous copies then, and gives memory that the replay will find reused."""
+    if _recording is not None:
+        raise NotImplementedError(f"{what} while a stream is captured")
+
+
+class Graph:
+    """What was recorded."""
+
+    def __init__(self, kernels: list[Callable[[], None]]) -> None:
+        self.kernels = kernels
+
+    def launch(self, stream: "Stream") -> None:
+        """Run it."""
+        for kernel in self.kernels:
+            kernel()
+
+
+class Stream:
+    """An order of work."""
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.non_blocking = non_blocking
+
+    def use(self) -> "Stream":
+        """Make it the current one."""
+        return self
+
+    def synchronize(self) -> None:
+        """Wait."""
+        refuse_in_capture("to wait")
+
+    def record(self, event: "Event | None" = None) -> "Event":
+        """Note that the work so far is done."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def begin_capture(self) -> None:
+        """Record from here on."""
+        global _recording
+        assert _recording is None
+        _recording = []
+
+    def end_capture(self) -> Graph:
+        """Stop recording."""
+        global _recording
+        assert _recording is not None
+        kernels, _recording = _recording, None
+        return Graph(kernels)
+
+
+class Event:
+    """A moment."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Now."""
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        assert self.at is not None
+
+
+def get_elapsed_time(start: Event, stop: Event) -> float:
+    """Milliseconds."""
+    assert start.at is not None
+    assert stop.at is not None
+    return 1e3 * (stop.at - start.at)
+
+
+runtime = SimpleNamespace(
+    getDeviceCount=lambda: 1,
+    memGetInfo=lambda: (4 << 30, 8 << 30),
+    getDeviceProperties=lambda device: {"name": b"no GPU: emulated", "totalGlobalMem": 8 << 30},
+    driverGetVersion=lambda: 0,
+    runtimeGetVersion=lambda: 0,
+)
+
+__all__ = ["Event", "Graph", "Stream", "compiler", "get_elapsed_time", "launch", "refuse_in_capture", "runtime"]
