@@ -1,40 +1,29 @@
-"""The other end of `peer_worker.py`: an engine in a process of its own, and the tasks it is given."""
+"""The other end of `peer_worker.py`: an engine in a process of its own."""
 
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness import BenchmarkError
+from peer_plans import Plan
 
-SCRIPT = Path(__file__).parent / "peer_worker.py"
-
-
-class Task(NamedTuple):
-    """One thing that is measured."""
-
-    name: str
-    batch: int
-    prompt: int
-    new_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that a burst is credited with: those of the prompt, or all that came after each first one."""
-        return self.prompt if self.new_tokens == 1 else self.batch * (self.new_tokens - 1)
+HERE = Path(__file__).parent
 
 
 class Worker:
-    """An engine in a process of its own."""
+    """An engine in a process of its own, loaded when the `with` block begins."""
 
-    def __init__(self, name: str, engine: str, model: str, threads: int, environment: dict[str, str]) -> None:
-        self.name = name
+    def __init__(self, plan: Plan, folder: str, threads: int, environment: dict[str, str]) -> None:
+        self.plan = plan
+        form = plan.label if plan.engine == "llama.cpp" else plan.form
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the worker
         self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), engine, model, str(threads)],
+            [sys.executable, str(HERE / "peer_worker.py"), plan.engine, form, folder, str(threads)],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
         )  # fmt: skip
 
@@ -51,35 +40,54 @@ class Worker:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
             assert pipe is not None
-            pipe.close()
+            with suppress(BrokenPipeError):
+                pipe.close()
 
-    def run(self, task: Task, vocab_size: int) -> float:
-        """Seconds of one burst."""
+    def ask(self, **message: Any) -> dict[str, Any]:
+        """The reply to one message of those that `peer_worker.py` lists."""
         assert self._process.stdin is not None
-        message = {**task._asdict(), "vocab_size": vocab_size}
         with suppress(BrokenPipeError):  # if it has ended, what it said last is told below
             print(json.dumps(message), file=self._process.stdin, flush=True)
-        return float(self._receive()["seconds"])
+        return self._receive()
 
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._errors.seek(0)
-            last = self._errors.read().strip().splitlines()[-1:] or ["it said nothing"]
-            raise BenchmarkError(f"{self.name} ended before it answered: {last[0]}")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+            raise BenchmarkError(f"{self.plan.name} ended before it answered: {last_line(self._errors.read())}")
+        return parse_reply(line)
 
 
-def write_checkpoint(shape: str, folder: str, environment: dict[str, str]) -> None:
-    """Write the random weights that the peers load.
+def parse_reply(line: str) -> dict[str, Any]:
+    """One reply of a worker.
+
+    Raises:
+        BenchmarkError: it is no JSON object; something else writes to the worker's channel.
+    """
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise BenchmarkError(f"a worker answered {line.strip()[:80]!r}, which is no JSON object")
+    return reply
+
+
+def last_line(text: str) -> str:
+    """What a process said last."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+def write_files(shape: str, folder: str, wanted: Sequence[str], environment: dict[str, str]) -> dict[str, int]:
+    """Run `peer_files.py`. Returns the bytes that a token needs of each of llama.cpp's files.
 
     Raises:
         BenchmarkError: it failed; with the last line it said.
     """
-    command = [sys.executable, str(SCRIPT), "checkpoint", shape, folder]
+    command = [sys.executable, str(HERE / "peer_files.py"), shape, folder, *wanted]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise BenchmarkError(f"the peers' checkpoint could not be written: {last[0]}")
+        raise BenchmarkError(f"the engines' files could not be written: {last_line(done.stderr)}")
+    return parse_reply(last_line(done.stdout))

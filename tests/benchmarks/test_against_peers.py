@@ -1,11 +1,20 @@
 """The comparison's arithmetic, its workers, and what it says about what is missing. No test looks at a speed."""
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.weights import Weight
+from minillm.models import opt, random_model
+
+SMALL = {
+    "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128,
+    "vocab_size": 96, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -15,29 +24,127 @@ def script() -> Any:
     return against_peers
 
 
-def test_ratios_are_those_of_the_same_round(script: Any) -> None:
+@pytest.fixture
+def report() -> Any:
+    import peer_report
+
+    return peer_report
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A shape whose rows divide into llama.cpp's groups of 32."""
+    monkeypatch.setitem(opt.SHAPES, "small", SMALL)
+    return "small"
+
+
+@pytest.fixture
+def folder(small: str, tmp_path: Path) -> Path:
+    from peer_files import write_checkpoint
+
+    write_checkpoint(small, tmp_path)
+    return tmp_path
+
+
+def results_of(report: Any, bursts: list[Any]) -> Any:
+    from peer_plans import PLANS
+
+    results = report.Results(dict.fromkeys(PLANS, 200_000_000), dict.fromkeys(PLANS, 0), 1_000_000)
+    results.bursts = bursts
+    return results
+
+
+def test_ratios_are_those_of_the_same_round(report: Any) -> None:
     """A machine that halves its speed from round to round changes the speeds and not the ratio."""
-    task = script.Task("decode, batch 1", 1, 32, 11)
-    bursts = []
-    for number, drift in ((1, 1.0), (2, 2.0), (3, 4.0)):
-        for engine, seconds in ((script.OURS, 0.1), ("transformers", 0.3)):
-            bursts.append(script.Burst(number, task, engine, seconds * drift, 40 / drift))
-    lines = script.table(bursts, weight_bytes=200_000_000)
-    ours, peer = (line.split() for line in lines[1:3])
-    assert ours[-3:] == ["50.0", "(25.0-100.0)", "0.50"]  # 10 tokens in 0.1 s; 20 GB/s of 40
-    assert peer[-5:-1] == ["16.7", "(8.3-33.3)", "3.00", "x"]
+    task = report.Task("decode, batch 1", 1, 32, 11)
+    ours, peer = report.find("minillm-numba", "float16"), report.find("llama.cpp", "float16")
+    bursts = [
+        report.Burst(number, task, plan, 10, seconds * drift, 40 / drift)
+        for number, drift in ((1, 1.0), (2, 2.0), (3, 4.0))
+        for plan, seconds in ((ours, 0.1), (peer, 0.3))
+    ]
+    results = results_of(report, bursts)
+    assert results.ratio(task.name, ours, peer) == pytest.approx([3, 3, 3])
+    assert results.shares(task.name, ours) == pytest.approx([0.5, 0.5, 0.5])  # 20 GB/s of 40
+    lines = [" ".join(line.split()) for line in report.speed_table(results)]
+    assert "decode, batch 1 minillm-numba float16 50.0 (25.0-100.0) - - 0.50 (0.50-0.50)" in lines
+    assert "decode, batch 1 llama.cpp f16 16.7 (8.3-33.3) 3.00 (3.00-3.00) - 0.17 (0.17-0.17)" in lines
 
 
-def test_a_burst_is_credited_with_what_it_measures(script: Any) -> None:
-    assert script.Task("", 8, 32, 64).tokens == 8 * 63  # the first of each came out of the prompt
-    assert script.Task("", 1, 512, 1).tokens == 512
+def test_engines_that_never_met_have_no_ratio(report: Any) -> None:
+    task = report.Task("decode, batch 1", 1, 32, 11)
+    ours, peer = report.find("minillm-numba", "float16"), report.find("llama.cpp", "float16")
+    bursts = [report.Burst(number, task, plan, 10, 1.0, 40) for number, plan in ((1, ours), (2, peer))]
+    assert results_of(report, bursts).ratio(task.name, ours, peer) == []
 
 
-def test_missing_peers_are_named(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_is_held_against_bytes(report: Any) -> None:
+    """200 MB of weights and 1 MB for each position: 300 MB at 100 and 2,200 MB at 2,000."""
+    plan = report.find("minillm-numba", "int8")
+    tasks = [report.Task(report.context_name(c), 1, c, 11) for c in (100, 2000)]
+    bursts = [report.Burst(1, task, plan, 10, seconds, 40) for task, seconds in zip(tasks, (0.1, 0.8), strict=True)]
+    results = results_of(report, bursts)
+    assert results.growths(plan) == pytest.approx([8])
+    assert results.byte_growth(plan) == pytest.approx(22 / 3)
+
+
+@pytest.mark.parametrize(("ours_seconds", "missed"), [(0.5, False), (0.95, True)])
+def test_goals_are_reached_or_missed(report: Any, ours_seconds: float, missed: bool) -> None:
+    """1.1 times llama.cpp's speed is aimed at: 2 is enough, 1.05 is not. The faster of our 16-bit formats counts."""
+    task = report.Task("decode, batch 1", 1, 32, 11)
+    times = {("minillm-numba", "bfloat16"): ours_seconds, ("minillm-numba", "float16"): 9, ("llama.cpp", "float16"): 1}
+    bursts = [report.Burst(1, task, report.find(*which), 10, seconds, 40) for which, seconds in times.items()]
+    lines = report.goal_table(results_of(report, bursts))
+    (line,) = [line for line in lines if "minillm-numba bfloat16 / llama.cpp f16" in line]
+    assert line.endswith("missed") == missed
+    assert not any("int8" in line for line in lines)  # was not measured
+
+
+def test_weights_are_counted_as_they_are_kept(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The closed form of the bytes that a token needs equals the sum of what the model really holds."""
+    from peer_plans import PLANS, weight_bytes
+
+    config = opt.read_config(SMALL)
+    for plan in (plan for plan in PLANS if plan.engine == "minillm-numpy"):
+        held: list[Weight] = []
+        prepare = NumpyBackend.prepare_weight
+
+        def note(self: Any, *args: Any, held: list[Weight] = held, prepare: Any = prepare) -> Weight:
+            held.append(prepare(self, *args))
+            return held[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NumpyBackend, "prepare_weight", note)
+            random_model(small, 0, 0.02, NumpyBackend(weights=plan.form))
+        assert weight_bytes(plan, config, {}) == sum(w.nbytes for w in held if w.name != "embed_positions"), plan
+
+
+def test_all_engines_together_or_those_of_a_width() -> None:
+    from peer_plans import OVERHEAD, PLANS, grouped
+
+    sizes = {plan: 10_000_000_000 if plan.form == "float32" else 1_000_000_000 for plan in PLANS}
+    assert grouped(PLANS, sizes, 1 << 50) == [list(PLANS)]
+    limit = 32_000_000_000 + 20 * OVERHEAD
+    groups = grouped(PLANS, sizes, limit)
+    assert all(sum(sizes[plan] + OVERHEAD for plan in group) <= limit for group in groups)
+    assert {plan for group in groups for plan in group} == set(PLANS)
+    float32 = [group for group in groups if any(plan.form == "float32" for plan in group)]
+    assert len(float32) == 3  # one peer each
+    assert all([plan.engine for plan in group][:2] == ["minillm-numpy", "minillm-numba"] for group in float32)
+    assert len(groups) == 4  # 16, 8 and 4 bits fit together
+
+
+def test_relative_error() -> None:
+    from peer_measure import relative_rms
+
+    assert relative_rms(np.array([3.0, 4.5]), np.array([3.0, 4.0])) == pytest.approx(0.1)  # 0.5 of 5
+
+
+def test_missing_engines_are_named(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ctranslate2" else name)
-    peers, line = script.sort_out(["transformers", "ctranslate2"])
-    assert peers == ["transformers"]
-    assert line == "ctranslate2 (without ctranslate2): pip install 'minillm[peers]'"
+    engines, line = script.sort_out(["minillm-numpy", "transformers", "ctranslate2"])
+    assert engines == ["minillm-numpy", "transformers"]
+    assert line == "ctranslate2 (without ctranslate2): pip install 'minillm[fast,peers]'"
 
 
 @pytest.mark.parametrize(
@@ -45,6 +152,7 @@ def test_missing_peers_are_named(script: Any, monkeypatch: pytest.MonkeyPatch) -
     [
         (["--shape", "opt-1"], "shape 'opt-1' is not known"),
         (["--new-tokens", "1"], "--new-tokens should be at least 2"),
+        (["--new-tokens", "400"], "2200 tokens are asked for"),
         (["--prefill", "4000"], "4001 tokens are asked for, and the context of opt-125m is 2048"),
     ],
 )
@@ -57,62 +165,150 @@ def test_what_cannot_be_run_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_unknown_peer(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["--engines", "--cases", "--formats"])
+def test_unknown_words(script: Any, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        script.main(["--peers", "transformers,llama"])
+        script.main([option, "llama"])
     assert ended.value.code == 2
-    assert "'llama' is not known: expected transformers or ctranslate2" in capsys.readouterr().err
+    assert "'llama' is not known: expected " in capsys.readouterr().err
 
 
-def test_a_worker_that_dies_says_why(subprocess_environment: dict[str, str]) -> None:
+def test_a_worker_that_dies_says_why(report: Any, tmp_path: Path, subprocess_environment: dict[str, str]) -> None:
     from harness import BenchmarkError
     from peer_process import Worker
 
-    with pytest.raises(BenchmarkError, match=r"minillm ended before it answered: .*shape 'opt-1' is not known"):
-        Worker("minillm", "minillm", "opt-1", 1, subprocess_environment).__enter__()
+    plan = report.find("minillm-numpy", "float32")
+    with pytest.raises(BenchmarkError, match=r"minillm-numpy float32 ended before it answered: .*holds no tokenizer"):
+        Worker(plan, str(tmp_path), 1, subprocess_environment).__enter__()
 
 
-def test_minillm_as_a_peer(tiny: str) -> None:
-    """Any order of batch sizes, and each task leaves the engine idle."""
-    from peer_worker import Minillm, prompt
+def test_a_worker_answers(report: Any, folder: Path, subprocess_environment: dict[str, str]) -> None:
+    from peer_process import Worker
 
-    peer = Minillm(tiny, 1)
+    with Worker(report.find("minillm-numpy", "int8"), str(folder), 1, subprocess_environment) as worker:
+        task = report.Task("", 2, 5, 4)._asdict()
+        assert worker.ask(do="time", limit=60, vocab_size=96, **task)["tokens"] == 2 * 3  # the first come of prompts
+        file = str(folder / "logits.npy")
+        assert worker.ask(do="logits", length=7, file=file, vocab_size=96) == {"file": file}
+        assert np.load(file).shape == (7, 96)
+        peak = worker.ask(do="memory")["peak_bytes"]
+        assert peak is None or peak > 10_000_000
+
+
+@pytest.mark.parametrize("line", ["Loading weights: 100%\n", "3\n"])
+def test_a_reply_that_is_none(line: str) -> None:
+    from harness import BenchmarkError
+    from peer_process import parse_reply
+
+    with pytest.raises(BenchmarkError, match="which is no JSON object"):
+        parse_reply(line)
+
+
+def test_minillm_as_a_peer(folder: Path) -> None:
+    """Any order of batch sizes, a prompt of several steps, a limit; and each task leaves the engine idle."""
+    from peer_engines import make
+    from peer_worker import prompt
+
+    peer = make("minillm-numpy", "float32", str(folder), 1)
     for size in (1, 3, 1):
-        assert peer.decode([prompt(i, 5, 50) for i in range(size)], 4) > 0
+        assert peer.decode([prompt(i, 5, 96) for i in range(size)], 4, 60).tokens == 3 * size
+        assert peer.decode([prompt(i, 5, 96) for i in range(size)], 4, 0).tokens == size
         assert not peer._engine.busy
-    assert peer.prefill(prompt(0, 9, 50)) > 0
+    assert peer.prefill(prompt(0, 9, 96)) > 0
 
 
 @pytest.mark.reference
-def test_the_peers_run_the_same_weights(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers and CTranslate2 give every token that was asked for, and the same ones."""
+def test_the_engines_run_the_same_weights(folder: Path) -> None:
+    """minillm, transformers and CTranslate2 give the same logits, and as many tokens as are asked for."""
     pytest.importorskip("transformers", reason="needs the peers extra")
-    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the peers extra")
-    from peer_worker import CTranslate2, Transformers, prompt, write_checkpoint
+    pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    from peer_engines import make
+    from peer_files import write_ctranslate2
+    from peer_worker import prompt
 
-    from minillm.models import opt
+    write_ctranslate2(folder)
+    expected = make("minillm-numpy", "float32", str(folder), 1).logits(prompt(0, 9, 96))
+    for engine in ("transformers", "ctranslate2"):
+        peer = make(engine, "float32", str(folder), 1)
+        assert np.abs(peer.logits(prompt(0, 9, 96)) - expected).max() < 1e-5 * np.abs(expected).max()
+        assert peer.decode([prompt(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
+        assert peer.prefill(prompt(0, 9, 96)) > 0
 
-    monkeypatch.setitem(opt.SHAPES, "tiny", opt.SHAPES["tiny"] | {"vocab_size": 56})  # CTranslate2 wants eights
-    write_checkpoint("tiny", str(tmp_path))
-    prompts = [prompt(i, 5, 50) for i in range(3)]
-    ours = Transformers(str(tmp_path), 1)
-    theirs = CTranslate2(str(tmp_path), 1)
-    assert ours.decode(prompts, 4) > 0
-    assert ours.prefill(prompts[0]) > 0
-    assert theirs.decode(prompts, 4) > 0
-    assert theirs.prefill(prompts[0]) > 0
-    assert len(theirs._generate(prompts, 4)) == 12
-    ids, past = ours._step(ours._torch.tensor(prompts), None)
-    expected = [ids.tolist()]
-    for _ in range(3):
-        ids, past = ours._step(ids, past)
-        expected.append(ids.tolist())
-    words = [[f"t{i}" for i in line] for line in prompts]
-    generator = ctranslate2.Generator(str(tmp_path / "ctranslate2"), compute_type="float32")
-    results = generator.generate_batch(
-        words, max_length=4, min_length=4, sampling_topk=1, include_prompt_in_result=False
+
+@pytest.fixture
+def gguf_folder(small: str, tmp_path: Path) -> Path:
+    """The small shape in all formats of llama.cpp."""
+    pytest.importorskip("llama_cpp", reason="needs the peers extra")
+    pytest.importorskip("gguf", reason="needs the peers extra")
+    from peer_files import LLAMA_TYPES, quantize_gguf, write_gguf
+
+    write_gguf(small, tmp_path / "f32.gguf")
+    for form in LLAMA_TYPES:
+        quantize_gguf(tmp_path / "f32.gguf", tmp_path / f"{form}.gguf", form)
+    return tmp_path
+
+
+@pytest.mark.reference
+def test_llama_cpp_reads_what_is_written(gguf_folder: Path) -> None:
+    """Every format loads; errors grow as bits shrink; a batch decodes; and bytes are counted as minillm counts them."""
+    from peer_engines import make
+    from peer_files import gguf_bytes
+    from peer_plans import weight_bytes
+    from peer_report import find
+    from peer_worker import prompt
+
+    exact = make("llama.cpp", "f32", str(gguf_folder), 1).logits(prompt(0, 9, 96))
+    assert exact.shape == (9, 96)
+    errors = []
+    for form in ("f16", "bf16", "Q8_0", "Q4_0"):
+        peer = make("llama.cpp", form, str(gguf_folder), 1)
+        errors.append(float(np.abs(peer.logits(prompt(0, 9, 96)) - exact).max() / np.abs(exact).max()))
+        assert peer.decode([prompt(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
+        assert peer.prefill(prompt(0, 9, 96)) > 0
+    assert 0 < errors[0] < errors[1] < errors[3] < 0.5
+    assert 0 < errors[2] < errors[3]
+    config = opt.read_config(SMALL)
+    for label, form in (("f32", "float32"), ("f16", "float16"), ("Q8_0", "int8")):
+        counted = weight_bytes(find("minillm-numba", form), config, {})
+        assert gguf_bytes(gguf_folder / f"{label}.gguf") == counted
+
+
+@pytest.mark.reference
+def test_llama_cpp_computes_gpt2_on_our_weights(small: str, gguf_folder: Path) -> None:
+    """The logits of transformers' GPT-2 with the same matrices, but for llama.cpp's float16 cache and GELU's table."""
+    torch = pytest.importorskip("torch", reason="needs the reference extra")
+    transformers = pytest.importorskip("transformers", reason="needs the reference extra")
+    from peer_engines import make
+    from peer_worker import prompt
+
+    from minillm.models.base import random_tensors
+
+    config = transformers.GPT2Config(
+        vocab_size=96, n_positions=64, n_embd=64, n_layer=2, n_head=4, n_inner=128, bos_token_id=2, eos_token_id=2
     )
-    assert [result.sequences_ids[0] for result in results] == [[step[i][0] for step in expected] for i in range(3)]
+    model = transformers.GPT2LMHeadModel(config).eval()
+    tensors = random_tensors(opt.tensor_table(opt.read_config(SMALL)), 0, 0.02)
+    state = {
+        "wte.weight": tensors["embed_tokens.weight"].load(),
+        "wpe.weight": tensors["embed_positions.weight"].load()[2:],
+    }
+    for kind in ("weight", "bias"):
+        state[f"ln_f.{kind}"] = tensors[f"final_layer_norm.{kind}"].load()
+        for i in range(2):
+            ours, theirs = f"layers.{i}", f"h.{i}"
+            qkv = [tensors[f"{ours}.self_attn.{name}_proj.{kind}"].load() for name in "qkv"]
+            state[f"{theirs}.attn.c_attn.{kind}"] = np.concatenate(qkv).T
+            for mine, name in (("self_attn.out_proj", "attn.c_proj"), ("fc1", "mlp.c_fc"), ("fc2", "mlp.c_proj")):
+                state[f"{theirs}.{name}.{kind}"] = tensors[f"{ours}.{mine}.{kind}"].load().T
+            for mine, name in (("self_attn_layer_norm", "ln_1"), ("final_layer_norm", "ln_2")):
+                state[f"{theirs}.{name}.{kind}"] = tensors[f"{ours}.{mine}.{kind}"].load()
+    missing, extra = model.transformer.load_state_dict({n: torch.tensor(t) for n, t in state.items()}, strict=False)
+    assert not extra
+    assert not missing
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt(0, 20, 96)])).logits[0].numpy()
+    logits = make("llama.cpp", "f32", str(gguf_folder), 1).logits(prompt(0, 20, 96))
+    assert np.abs(logits - expected).max() < 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.slow
@@ -123,13 +319,15 @@ def test_the_whole_comparison_without_peers(
     monkeypatch.setenv("PYTHONPATH", subprocess_environment["PYTHONPATH"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code = script.main(
-        ["--rounds", "2", "--new-tokens", "3", "--prefill", "8", "--threads", "1", "--out", str(tmp_path)]
+        [
+            *("--rounds", "2", "--new-tokens", "3", "--prefill", "8", "--threads", "1", "--out", str(tmp_path)),
+            *("--formats", "float32", "--cases", "decode,prefill,cold,memory"),
+        ]
     )
     assert code == 0
     out = capsys.readouterr().out
-    assert "left out: transformers (without torch, transformers); ctranslate2 (without" in out
+    assert "left out: minillm-numba (without numba); transformers (without torch, transformers); ctranslate2" in out
+    assert "peak memory: minillm-numpy float32" in out
     assert (tmp_path / "against_peers_opt-125m.txt").read_text(encoding="utf-8") in out
     rows = (tmp_path / "against_peers_opt-125m.csv").read_text(encoding="utf-8").splitlines()
-    engines = 2 if script.has_avx512() else 1
-    assert len([row for row in rows if not row.startswith("#")]) == 1 + 2 * 3 * engines
-    assert sys.modules["against_peers"] is script
+    assert len([row for row in rows if not row.startswith("#")]) == 1 + 2 * 3

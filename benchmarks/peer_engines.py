@@ -1,0 +1,263 @@
+"""The engines that `against_peers.py` measures, each behind the same few methods. All are greedy.
+
+A format is named as minillm names it ("float32", "float16", "bfloat16", "int8", "int4"); `peer_plans.py` says what each
+engine calls it. An engine imports its library when it is made, and stays loaded.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Decoded(NamedTuple):
+    """What a burst of decoding brought."""
+
+    tokens: int
+    """Of all prompts, without the first of each"""
+    seconds: float
+
+
+class Peer(Protocol):
+    """What an engine must be able to do."""
+
+    def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
+        """Generate `new_tokens` for each prompt, or fewer when `limit` seconds have passed after the first ones."""
+
+    def prefill(self, prompt: list[int]) -> float:
+        """Seconds from a prompt to its first generated token."""
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        """Of every position. [T] -> [T, V]"""
+
+
+def timed(step: Callable[[], object], prompts: int, new_tokens: int, limit: float) -> Decoded:
+    """Take the steps that follow the first token; each gives one token to each prompt."""
+    began = time.perf_counter()
+    seconds, taken = 0.0, 0
+    while taken < new_tokens - 1 and seconds <= limit:
+        step()
+        taken += 1
+        seconds = time.perf_counter() - began
+    return Decoded(prompts * taken, seconds)
+
+
+class Minillm:
+    """This engine, set up as its command line does, on one of its back ends."""
+
+    def __init__(self, backend: str, form: str, folder: str, threads: int) -> None:
+        self._settings = {"backend": backend, "dtype": form, "threads": threads}
+        self._folder, self._size = folder, 0
+        self._engine_of(1 if backend == "numpy" else 8)
+
+    def _engine_of(self, size: int) -> Any:
+        """The engine. On NumPy it is made anew when the batch size changes, which decides how weights are laid out."""
+        from minillm import Engine
+
+        if size != self._size and (self._settings["backend"] == "numpy" or not self._size):
+            self._engine = None  # its memory is free before the next one's is taken
+            self._engine, self._size = Engine(self._folder, max_batch_size=size, **self._settings), size  # type: ignore[arg-type]
+        return self._engine
+
+    def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
+        engine = self._engine_of(len(prompts))
+        requests = [engine.add(prompt, max_new_tokens=new_tokens, eos_token_id=()) for prompt in prompts]
+        waiting = set(requests)
+        while waiting:  # a long prompt takes several steps
+            waiting -= {event.request_id for event in engine.step() if event.token_ids}
+        result = timed(engine.step, len(prompts), new_tokens, limit)
+        for request in requests:
+            engine.abort(request)
+        engine.step()
+        return result
+
+    def prefill(self, prompt: list[int]) -> float:
+        engine = self._engine_of(1)
+        began = time.perf_counter()
+        engine.generate(prompt, max_new_tokens=1, eos_token_id=())
+        return time.perf_counter() - began
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self._engine_of(1).forward(ids)
+        return logits
+
+
+class Transformers:
+    """Hugging Face transformers on torch, eager, with its dynamic cache; a loop by hand, which spares generate()'s."""
+
+    def __init__(self, form: str, folder: str, threads: int) -> None:
+        import torch
+        import transformers
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self._torch = torch
+        loader: Any = transformers.AutoModelForCausalLM
+        self._model = loader.from_pretrained(folder, dtype=getattr(torch, form)).eval()
+
+    def _step(self, ids: Any, past: Any) -> tuple[Any, Any]:
+        """One forward pass: the likeliest next token of each row [N, 1], and the cache."""
+        output = self._model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1].argmax(-1, keepdim=True), output.past_key_values
+
+    def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
+        ids, past = self._step(self._torch.tensor(prompts), None)
+
+        def step() -> None:
+            nonlocal ids, past
+            ids, past = self._step(ids, past)
+
+        return timed(step, len(prompts), new_tokens, limit)
+
+    def prefill(self, prompt: list[int]) -> float:
+        began = time.perf_counter()
+        self._step(self._torch.tensor([prompt]), None)[0].tolist()
+        return time.perf_counter() - began
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self._model(input_ids=self._torch.tensor([ids])).logits[0].float().numpy()
+        return logits
+
+
+class CTranslate2:
+    """CTranslate2's generator; its tokens are words, which the checkpoint's tokenizer calls t0, t1 ..."""
+
+    def __init__(self, form: str, folder: str, threads: int) -> None:
+        import ctranslate2
+
+        self._generator = ctranslate2.Generator(
+            str(Path(folder) / "ctranslate2"), compute_type=CTRANSLATE2_TYPES[form], inter_threads=1,
+            intra_threads=threads,
+        )  # fmt: skip
+
+    def _generate(self, prompts: list[list[int]], new_tokens: int) -> list[float]:
+        """Greedy; the moment at which each token came out, of all prompts in turn."""
+        moments: list[float] = []
+
+        def note(_: Any) -> bool:
+            moments.append(time.perf_counter())
+            return False  # go on
+
+        words = [[f"t{i}" for i in prompt] for prompt in prompts]
+        self._generator.generate_batch(
+            words, max_length=new_tokens, min_length=new_tokens, sampling_topk=1, include_prompt_in_result=False,
+            callback=note,
+        )  # fmt: skip
+        if len(moments) != len(prompts) * new_tokens:
+            raise RuntimeError(f"{len(prompts) * new_tokens} tokens were asked for and {len(moments)} came")
+        return moments
+
+    def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
+        """As the protocol says, but all tokens whatever the limit: it is never so slow."""
+        moments = self._generate(prompts, new_tokens)
+        return Decoded(len(prompts) * (new_tokens - 1), moments[-1] - moments[len(prompts) - 1])
+
+    def prefill(self, prompt: list[int]) -> float:
+        began = time.perf_counter()
+        return self._generate([prompt], 1)[-1] - began
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = np.array(self._generator.forward_batch([[f"t{i}" for i in ids]]))[0]
+        return logits
+
+
+CTRANSLATE2_TYPES = {"float32": "float32", "int8": "int8_float32"}
+
+
+class LlamaCpp:
+    """llama.cpp through its C interface, with its defaults: a float16 cache, weights repacked where it likes that."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        import llama_cpp
+
+        self._library: Any = llama_cpp
+        self._threads = threads
+        self._log = llama_cpp.llama_log_callback(lambda *_: None)  # kept: C holds a pointer to it
+        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"llama.cpp could not load {path}")
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._context: Any = None
+        self._size = (0, 0)
+
+    def _prepare(self, sequences: int, length: int) -> None:
+        """An empty context for so many sequences of at most `length` tokens."""
+        library = self._library
+        if self._size != (sequences, length):
+            if self._context:
+                library.llama_free(self._context)
+            params = library.llama_context_default_params()
+            params.n_ctx, params.n_seq_max = sequences * length, sequences
+            params.n_threads = params.n_threads_batch = self._threads
+            params.n_batch = params.n_ubatch = max(512, length)
+            self._context = library.llama_init_from_model(self._model, params)
+            if not self._context:
+                raise RuntimeError("llama.cpp could not make a context")
+            self._size = (sequences, length)
+        library.llama_memory_clear(library.llama_get_memory(self._context), True)
+
+    def _forward(self, new: list[list[int]], first: int, *, every: bool = False) -> NDArray[np.float32]:
+        """Feed tokens to each sequence from position `first` on; logits [rows, V] of each one's last, or of all."""
+        count = sum(map(len, new))
+        batch = self._library.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
+        places = [(s, i, token) for s, tokens in enumerate(new) for i, token in enumerate(tokens)]
+        for row, (sequence, i, token) in enumerate(places):
+            batch.token[row], batch.pos[row], batch.n_seq_id[row] = token, first + i, 1
+            batch.seq_id[row][0] = sequence
+            batch.logits[row] = every or i == len(new[sequence]) - 1
+        code = self._library.llama_decode(self._context, batch)
+        self._library.llama_batch_free(batch)
+        if code:
+            raise RuntimeError(f"llama_decode gave {code}")
+        rows = count if every else len(new)
+        return np.ctypeslib.as_array(self._library.llama_get_logits(self._context), (rows, self._vocab_size))
+
+    def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
+        length = len(prompts[0])
+        self._prepare(len(prompts), _rounded(length + new_tokens))
+        tokens = self._forward(prompts, 0).argmax(-1).tolist()
+
+        def step() -> None:
+            nonlocal tokens, length
+            tokens = self._forward([[token] for token in tokens], length).argmax(-1).tolist()
+            length += 1
+
+        return timed(step, len(prompts), new_tokens, limit)
+
+    def prefill(self, prompt: list[int]) -> float:
+        self._prepare(1, _rounded(len(prompt) + 1))
+        began = time.perf_counter()
+        self._forward([prompt], 0).argmax(-1)
+        return time.perf_counter() - began
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        self._prepare(1, _rounded(len(ids)))
+        return self._forward([ids], 0, every=True).copy()
+
+
+def _rounded(length: int) -> int:
+    """llama.cpp has contexts of multiples of 256."""
+    return -(-length // 256) * 256
+
+
+def make(engine: str, form: str, folder: str, threads: int) -> Peer:
+    """An engine of `peer_plans.py`, loaded.
+
+    Args:
+        engine: "minillm-numpy", "minillm-numba", "transformers", "ctranslate2" or "llama.cpp"
+        form: the format, in the engine's own words for llama.cpp
+        folder: what `peer_files.py` wrote
+        threads: to use
+    """
+    if engine == "llama.cpp":
+        return LlamaCpp(str(Path(folder) / f"{form}.gguf"), threads)
+    if engine.startswith("minillm-"):
+        return Minillm(engine.removeprefix("minillm-"), form, folder, threads)
+    return Transformers(form, folder, threads) if engine == "transformers" else CTranslate2(form, folder, threads)
