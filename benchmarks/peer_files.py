@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.weights import Tensor
 from minillm.models import opt
-from minillm.models.base import RandomTensor, random_tensors
+from minillm.models.base import random_tensors
 
-Table = Mapping[str, RandomTensor]
+Table = Mapping[str, Tensor]
 
 LLAMA_TYPES = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 """Formats that llama.cpp makes of its f32 file; for Q4_0 it keeps the tied head in Q6_K by itself."""
@@ -50,8 +52,8 @@ def write_checkpoint(shape: str, folder: Path) -> None:
     _write_tokenizer(folder, raw["vocab_size"])
 
 
-def _tensors(shape: str) -> dict[str, RandomTensor]:
-    return random_tensors(opt.tensor_table(opt.read_config(opt.SHAPES[shape])), seed=0, std=0.02)
+def _tensors(shape: str) -> dict[str, Tensor]:
+    return random_tensors(opt.tensor_table(opt.read_config(opt.SHAPES[shape])), 0, 0.02, NumpyBackend())
 
 
 def _write_safetensors(path: Path, tensors: Table) -> None:
@@ -71,7 +73,7 @@ def _write_safetensors(path: Path, tensors: Table) -> None:
                 file.write(chunk.data)
 
 
-def _count(tensor: RandomTensor) -> int:
+def _count(tensor: Tensor) -> int:
     rows, *rest = tensor.shape
     return rows * (rest[0] if rest else 1)
 
@@ -129,7 +131,7 @@ def write_gguf(shape: str, path: Path) -> None:
     writer.close()
 
 
-def _rows(name: str, tensor: RandomTensor) -> int:
+def _rows(name: str, tensor: Tensor) -> int:
     """Rows of a tensor that GPT-2 has too: not the first ones of OPT's position table."""
     return tensor.shape[0] - (opt.POSITION_OFFSET if name == "position_embd.weight" else 0)
 
