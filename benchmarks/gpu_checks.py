@@ -54,10 +54,9 @@ def sanitizer(*, emulated: bool) -> Iterator[Figure]:
 def _pytest(part: str, what: str, prefix: list[str], arguments: list[str]) -> Iterator[Figure]:
     """One run: how it ended, and a line for each failure and each reason to skip."""
     command = [*prefix, sys.executable, "-m", "pytest", *arguments, TESTS]
+    environment = os.environ | {"MINILLM_TEST_GPU": "unpooled" if prefix else "1"}
     began = time.perf_counter()
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"MINILLM_TEST_GPU": "1"}, capture_output=True, text=True, errors="replace"
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace")
     seconds = time.perf_counter() - began
     print(done.stdout, done.stderr, file=sys.stderr, flush=True)
     counts = SUMMARY.findall(done.stdout)

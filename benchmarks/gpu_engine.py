@@ -1,5 +1,6 @@
 """The whole engine on random weights, for `gpu.py`: decode steps and prefill, through the same calls as a user's."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,7 @@ def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
             yield from _shape(sizes, shape)
         except Exception as error:  # one that is too large leaves the others
             yield Figure(OURS, shape, "", note=f"failed: {type(error).__name__}: {error}")
+        gc.collect()  # the weights of this shape make room for the next one's
 
 
 def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:

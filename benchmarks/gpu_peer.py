@@ -4,6 +4,7 @@ A loop by hand, which spares what `generate` does around it, and which waits for
 step costs transformers less than a user's would. Random weights, float16, greedy.
 """
 
+import gc
 import inspect
 import time
 from collections.abc import Callable, Iterator
@@ -33,16 +34,21 @@ def transformers(sizes: Sizes, shapes: list[str], *, emulated: bool) -> Iterator
     plans += [(COMPILED, shape, sizes.batches[1:]) for shape in shapes]
     for part, shape, batches in plans:
         try:
-            peer = Peer(shape, "cpu" if emulated else "cuda", sizes)
-            for batch in batches:
-                peer.begin(batch, compiled=part == COMPILED)
-                yield Figure(part, shape, DECODE.format(batch), **median_and_best(peer.decode()), tokens=batch)
-            for prompts in (1, sizes.prefills) if part == EAGER else ():
-                what, tokens = PREFILL.format(prompts, sizes.prefill), prompts * sizes.prefill
-                yield Figure(part, shape, what, **median_and_best(peer.prefill(prompts)), tokens=tokens)
+            yield from _measure(Peer(shape, "cpu" if emulated else "cuda", sizes), part, shape, batches)
         except Exception as error:  # one that it cannot do leaves the others
             words = (str(error).splitlines() or [""])[0][:200]
             yield Figure(part, shape, "", note=f"failed: {type(error).__name__}: {words}")
+        gc.collect()  # the weights of this shape make room for the next one's
+
+
+def _measure(peer: "Peer", part: str, shape: str, batches: tuple[int, ...]) -> Iterator[Figure]:
+    """Decode in some batches and, if it is eager, prefill."""
+    for batch in batches:
+        peer.begin(batch, compiled=part == COMPILED)
+        yield Figure(part, shape, DECODE.format(batch), **median_and_best(peer.decode()), tokens=batch)
+    for prompts in (1, peer.sizes.prefills) if part == EAGER else ():
+        what, tokens = PREFILL.format(prompts, peer.sizes.prefill), prompts * peer.sizes.prefill
+        yield Figure(part, shape, what, **median_and_best(peer.prefill(prompts)), tokens=tokens)
 
 
 def _installed(name: str) -> bool:
@@ -60,6 +66,8 @@ class Peer:
 
         self.torch, self.library, self.device, self.sizes = torch, transformers, device, sizes
         torch.set_grad_enabled(False)
+        if device == "cpu":
+            torch.set_num_threads(1)  # several would wait for each other longer than so little work takes
         torch.manual_seed(0)
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float16)

@@ -190,7 +190,8 @@ def test_compiled_transformers_say_what_eager_ones_do(tiny: str) -> None:
     torch = pytest.importorskip("torch", reason="needs the peers extra")
     pytest.importorskip("transformers", reason="needs the peers extra")
     from gpu_clock import TINY
-    from gpu_peer import BURSTS, Peer
+    from gpu_figures import COMPILED, EAGER
+    from gpu_peer import BURSTS, Peer, transformers
 
     peer = Peer(tiny, "cpu", TINY)
 
@@ -209,6 +210,11 @@ def test_compiled_transformers_say_what_eager_ones_do(tiny: str) -> None:
         assert tokens(batch, compiled=True) == expected
         assert counters["stats"]["unique_graphs"] == 1
         assert not counters["graph_break"]
-    peer.begin(1, compiled=True)
-    assert len(peer.decode()) == BURSTS
-    assert all(seconds > 0 for seconds in peer.prefill(2))
+    measured = list(transformers(TINY, [tiny], emulated=True))
+    assert not [figure.note for figure in measured if figure.note]
+    assert [(figure.part, figure.what) for figure in measured] == [
+        *((EAGER, f"decode, batch {batch}") for batch in TINY.batches),
+        *((EAGER, f"prefill, {prompts} x 20") for prompts in (1, 2)),
+        *((COMPILED, f"decode, batch {batch}") for batch in TINY.batches),
+    ]
+    assert all(figure.speed > 0 for figure in measured)

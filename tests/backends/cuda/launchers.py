@@ -19,7 +19,9 @@ from minillm.backends.cuda.kernels import Kernel, Launcher, Module
 from tests import cuda_emulator
 from tests.cuda_emulator import Emulator
 
-ON_GPU = os.environ.get("MINILLM_TEST_GPU") == "1"
+ON_GPU = os.environ.get("MINILLM_TEST_GPU", "") in ("1", "unpooled")
+UNPOOLED = os.environ.get("MINILLM_TEST_GPU") == "unpooled"
+"""Each array has memory of its own from the driver: in a pool's, compute-sanitizer does not see where it ends."""
 
 
 def missing() -> str | None:
@@ -39,6 +41,10 @@ class GpuLauncher:
         from minillm.backends.cuda.compiling import CupyLauncher
 
         self._inner = CupyLauncher()
+        if UNPOOLED:
+            import cupy
+
+            cupy.cuda.set_allocator(None)
 
     def module(self, path: Path, options: tuple[str, ...] = ()) -> Module:
         return _Module(self._inner.module(path, options))

@@ -23,6 +23,10 @@ def refuse_in_capture(what: str) -> None:
         raise NotImplementedError(f"{what} while a stream is captured")
 
 
+def set_allocator(allocator: None) -> None:
+    """Do without the pool: there is none."""
+
+
 class Graph:
     """What was recorded."""
 
@@ -99,4 +103,14 @@ runtime = SimpleNamespace(
     runtimeGetVersion=lambda: 0,
 )
 
-__all__ = ["Event", "Graph", "Stream", "compiler", "get_elapsed_time", "launch", "refuse_in_capture", "runtime"]
+__all__ = [
+    "Event",
+    "Graph",
+    "Stream",
+    "compiler",
+    "get_elapsed_time",
+    "launch",
+    "refuse_in_capture",
+    "runtime",
+    "set_allocator",
+]
