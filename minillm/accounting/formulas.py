@@ -95,7 +95,7 @@ def operations(
     def rows(parts: tuple[Component, ...], layer: int | None, T: int) -> list[Row]:
         found = []
         for part in parts:
-            if isinstance(part, TakeRows) and T == step.tokens:
+            if isinstance(part, TakeRows) and step.tokens == T:
                 continue
             amounts = amounts_of(part, T, step, storage, conventions)
             flops = conventions.multiply_add * amounts.products + (not conventions.products_only) * amounts.other
@@ -130,8 +130,11 @@ def amounts_of(part: Component, T: int, step: Step, storage: Storage, convention
 
 def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
     """A row of each table is copied; where there are two, T E additions."""
-    tables = {"vocabulary": part.vectors, "positions": part.positions}
-    read = sum(T * (ID_BYTES + storage.row_bytes(role, part.width)) for role, held in tables.items() if held)  # type: ignore[arg-type]
+    read = 0
+    if part.vectors:
+        read += T * (ID_BYTES + storage.row_bytes("vocabulary", part.width))
+    if part.positions:
+        read += T * (ID_BYTES + storage.row_bytes("positions", part.width))
     result = storage.activation_bytes * T * part.width
     both = bool(part.vectors and part.positions)
     return Amounts(other=both * T * part.width, read=read, written=result, fusion_saves=both * 2 * result)

@@ -23,13 +23,12 @@ class Held(NamedTuple):
 
 def parts_held(config: ModelConfig, storage: Storage) -> list[Held]:
     """Parameters and bytes of every part that has some."""
-    outline = outline_of(config)
-    found: list[Held] = []
-    for parts, times in _places(outline):
-        for part in parts:
-            if held := parameters_of(part):
-                found.append(Held(part.name, times * held, times * weight_bytes_of(part, storage)))
-    return found
+    return [
+        Held(part.name, times * held, times * weight_bytes_of(part, storage))
+        for parts, times in _places(outline_of(config))
+        for part in parts
+        if (held := parameters_of(part))
+    ]
 
 
 def parameter_count(config: ModelConfig) -> int:

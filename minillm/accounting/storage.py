@@ -76,3 +76,20 @@ class Storage:
     def activation_bytes(self) -> int:
         """Bytes of one number of an activation."""
         return BYTES[self.activations]
+
+
+def storage_for(
+    weights: str | None = None, cache: str | None = None, *, checkpoint: str = "float16", on_cpu: bool = False
+) -> Storage:
+    """What is usual beside what is asked for.
+
+    Weights stay as the checkpoint has them. On a CPU activations and cache are float32; elsewhere they are as wide as
+    the weights, in 16 bits where those have fewer.
+
+    Raises:
+        ParameterError: a format is unknown.
+    """
+    weights = weights or checkpoint
+    half = next((name for name in (weights, checkpoint) if name in ("float16", "bfloat16")), "float16")
+    activations = "float32" if on_cpu or weights == "float32" else half
+    return Storage(weights=weights, cache=cache or activations, activations=activations, checkpoint=checkpoint)

@@ -7,10 +7,9 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
-from ..config import read_config
+from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError
 from . import opt
-from ..config import ModelConfig
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
