@@ -79,9 +79,9 @@ class Storage:
 
 
 def storage_for(
-    weights: str | None = None, cache: str | None = None, *, checkpoint: str = "float16", on_cpu: bool = False
+    weights: str = "auto", cache: str = "auto", *, checkpoint: str = "float16", on_cpu: bool = False
 ) -> Storage:
-    """What is usual beside what is asked for.
+    """What is asked for; and for "auto" what is usual beside it.
 
     Weights stay as the checkpoint has them. On a CPU activations and cache are float32; elsewhere they are as wide as
     the weights, in 16 bits where those have fewer.
@@ -89,7 +89,8 @@ def storage_for(
     Raises:
         ParameterError: a format is unknown.
     """
-    weights = weights or checkpoint
+    weights = checkpoint if weights == "auto" else weights
     half = next((name for name in (weights, checkpoint) if name in ("float16", "bfloat16")), "float16")
     activations = "float32" if on_cpu or weights == "float32" else half
-    return Storage(weights=weights, cache=cache or activations, activations=activations, checkpoint=checkpoint)
+    cache = activations if cache == "auto" else cache
+    return Storage(weights=weights, cache=cache, activations=activations, checkpoint=checkpoint)

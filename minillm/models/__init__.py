@@ -59,6 +59,11 @@ def outline_of(config: ModelConfig) -> Outline:
     return outline
 
 
+def published_names() -> list[str]:
+    """The shapes that families publish."""
+    return [name for family in FAMILIES.values() for name in family.SHAPES]
+
+
 def published_config(shape: str) -> ModelConfig:
     """The configuration of a published shape.
 
@@ -69,8 +74,7 @@ def published_config(shape: str) -> ModelConfig:
         if shape in family.SHAPES:
             config: ModelConfig = family.read_config(family.SHAPES[shape])
             return config
-    known = ", ".join(name for family in FAMILIES.values() for name in family.SHAPES)
-    raise ParameterError(f"shape {shape!r} is not known: expected one of {known}")
+    raise ParameterError(f"shape {shape!r} is not known: expected one of {', '.join(published_names())}")
 
 
 def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
