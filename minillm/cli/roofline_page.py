@@ -1,6 +1,7 @@
 """The page of `minillm analyze`: the roofline as SVG, and the tables. Needs nothing from elsewhere."""
 
 import math
+import re
 from html import escape
 from pathlib import Path
 from string import Template
@@ -8,16 +9,18 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from .analyze_tables import bytes_text, lines_of, number_text, seconds_text, tables
-from .roofline import Point, Roof, idle, label, points_of, roof_of
+from .roofline import Group, Roof, groups_of, idle, roof_of
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
 
 WIDTH, HEIGHT = 960, 600
-LEFT, RIGHT, TOP, BOTTOM = 74, 16, 16, 52
+LEFT, RIGHT, TOP, BOTTOM = 84, 24, 16, 52
 """Margins of the plot, in pixels"""
-LINE = 19
-"""From one label to the next"""
+LINE, GAP = 18, 12
+"""From one label to the next, and more between circles"""
+CHARACTER = 7
+"""Width of one, about"""
 
 
 def page(model: str, analysis: "Analysis") -> str:
@@ -28,6 +31,7 @@ def page(model: str, analysis: "Analysis") -> str:
     return template.substitute(
         model=escape(model),
         hardware=escape(analysis.hardware.name),
+        storage=f"{analysis.storage.weights} weights, {analysis.storage.cache} cache",
         source=escape(analysis.hardware.source),
         batch=work.batch,
         prompt=f"{work.prompt_length:,}",
@@ -66,11 +70,11 @@ def _table(name: str, phase: "Phase") -> str:
 
 def draw(analysis: "Analysis") -> str:
     """The roofline as an SVG element: both phases' operations where they meet the roof."""
-    phases = {"prefill": points_of(analysis.prefill), "decode": points_of(analysis.decode)}
-    roof = roof_of(analysis, [point for points in phases.values() for point in points])
+    phases = {"prefill": groups_of(analysis.prefill), "decode": groups_of(analysis.decode)}
+    roof = roof_of(analysis, [group for groups in phases.values() for group in groups])
     parts = [*_axes(roof), _roof(roof)]
-    for name, points in phases.items():
-        parts += _points(name, points, roof)
+    for name, groups in phases.items():
+        parts += _groups(name, groups, roof)
     body = "".join(parts)
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="roofline">{body}</svg>'
 
@@ -93,7 +97,7 @@ def _axes(roof: Roof) -> list[str]:
         x, y = place(roof, roof.left, 10.0**power)
         parts.append(f'<path class="grid" d="M{x:.1f} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(
-            f'<text class="tick" x="{x - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{number_text(10.0**power)}</text>'
+            f'<text class="tick" x="{x - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{_round(10.0**power)}</text>'
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
@@ -103,7 +107,12 @@ def _axes(roof: Roof) -> list[str]:
     parts.append(
         f'<text class="tick" transform="translate(14 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">FLOP/s</text>'
     )
-    return [part.replace(".000 ", " ") for part in parts]
+    return parts
+
+
+def _round(value: float) -> str:
+    """A power of ten without its zeros."""
+    return re.sub(r"\.0+ ", " ", number_text(value))
 
 
 def _roof(roof: Roof) -> str:
@@ -118,27 +127,36 @@ def _roof(roof: Roof) -> str:
     ridge, _ = points[1]
     return (
         f'<path class="roof" d="{line}"/>'
-        f'<text class="tick" x="{x - 6:.1f}" y="{y - 10:.1f}" text-anchor="end">{roof.title}</text>'
+        f'<text class="tick" x="{x - 6:.1f}" y="{y - 20:.1f}" text-anchor="end">{roof.title}</text>'
         f'<path class="ridge" d="M{ridge:.1f} {y:.1f}V{HEIGHT - BOTTOM}"/>'
         f'<text class="tick" x="{ridge - 6:.1f}" y="{HEIGHT - BOTTOM - 8}" text-anchor="end">{roof.ridge:.0f}</text>'
     )
 
 
-def _points(phase: str, points: list[Point], roof: Roof) -> list[str]:
+def _groups(phase: str, groups: list[Group], roof: Roof) -> list[str]:
     """A phase's operations, with labels in a column: decode above the roof, prefill below it."""
+    lines = sum(len(group.labels) for group in groups)
+    y = TOP + 16.0
+    edge, anchor, inward = LEFT + 12, "start", 1
+    if phase == "prefill":
+        y = HEIGHT - BOTTOM - 26.0 - (lines - 1) * LINE - (len(groups) - 1) * GAP
+        edge, anchor, inward = WIDTH - RIGHT - 10, "end", -1
     parts = []
-    for i, point in enumerate(points):
-        x, y = place(roof, point.intensity, point.rate)
-        if phase == "decode":
-            text_x, text_y, anchor, start = LEFT + 12, TOP + 18 + i * LINE, "start", LEFT + 172
-        else:
-            text_x, text_y = WIDTH - RIGHT - 10, HEIGHT - BOTTOM - 30 - (len(points) - 1 - i) * LINE
-            anchor, start = "end", WIDTH - RIGHT - 170
-        parts.append(f'<path class="leader" d="M{start} {text_y - 4}L{x:.1f} {y:.1f}"/>')
-        radius = 3.5 + 9 * math.sqrt(point.share)
+    for group in groups:
+        labels = group.labels
+        px, py = place(roof, group.largest.intensity, group.largest.rate)
+        start = edge + inward * (8 + CHARACTER * max(map(len, labels)))
         parts.append(
-            f'<circle class="{phase}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"><title>{phase}: {escape(point.name)}, '
-            f"{point.intensity:.4g} FLOP/byte, {point.share:.1%} of the floor</title></circle>"
-            f'<text class="{phase}" x="{text_x}" y="{text_y}" text-anchor="{anchor}">{escape(label(point))}</text>'
+            f'<path class="leader" d="M{start:.0f} {y - 4 + (len(labels) - 1) * LINE / 2:.0f}L{px:.1f} {py:.1f}"/>'
         )
+        shown = "; ".join(f"{p.name}: {p.intensity:.4g} FLOP/byte, {p.share:.1%}" for p in group.points)
+        radius = 3.5 + 9 * math.sqrt(group.share)
+        parts.append(
+            f'<circle class="{phase}" cx="{px:.1f}" cy="{py:.1f}" r="{radius:.1f}"><title>{phase}: {escape(shown)}'
+            "</title></circle>"
+        )
+        for text in labels:
+            parts.append(f'<text class="{phase}" x="{edge}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>')
+            y += LINE
+        y += GAP
     return parts

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .roofline import Point, Roof, label, points_of, roof_of
+from .roofline import Group, Roof, groups_of, roof_of
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis
 
 COLOURS = {"prefill": "#1f6fb2", "decode": "#c0392b"}
+LINE, GAP = 0.034, 0.02
+"""Of the labels, as parts of the plot's height"""
 
 
 def check_matplotlib() -> Any:
@@ -34,11 +36,11 @@ def draw(model: str, analysis: "Analysis", path: Path) -> None:
     """
     figure = check_matplotlib().Figure(figsize=(9.6, 6), layout="constrained")
     axis = figure.subplots()
-    phases = {"prefill": points_of(analysis.prefill), "decode": points_of(analysis.decode)}
-    roof = roof_of(analysis, [point for points in phases.values() for point in points])
+    phases = {"prefill": groups_of(analysis.prefill), "decode": groups_of(analysis.decode)}
+    roof = roof_of(analysis, [group for groups in phases.values() for group in groups])
     _draw_roof(axis, roof)
-    for name, points in phases.items():
-        _draw_points(axis, name, points)
+    for name, groups in phases.items():
+        _draw_groups(axis, name, groups)
     work = analysis.workload
     axis.set_title(
         f"{model} on {analysis.hardware.name}, {analysis.storage.weights}: prefill of {work.batch} x "
@@ -46,8 +48,8 @@ def draw(model: str, analysis: "Analysis", path: Path) -> None:
         fontsize=11,
     )
     figure.supxlabel(
-        "Each circle is one operation, all layers together, where it meets the roof; its size and the percentage are "
-        "its share of its phase's floor.",
+        "Red: decode, blue: prefill. Each circle is one or more operations, all layers together, where they meet the "
+        "roof.\nIts size and the percentages are their share of their phase's floor.",
         fontsize=8,
         color="0.35",
     )
@@ -70,7 +72,7 @@ def _draw_roof(axis: Any, roof: Roof) -> None:
     )
     axis.plot([roof.ridge, roof.ridge], [roof.bottom, roof.peak], color="0.5", linewidth=0.9, linestyle="--")
     axis.annotate(
-        roof.title, (roof.right, roof.peak), (-4, 6), textcoords="offset points", ha="right", color="0.35", fontsize=9
+        roof.title, (roof.right, roof.peak), (-4, 14), textcoords="offset points", ha="right", color="0.35", fontsize=9
     )
     axis.annotate(
         f"ridge {roof.ridge:.0f}", (roof.ridge, roof.bottom), (-4, 6), textcoords="offset points", ha="right",
@@ -82,23 +84,26 @@ def _draw_roof(axis: Any, roof: Roof) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_points(axis: Any, phase: str, points: list[Point]) -> None:
+def _draw_groups(axis: Any, phase: str, groups: list[Group]) -> None:
     """A phase's operations, with labels in a column: decode above the roof, prefill below it."""
     colour = COLOURS[phase]
-    for i, point in enumerate(points):
-        size = (7 + 18 * math.sqrt(point.share)) ** 2
-        axis.scatter(point.intensity, point.rate, s=size / 2, color=colour, alpha=0.55, edgecolors=colour, zorder=3)
-        if phase == "decode":
-            where, align = (0.015, 0.965 - i * 0.036), "left"
-        else:
-            where, align = (0.985, 0.06 + (len(points) - 1 - i) * 0.036), "right"
+    x, y, align, edge = 0.015, 0.985, "left", 1.0
+    if phase == "prefill":
+        height = sum(len(group.labels) for group in groups) * LINE + (len(groups) - 1) * GAP
+        x, y, align, edge = 0.985, 0.035 + height, "right", 0.0
+    for group in groups:
+        size = (7 + 18 * math.sqrt(group.share)) ** 2 / 2
+        place = group.largest.intensity, group.largest.rate
+        axis.scatter(*place, s=size, color=colour, alpha=0.55, edgecolors=colour, zorder=3)
         axis.annotate(
-            label(point), (point.intensity, point.rate), where, textcoords="axes fraction", ha=align, va="center",
-            color=colour, fontsize=9, arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6},
-        )  # fmt: skip
-    top = 0.965 + 0.0 if phase == "decode" else 0.06 + len(points) * 0.036
-    x, align = (0.015, "left") if phase == "decode" else (0.985, "right")
-    y = top - len(points) * 0.036 if phase == "decode" else top
-    axis.text(
-        x, y, f"{phase}, share of its floor", transform=axis.transAxes, ha=align, va="center", fontsize=8, color="0.35"
-    )
+            "\n".join(group.labels),
+            place,
+            (x, y),
+            textcoords="axes fraction",
+            ha=align,
+            va="top",
+            color=colour,
+            fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "relpos": (edge, 0.5)},
+        )
+        y -= len(group.labels) * LINE + GAP

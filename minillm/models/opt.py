@@ -226,7 +226,7 @@ def outline(config: OPTConfig) -> Outline:
             Embed(name="token embedding", width=W, vectors=V),
             Linear(name="project in", inputs=W, outputs=E, residual=True),
         )
-        head = (Linear(name="project out of E", inputs=E, outputs=W), *head)
+        head = (Linear(name="project out", inputs=E, outputs=W), *head)
     attention = (
         Linear(name="project Q, K, V", inputs=E, outputs=(H + 2 * K) * D, bias=b),
         StoreKV(name="store K, V", kv_heads=K, head_dim=D),

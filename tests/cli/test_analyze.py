@@ -1,14 +1,20 @@
 """minillm analyze as its users run it."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from minillm import hardware
+from minillm.cli.analyze import analyze
 from minillm.cli.analyze_tables import bytes_text, number_text, seconds_text
-from minillm.cli.main import run
+from minillm.cli.main import build_parser, run
+from minillm.cli.roofline import groups_of, roof_of
+from minillm.cli.roofline_page import place
 from minillm.hardware import Hardware
 
 from ..shapes import BASE
@@ -127,3 +133,52 @@ def test_numbers_as_text() -> None:
     assert [number_text(n) for n in (0, 999, 1000, 13e12, 819_200)] == ["0", "999", "1.000 k", "13.00 T", "819.2 k"]
     assert [bytes_text(n) for n in (0, 80e9)] == ["0 B", "80.00 GB"]
     assert [seconds_text(s) for s in (2.5, 0.0428, 3e-6, 4e-9)] == ["2.5 s", "42.8 ms", "3 us", "4 ns"]
+
+
+def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert run(["analyze", "opt-350m", "--batch", "8", "--html", str(page)]) == 0
+    html = page.read_text(encoding="utf-8")
+    capsys.readouterr()
+    found = analyzed(capsys, "opt-350m", "--batch", "8")
+    drawing = html[html.index("<svg") : html.index("</svg>") + 6]
+    root = ElementTree.fromstring(drawing)
+    assert not re.search(r'(?:src|href)="|url\(|\$', html)
+    titles = [title.text or "" for title in root.iter("title")]
+    for phase in ("prefill", "decode"):
+        shown = [title.partition(": ")[2] for title in titles if title.startswith(phase)]
+        drawn = {one.partition(":")[0] for text in shown for one in text.split("; ")}
+        assert drawn == {op["name"] for op in found[phase]["ops"] if op["flops"]}
+        assert all(f"<td>{name}</td>" in html for name in {op["name"] for op in found[phase]["ops"]})
+
+
+def test_circles_stand_on_the_roof() -> None:
+    args = build_parser().parse_args(["analyze", "opt-13b", "--batch", "4", "--hardware", "h100"])
+    analysis = analyze(args)
+    for phase in (analysis.prefill, analysis.decode):
+        groups = groups_of(phase)
+        assert sum(group.share for group in groups) == pytest.approx(1, abs=0.05)  # the rest only moves bytes
+        for group in groups:
+            found = group.largest
+            assert found.rate == min(989.5e12, found.intensity * 3.35e12)
+            assert all(found.intensity / 1.25 < point.intensity < found.intensity * 1.25 for point in group.points)
+    roof = roof_of(analysis, groups)
+    assert place(roof, roof.ridge, roof.peak)[1] == place(roof, roof.right, roof.peak)[1]
+    (x1, _), (x2, _), (x3, _) = (place(roof, power, roof.peak) for power in (0.1, 1, 10))
+    assert x2 - x1 == pytest.approx(x3 - x2)
+
+
+def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    assert run(["analyze", "opt-125m", "--png", str(tmp_path / "roof.png")]) == 0
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["analyze", "opt-125m", "--png", str(tmp_path / "none" / "roof.png")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert run(["analyze", "opt-125m", "--png", str(tmp_path / "roof.png")]) == 2
+    assert "pip install 'minillm[plot]'" in capsys.readouterr().err
