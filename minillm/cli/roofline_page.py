@@ -141,11 +141,12 @@ def _groups(phase: str, groups: list[Group], roof: Roof) -> list[str]:
     if phase == "prefill":
         y = HEIGHT - BOTTOM - 26.0 - (lines - 1) * LINE - (len(groups) - 1) * GAP
         edge, anchor, inward = WIDTH - RIGHT - 10, "end", -1
+    longest = max(len(text) for group in groups for text in group.labels)
+    start = edge + inward * (8 + CHARACTER * longest)  # one for all, so that no line crosses a label
     parts = []
     for group in groups:
         labels = group.labels
         px, py = place(roof, group.largest.intensity, group.largest.rate)
-        start = edge + inward * (8 + CHARACTER * max(map(len, labels)))
         parts.append(
             f'<path class="leader" d="M{start:.0f} {y - 4 + (len(labels) - 1) * LINE / 2:.0f}L{px:.1f} {py:.1f}"/>'
         )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 COLOURS = {"prefill": "#1f6fb2", "decode": "#c0392b"}
 LINE, GAP = 0.034, 0.02
 """Of the labels, as parts of the plot's height"""
+CHARACTER = 0.0092
+"""Width of one, about, as a part of the plot's"""
 
 
 def check_matplotlib() -> Any:
@@ -87,23 +89,19 @@ def _draw_roof(axis: Any, roof: Roof) -> None:
 def _draw_groups(axis: Any, phase: str, groups: list[Group]) -> None:
     """A phase's operations, with labels in a column: decode above the roof, prefill below it."""
     colour = COLOURS[phase]
-    x, y, align, edge = 0.015, 0.985, "left", 1.0
+    longest = max(len(text) for group in groups for text in group.labels)
+    x, y, align = 0.015, 0.985, "left"
+    start = x + CHARACTER * longest
     if phase == "prefill":
         height = sum(len(group.labels) for group in groups) * LINE + (len(groups) - 1) * GAP
-        x, y, align, edge = 0.985, 0.035 + height, "right", 0.0
+        x, y, align = 0.985, 0.035 + height, "right"
+        start = x - CHARACTER * longest  # one for all, so that no line crosses a label
     for group in groups:
         size = (7 + 18 * math.sqrt(group.share)) ** 2 / 2
-        place = group.largest.intensity, group.largest.rate
+        place, height = (group.largest.intensity, group.largest.rate), len(group.labels) * LINE
         axis.scatter(*place, s=size, color=colour, alpha=0.55, edgecolors=colour, zorder=3)
-        axis.annotate(
-            "\n".join(group.labels),
-            place,
-            (x, y),
-            textcoords="axes fraction",
-            ha=align,
-            va="top",
-            color=colour,
-            fontsize=9,
-            arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "relpos": (edge, 0.5)},
-        )
-        y -= len(group.labels) * LINE + GAP
+        line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6}
+        axis.annotate("", place, (start, y - height / 2), textcoords="axes fraction", arrowprops=line)
+        text = "\n".join(group.labels)
+        axis.text(x, y, text, transform=axis.transAxes, ha=align, va="top", color=colour, fontsize=9)
+        y -= height + GAP
