@@ -35,6 +35,7 @@ LLM_VIEWER: dict[str, dict[str, tuple[int, ...]]] = {
         "sv_matmul": (171_798_691_840, 0, 1_342_177_280, 83_886_080),
         "softmax": (3_355_443_200, 0, 1_342_177_280, 1_342_177_280),
         "attn_norm": (293_601_280, 0, 83_886_080, 83_886_080),
+        "attn_add": (41_943_040, 0, 83_886_080, 83_886_080),
     },
     "decode": {
         "q_proj": (209_715_200, 52_428_800, 40_960, 40_960),
@@ -45,6 +46,7 @@ LLM_VIEWER: dict[str, dict[str, tuple[int, ...]]] = {
         "sv_matmul": (83_886_080, 0, 655_360, 40_960),
         "softmax": (1_638_400, 0, 655_360, 655_360),
         "attn_norm": (143_360, 0, 40_960, 40_960),
+        "attn_add": (20_480, 0, 40_960, 40_960),
     },
 }
 """One layer of OPT-13B, batch 4, length 2048, 16 bits, as hahnyuan/LLM-Viewer (commit 472f71f) prints it.
@@ -87,7 +89,9 @@ def test_rows_of_a_layer_are_llm_viewers(phase: str) -> None:
     assert attention.bytes_written == theirs["sv_matmul"][3]
     scores = theirs["qk_matmul"][3] + theirs["softmax"][2] + theirs["softmax"][3] + theirs["sv_matmul"][2]
     assert attention.fusion_saves == scores
+    assert products["attention out"].fusion_saves == sum(theirs["attn_add"][2:])  # its second input is read either way
     everything = rows(Conventions(full_square=True))
+    assert everything["attention out"].flops - products["attention out"].flops == theirs["attn_add"][0]
     softmax = everything["attention"].flops - attention.flops - T * E  # without the scaling of Q
     assert softmax == theirs["softmax"][0] * 4 // 5  # its fifth is the maximum, which is no arithmetic here
     assert everything["attention norm"].flops - 5 * T == norm[0]
