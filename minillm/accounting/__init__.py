@@ -15,7 +15,7 @@ from ..config import ModelConfig
 from ..models import outline_of
 from ..models.outline import Embed
 from .formulas import Conventions, Row, operations
-from .memory import parameter_count
+from .memory import activation_bytes, cache_bytes_per_token, parameter_count, weights_bytes
 from .schedule import Part, Step, generation, recording
 from .storage import Storage
 
@@ -25,6 +25,8 @@ __all__ = [
     "Row",
     "Step",
     "Storage",
+    "activation_bytes",
+    "cache_bytes_per_token",
     "flops",
     "generation",
     "operations",
@@ -32,6 +34,7 @@ __all__ = [
     "position_parameters",
     "recording",
     "step_flops",
+    "weights_bytes",
 ]
 
 

@@ -1,11 +1,12 @@
 """A model's memory: weights by part, the K/V cache, activations; and how much of what fits."""
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ..config import ModelConfig
 from ..models import outline_of
-from ..models.outline import Attend, Component, Embed, Linear, Norm, Outline, TakeRows
+from ..models.outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
 from .formulas import parameters_of, weight_bytes_of
 from .storage import VECTOR_BYTES, Storage
 
@@ -47,7 +48,11 @@ def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
 
 
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
-    """The most that is alive at once: the results of two neighbouring layers, as minillm's arena keeps them.
+    """Memory for the results of a pass, as minillm's arena keeps them.
+
+    Two halves take turns from layer to layer, so the results of two neighbouring layers are there at once. In each
+    half the first result of every layer takes the same place, and so do the second ones and so on; a place is as large
+    as the largest that it took.
 
     Args:
         config: the model
@@ -57,16 +62,18 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
     """
     outline = outline_of(config)
 
-    def results(parts: tuple[Component, ...], rows: int) -> int:
-        return sum(result_bytes(part, storage, rows) for part in parts if not (isinstance(part, TakeRows) and R == T))
+    def results(parts: tuple[Component, ...], rows: int) -> list[int]:
+        sizes = [result_bytes(part, storage, rows) for part in parts if not (isinstance(part, TakeRows) and R == T)]
+        return [size for size in sizes if size is not None]
 
-    layer = results(outline.layer, T)
-    ends = max(results(outline.before, T), results(outline.after, T) + results(outline.head, R))
-    return layer + max(ends, layer if config.num_layers > 1 else 0)
+    turns = [results(outline.before, T), *[results(outline.layer, T)] * outline.num_layers]
+    turns.append(results(outline.after, T) + results(outline.head, R))
+    halves = [list(zip_longest(*turns[half::2], fillvalue=0)) for half in (0, 1)]
+    return sum(max(place) for half in halves for place in half)
 
 
-def result_bytes(part: Component, storage: Storage, rows: int) -> int:
-    """The array that a part's operation makes."""
+def result_bytes(part: Component, storage: Storage, rows: int) -> int | None:
+    """The array that a part's operation makes; None: it makes none."""
     match part:
         case Embed() | Norm() | TakeRows():
             return storage.activation_bytes * rows * part.width
@@ -74,7 +81,8 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> int:
             return (VECTOR_BYTES if part.role == "vocabulary" else storage.activation_bytes) * rows * part.outputs
         case Attend():
             return storage.activation_bytes * rows * part.heads * part.head_dim
-    return 0
+        case StoreKV():
+            return None
 
 
 def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:

@@ -51,6 +51,11 @@ class Storage:
             if value not in known:
                 raise ParameterError(f"{name} {value!r} is not known: expected one of {', '.join(known)}")
 
+    @classmethod
+    def all_in(cls, dtype: str) -> "Storage":
+        """Weights, cache and activations in one dtype, as on a GPU."""
+        return cls(weights=dtype, cache=dtype, activations=dtype, checkpoint=dtype)
+
     def row_bytes(self, role: Role, width: int) -> int:
         """One row of a matrix. In groups, a row is padded to whole ones.
 
@@ -79,7 +84,7 @@ class Storage:
 
 
 def storage_for(
-    weights: str = "auto", cache: str = "auto", *, checkpoint: str = "float16", on_cpu: bool = False
+    weights: str = "auto", cache: str = "auto", *, checkpoint: str = "float16", on_cpu: bool = False, group: int = 32
 ) -> Storage:
     """What is asked for; and for "auto" what is usual beside it.
 
@@ -93,4 +98,4 @@ def storage_for(
     half = next((name for name in (weights, checkpoint) if name in ("float16", "bfloat16")), "float16")
     activations = "float32" if on_cpu or weights == "float32" else half
     cache = activations if cache == "auto" else cache
-    return Storage(weights=weights, cache=cache, activations=activations, checkpoint=checkpoint)
+    return Storage(weights=weights, cache=cache, activations=activations, checkpoint=checkpoint, group=group)

@@ -3,13 +3,14 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
     from ..config import ModelConfig
+    from ..models.quantized import Quantization
 
 DESCRIPTION = """What a model takes, from its config.json alone: parameters, memory, and for prefill
 and decode each operation's FLOPs, bytes, arithmetic intensity and least time.
@@ -103,10 +104,19 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     from ..accounting.storage import storage_for
     from ..hardware import THIS, find_hardware
 
-    config, checkpoint = find_config(args.model, args.revision)
+    found = find_config(args.model, args.revision)
+    if found.quantization is not None:
+        found.quantization.check_wanted(args.dtype)
+    kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
     return Analysis(
-        config=config,
-        storage=storage_for(args.dtype, args.cache_dtype, checkpoint=checkpoint, on_cpu=args.hardware == THIS),
+        config=found.config,
+        storage=storage_for(
+            kept,
+            args.cache_dtype,
+            checkpoint=found.dtype,
+            on_cpu=args.hardware == THIS,
+            group=found.quantization.group if found.quantization is not None else 32,
+        ),
         workload=Workload(batch=args.batch, prompt_length=args.prompt_length, context=args.context),
         hardware=find_hardware(args.hardware),
         conventions=Conventions(
@@ -116,8 +126,17 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     )
 
 
-def find_config(model: str, revision: str | None) -> tuple["ModelConfig", str]:
-    """A model's configuration, and the dtype that its checkpoint says it has.
+class Found(NamedTuple):
+    """What config.json says."""
+
+    config: "ModelConfig"
+    dtype: str
+    """Of the checkpoint's numbers, but for what is quantised"""
+    quantization: "Quantization | None" = None
+
+
+def find_config(model: str, revision: str | None) -> Found:
+    """A model's configuration.
 
     Raises:
         ModelError: it cannot be had.
@@ -127,11 +146,12 @@ def find_config(model: str, revision: str | None) -> tuple["ModelConfig", str]:
     from ..checkpoint import find_config as folder_of
     from ..config import read_config
     from ..models import family_of, published_config, published_names
+    from ..models.quantized import read_quantization
 
     if model in published_names() and not Path(model).exists():
         if revision is not None:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
-        return published_config(model), "float16"
+        return Found(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
         raise ParameterError(
             f"model {model!r} is neither a folder nor a hub id (owner/name); published names: "
@@ -140,7 +160,7 @@ def find_config(model: str, revision: str | None) -> tuple["ModelConfig", str]:
     raw = read_config(folder_of(model, revision=revision))
     config: ModelConfig = family_of(raw).read_config(raw)
     stored = raw.get("dtype") or raw.get("torch_dtype")
-    return config, stored if stored in BYTES else "float32"
+    return Found(config, stored if stored in BYTES else "float32", read_quantization(raw))
 
 
 def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:

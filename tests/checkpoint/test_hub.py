@@ -82,7 +82,11 @@ def ask(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
         }
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))} | settings
         done = subprocess.run(
-            [sys.executable, "-c", CLIENT, name, revision, what], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", CLIENT, name, revision, what],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)

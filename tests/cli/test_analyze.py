@@ -64,6 +64,16 @@ def test_a_folder_needs_its_config_alone(tmp_path: Path, capsys: pytest.CaptureF
     assert embedding["layer"] is None and embedding["flops"] == 3 * 24
 
 
+def test_a_quantised_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantization = {"quant_method": "minillm", "bits": 4, "group_size": 64}
+    raw = BASE | {"quantization_config": quantization, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    found = analyzed(capsys, str(tmp_path), "--prompt-length", "5")
+    assert (found["storage"]["weights"], found["storage"]["group"]) == ("int4", 64)
+    assert run(["analyze", str(tmp_path), "--dtype", "int8"]) == 2
+    assert "already quantised to int4" in capsys.readouterr().err
+
+
 def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["analyze", "opt-350m", "--tensor-parallel", "4", "--pipeline-parallel", "2"]) == 0
     out = capsys.readouterr().out
