@@ -9,14 +9,21 @@ from gpu_clock import Sizes, median_and_best
 from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure
 
 from minillm import Engine
-from minillm.accounting import Part, Step, cache_bytes, position_parameters, step_flops, weight_bytes
+from minillm.accounting import (
+    Part,
+    Step,
+    Storage,
+    cache_bytes_per_token,
+    position_parameters,
+    step_flops,
+    weights_bytes,
+)
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.memory import CupyDevice
 from minillm.batch import Sequence
 from minillm.models.opt import SHAPES, OPTConfig, read_config
 
-NUMBER = 2
-"""Bytes of a float16"""
+HALF = Storage.all_in("float16")
 WARM_UP = 4
 """Steps before any is timed: the first compiles, the second is captured."""
 
@@ -34,9 +41,9 @@ def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
 def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
     config, batch = read_config(SHAPES[shape]), max(sizes.batches)
     positions = max(batch * (sizes.prompt + sizes.new_tokens), sizes.prefills * sizes.prefill) + 32 * batch
-    room = cache_bytes(config, positions, NUMBER)
+    room = positions * cache_bytes_per_token(config, HALF)
     with Engine.random(shape, device="cuda", dtype="float16", max_batch_size=batch, cache_bytes=room) as engine:
-        weights = weight_bytes(config, NUMBER)
+        weights = weights_bytes(config, HALF)
         note = f"{weights / 2**30:.2f} GiB, drawn on the device"
         yield Figure(OURS, shape, "weights", engine.load_seconds, engine.load_seconds, note=note)
         watch = Watch(engine)
@@ -72,8 +79,8 @@ def _decode(
     for request in requests:
         engine.abort(request)
     engine.step()
-    read = weight_bytes(config, NUMBER) - NUMBER * position_parameters(config)
-    cached = cache_bytes(config, batch * (sizes.prompt + sizes.steps // 2), NUMBER)
+    read = weights_bytes(config, HALF) - 2 * position_parameters(config)
+    cached = batch * (sizes.prompt + sizes.steps // 2) * cache_bytes_per_token(config, HALF)
     amounts: dict[str, Any] = {
         "bytes": read + cached,
         "tokens": batch,

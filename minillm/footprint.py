@@ -3,8 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from .accounting import cache_bytes, result_bytes, weight_bytes
-from .models.opt import OPTConfig
+from .accounting import Storage, activation_bytes, cache_bytes_per_token, weights_bytes
 from .runner import Runner
 
 
@@ -26,13 +25,13 @@ def footprints(runners: Collection[Runner]) -> list[Footprint]:
     use = next((runner.ops.memory_use() for runner in runners), None)
     if use is None:
         return []
+    storage = Storage.all_in("float32" if use.number_bytes == 4 else "float16")  # bfloat16 takes as much
     weights, cache, results = 0, 0, 0
     for runner in runners:
         config = runner.model.config
-        assert isinstance(config, OPTConfig)
-        weights += weight_bytes(config, use.number_bytes)
-        cache += cache_bytes(config, runner.cache.num_pages * runner.cache.page_size, use.number_bytes)
-        results = max(results, result_bytes(config, use.largest_tokens, use.largest_rows, use.number_bytes))
+        weights += weights_bytes(config, storage)
+        cache += runner.cache.num_pages * runner.cache.page_size * cache_bytes_per_token(config, storage)
+        results = max(results, activation_bytes(config, storage, use.largest_tokens, use.largest_rows))
     return [
         Footprint("weights", use.weights, weights),
         Footprint("cache", use.cache, cache),

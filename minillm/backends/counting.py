@@ -1,7 +1,7 @@
 """Counting what really ran: every operation's FLOPs and bytes, by operation and layer.
 
 What an operation costs stands beside it in `ops/`; here those costs are only called, with the shapes of the calls that
-were made, and added up. `accounting.py` says the same from a configuration alone, and the two must agree.
+were made, and added up. `accounting/` says the same from a configuration and a schedule alone, and the two must agree.
 
     with counting(engine.runner) as counted:
         engine.generate(prompt)
@@ -36,7 +36,7 @@ class CountingBackend(WrappedBackend):
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Add one call."""
         key = operation, self.layer
-        self.costs[key] = self.costs.get(key, Cost(0)) + _COSTS[operation](weight, result, **arguments)
+        self.costs[key] = self.costs.get(key, Cost(0)) + _COSTS[operation](self.inner, weight, result, **arguments)
 
     @property
     def total(self) -> Cost:
@@ -81,34 +81,44 @@ def counting(runner: Runs) -> Iterator[CountingBackend]:
         runner.ops = inner
 
 
-def _embed(table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
+def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
     learned = 0 if position_table is None else position_table.nbytes // position_table.shape[0]
     rows, width = result.shape
-    return embed_cost(rows, width, table.nbytes // table.shape[0], learned)
+    return embed_cost(rows, width, table.nbytes // table.shape[0], learned, result.itemsize)
 
 
-def _linear(weight: Weight, result: Any, *, activation: str | None, residual: bool) -> Cost:
+def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str | None, residual: bool) -> Cost:
     outputs, inputs = weight.shape
-    bias = weight.bias is not None
-    return linear_cost(len(result), inputs, outputs, weight.nbytes, bias=bias, activation=activation, residual=residual)
+    return linear_cost(
+        len(result),
+        inputs,
+        outputs,
+        weight.nbytes,
+        bias=weight.bias is not None,
+        activation=activation,
+        residual=residual,
+        number_bytes=x.itemsize,
+        result_bytes=result.itemsize,
+    )
 
 
-def _layer_norm(weight: Weight, result: Any) -> Cost:
-    return norm_cost(*result.shape, affine=weight.data is not None)
+def _layer_norm(_: Backend, weight: Weight, result: Any) -> Cost:
+    return norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
 
 
-def _store_kv(_: None, k: Any) -> Cost:
-    return kv_cost(*k.shape)
+def _store_kv(ops: Backend, _: None, k: Any) -> Cost:
+    T, K, D = k.shape
+    return kv_cost(T, K, D, ops.position_bytes(K, D), k.itemsize)
 
 
-def _attend(_: None, result: Any, *, q: Any, cache: Any, batch: Any, scale: float) -> Cost:
+def _attend(ops: Backend, _: None, result: Any, *, q: Any, cache: Any, batch: Any, scale: float) -> Cost:
     _, H, D = q.shape
-    return attention_cost(batch, H, cache.heads, D)
+    return attention_cost(batch, H, D, ops.position_bytes(cache.heads, D), q.itemsize)
 
 
-def _take_rows(_: None, result: Any) -> Cost:
+def _take_rows(_: Backend, __: None, result: Any) -> Cost:
     rows, width = result.shape
-    return embed_cost(rows, width, 4 * width)
+    return embed_cost(rows, width, result.itemsize * width, 0, result.itemsize)
 
 
 _COSTS: dict[str, Callable[..., Cost]] = {

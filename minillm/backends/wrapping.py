@@ -82,7 +82,7 @@ class WrappedBackend(Backend):
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """As the wrapped one."""
         result = self.inner.linear(x, weight, activation=activation, residual=residual)
-        self.observe("linear", weight, result, activation=activation, residual=residual is not None)
+        self.observe("linear", weight, result, x=x, activation=activation, residual=residual is not None)
         return result
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:

@@ -50,6 +50,29 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
         ParameterError: a revision was given for a local folder.
     """
     name = os.fspath(path_or_id)
+    return _local_folder(name, revision) or _find_on_hub(name, revision)
+
+
+def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+    """The local folder of a model's config.json, which alone is fetched where a hub id is given.
+
+    Raises:
+        ModelNotFoundError, ParameterError: as `find_model`.
+    """
+    name = os.fspath(path_or_id)
+    folder = _local_folder(name, revision)
+    if folder is not None:
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json", revision=revision)).parent
+    except _client_errors() as error:
+        raise ModelNotFoundError(_explain(error, name, revision)) from error
+
+
+def _local_folder(name: str, revision: str | None) -> Path | None:
+    """The folder of this name; None where the name is a hub id."""
     try:
         path = Path(name).expanduser()
         is_folder, exists = path.is_dir(), os.path.lexists(path)
@@ -63,27 +86,35 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
         raise ModelNotFoundError(f"{name!r} is not a folder: give the folder that holds config.json and the weights")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelNotFoundError(f"there is no folder {name!r}; a model of the hub is named owner/name")
-    return _find_on_hub(name, revision)
+    return None
 
 
 def _find_on_hub(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
     cached = _find_in_cache(repo_id, revision)
     if cached is not None and _COMMIT.fullmatch(revision or ""):
         return cached
-    # What the client lets through: its own errors and those of its cache (OSError; HFValidationError is a ValueError),
-    # an answer that is not the hub's (ValueError), hf_xet's RuntimeError, and the errors of its HTTP library, which
-    # was requests (OSError) before 1.0 and is httpx since (whose base class HfHubHTTPError names among its own).
-    client_errors: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, *HfHubHTTPError.__bases__)
     try:
         return _download(repo_id, revision, cached)
-    except client_errors as error:
+    except _client_errors() as error:
         if cached is None:
             raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
         if not isinstance(error, OfflineModeIsEnabled):
             _log.warning("using the cached copy of %s: %s", repo_id, _explain(error, repo_id, revision))
         return cached
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """What the client lets through.
+
+    Its own errors and those of its cache (OSError; HFValidationError is a ValueError), an answer that is not the hub's
+    (ValueError), hf_xet's RuntimeError, and the errors of its HTTP library, which was requests (OSError) before 1.0 and
+    is httpx since (whose base class HfHubHTTPError names among its own).
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return OSError, ValueError, RuntimeError, *HfHubHTTPError.__bases__
 
 
 def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:

@@ -7,14 +7,16 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
-from ..config import read_config
+from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError
 from . import opt
 from .base import Model, random_tensors
+from .outline import Outline
 from .quantized import read_quantization
 
 FAMILIES: dict[str, ModuleType] = {"opt": opt}
-"""model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build` and `SHAPES`."""
+"""model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and
+`SHAPES`."""
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
@@ -51,17 +53,38 @@ def load_model(folder: Path, ops: Backend) -> Model:
     return model
 
 
+def outline_of(config: ModelConfig) -> Outline:
+    """A model as a table of its parts."""
+    outline: Outline = FAMILIES[config.model_type].outline(config)
+    return outline
+
+
+def published_names() -> list[str]:
+    """The shapes that families publish."""
+    return [name for family in FAMILIES.values() for name in family.SHAPES]
+
+
+def published_config(shape: str) -> ModelConfig:
+    """The configuration of a published shape.
+
+    Raises:
+        ParameterError: no family publishes it; the message lists those known.
+    """
+    for family in FAMILIES.values():
+        if shape in family.SHAPES:
+            config: ModelConfig = family.read_config(family.SHAPES[shape])
+            return config
+    raise ParameterError(f"shape {shape!r} is not known: expected one of {', '.join(published_names())}")
+
+
 def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
     """A model in a published shape with random weights.
 
     Raises:
         ParameterError: no family publishes that shape; the message lists those known.
     """
-    for family in FAMILIES.values():
-        if shape in family.SHAPES:
-            config = family.read_config(family.SHAPES[shape])
-            stored = random_tensors(family.tensor_table(config), seed, std, ops)
-            model: Model = family.build(config, stored, ops)
-            return model
-    known = ", ".join(name for family in FAMILIES.values() for name in family.SHAPES)
-    raise ParameterError(f"shape {shape!r} is not known: expected one of {known}")
+    config = published_config(shape)
+    family = FAMILIES[config.model_type]
+    stored = random_tensors(family.tensor_table(config), seed, std, ops)
+    model: Model = family.build(config, stored, ops)
+    return model

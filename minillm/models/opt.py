@@ -25,6 +25,7 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..ops.activation import ACTIVATIONS
 from .base import Shapes, Tensors
+from .outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
 
 POSITION_OFFSET = 2
 """OPT's position table begins with two rows that a padded batch once needed."""
@@ -208,6 +209,38 @@ def _build_layer(config: OPTConfig, tensors: Tensors, i: int) -> OPTLayer:
         tensors.norm(f"{part}.final_layer_norm"),
         config.pre_norm,
     )
+
+
+def outline(config: OPTConfig) -> Outline:
+    """The parts in the order they run, for `accounting`."""
+    E, H, K, D, W = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.embedding_size
+    V, F, b = config.vocab_size, config.intermediate_size, config.biases
+    positions = config.max_positions + POSITION_OFFSET
+    before: tuple[Component, ...] = (Embed(name="embedding", width=E, vectors=V, positions=positions),)
+    head: tuple[Component, ...] = (
+        Linear(name="LM head", inputs=W, outputs=V, role="vocabulary", tied=config.tied_head),
+    )
+    if W != E:
+        before = (
+            Embed(name="position embedding", width=E, vectors=0, positions=positions),
+            Embed(name="token embedding", width=W, vectors=V),
+            Linear(name="project in", inputs=W, outputs=E, residual=True),
+        )
+        head = (Linear(name="project out", inputs=E, outputs=W), *head)
+    attention = (
+        Linear(name="project Q, K, V", inputs=E, outputs=(H + 2 * K) * D, bias=b),
+        StoreKV(name="store K, V", kv_heads=K, head_dim=D),
+        Attend(name="attention", heads=H, kv_heads=K, head_dim=D),
+        Linear(name="attention out", inputs=H * D, outputs=E, bias=b, residual=True),
+    )
+    mlp = (
+        Linear(name="MLP up", inputs=E, outputs=F, bias=b, activation=config.activation),
+        Linear(name="MLP down", inputs=F, outputs=E, bias=b, residual=True),
+    )
+    norms = [Norm(name=f"{part} norm", width=E, affine=config.norm_affine) for part in ("attention", "MLP", "final")]
+    layer = (norms[0], *attention, norms[1], *mlp) if config.pre_norm else (*attention, norms[0], *mlp, norms[1])
+    after = (norms[2],) if config.final_norm else ()
+    return Outline(before, layer, config.num_layers, after, (TakeRows(name="take rows", width=E), *head))
 
 
 def _shape(E: int, L: int, H: int, **more: Any) -> dict[str, Any]:

@@ -132,13 +132,15 @@ def visible_pairs(batch: Batch) -> int:
     return pairs
 
 
-def cost(batch: Batch, H: int, K: int, D: int) -> Cost:
+def cost(batch: Batch, H: int, D: int, position_bytes: int, number_bytes: int = 4) -> Cost:
     """Per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
 
     Softmax's four: the maximum's subtraction, the exponential, the sum, the division. Each sequence's keys and values
     are read once, queries read once, the result written once.
+
+    `position_bytes` is what one position's keys and values take in this layer of the cache.
     """
     flops = visible_pairs(batch) * H * (4 * D + 4) + batch.num_tokens * H * D
     contexts = sum(span.context_len for span in batch.spans)
-    query_bytes = 4 * batch.num_tokens * H * D  # the result takes as many
-    return Cost(flops, query_bytes + 4 * 2 * contexts * K * D, query_bytes)
+    query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
+    return Cost(flops, query_bytes + contexts * position_bytes, query_bytes)

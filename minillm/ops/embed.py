@@ -22,12 +22,12 @@ def embed(table: Any, ids: Any, xp: Any, out: Any, positions: Any = None, positi
     return out
 
 
-def cost(T: int, E: int, row_bytes: int, position_row_bytes: int = 0) -> Cost:
+def cost(T: int, E: int, row_bytes: int, position_row_bytes: int = 0, number_bytes: int = 4) -> Cost:
     """With positions T E additions, without them none; T ids and T rows of each table are read, T E numbers written.
 
     The `..._bytes` are what one row takes in its table; 0: there is no table of positions.
     """
     read = T * (8 + row_bytes)
     if not position_row_bytes:
-        return Cost(0, read, 4 * T * E)
-    return Cost(T * E, read + T * (8 + position_row_bytes), 4 * T * E)
+        return Cost(0, read, number_bytes * T * E)
+    return Cost(T * E, read + T * (8 + position_row_bytes), number_bytes * T * E)

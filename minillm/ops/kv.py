@@ -20,6 +20,6 @@ def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
     values[batch.slot_pages, :, batch.slot_offsets] = v
 
 
-def cost(T: int, K: int, D: int) -> Cost:
-    """No arithmetic; 2 T K D numbers read and written."""
-    return Cost(0, 8 * T * K * D, 8 * T * K * D)
+def cost(T: int, K: int, D: int, position_bytes: int, number_bytes: int = 4) -> Cost:
+    """No arithmetic; 2 T K D numbers read, and T positions of the cache written."""
+    return Cost(0, 2 * number_bytes * T * K * D, T * position_bytes)

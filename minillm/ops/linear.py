@@ -42,15 +42,26 @@ def linear(
 
 
 def cost(
-    T: int, inputs: int, outputs: int, weight_bytes: int, *, bias: bool, activation: str | None, residual: bool
+    T: int,
+    inputs: int,
+    outputs: int,
+    weight_bytes: int,
+    *,
+    bias: bool,
+    activation: str | None,
+    residual: bool,
+    number_bytes: int = 4,
+    result_bytes: int = 4,
 ) -> Cost:
     """2 T in out for the product, T out for each of bias and residual, and the activation's own.
 
-    `weight_bytes` is what the stored weight takes, bias included: it is read once however many rows there are.
+    `weight_bytes` is what the stored weight takes, bias included: it is read once however many rows there are,
+    and not where there are none. `result_bytes` is what a number of the result takes, where inputs and residual take
+    `number_bytes` each.
     """
     elements = T * outputs
     flops = 2 * elements * inputs + elements * (bias + residual)
     if activation is not None:
         flops += elements * FLOPS_PER_ELEMENT[activation]
-    read = 4 * T * inputs + weight_bytes + 4 * elements * residual
-    return Cost(flops, read, 4 * elements)
+    read = number_bytes * (T * inputs + elements * residual) + (weight_bytes if T else 0)
+    return Cost(flops, read, result_bytes * elements)

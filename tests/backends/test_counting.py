@@ -19,6 +19,7 @@ UNCOUNTED = {
     "format_of",
     "position_bytes",
     "memory_use",
+    "random_tensor",
     "new_pages",
     "free_memory",
     "upload",

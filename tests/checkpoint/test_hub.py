@@ -33,14 +33,15 @@ DECOYS = [
 ]
 CLIENT = """
 import json, logging, sys
-from minillm.checkpoint import find_model
+from minillm.checkpoint import find_config, find_model
 from minillm.errors import MinillmError
 records = []
 handler = logging.Handler()
 handler.emit = lambda record: records.append(record.getMessage())
 logging.getLogger("minillm").addHandler(handler)
 try:
-    answer = {"folder": str(find_model(sys.argv[1], revision=sys.argv[2] or None))}
+    find = find_config if sys.argv[3] == "config" else find_model
+    answer = {"folder": str(find(sys.argv[1], revision=sys.argv[2] or None))}
 except MinillmError as error:
     answer = {"error": f"{type(error).__name__}: {error}"}
 print(json.dumps(answer | {"log": records}))
@@ -68,7 +69,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def ask(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
-    def ask(name: str = REPO_ID, revision: str = "", offline: bool = False) -> Answer:
+    def ask(name: str = REPO_ID, revision: str = "", offline: bool = False, what: str = "model") -> Answer:
         settings = {
             "HF_ENDPOINT": hub.endpoint,
             "HF_HOME": str(tmp_path / "hf"),
@@ -81,7 +82,11 @@ def ask(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
         }
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))} | settings
         done = subprocess.run(
-            [sys.executable, "-c", CLIENT, name, revision], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", CLIENT, name, revision, what],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
@@ -99,6 +104,14 @@ def test_first_download_fetches_what_is_needed_and_nothing_else(hub, ask):
     assert open_checkpoint(first.folder)["w"].load().tobytes() == hub.files["model.safetensors"][-64 * 64 * 4 :]
     assert "model.safetensors" in first.progress or "Fetching" in first.progress  # the client's progress bar
     assert first.log == []
+
+
+def test_the_configuration_alone(hub, ask):
+    found = ask(what="config")
+    assert hub.fetched == ["config.json"]
+    assert (found.folder / "config.json").read_bytes() == hub.files["config.json"]
+    assert ask(what="config", offline=True).folder == found.folder
+    assert "no public model 'tiny/none'" in ask("tiny/none", what="config").error
 
 
 def test_second_time_nothing_is_fetched(hub, ask):

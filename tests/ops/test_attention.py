@@ -113,7 +113,7 @@ def test_cost_is_a_count_of_the_operations(name: str) -> None:
                 flops += H * (2 * D + 4 + 2 * D)
     read = case.q.nbytes + sum(array.nbytes for array in case.k + case.v)
     assert visible_pairs(case.batch) == pairs
-    assert module.cost(case.batch, H, K, D) == (flops, read, case.q.nbytes)
+    assert module.cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes)
 
 
 def test_cost_of_storing_is_the_bytes_of_the_arrays() -> None:

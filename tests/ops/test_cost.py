@@ -149,4 +149,4 @@ def test_attention_of_one_query(page_size: int, K: int) -> None:
     cache = numbers(len(pages), K, page_size, D)
     ops.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D))
     sums = H * (S + 1 + D)  # each score, softmax's denominator, each element of the result
-    assert attention_cost(batch, H, K, D).flops == Number.arithmetic + sums
+    assert attention_cost(batch, H, D, 0).flops == Number.arithmetic + sums

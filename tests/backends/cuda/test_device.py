@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine
+from minillm.accounting import Part, Step, Storage
+from minillm.backends.counting import counting
 from minillm.backends.cuda import linear, memory, weights
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.kernels import Kernels
@@ -22,6 +24,7 @@ from minillm.batch import Sequence as Tokens
 from minillm.devices import Placement, choose_backend
 from minillm.errors import DeviceError, NumericalError
 from minillm.footprint import footprints
+from tests.accounting.agreement import assert_agree
 from tests.cuda_emulator import Emulator
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
 
@@ -149,6 +152,15 @@ def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -
     assert backend._plain.arena.nbytes == taken["workspace"][1]
     assert taken["workspace"][0] >= taken["workspace"][1]
     assert footprints([tiny_runner()]) == []
+
+
+def test_counted_bytes_are_those_of_the_closed_form(device: RecordingDevice) -> None:
+    """Weights, results and cache in 16 bits; biases, norms and logits in 32."""
+    backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
+    runner = runner_of(tiny_model("post-norm", seed=2, ops=backend), ops=backend, pages=8)
+    with counting(runner) as counted:
+        runner.prefill(Tokens([3, 4, 5]))
+    assert_agree(runner.model.config, [Step((Part(3, 3),), 1)], counted, Storage.all_in("float16"))
 
 
 def test_stats_report_the_device(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.accounting import weight_bytes
+from minillm.accounting import Storage, weights_bytes
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import Device
@@ -93,7 +93,9 @@ def test_a_models_matrices_are_drawn_on_the_device(drawn: Any) -> None:
     np.testing.assert_array_equal(layers[0], same.layers[0].mlp.up.data)
     parts = np.split(model.layers[0].attention.qkv.data, 3)
     assert (parts[0] != parts[1]).mean() > 0.9, "Q, K and V are tensors of their own"
-    assert ops.memory_use().weights == weight_bytes(model.config, 2), "what is drawn counts as what is sent"
+    assert ops.memory_use().weights == weights_bytes(model.config, Storage.all_in("float16")), (
+        "what is drawn counts as what is sent"
+    )
 
 
 def test_names_decide_as_seeds_do(emulator: Emulator) -> None:

@@ -1,0 +1,214 @@
+"""What each kind of part costs, in closed form: parameters, FLOPs, bytes.
+
+Nothing here looks at an operation or at what it says it costs. `backends/counting.py` adds those up over the calls
+really made; that both come to the same number, exactly, is what tests and benchmarks hold. What counts as a FLOP is
+said in `ops/cost.py`.
+
+With W the width of the token embedding (E but for opt-350m), and b, g, a = 1 or 0 where the model has biases, gains in
+its norms, and so on, an OPT step of T new tokens, of which R go through the head, takes these FLOPs:
+
+    embedding   T E                                       (+ 2 T W E where W < E)
+    norm        T (5 E + 5) + 2 g T E                     each of them
+    attention   2 T E (H + 2 K) D + b T (H + 2 K) D       project Q, K, V
+                + T H D + (4 D + 4) H pairs               scale Q; scores, softmax, values
+                + 2 T H D E + b T E + T E                 project out, residual
+    MLP         2 T E F + b T F + a T F                   up, activation
+                + 2 T F E + b T E + T E                   down, residual
+    head        2 R W V                                   (+ 2 R E W where W < E)
+
+where `pairs` counts, over all sequences, the pairs of a new token and a position that it sees.
+
+Bytes are those of each operation alone: every array that its formula names is read or written once, the weights once
+for all rows, each sequence's keys and values once for all its queries and all heads that share them. A bias, an
+activation and a residual are part of their product, and attention's scores are never in memory. `fusion_saves` says
+what that saves: the bytes that would move if each of these steps read and wrote arrays of its own.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..models.outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
+from .schedule import Step
+from .storage import ID_BYTES, VECTOR_BYTES, Storage
+
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20}
+"""a, for each element: one comparison; or GELU through the erf of Abramowitz and Stegun, 7.1.26."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """What is counted, where tools differ. The defaults are what minillm counts."""
+
+    full_square: bool = False
+    """Attention's pairs: all of query and key, and not only those that causality leaves"""
+    products_only: bool = False
+    """Matrix products alone: no norms, softmax, activations, biases or sums"""
+    multiply_add: int = 2
+    """FLOPs of a multiplication and the addition that follows it; 1 counts "MACs" """
+
+
+class Amounts(NamedTuple):
+    """What one part takes in one step."""
+
+    products: int = 0
+    """Multiply-adds of matrix products"""
+    other: int = 0
+    """All other FLOPs"""
+    read: int = 0
+    """Bytes"""
+    written: int = 0
+    """Bytes"""
+    fusion_saves: int = 0
+    """Bytes"""
+
+
+class Row(NamedTuple):
+    """One operation of a step."""
+
+    name: str
+    kind: str
+    """The back end's operation that runs it"""
+    layer: int | None
+    """None before the first, the number of layers after the last: as `backends.counting` has it"""
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    fusion_saves: int
+
+    @property
+    def bytes(self) -> int:
+        """Read and written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs for each byte moved."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def operations(
+    outline: Outline, step: Step, storage: Storage | None = None, conventions: Conventions | None = None
+) -> list[Row]:
+    """Every operation of one forward pass, in the order they run."""
+    storage, conventions = storage or Storage(), conventions or Conventions()
+
+    def rows(parts: tuple[Component, ...], layer: int | None, T: int) -> list[Row]:
+        found = []
+        for part in parts:
+            if isinstance(part, TakeRows) and step.tokens == T:
+                continue
+            amounts = amounts_of(part, T, step, storage, conventions)
+            flops = conventions.multiply_add * amounts.products + (not conventions.products_only) * amounts.other
+            found.append(Row(part.name, part.kind, layer, flops, *amounts[2:]))
+        return found
+
+    L = outline.num_layers
+    layers = [row for layer in range(L) for row in rows(outline.layer, layer, step.tokens)]
+    ends = rows(outline.after, L, step.tokens) + rows(outline.head, L, step.rows)
+    return rows(outline.before, None, step.tokens) + layers + ends
+
+
+def amounts_of(part: Component, T: int, step: Step, storage: Storage, conventions: Conventions) -> Amounts:
+    """What one part takes for T rows of a step."""
+    match part:
+        case Embed():
+            return _embed(part, T, storage)
+        case Linear():
+            return _linear(part, T, storage)
+        case Norm():
+            return _norm(part, T, storage)
+        case StoreKV():
+            numbers = 2 * T * part.kv_heads * part.head_dim
+            written = T * storage.position_bytes(part.kv_heads, part.head_dim)
+            return Amounts(read=storage.activation_bytes * numbers, written=written)
+        case Attend():
+            return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs)
+        case TakeRows():
+            numbers = storage.activation_bytes * T * part.width
+            return Amounts(read=ID_BYTES * T + numbers, written=numbers)
+
+
+def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
+    """A row of each table is copied; where there are two, T E additions."""
+    read = 0
+    if part.vectors:
+        read += T * (ID_BYTES + storage.row_bytes("vocabulary", part.width))
+    if part.positions:
+        read += T * (ID_BYTES + storage.row_bytes("positions", part.width))
+    result = storage.activation_bytes * T * part.width
+    both = bool(part.vectors and part.positions)
+    return Amounts(other=both * T * part.width, read=read, written=result, fusion_saves=both * 2 * result)
+
+
+def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
+    """T in out multiply-adds; one FLOP for each result of a bias and of a residual, and the activation's own."""
+    results = T * part.outputs
+    extra = part.bias + part.residual + (ACTIVATION_FLOPS[part.activation] if part.activation else 0)
+    a = storage.activation_bytes
+    read = a * T * part.inputs + part.residual * a * results + bool(T) * matrix_bytes(part, storage)
+    passes = part.bias + part.residual + (part.activation is not None)
+    return Amounts(
+        products=results * part.inputs,
+        other=results * extra,
+        read=read,
+        written=(VECTOR_BYTES if part.role == "vocabulary" else a) * results,
+        fusion_saves=passes * 2 * a * results,
+    )
+
+
+def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
+    """Five FLOPs for each element: the mean's sum, the difference, the square and its sum, the scaling; gain and bias.
+
+    Five for each row: two divisions by E, epsilon's addition, the root, its reciprocal.
+    """
+    E, result = part.width, storage.activation_bytes * T * part.width
+    affine = part.affine * 2 * E
+    return Amounts(other=T * (5 * E + 5 + affine), read=result + VECTOR_BYTES * affine, written=result)
+
+
+def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
+    """Each pair and head: D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
+
+    Softmax's four are subtraction, exponential, sum and division. Q is scaled once. Unfused, scores would be written
+    by the first product, read and written by softmax, and read by the second.
+    """
+    H, D, a = part.heads, part.head_dim, storage.activation_bytes
+    queries = T * H * D
+    cached = step.contexts * storage.position_bytes(part.kv_heads, D)
+    return Amounts(
+        products=2 * D * H * pairs,
+        other=4 * H * pairs + queries,
+        read=a * queries + cached,
+        written=a * queries,
+        fusion_saves=4 * a * H * pairs,
+    )
+
+
+def parameters_of(part: Component) -> int:
+    """Numbers that the checkpoint holds for one part; a tied head is the token embedding and holds none."""
+    match part:
+        case Embed():
+            return (part.vectors + part.positions) * part.width
+        case Linear():
+            return 0 if part.tied else part.outputs * (part.inputs + part.bias)
+        case Norm():
+            return 2 * part.width * part.affine
+    return 0
+
+
+def weight_bytes_of(part: Component, storage: Storage) -> int:
+    """Memory of one part's parameters."""
+    match part:
+        case Embed():
+            vectors = part.vectors * storage.row_bytes("vocabulary", part.width)
+            return vectors + part.positions * storage.row_bytes("positions", part.width)
+        case Linear():
+            return 0 if part.tied else matrix_bytes(part, storage)
+        case Norm():
+            return VECTOR_BYTES * parameters_of(part)
+    return 0
+
+
+def matrix_bytes(part: Linear, storage: Storage) -> int:
+    """A stored matrix with its bias."""
+    return part.outputs * (storage.row_bytes(part.role, part.inputs) + VECTOR_BYTES * part.bias)

@@ -1,0 +1,124 @@
+"""A model's memory: weights by part, the K/V cache, activations; and how much of what fits."""
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import NamedTuple
+
+from ..config import ModelConfig
+from ..models import outline_of
+from ..models.outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
+from .formulas import parameters_of, weight_bytes_of
+from .storage import VECTOR_BYTES, Storage
+
+CHUNK = 512
+"""Tokens of prompts that the engine computes at once: what bounds a prefill's activations"""
+
+
+class Held(NamedTuple):
+    """What one part of the model holds, in all layers together."""
+
+    name: str
+    parameters: int
+    bytes: int
+
+
+def parts_held(config: ModelConfig, storage: Storage) -> list[Held]:
+    """Parameters and bytes of every part that has some."""
+    return [
+        Held(part.name, times * held, times * weight_bytes_of(part, storage))
+        for parts, times in _places(outline_of(config))
+        for part in parts
+        if (held := parameters_of(part))
+    ]
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Numbers that the checkpoint holds; a tied head is the token embedding and counts once."""
+    return sum(held.parameters for held in parts_held(config, Storage()))
+
+
+def weights_bytes(config: ModelConfig, storage: Storage) -> int:
+    """Memory of all weights."""
+    return sum(held.bytes for held in parts_held(config, storage))
+
+
+def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
+    """What one token leaves in the K/V cache: L times the keys and values of one position."""
+    return config.num_layers * storage.position_bytes(config.num_kv_heads, config.head_dim)
+
+
+def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
+    """Memory for the results of a pass, as minillm's arena keeps them.
+
+    Two halves take turns from layer to layer, so the results of two neighbouring layers are there at once. In each
+    half the first result of every layer takes the same place, and so do the second ones and so on; a place is as large
+    as the largest that it took.
+
+    Args:
+        config: the model
+        storage: how activations are kept
+        T: new tokens of all sequences
+        R: rows that go through the head
+    """
+    outline = outline_of(config)
+
+    def results(parts: tuple[Component, ...], rows: int) -> list[int]:
+        sizes = [result_bytes(part, storage, rows) for part in parts if not (isinstance(part, TakeRows) and R == T)]
+        return [size for size in sizes if size is not None]
+
+    turns = [results(outline.before, T), *[results(outline.layer, T)] * outline.num_layers]
+    turns.append(results(outline.after, T) + results(outline.head, R))
+    halves = [list(zip_longest(*turns[half::2], fillvalue=0)) for half in (0, 1)]
+    return sum(max(place) for half in halves for place in half)
+
+
+def result_bytes(part: Component, storage: Storage, rows: int) -> int | None:
+    """The array that a part's operation makes; None: it makes none."""
+    match part:
+        case Embed() | Norm() | TakeRows():
+            return storage.activation_bytes * rows * part.width
+        case Linear():
+            return (VECTOR_BYTES if part.role == "vocabulary" else storage.activation_bytes) * rows * part.outputs
+        case Attend():
+            return storage.activation_bytes * rows * part.heads * part.head_dim
+        case StoreKV():
+            return None
+
+
+def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:
+    """Bytes that run `batch` sequences of `context` tokens: weights, cache, and the activations of one step.
+
+    Prompts are computed in chunks, so a step has no more new tokens than a chunk or the batch.
+    """
+    T = max(batch, min(CHUNK, context))
+    cache = batch * context * cache_bytes_per_token(config, storage)
+    return weights_bytes(config, storage) + cache + activation_bytes(config, storage, T, batch)
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number from 0 to `limit` that fits, where each number up to it does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def largest_batch(config: ModelConfig, storage: Storage, context: int, memory: int) -> int:
+    """The most sequences of `context` tokens that fit into `memory` bytes; 0: the weights alone do not, or hardly."""
+    limit = memory // (context * cache_bytes_per_token(config, storage)) + 1
+    return largest(lambda batch: needed(config, storage, batch, context) <= memory, limit)
+
+
+def largest_context(config: ModelConfig, storage: Storage, batch: int, memory: int) -> int:
+    """The longest context of `batch` sequences that fits into `memory` bytes, whether or not the model has it."""
+    limit = memory // (batch * cache_bytes_per_token(config, storage)) + 1
+    return largest(lambda context: needed(config, storage, batch, context) <= memory, limit)
+
+
+def _places(outline: Outline) -> Iterator[tuple[tuple[Component, ...], int]]:
+    """The outline's groups of parts, and how often each comes."""
+    yield outline.before, 1
+    yield outline.layer, outline.num_layers
+    yield outline.after, 1
+    yield outline.head, 1

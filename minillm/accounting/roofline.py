@@ -1,0 +1,186 @@
+"""Both phases of generation on given hardware: which bound each operation meets, and how long it takes at least.
+
+An operation that makes F FLOPs and moves M bytes takes at least max(F / peak rate, M / bandwidth) seconds (Williams,
+Waterman and Patterson, "Roofline", CACM 52(4), 2009). Where the first is larger it is bound by computing, else by
+memory; its arithmetic intensity F / M then lies above or below the ridge, peak rate / bandwidth. A phase's floor is the
+sum over its operations, since each needs the one before it.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..config import ModelConfig
+from ..errors import ParameterError
+from ..hardware import Hardware
+from ..models import outline_of
+from .formulas import Conventions, Row, operations
+from .memory import largest_batch, largest_context
+from .schedule import Part, Step
+from .storage import Storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is run."""
+
+    batch: int = 1
+    prompt_length: int = 512
+    context: int | None = None
+    """S that a decode step sees, its own token included; None: one more than the prompt"""
+
+    @property
+    def decode_context(self) -> int:
+        """The context of the decode step."""
+        return self.prompt_length + 1 if self.context is None else self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Over how many devices a model is spread."""
+
+    tensor: int = 1
+    """Devices that share each matrix"""
+    pipeline: int = 1
+    """Stages, each with some of the layers"""
+
+    @property
+    def devices(self) -> int:
+        """All together."""
+        return self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One forward pass of prefill or decode."""
+
+    rows: list[Row]
+    tokens: int
+    """New tokens of all sequences"""
+    width: int
+    """E"""
+    hardware: Hardware
+    storage: Storage
+    conventions: Conventions
+    parallel: Parallel
+
+    @property
+    def flops(self) -> int:
+        """Of all operations."""
+        return sum(row.flops for row in self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Of all operations, read and written."""
+        return sum(row.bytes for row in self.rows)
+
+    @property
+    def fusion_saves(self) -> int:
+        """Of all operations."""
+        return sum(row.fusion_saves for row in self.rows)
+
+    @property
+    def peak(self) -> float:
+        """The hardware's rate, in the unit that the conventions count in."""
+        return self.hardware.rate(self.storage.activations) * self.conventions.multiply_add / 2
+
+    @property
+    def ridge(self) -> float:
+        """The arithmetic intensity from which on computing takes longer than memory."""
+        return self.peak / self.hardware.bandwidth
+
+    def bound(self, row: Row) -> str:
+        """What takes longer: "compute" or "memory"."""
+        return "compute" if row.intensity > self.ridge else "memory"
+
+    def row_seconds(self, row: Row) -> float:
+        """The floor of one operation. Tensor parallelism splits both its work and its data, as if evenly."""
+        flops = row.flops * 2 / self.conventions.multiply_add
+        return self.hardware.seconds(flops, row.bytes, self.storage.activations) / self.parallel.tensor
+
+    @cached_property
+    def seconds(self) -> float:
+        """The floor of the phase. Pipeline stages take turns and do not shorten it; sending is not counted."""
+        return sum(self.row_seconds(row) for row in self.rows)
+
+    @property
+    def message_bytes(self) -> int:
+        """The states of all new tokens: 2 L D bytes of the lecture, in 16 bits; T E numbers here.
+
+        Each all-reduce of tensor parallelism aggregates as much, two in each layer; each pipeline stage sends as much
+        to the next.
+        """
+        return self.storage.activation_bytes * self.tokens * self.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """A model, a workload and hardware, and what follows."""
+
+    config: ModelConfig
+    storage: Storage
+    workload: Workload
+    hardware: Hardware
+    conventions: Conventions = field(default_factory=Conventions)
+    parallel: Parallel = field(default_factory=Parallel)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ParameterError: a number is below 1 or beyond the model, or heads or layers do not divide.
+        """
+        work, config, parallel = self.workload, self.config, self.parallel
+        sizes = {
+            "batch": work.batch,
+            "prompt_length": work.prompt_length,
+            "context": work.decode_context,
+            "tensor_parallel": parallel.tensor,
+            "pipeline_parallel": parallel.pipeline,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ParameterError(f"{name} should be at least 1, found {size}")
+        for name in ("prompt_length", "context"):
+            if sizes[name] > config.max_positions:
+                raise ParameterError(f"{name} {sizes[name]} is beyond the model's {config.max_positions} positions")
+        for field_name, heads in (("num_heads", config.num_heads), ("num_kv_heads", config.num_kv_heads)):
+            if heads % parallel.tensor:
+                raise ParameterError(
+                    f"tensor_parallel {parallel.tensor} should divide the model's {field_name} {heads}"
+                )
+        if parallel.pipeline > config.num_layers:
+            raise ParameterError(
+                f"pipeline_parallel {parallel.pipeline} is more than the model's num_layers {config.num_layers}"
+            )
+
+    @cached_property
+    def prefill(self) -> Phase:
+        """All prompts in one pass; logits of each one's last token."""
+        return self._phase(Part(self.workload.prompt_length, self.workload.prompt_length))
+
+    @cached_property
+    def decode(self) -> Phase:
+        """One new token of each sequence."""
+        return self._phase(Part(1, self.workload.decode_context))
+
+    def _phase(self, part: Part) -> Phase:
+        step = Step((part,) * self.workload.batch, self.workload.batch)
+        rows = operations(outline_of(self.config), step, self.storage, self.conventions)
+        return Phase(
+            rows, step.tokens, self.config.hidden_size, self.hardware, self.storage, self.conventions, self.parallel
+        )
+
+    @property
+    def memory(self) -> int:
+        """Of all devices."""
+        return self.hardware.memory * self.parallel.devices
+
+    @property
+    def largest_batch(self) -> int:
+        """Sequences of the decode context that fit into memory."""
+        return largest_batch(self.config, self.storage, self.workload.decode_context, self.memory)
+
+    @property
+    def largest_context(self) -> int:
+        """Tokens of each sequence of the batch that fit into memory; the model may have fewer positions."""
+        return largest_context(self.config, self.storage, self.workload.batch, self.memory)

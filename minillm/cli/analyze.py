@@ -1,0 +1,234 @@
+"""minillm analyze: what a model costs, from its config.json alone."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ParameterError
+
+if TYPE_CHECKING:
+    from ..accounting.roofline import Analysis, Phase
+    from ..config import ModelConfig
+    from ..models.quantized import Quantization
+
+DESCRIPTION = """What a model takes, from its config.json alone: parameters, memory, and for prefill
+and decode each operation's FLOPs, bytes, arithmetic intensity and least time.
+
+A multiply-add is two FLOPs. Attention counts the pairs of a query and a key that
+it may see. Bytes are those of each operation alone; "fusion saves" is what would
+move besides if biases, activations, residuals and softmax read and wrote arrays
+of their own. A floor is what no run can beat on that hardware, not what one
+reaches. Vectors (biases, gains) and logits are float32, as minillm keeps them."""
+
+EPILOG = """examples:
+  minillm analyze opt-13b --hardware a100
+  minillm analyze facebook/opt-1.3b --batch 8 --context 1024 --dtype int8
+  minillm analyze path/to/checkpoint --hardware this --png roofline.png
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "analyze",
+        help="what a model costs, from its config.json alone",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder, hub id, or a published name such as opt-13b")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    work = parser.add_argument_group("work")
+    work.add_argument("--batch", type=int, default=1, metavar="N", help="sequences side by side (default: 1)")
+    work.add_argument("--prompt-length", type=int, default=512, metavar="N", help="of each (default: 512)")
+    work.add_argument(
+        "--context", type=int, metavar="S", help="that a decode step sees, its token included (default: prompt + 1)"
+    )
+    machine = parser.add_argument_group("numbers and machine")
+    machine.add_argument(
+        "--dtype", default="auto", help="of weights: float32, float16, bfloat16, int8, int4 (default: the model's own)"
+    )
+    machine.add_argument(
+        "--cache-dtype", default="auto", help="float32, float16, bfloat16, int8 (default: that of activations)"
+    )
+    machine.add_argument(
+        "--hardware", default="a100", help="a100 (default), h100, h200, rtx4090, l4, or this: the machine at hand"
+    )
+    machine.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
+    machine.add_argument("--pipeline-parallel", type=int, default=1, metavar="N", help="stages of layers")
+    counting = parser.add_argument_group("conventions, where tools differ")
+    counting.add_argument("--full-square", action="store_true", help="attention counts hidden pairs too")
+    counting.add_argument("--products-only", action="store_true", help="count matrix products and nothing else")
+    counting.add_argument("--macs", action="store_true", help="a multiply-add is one and not two")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one JSON object, with every operation of every layer")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write a page with the roofline")
+    output.add_argument("--png", type=Path, metavar="FILE", help="draw the roofline")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from .analyze_tables import tables
+
+    if args.png is not None:
+        from .roofline_plot import check_matplotlib
+
+        check_matplotlib()
+    analysis = analyze(args)
+    if args.html is not None:
+        from .compare_page import write_page
+        from .roofline_page import page
+
+        write_page(args.html, page(args.model, analysis))
+    if args.png is not None:
+        from .roofline_plot import draw
+
+        draw(args.model, analysis, args.png)
+    if args.json:
+        print(json.dumps(as_dict(args.model, analysis), ensure_ascii=False))
+    else:
+        print("\n".join(tables(args.model, analysis)))
+
+
+def analyze(args: argparse.Namespace) -> "Analysis":
+    """What the command line asks for.
+
+    Raises:
+        ModelError: the model or its config.json cannot be had.
+        ParameterError: a name is unknown or a size impossible.
+    """
+    from ..accounting import Conventions
+    from ..accounting.roofline import Analysis, Parallel, Workload
+    from ..accounting.storage import storage_for
+    from ..hardware import THIS, find_hardware
+
+    found = find_config(args.model, args.revision)
+    if found.quantization is not None:
+        found.quantization.check_wanted(args.dtype)
+    kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
+    return Analysis(
+        config=found.config,
+        storage=storage_for(
+            kept,
+            args.cache_dtype,
+            checkpoint=found.dtype,
+            on_cpu=args.hardware == THIS,
+            group=found.quantization.group if found.quantization is not None else 32,
+        ),
+        workload=Workload(batch=args.batch, prompt_length=args.prompt_length, context=args.context),
+        hardware=find_hardware(args.hardware),
+        conventions=Conventions(
+            full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2
+        ),
+        parallel=Parallel(tensor=args.tensor_parallel, pipeline=args.pipeline_parallel),
+    )
+
+
+class Found(NamedTuple):
+    """What config.json says."""
+
+    config: "ModelConfig"
+    dtype: str
+    """Of the checkpoint's numbers, but for what is quantised"""
+    quantization: "Quantization | None" = None
+
+
+def find_config(model: str, revision: str | None) -> Found:
+    """A model's configuration.
+
+    Raises:
+        ModelError: it cannot be had.
+        ParameterError: the name is neither a folder, a hub id nor a published name; the message lists those.
+    """
+    from ..accounting.storage import BYTES
+    from ..checkpoint import find_config as folder_of
+    from ..config import read_config
+    from ..models import family_of, published_config, published_names
+    from ..models.quantized import read_quantization
+
+    if model in published_names() and not Path(model).exists():
+        if revision is not None:
+            raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
+        return Found(published_config(model), "float16")
+    if "/" not in model and not Path(model).exists():
+        raise ParameterError(
+            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: "
+            + ", ".join(published_names())
+        )
+    raw = read_config(folder_of(model, revision=revision))
+    config: ModelConfig = family_of(raw).read_config(raw)
+    stored = raw.get("dtype") or raw.get("torch_dtype")
+    return Found(config, stored if stored in BYTES else "float32", read_quantization(raw))
+
+
+def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
+    """Everything, for `--json`. Bytes and FLOPs are whole numbers, times are seconds."""
+    from dataclasses import asdict, replace
+
+    from ..accounting import memory
+    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
+
+    config, storage, work = analysis.config, analysis.storage, analysis.workload
+    weights = {name: memory.weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS}
+    cache = {name: memory.cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS}
+    parts = memory.parts_held(config, storage)
+    hardware = {**asdict(analysis.hardware), "rates": dict(analysis.hardware.rates)}
+    return {
+        "model": model,
+        "hardware": hardware,
+        "storage": asdict(storage),
+        "conventions": asdict(analysis.conventions),
+        "batch": work.batch,
+        "prompt_length": work.prompt_length,
+        "context": work.decode_context,
+        "parameters": sum(part.parameters for part in parts),
+        "parameters_by_part": {part.name: part.parameters for part in parts},
+        "weights_bytes": weights[storage.weights],
+        "weights_bytes_by_dtype": weights,
+        "kv_cache_bytes_per_token": cache[storage.cache],
+        "kv_cache_bytes_per_token_by_dtype": cache,
+        "kv_cache_bytes_per_sequence": cache[storage.cache] * work.decode_context,
+        "kv_cache_bytes": cache[storage.cache] * work.decode_context * work.batch,
+        "largest_batch": analysis.largest_batch,
+        "largest_context": analysis.largest_context,
+        "tensor_parallel": analysis.parallel.tensor,
+        "pipeline_parallel": analysis.parallel.pipeline,
+        "prefill": _phase(analysis, analysis.prefill),
+        "decode": _phase(analysis, analysis.decode),
+    }
+
+
+def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
+    from ..accounting.memory import activation_bytes
+
+    parallel, L = analysis.parallel, analysis.config.num_layers
+    batch = analysis.workload.batch
+    return {
+        "flops": phase.flops,
+        "bytes": phase.bytes,
+        "intensity": phase.flops / phase.bytes,
+        "fusion_saves": phase.fusion_saves,
+        "activation_bytes": activation_bytes(analysis.config, analysis.storage, phase.tokens, batch),
+        "seconds": phase.seconds,
+        "tokens_per_second": phase.tokens / phase.seconds,
+        "all_reduces": 2 * L if parallel.tensor > 1 else 0,
+        "all_reduce_bytes": phase.message_bytes if parallel.tensor > 1 else 0,
+        "stage_sends": parallel.pipeline - 1,
+        "stage_bytes": phase.message_bytes if parallel.pipeline > 1 else 0,
+        "ops": [
+            {
+                "name": row.name,
+                "layer": row.layer,
+                "flops": row.flops,
+                "bytes_read": row.bytes_read,
+                "bytes_written": row.bytes_written,
+                "intensity": row.intensity,
+                "bound": phase.bound(row),
+                "fusion_saves": row.fusion_saves,
+                "seconds": phase.row_seconds(row),
+            }
+            for row in phase.rows
+        ],
+    }

@@ -1,0 +1,99 @@
+"""A model as a table of its parts, for who counts or predicts: each part's kind and sizes, in the order they run.
+
+A family writes its table beside its model (`outline` in `models/opt.py`). What a part of each kind costs is said in
+`accounting/formulas.py`, once for all families. A part runs as one operation of a back end.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..backends.base import Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """A look-up in a table of vectors, and one of positions where there are learned ones to add."""
+
+    kind: ClassVar[str] = "embed"
+    name: str
+    width: int
+    """Of each vector"""
+    vectors: int
+    """How many the table holds; 0: none of its own"""
+    positions: int = 0
+    """Vectors in the table of positions; 0: there is none"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """A product with a stored matrix [outputs, inputs]."""
+
+    kind: ClassVar[str] = "linear"
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    activation: str | None = None
+    residual: bool = False
+    role: Role = "projection"
+    tied: bool = False
+    """The matrix is another part's, which holds the parameters"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """Layer norm over rows of `width`."""
+
+    kind: ClassVar[str] = "layer_norm"
+    name: str
+    width: int
+    affine: bool
+    """It has gain and bias"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreKV:
+    """New keys and values into the cache."""
+
+    kind: ClassVar[str] = "store_kv"
+    name: str
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attend:
+    """Causal attention over the cache."""
+
+    kind: ClassVar[str] = "attend"
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeRows:
+    """The rows whose logits are wanted; left out where all are."""
+
+    kind: ClassVar[str] = "take_rows"
+    name: str
+    width: int
+
+
+Component = Embed | Linear | Norm | StoreKV | Attend | TakeRows
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A whole model."""
+
+    before: tuple[Component, ...]
+    """What comes before the first layer"""
+    layer: tuple[Component, ...]
+    """Of each layer"""
+    num_layers: int
+    after: tuple[Component, ...]
+    """What comes after the last, for each new token"""
+    head: tuple[Component, ...]
+    """What comes then, only for rows whose logits are wanted"""

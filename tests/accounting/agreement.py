@@ -1,0 +1,27 @@
+"""The closed form and the count side by side."""
+
+from collections.abc import Iterable
+
+from minillm.accounting import Step, Storage, operations
+from minillm.backends.counting import CountingBackend
+from minillm.config import ModelConfig
+from minillm.models import outline_of
+from minillm.ops.cost import Cost
+
+
+def predicted(config: ModelConfig, steps: Iterable[Step], storage: Storage | None = None) -> dict[object, Cost]:
+    """What a count of these steps should hold: (operation, layer) -> FLOPs, bytes read, bytes written."""
+    costs: dict[object, Cost] = {}
+    for step in steps:
+        for row in operations(outline_of(config), step, storage):
+            key = row.kind, row.layer
+            costs[key] = costs.get(key, Cost(0)) + Cost(row.flops, row.bytes_read, row.bytes_written)
+    return costs
+
+
+def assert_agree(
+    config: ModelConfig, steps: Iterable[Step], counted: CountingBackend, storage: Storage | None = None
+) -> None:
+    """Each operation of each layer, FLOPs and bytes, exactly."""
+    assert counted.total.flops > 0
+    assert counted.costs == predicted(config, steps, storage)

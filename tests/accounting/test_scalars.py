@@ -1,0 +1,108 @@
+"""A third count: a whole model on numbers that count what is done with them, in the full-square convention.
+
+The reference computes hidden scores before it hides them, so one tile of queries makes the full square. NumPy adds n
+numbers with n - 1 additions where the convention says n, and hiding adds minus infinity: both are said below.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.accounting import Conventions, Part, Step, operations
+from minillm.backends import base
+from minillm.backends.base import Backend
+from minillm.batch import Sequence
+from minillm.cache import PagedCache
+from minillm.config import ModelConfig
+from minillm.models import opt, outline_of
+from minillm.models.base import random_tensors
+from minillm.runner import Runner
+
+from ..ops.test_cost import Module, Number
+from ..shapes import BASE, VARIANTS
+
+SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
+
+
+class Scalars(Module):
+    """NumPy whose new arrays hold `Number`s."""
+
+    float32 = object
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any = None) -> Any:
+        return np.empty(shape, object)
+
+
+def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> ModelConfig:
+    """Count one forward pass over sequences of (new tokens, context). Returns the model's configuration."""
+    config = opt.read_config(raw)
+    ops = Backend(Scalars())
+    ops.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
+    plain = Backend()
+    model = opt.build(config, random_tensors(opt.tensor_table(config), 0, 0.3, plain), plain)
+    runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
+    sequences = [Sequence([1 + i % 5 for i in range(context)]) for _, context in lengths]
+    for sequence, (new, context) in zip(sequences, lengths, strict=True):
+        if context > new:
+            runner.forward([sequence], [context - new])
+    turn_to_numbers(model)
+    runner.ops = ops
+    pages = runner.cache.storage
+    pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
+    ops.finite = lambda logits: True  # type: ignore[method-assign]
+    Number.arithmetic = Number.comparisons = 0
+    T = sum(new for new, _ in lengths)
+    runner.forward(sequences, [new for new, _ in lengths], rows=range(T - rows, T))
+    return config
+
+
+def numbers(array: Any) -> Any:
+    return np.vectorize(lambda value: Number(float(value)), otypes=[object])(array)
+
+
+def turn_to_numbers(part: Any) -> None:
+    """Every weight of a model, in place."""
+    for value in vars(part).values():
+        for one in value if isinstance(value, tuple) else (value,):
+            if type(one).__name__ == "Weight":
+                for name in ("data", "bias"):
+                    if getattr(one, name) is not None:
+                        object.__setattr__(one, name, numbers(getattr(one, name)))
+            elif hasattr(one, "__dataclass_fields__") and not isinstance(one, ModelConfig):
+                turn_to_numbers(one)
+
+
+def sums(config: ModelConfig, step: Step) -> int:
+    """One addition that NumPy does not make for each number that is a sum: results of products, means, softmaxes."""
+    E, F, W, V = config.hidden_size, config.intermediate_size, config.embedding_size, config.vocab_size  # type: ignore[attr-defined]
+    H, D, T, R = config.num_heads, config.head_dim, step.tokens, step.rows
+    narrow = (T * E + R * W) if W != E else 0
+    layer = T * (3 * H * D + E + F + E) + H * (step.square + T + T * D) + 2 * T
+    return narrow + config.num_layers * layer + config.final_norm * T + R * V  # type: ignore[attr-defined]
+
+
+def hiding(config: ModelConfig, step: Step) -> int:
+    """Minus infinity or zero added to the newest scores of each sequence with more than one new token."""
+    pairs = sum(part.new**2 for part in step.parts if part.new > 1)
+    return config.num_layers * config.num_heads * pairs
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("lengths", "rows"), [([(4, 4)], 1), ([(1, 5)], 1), ([(3, 7), (1, 2)], 2)], ids=["prefill", "decode", "ragged"]
+)
+def test_a_whole_model_on_numbers_that_count(
+    variant: str, lengths: list[tuple[int, int]], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = BASE | SIZES | {k: v for k, v in VARIANTS[variant].items() if k not in BASE or BASE[k] != v}
+    if "word_embed_proj_dim" in raw:
+        raw["word_embed_proj_dim"] = 4
+    monkeypatch.setattr(base, "expand", lambda data, rows=slice(None): data[rows])  # they are no floats
+    config = counted(raw, lengths, rows)
+    step = Step(tuple(Part(*length) for length in lengths), rows)
+    formula = sum(row.flops for row in operations(outline_of(config), step, None, Conventions(full_square=True)))
+    maxima = config.num_layers * config.num_heads * (step.square - step.tokens)  # softmax's, which are no arithmetic
+    relus = Number.comparisons - maxima
+    assert formula == Number.arithmetic + relus + sums(config, step) - hiding(config, step)

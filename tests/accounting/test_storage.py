@@ -1,0 +1,95 @@
+"""Bytes in every format: what the formula says against what arrays take and what a count adds up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from minillm.accounting import Part, Step, Storage
+from minillm.accounting.memory import activation_bytes, cache_bytes_per_token, parts_held, weights_bytes
+from minillm.backends.base import Role
+from minillm.backends.counting import counting
+from minillm.backends.numba.cachedtypes import StoredPages, position_bytes
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.pages import Pages
+from minillm.backends.weights import FORMATS, Tensor, Weight
+from minillm.batch import Sequence as Tokens
+from minillm.errors import ParameterError
+from minillm.models import opt
+from minillm.models.base import random_tensors
+from minillm.runner import Runner
+
+from ..shapes import BASE, VARIANTS
+from ..tiny import runner_of
+from .agreement import assert_agree
+
+
+class StoringBackend(NumpyBackend):
+    """The reference on any format of weights and cache, which remembers its weights."""
+
+    def __init__(self, weights: str, cache: str) -> None:
+        super().__init__(weights=weights)
+        self.cache = cache
+        self.held: list[Weight] = []
+
+    def prepare_weight(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        self.held.append(super().prepare_weight(name, tensors, biases, role))
+        return self.held[-1]
+
+    def position_bytes(self, K: int, D: int) -> int:
+        return position_bytes(K, D, self.cache)
+
+    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
+        return StoredPages(shape, self.cache)
+
+
+def runner(raw: dict[str, Any], ops: StoringBackend) -> Runner:
+    config = opt.read_config(raw)
+    return runner_of(opt.build(config, random_tensors(opt.tensor_table(config), 0, 0.1, ops), ops), ops=ops, pages=2)
+
+
+@pytest.mark.parametrize("variant", ["pre-norm", "narrow embedding", "untied", "galactica"])
+@pytest.mark.parametrize("weights", FORMATS)
+def test_weights_are_as_large_as_stored_and_counted_bytes_are_the_formulas(weights: str, variant: str) -> None:
+    """E = 24 and F = 40 fill no group of 32: rows are padded."""
+    ops = StoringBackend(weights, "float32")
+    model = runner(VARIANTS[variant], ops)
+    config, storage = model.model.config, Storage(weights=weights)
+    assert sum(weight.nbytes for weight in ops.held) == weights_bytes(config, storage)
+    assert sum(held.bytes for held in parts_held(config, storage)) == weights_bytes(config, storage)
+    with counting(model) as counted:
+        a, b = Tokens([1, 2, 3, 4, 5]), Tokens([6, 7])
+        model.forward([a, b], [5, 2])
+        a.token_ids.append(3)
+        model.forward([a], [1])
+    assert_agree(config, [Step((Part(5, 5), Part(2, 2)), 2), Step((Part(1, 6),), 1)], counted, storage)
+
+
+@pytest.mark.parametrize("cache", ["float32", "bfloat16", "int8"])
+def test_cache_in_every_format(cache: str) -> None:
+    ops = StoringBackend("float32", cache)
+    model = runner(BASE, ops)
+    storage = Storage(cache=cache)
+    positions = 2 * ops.page_size
+    reserved = model.cache.storage.keys.nbytes + model.cache.storage.values.nbytes
+    assert reserved == positions * cache_bytes_per_token(model.model.config, storage)
+    with counting(model) as counted:
+        model.prefill(Tokens([1, 2, 3]))
+    assert_agree(model.model.config, [Step((Part(3, 3),), 1)], counted, storage)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("variant", ["pre-norm", "narrow embedding"])
+def test_activations_are_what_the_arena_keeps(variant: str, tokens: int) -> None:
+    ops = StoringBackend("float32", "float32")
+    model = runner(VARIANTS[variant], ops)
+    model.prefill(Tokens([3] * tokens))
+    assert activation_bytes(model.model.config, Storage(), tokens, 1) == ops.arena.nbytes
+
+
+@pytest.mark.parametrize("field", ["weights", "cache", "activations", "checkpoint"])
+def test_unknown_formats_are_named(field: str) -> None:
+    with pytest.raises(ParameterError, match="'float8' is not known: expected one of float32, "):
+        Storage(**{field: "float8"})

@@ -1,0 +1,194 @@
+"""minillm analyze as its users run it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from minillm import hardware
+from minillm.cli.analyze import analyze
+from minillm.cli.analyze_tables import bytes_text, number_text, seconds_text
+from minillm.cli.main import build_parser, run
+from minillm.cli.roofline import groups_of, roof_of
+from minillm.cli.roofline_page import place
+from minillm.hardware import Hardware
+
+from ..shapes import BASE
+
+
+def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["analyze", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("opt-125m", 125_239_296),
+        ("opt-1.3b", 1_315_758_080),
+        ("opt-13b", 12_853_473_280),
+        ("opt-175b", 174_604_468_224),
+    ],
+)
+def test_json_of_published_names(model: str, parameters: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = analyzed(capsys, model)
+    assert found["parameters"] == parameters == sum(found["parameters_by_part"].values())
+    assert found["weights_bytes"] == found["weights_bytes_by_dtype"]["float16"]
+    assert 2 * parameters < found["weights_bytes"] < 2.01 * parameters  # vectors are float32
+    assert found["weights_bytes_by_dtype"]["float32"] == 4 * parameters
+    for phase in (found["prefill"], found["decode"]):
+        assert {"name", "layer", "flops", "bytes_read", "bytes_written", "intensity", "bound"} <= phase["ops"][0].keys()
+        assert phase["flops"] == sum(op["flops"] for op in phase["ops"])
+        assert phase["bytes"] == sum(op["bytes_read"] + op["bytes_written"] for op in phase["ops"])
+        assert {op["bound"] for op in phase["ops"]} <= {"compute", "memory"}
+        layers = [op["layer"] for op in phase["ops"] if op["name"] == "attention"]
+        assert layers == list(range(len(layers)))
+
+
+def test_cache_of_opt_13b(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyzed(capsys, "opt-13b", "--dtype", "float16")["kv_cache_bytes_per_token"] == 819_200
+    assert analyzed(capsys, "opt-13b", "--cache-dtype", "int8")["kv_cache_bytes_per_token"] == 2 * 40 * 40 * (128 + 4)
+
+
+def test_a_folder_needs_its_config_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE | {"torch_dtype": "bfloat16"}), encoding="utf-8")
+    found = analyzed(capsys, str(tmp_path), "--prompt-length", "5", "--context", "9", "--batch", "3")
+    assert found["storage"]["weights"] == found["storage"]["cache"] == "bfloat16"
+    assert found["kv_cache_bytes"] == 3 * 9 * found["kv_cache_bytes_per_token"]
+    (embedding,) = [op for op in found["decode"]["ops"] if op["name"] == "embedding"]
+    assert embedding["layer"] is None and embedding["flops"] == 3 * 24
+
+
+def test_a_quantised_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantization = {"quant_method": "minillm", "bits": 4, "group_size": 64}
+    raw = BASE | {"quantization_config": quantization, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    found = analyzed(capsys, str(tmp_path), "--prompt-length", "5")
+    assert (found["storage"]["weights"], found["storage"]["group"]) == ("int4", 64)
+    assert run(["analyze", str(tmp_path), "--dtype", "int8"]) == 2
+    assert "already quantised to int4" in capsys.readouterr().err
+
+
+def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["analyze", "opt-350m", "--tensor-parallel", "4", "--pipeline-parallel", "2"]) == 0
+    out = capsys.readouterr().out
+    found = analyzed(capsys, "opt-350m", "--tensor-parallel", "4", "--pipeline-parallel", "2")
+    for name in {op["name"] for op in found["prefill"]["ops"]} | found["parameters_by_part"].keys():
+        assert f"\n{name} " in out
+    assert "331,196,416" in out
+    assert "tensor parallelism over 4: 48 all-reduces" in out and "pipeline parallelism over 2" in out
+    assert found["prefill"]["all_reduces"] == 48 and found["prefill"]["all_reduce_bytes"] == 2 * 512 * 1024
+    assert found["decode"]["stage_sends"] == 1 and found["decode"]["stage_bytes"] == 2 * 1024
+
+
+def test_conventions(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = analyzed(capsys, "opt-125m")["prefill"]["flops"]
+    square = analyzed(capsys, "opt-125m", "--full-square")["prefill"]["flops"]
+    products = analyzed(capsys, "opt-125m", "--products-only")["prefill"]["flops"]
+    macs = analyzed(capsys, "opt-125m", "--products-only", "--macs")["prefill"]["flops"]
+    assert square - plain == 12 * 12 * (4 * 64 + 4) * (512 * 511 // 2)  # L H (4 D + 4) hidden pairs
+    assert products < plain and macs * 2 == products
+
+
+def test_this_machine_computes_in_float32(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    probed = Hardware(name="mine", rates={"float32": 1e11}, bandwidth=4e10, memory=10**10, source="a test")
+    monkeypatch.setattr(hardware, "probe", lambda: probed)
+    found = analyzed(capsys, "opt-125m", "--hardware", "this", "--dtype", "int8")
+    assert found["storage"]["activations"] == found["storage"]["cache"] == "float32"
+    assert found["hardware"]["bandwidth"] == 4e10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["opt-1"], 2, "model 'opt-1' is neither a folder nor a hub id (owner/name); published names: opt-125m, "),
+        (["opt-13b", "--hardware", "tpu"], 2, "expected one of a100, h100, h200, rtx4090, l4, this"),
+        (["opt-13b", "--dtype", "fp8"], 2, "dtype 'fp8' is not known: expected one of float32, "),
+        (["opt-13b", "--cache-dtype", "int4"], 2, "cache_dtype 'int4' is not known"),
+        (["opt-13b", "--batch", "0"], 2, "batch should be at least 1"),
+        (["opt-13b", "--context", "5000"], 2, "context 5000 is beyond the model's 2048 positions"),
+        (["opt-13b", "--tensor-parallel", "3"], 2, "tensor_parallel 3 should divide the model's num_heads 40"),
+        (["opt-13b", "--revision", "x"], 2, "revision 'x' has no effect"),
+        (["./nowhere"], 1, "there is no folder './nowhere'"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["analyze", *arguments]) == code
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_attention_heads": 5}, "hidden_size 24 should be a multiple of num_attention_heads 5"),
+        ({"ffn_dim": 0}, "ffn_dim should be at least 1"),
+        ({"model_type": "rnn"}, "model_type is 'rnn'; minillm runs 'opt'"),
+    ],
+)
+def test_impossible_shapes_name_the_field(
+    fields: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE | fields), encoding="utf-8")
+    assert run(["analyze", str(tmp_path)]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_numbers_as_text() -> None:
+    assert [number_text(n) for n in (0, 999, 1000, 13e12, 819_200)] == ["0", "999", "1.000 k", "13.00 T", "819.2 k"]
+    assert [bytes_text(n) for n in (0, 80e9)] == ["0 B", "80.00 GB"]
+    assert [seconds_text(s) for s in (2.5, 0.0428, 3e-6, 4e-9)] == ["2.5 s", "42.8 ms", "3 us", "4 ns"]
+
+
+def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert run(["analyze", "opt-350m", "--batch", "8", "--html", str(page)]) == 0
+    html = page.read_text(encoding="utf-8")
+    capsys.readouterr()
+    found = analyzed(capsys, "opt-350m", "--batch", "8")
+    drawing = html[html.index("<svg") : html.index("</svg>") + 6]
+    root = ElementTree.fromstring(drawing)
+    assert not re.search(r'(?:src|href)="|url\(|\$', html)
+    titles = [title.text or "" for title in root.iter("title")]
+    for phase in ("prefill", "decode"):
+        shown = [title.partition(": ")[2] for title in titles if title.startswith(phase)]
+        drawn = {one.partition(":")[0] for text in shown for one in text.split("; ")}
+        assert drawn == {op["name"] for op in found[phase]["ops"] if op["flops"]}
+        assert all(f"<td>{name}</td>" in html for name in {op["name"] for op in found[phase]["ops"]})
+
+
+def test_circles_stand_on_the_roof() -> None:
+    args = build_parser().parse_args(["analyze", "opt-13b", "--batch", "4", "--hardware", "h100"])
+    analysis = analyze(args)
+    for phase in (analysis.prefill, analysis.decode):
+        groups = groups_of(phase)
+        assert sum(group.share for group in groups) == pytest.approx(1, abs=0.05)  # the rest only moves bytes
+        for group in groups:
+            found = group.largest
+            assert found.rate == min(989.5e12, found.intensity * 3.35e12)
+            assert all(found.intensity / 1.25 < point.intensity < found.intensity * 1.25 for point in group.points)
+    roof = roof_of(analysis, groups)
+    assert place(roof, roof.ridge, roof.peak)[1] == place(roof, roof.right, roof.peak)[1]
+    (x1, _), (x2, _), (x3, _) = (place(roof, power, roof.peak) for power in (0.1, 1, 10))
+    assert x2 - x1 == pytest.approx(x3 - x2)
+
+
+def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    assert run(["analyze", "opt-125m", "--png", str(tmp_path / "roof.png")]) == 0
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["analyze", "opt-125m", "--png", str(tmp_path / "none" / "roof.png")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert run(["analyze", "opt-125m", "--png", str(tmp_path / "roof.png")]) == 2
+    assert "pip install 'minillm[plot]'" in capsys.readouterr().err
