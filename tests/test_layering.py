@@ -39,6 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE
     | {"cache", "config", "decoding", "devices", "loading", "loop", "models", "prompts", "requests", "results"}
     | {"runner", "scheduler", "scoring"},
+    "probe": {"ops"},
+    "profiling": {"backends", "cache", "decoding", "engine", "loop", "ops", "probe", "prompts", "runner", "scheduler"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
     | {
@@ -48,6 +50,8 @@ ALLOWED: dict[str, set[str]] = {
         "engine",
         "inspection",
         "loading",
+        "probe",
+        "profiling",
         "prompts",
         "results",
         "tokenizer",

@@ -12,6 +12,7 @@ import numpy as np
 from .. import ops
 from ..batch import Batch
 from .arena import Arena
+from .clock import Clock, HostClock
 from .memory import free_memory
 from .pages import Pages
 from .weights import Tensor, Weight, expand, gather, join
@@ -31,6 +32,8 @@ class Backend:
     name = "reference"
     page_size = 256
     """P: on a CPU a page is large, since each one costs a call."""
+    clock: Clock = HostClock()
+    """What `timing.py` takes the time with. A device that works behind its host has another."""
 
     def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
         """Take an array module, and how parameters are kept.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import MinillmError
-from . import chat, compare, generate, inspect, tokenize
+from . import bench, chat, compare, generate, inspect, profile, tokenize
 
-COMMANDS = (generate, chat, compare, inspect, tokenize)
+COMMANDS = (generate, chat, compare, inspect, tokenize, profile, bench)
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 CLOSED_PIPE = 141  # likewise for a pipe whose reader went away
 
