@@ -21,15 +21,17 @@ from .cache import PagedCache
 from .decoding.select import strategy_for
 from .decoding.strategy import Request
 from .engine import PREFILL_CHUNK, Engine
+from .hardware import Hardware, probe
 from .loop import StepLoop
 from .ops.cost import Cost
-from .probe import Ceilings, probe
 from .prompts import Prompt
 from .runner import Runner
 from .scheduler import Limits
 
 PhaseName = Literal["prefill", "decode"]
 Place = Literal["embedding", "layers", "head", "beside the model"]
+ARITHMETIC = "float32"
+"""What back ends of a CPU multiply in, however weights are kept"""
 PLACES: tuple[Place, ...] = ("embedding", "layers", "head", "beside the model")
 
 
@@ -66,6 +68,11 @@ class Row:
         return self.seconds / self.floor if self.floor else None
 
 
+def floor_of(cost: Cost, hardware: Hardware) -> float:
+    """Seconds below which an operation cannot come, unless its numbers lie in a processor's cache."""
+    return hardware.seconds(cost.flops, cost.bytes_read + cost.bytes_written, ARITHMETIC)
+
+
 class Span(NamedTuple):
     """One layer of one forward pass, from the beginning of its first operation to the end of its last."""
 
@@ -98,7 +105,8 @@ class Phase:
 
     steps: list[Step]
     num_layers: int
-    ceilings: Ceilings
+    hardware: Hardware
+    """Whose ceilings the floors stand on"""
 
     @property
     def tokens(self) -> int:
@@ -130,7 +138,7 @@ class Phase:
     def _row(self, place: Place, name: str, calls: list[Call]) -> Row:
         costs = [call.cost for call in calls if call.cost is not None]
         cost = sum(costs, Cost(0)) if costs else None
-        floor = sum(self.ceilings.floor(one) for one in costs)
+        floor = sum(floor_of(one, self.hardware) for one in costs)
         return Row(place, name, len(calls), cost, sum(call.seconds for call in calls), floor)
 
     @cached_property
@@ -141,7 +149,7 @@ class Phase:
         for step in self.steps:
             for span in layer_spans(step.calls):
                 seconds[span.layer] += span.seconds
-                floors[span.layer] += sum(self.ceilings.floor(call.cost) for call in span.calls if call.cost)
+                floors[span.layer] += sum(floor_of(call.cost, self.hardware) for call in span.calls if call.cost)
         return [Layer(layer, taken, floors[layer]) for layer, taken in seconds.items()]
 
     @property
@@ -200,14 +208,15 @@ class Profile:
 
     steps: list[Step]
     num_layers: int
-    ceilings: Ceilings
+    hardware: Hardware
+    """Whose ceilings the floors stand on"""
 
     @cached_property
     def phases(self) -> dict[PhaseName, Phase]:
         """Those that had a step."""
         names: tuple[PhaseName, ...] = ("prefill", "decode")
         groups = {name: [step for step in self.steps if step.phase == name] for name in names}
-        return {name: Phase(steps, self.num_layers, self.ceilings) for name, steps in groups.items() if steps}
+        return {name: Phase(steps, self.num_layers, self.hardware) for name, steps in groups.items() if steps}
 
     @property
     def overhead(self) -> list[float]:
@@ -221,7 +230,7 @@ class Profile:
 
 
 def profile(
-    engine: Engine, prompts: Sequence[Prompt], *, repeat: int = 1, ceilings: Ceilings | None = None, **fields: Any
+    engine: Engine, prompts: Sequence[Prompt], *, repeat: int = 1, hardware: Hardware | None = None, **fields: Any
 ) -> Profile:
     """Run some prompts side by side and time what they do.
 
@@ -229,19 +238,19 @@ def profile(
         engine: its model and back end are used, its cache and its requests are left alone
         prompts: what runs as one batch
         repeat: how many times, after one round that is not kept
-        ceilings: what the floors stand on; by default this machine is probed
+        hardware: whose ceilings the floors stand on; by default this machine's, which is probed
         **fields: of `GenerationConfig`
 
     Raises:
         As `Engine.add`.
     """
     requests = [engine.request(prompt, **fields) for prompt in prompts]
-    ceilings = ceilings or probe()
+    hardware = hardware or probe()
     ops, model = engine.runner.ops, engine.runner.model
     watching = TimingBackend(ops)
     plain, watched = (_loop(model, backend, requests) for backend in (ops, watching))
     rounds = [list(_round(plain, watched, watching, requests)) for _ in range(repeat + 1)]
-    return Profile([step for steps in rounds[1:] for step in steps], model.config.num_layers, ceilings)
+    return Profile([step for steps in rounds[1:] for step in steps], model.config.num_layers, hardware)
 
 
 def _loop(model: Any, ops: Backend, requests: Sequence[Request]) -> StepLoop:

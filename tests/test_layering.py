@@ -39,8 +39,19 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE
     | {"cache", "config", "decoding", "devices", "loading", "loop", "models", "prompts", "requests", "results"}
     | {"runner", "scheduler", "scoring"},
-    "probe": {"ops"},
-    "profiling": {"backends", "cache", "decoding", "engine", "loop", "ops", "probe", "prompts", "runner", "scheduler"},
+    "hardware": BASE | {"backends"},
+    "profiling": {
+        "backends",
+        "cache",
+        "decoding",
+        "engine",
+        "hardware",
+        "loop",
+        "ops",
+        "prompts",
+        "runner",
+        "scheduler",
+    },
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
     | {
@@ -48,9 +59,9 @@ ALLOWED: dict[str, set[str]] = {
         "comparison",
         "decoding",
         "engine",
+        "hardware",
         "inspection",
         "loading",
-        "probe",
         "profiling",
         "prompts",
         "results",

@@ -9,14 +9,20 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.counting import counting
+from minillm.hardware import Hardware
 from minillm.models import opt
 from minillm.ops.cost import Cost
-from minillm.probe import Ceilings
 from minillm.profiling import Profile, layer_spans, profile
 
 from .shapes import BASE, VARIANTS
 
-CEILINGS = Ceilings(1e10, 1e11)
+
+def machine(bandwidth: float, rate: float) -> Hardware:
+    """One that need not be probed."""
+    return Hardware(name="a", rates={"float32": rate}, bandwidth=bandwidth, memory=1, source="thin air")
+
+
+MACHINE = machine(1e10, 1e11)
 RUNS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "naive": {"use_cache": False},
@@ -33,9 +39,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         yield engine
 
 
-def run(engine: Engine, lengths: list[int], ceilings: Ceilings = CEILINGS, **fields: Any) -> Profile:
+def run(engine: Engine, lengths: list[int], hardware: Hardware = MACHINE, **fields: Any) -> Profile:
     options = {"max_new_tokens": 5, "eos_token_id": ()} | fields
-    return profile(engine, [[3 + i] * n for i, n in enumerate(lengths)], ceilings=ceilings, **options)
+    return profile(engine, [[3 + i] * n for i, n in enumerate(lengths)], hardware=hardware, **options)
 
 
 @pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS)
@@ -87,7 +93,7 @@ def test_phases_steps_and_calls_are_those_of_the_run(engine: Engine) -> None:
 
 
 def test_repeats_are_kept_and_the_first_round_is_not(engine: Engine) -> None:
-    found = profile(engine, [[3, 4]], repeat=3, ceilings=CEILINGS, max_new_tokens=4, eos_token_id=())
+    found = profile(engine, [[3, 4]], repeat=3, hardware=MACHINE, max_new_tokens=4, eos_token_id=())
     assert [step.phase for step in found.steps] == ["prefill", "decode", "decode", "decode"] * 3
 
 
@@ -103,11 +109,11 @@ def test_a_narrow_embedding_is_projected_before_and_after_the_layers(
 
 def test_floors_stand_on_bytes_or_flops_whichever_takes_longer(engine: Engine) -> None:
     never = 1e300
-    by_flops = run(engine, [4], Ceilings(never, 2.0)).phases["decode"]
+    by_flops = run(engine, [4], machine(never, 2.0)).phases["decode"]
     assert by_flops.floor == pytest.approx(by_flops.cost.flops / 2)
-    by_bytes = run(engine, [4], Ceilings(4.0, never)).phases["decode"]
+    by_bytes = run(engine, [4], machine(4.0, never)).phases["decode"]
     assert by_bytes.floor == pytest.approx((by_bytes.cost.bytes_read + by_bytes.cost.bytes_written) / 4)
-    both = run(engine, [4], Ceilings(4.0, 2.0)).phases["decode"]
+    both = run(engine, [4], machine(4.0, 2.0)).phases["decode"]
     assert max(by_flops.floor, by_bytes.floor) < both.floor < by_flops.floor + by_bytes.floor  # call by call
     head = next(row for row in by_flops.rows if row.place == "head" and row.name == "linear embed_tokens")
     assert head.floor == head.calls * BASE["vocab_size"] * BASE["hidden_size"]  # 2 V E FLOPs at 2 a second

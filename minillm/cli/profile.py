@@ -1,6 +1,7 @@
 """minillm profile: where the time of a real run goes, operation by operation, beside the least it could take."""
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from .profile_files import draw, trace
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from ..hardware import Hardware
     from ..profiling import Phase, Profile, Row
 
 DESCRIPTION = """Time each operation, layer and phase of a real run.
@@ -55,7 +57,6 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..probe import probe
     from ..profiling import profile
     from .compare_page import write_page
     from .drawing import figure_module
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         engine,
         prompts,
         repeat=args.repeat,
-        ceilings=probe(args.threads),
+        hardware=_probe(args.threads),
         max_new_tokens=args.new_tokens,
         eos_token_id=(),
     )
@@ -106,6 +107,14 @@ def _load(args: argparse.Namespace) -> "Engine":
     return Engine.random(args.shape, max_batch_size=args.batch, **placement)
 
 
+def _probe(threads: int | None) -> "Hardware":
+    """This machine, with the threads that the run has: BLAS has been given them, reading is told here."""
+    from ..hardware import probe, read_bandwidth
+
+    found = probe()
+    return found if threads is None else dataclasses.replace(found, bandwidth=read_bandwidth(threads))
+
+
 def _prompt(number: int, length: int, vocab_size: int) -> list[int]:
     """Token ids that differ from prompt to prompt."""
     return [(7919 * i + 104_729 * number + 11) % vocab_size for i in range(length)]
@@ -119,7 +128,9 @@ def _title(args: argparse.Namespace, engine: "Engine") -> str:
 
 def report(profile: "Profile", title: str) -> list[str]:
     """The tables as lines of text."""
-    bandwidth, rate = profile.ceilings
+    from ..profiling import ARITHMETIC
+
+    bandwidth, rate = profile.hardware.bandwidth, profile.hardware.rate(ARITHMETIC)
     lines = [title, f"the probe: {bandwidth / 1e9:.1f} GB/s read from memory, {rate / 1e9:.0f} GFLOP/s in products"]
     for name, phase in profile.phases.items():
         lines += ["", *_phase(name, phase)]
@@ -165,15 +176,17 @@ def _phase(name: str, phase: "Phase") -> list[str]:
 
 def _row(row: "Row", phase: "Phase") -> str:
     """One operation."""
-    steps = len(phase.steps)
+    from ..profiling import ARITHMETIC
+
+    steps, hardware = len(phase.steps), phase.hardware
     calls, measured = f"{row.calls / steps:>6.3g}", f"{1e3 * row.seconds / steps:>10.3f}"
     if row.cost is None:
         return f"    {row.name:<34}{calls}{'':>11}{measured}"
     rate, flow = row.cost.flops / row.seconds, (row.cost.bytes_read + row.cost.bytes_written) / row.seconds
     return (
         f"    {row.name:<34}{calls}{1e3 * row.floor / steps:>11.3f}{measured}{row.ratio:>8.2f}"
-        f"{rate / 1e9:>10.2f}{rate / phase.ceilings.flop_rate:>7.0%}"
-        f"{flow / 1e9:>9.2f}{flow / phase.ceilings.bandwidth:>7.0%}"
+        f"{rate / 1e9:>10.2f}{rate / hardware.rate(ARITHMETIC):>7.0%}"
+        f"{flow / 1e9:>9.2f}{flow / hardware.bandwidth:>7.0%}"
     )
 
 
@@ -181,8 +194,7 @@ def as_dict(profile: "Profile", title: str) -> dict[str, Any]:
     """What --json prints: sums over all steps, in seconds, bytes and FLOPs."""
     return {
         "title": title,
-        "bandwidth": profile.ceilings.bandwidth,
-        "flop_rate": profile.ceilings.flop_rate,
+        "hardware": dataclasses.asdict(profile.hardware),
         "overhead": profile.median_overhead,
         "phases": {name: _phase_as_dict(phase) for name, phase in profile.phases.items()},
     }
@@ -198,14 +210,13 @@ def _phase_as_dict(phase: "Phase") -> dict[str, Any]:
         "seconds_around": phase.around,
         "floor": phase.floor,
         **phase.cost._asdict(),
-        "operations": [_row_as_dict(row, phase) for row in phase.rows],
+        "operations": [_row_as_dict(row) for row in phase.rows],
         "layers": [layer._asdict() for layer in phase.layers],
     }
 
 
-def _row_as_dict(row: "Row", phase: "Phase") -> dict[str, Any]:
+def _row_as_dict(row: "Row") -> dict[str, Any]:
     result: dict[str, Any] = {"place": row.place, "name": row.name, "calls": row.calls, "seconds": row.seconds}
     if row.cost is not None:
-        bound = phase.ceilings.bound(row.cost)
-        result |= {"floor": row.floor, "ratio": row.ratio, "bound": bound, **row.cost._asdict()}
+        result |= {"floor": row.floor, "ratio": row.ratio, **row.cost._asdict()}
     return result

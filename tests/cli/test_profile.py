@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from minillm.cli.main import run
+from minillm.hardware import Hardware
 from minillm.models import opt
-from minillm.probe import Ceilings
 
 from ..shapes import BASE
 
@@ -20,7 +20,8 @@ WORK = ["--new-tokens", NEW, "--prompt-length", PROMPT, "--repeat", REPEAT, "--b
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small shape, and a machine that need not be probed."""
     monkeypatch.setitem(opt.SHAPES, "small", BASE)
-    monkeypatch.setattr("minillm.probe.probe", lambda threads: Ceilings(2e10, 1e11))
+    machine = Hardware(name="a", rates={"float32": 1e11}, bandwidth=2e10, memory=1, source="thin air")
+    monkeypatch.setattr("minillm.hardware.probe", lambda: machine)
 
 
 def call(*arguments: object) -> int:
@@ -52,12 +53,12 @@ def test_tables_show_every_operation_the_whole_and_what_watching_cost(capsys: py
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--json", "--batch", 2) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["bandwidth"] == 2e10
+    assert found["hardware"]["bandwidth"] == 2e10
     decode = found["phases"]["decode"]
     assert (decode["steps"], decode["tokens"]) == (REPEAT * (NEW - 1), 2 * REPEAT * (NEW - 1))
     counted = [row for row in decode["operations"] if "flops" in row]
     assert sum(row["flops"] for row in counted) == decode["flops"]
-    assert {row["bound"] for row in counted} == {"memory"}
+    assert sum(row["floor"] for row in counted) == pytest.approx(decode["floor"])
     parts = [decode[f"seconds_{part}"] for part in ("in_operations", "between_operations", "around")]
     assert sum(parts) == pytest.approx(decode["seconds"])
     assert [layer["layer"] for layer in decode["layers"]] == [None, *range(LAYERS), LAYERS]
