@@ -141,8 +141,8 @@ def conclusion(figures: Sequence[Figures]) -> str:
     best = max(figures, key=lambda one: one.speed_up)
     slower = sum(one.speed_up < 1 for one in figures)
     return (
-        f"{best.name} gains most, {best.speed_up:.2f} times the speed at {best.counts.tokens_per_step:.2f} tokens a pass; "
-        f"{slower} of {len(figures)} ways are slower than no guesses."
+        f"{best.name} gains most, {best.speed_up:.2f} times the speed at {best.counts.tokens_per_step:.2f} tokens a "
+        f"pass; {slower} of {len(figures)} ways are slower than no guesses."
     )
 
 
