@@ -71,15 +71,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def measure(engine: "Engine", shape: str, args: argparse.Namespace) -> Iterator[Trial]:
     """Probe and run, round by round. Measured are the steps of the run that nobody watches."""
-    from dataclasses import replace
-
-    from minillm.hardware import probe, read_bandwidth
-    from minillm.profiling import profile
+    from minillm.profiling import probe_with, profile
 
     prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
     for number in range(1, args.repeat + 1):
         say(f"{shape}: round {number} of {args.repeat}")
-        hardware = replace(probe(), bandwidth=read_bandwidth(args.threads))
+        hardware = probe_with(engine.runner.ops, args.threads)
         found = profile(engine, [prompt], hardware=hardware, max_new_tokens=args.new_tokens, eos_token_id=())
         for name, phase in found.phases.items():
             steps = len(phase.steps)

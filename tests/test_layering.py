@@ -40,18 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"cache", "config", "decoding", "devices", "loading", "loop", "models", "prompts", "requests", "results"}
     | {"runner", "scheduler", "scoring"},
     "hardware": BASE | {"backends"},
-    "profiling": {
-        "backends",
-        "cache",
-        "decoding",
-        "engine",
-        "hardware",
-        "loop",
-        "ops",
-        "prompts",
-        "runner",
-        "scheduler",
-    },
+    "profiling": {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
+    | {"runner", "scheduler"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
     | {
@@ -59,7 +49,6 @@ ALLOWED: dict[str, set[str]] = {
         "comparison",
         "decoding",
         "engine",
-        "hardware",
         "inspection",
         "loading",
         "profiling",

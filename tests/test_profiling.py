@@ -12,7 +12,7 @@ from minillm.backends.counting import counting
 from minillm.hardware import Hardware
 from minillm.models import opt
 from minillm.ops.cost import Cost
-from minillm.profiling import Profile, layer_spans, profile
+from minillm.profiling import Profile, layer_spans, probe_with, profile
 
 from .shapes import BASE, VARIANTS
 
@@ -138,3 +138,14 @@ def test_the_engine_is_left_as_it_was(engine: Engine) -> None:
     assert not engine.busy
     assert engine.stats.steps == 0
     assert math.isfinite(found.median_overhead)
+
+
+def test_the_rate_is_the_better_product_of_the_two(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minillm.profiling.running.read_bandwidth", lambda threads: 1e9 * threads)
+    monkeypatch.setattr("minillm.profiling.running.probe", lambda: machine(5.0, 1.0))
+    found = probe_with(engine.runner.ops)
+    assert found.bandwidth == 5.0
+    assert 1e7 < found.rate("float32") < 1e15  # the back end's own, in FLOPs a second
+    monkeypatch.setattr("minillm.profiling.running.probe", lambda: machine(5.0, 1e30))
+    assert probe_with(engine.runner.ops, threads=3).rate("float32") == 1e30
+    assert probe_with(engine.runner.ops, threads=3).bandwidth == 3e9

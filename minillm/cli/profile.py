@@ -12,7 +12,6 @@ from .profile_files import draw, trace
 
 if TYPE_CHECKING:
     from ..engine import Engine
-    from ..hardware import Hardware
     from ..profiling import Phase, Profile, Row
 
 DESCRIPTION = """Time each operation, layer and phase of a real run.
@@ -57,7 +56,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..profiling import profile
+    from ..profiling import probe_with, profile
     from .compare_page import write_page
     from .drawing import figure_module
 
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         engine,
         prompts,
         repeat=args.repeat,
-        hardware=_probe(args.threads),
+        hardware=probe_with(engine.runner.ops, args.threads),
         max_new_tokens=args.new_tokens,
         eos_token_id=(),
     )
@@ -105,14 +104,6 @@ def _load(args: argparse.Namespace) -> "Engine":
         raise ParameterError("--shape stands in place of a model: leave --model and --revision out")
     placement = {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
     return Engine.random(args.shape, max_batch_size=args.batch, **placement)
-
-
-def _probe(threads: int | None) -> "Hardware":
-    """This machine, with the threads that the run has: BLAS has been given them, reading is told here."""
-    from ..hardware import probe, read_bandwidth
-
-    found = probe()
-    return found if threads is None else dataclasses.replace(found, bandwidth=read_bandwidth(threads))
 
 
 def _prompt(number: int, length: int, vocab_size: int) -> list[int]:

@@ -96,9 +96,8 @@ def test_prediction(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a machine that does nothing but arithmetic the prediction is FLOPs over the rate, by the closed form."""
-    machine = Hardware(name="a", rates={"float32": 1e9}, bandwidth=1.0, memory=1, source="thin air")
-    monkeypatch.setattr("minillm.hardware.probe", lambda: machine)
-    monkeypatch.setattr("minillm.hardware.read_bandwidth", lambda threads: 1e30)
+    machine = Hardware(name="a", rates={"float32": 1e9}, bandwidth=1e30, memory=1, source="thin air")
+    monkeypatch.setattr("minillm.profiling.probe_with", lambda ops, threads: machine)
     options = ["--shapes", tiny, "--prompt-length", 6, "--new-tokens", 4, "--repeat", 2, "--backend", "numpy"]
     assert script("prediction")(*options, "--threads", 1, "--out", tmp_path) == 0
     facts, rows = read(tmp_path / "prediction.csv")

@@ -1,32 +1,15 @@
-"""Where the time of a real run goes: each operation, layer and phase, beside the least it could take.
-
-The same requests run twice side by side, once through a `TimingBackend` and once without, and take turns step by step;
-what they differ by is what watching costs. Nothing is estimated: parts are summed as they were measured, and what no
-operation accounts for is named.
-
-    profile(engine, [[2, 5, 6]], max_new_tokens=32).phases["decode"].rows
-"""
+"""What a profile says: steps, cut into layers and operations, and the floors beside them."""
 
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from .backends.base import Backend
-from .backends.timing import Call, TimingBackend
-from .cache import PagedCache
-from .decoding.select import strategy_for
-from .decoding.strategy import Request
-from .engine import PREFILL_CHUNK, Engine
-from .hardware import Hardware, probe
-from .loop import StepLoop
-from .ops.cost import Cost
-from .prompts import Prompt
-from .runner import Runner
-from .scheduler import Limits
+from ..backends.timing import Call
+from ..hardware import Hardware
+from ..ops.cost import Cost
 
 PhaseName = Literal["prefill", "decode"]
 Place = Literal["embedding", "layers", "head", "beside the model"]
@@ -227,65 +210,3 @@ class Profile:
     def median_overhead(self) -> float:
         """Of all steps."""
         return statistics.median(self.overhead)
-
-
-def profile(
-    engine: Engine, prompts: Sequence[Prompt], *, repeat: int = 1, hardware: Hardware | None = None, **fields: Any
-) -> Profile:
-    """Run some prompts side by side and time what they do.
-
-    Args:
-        engine: its model and back end are used, its cache and its requests are left alone
-        prompts: what runs as one batch
-        repeat: how many times, after one round that is not kept
-        hardware: whose ceilings the floors stand on; by default this machine's, which is probed
-        **fields: of `GenerationConfig`
-
-    Raises:
-        As `Engine.add`.
-    """
-    requests = [engine.request(prompt, **fields) for prompt in prompts]
-    hardware = hardware or probe()
-    ops, model = engine.runner.ops, engine.runner.model
-    watching = TimingBackend(ops)
-    plain, watched = (_loop(model, backend, requests) for backend in (ops, watching))
-    rounds = [list(_round(plain, watched, watching, requests)) for _ in range(repeat + 1)]
-    return Profile([step for steps in rounds[1:] for step in steps], model.config.num_layers, hardware)
-
-
-def _loop(model: Any, ops: Backend, requests: Sequence[Request]) -> StepLoop:
-    """A step loop with a cache of its own, as large as the requests need."""
-    width = pages = 0
-    for request in requests:
-        strategy = strategy_for(request.settings)
-        longest = len(request.prompt_ids) + request.max_new_tokens + strategy.slack
-        width += strategy.max_sequences
-        pages += strategy.max_sequences * -(-longest // ops.page_size)
-    cache = PagedCache(model.config, ops, pages)
-    return StepLoop({"target": Runner(model, ops, cache)}, Limits(width, PREFILL_CHUNK))
-
-
-def _round(plain: StepLoop, watched: StepLoop, watching: TimingBackend, requests: Sequence[Request]) -> Iterator[Step]:
-    """One run of both loops in turns; who comes first changes from step to step."""
-    for loop in (plain, watched):
-        for request in requests:
-            loop.add(request, strategy_for(request.settings))
-    plain_first = True
-    while watched.busy:
-        before = watched.stats.prefill_tokens, watched.stats.decode_tokens
-        plain_seconds = _timed(plain) if plain_first else 0.0
-        began, start = time.perf_counter(), watching.clock.mark()
-        watched.step()
-        seconds = time.perf_counter() - began
-        calls = watching.take(start)
-        plain_seconds = plain_seconds or _timed(plain)
-        plain_first = not plain_first
-        prompt, new = watched.stats.prefill_tokens - before[0], watched.stats.decode_tokens - before[1]
-        yield Step("prefill" if prompt else "decode", prompt or new, seconds, plain_seconds, calls)
-
-
-def _timed(loop: StepLoop) -> float:
-    """Seconds of one step."""
-    began = time.perf_counter()
-    loop.step()
-    return time.perf_counter() - began
