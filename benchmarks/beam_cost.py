@@ -9,7 +9,6 @@ is counted: positions of the K/V cache, all layers.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness import RESULTS, available_cores, describe, make_folder, positive, say, thread_environment, write_csv
+from harness import RESULTS, available_cores, describe, execute, make_folder, positive, positives, say, write_csv
 
 if TYPE_CHECKING:
     from minillm import Engine
@@ -58,17 +57,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure steps of beam search against greedy steps.")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument(
-        "--contexts", type=_lengths, default=(100, 1000), metavar="N,N,...", help="tokens before the first timed step"
+        "--contexts", type=positives, default=(100, 1000), metavar="N,N,...", help="tokens before the first timed step"
     )
     parser.add_argument("--beams", type=positive, default=4, metavar="N", help="and greedy prompts (default: 4)")
     parser.add_argument("--steps", type=positive, default=60, metavar="N", help="timed turns (default: 60)")
     parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV")
     return parser.parse_args(arguments)
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
 
 
 def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams: int) -> "StepLoop":
@@ -124,12 +119,12 @@ def table(figures: Sequence[Figures]) -> list[str]:
     return lines
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     """Measure and write."""
     from minillm import Engine
 
     make_folder(args.out)
-    engine = Engine.random(args.shape, max_batch_size=2 * args.beams)
+    engine = Engine.random(args.shape, max_batch_size=2 * args.beams, threads=args.threads)
     figures = [measure(engine, context, args.beams, args.steps) for context in args.contexts]
     facts = {"question": f"a step of {args.beams} beams against a greedy step of batch {args.beams}, {args.shape}"}
     facts |= {"turns": str(args.steps)} | describe(args.threads, ("minillm", "numpy"))
@@ -139,24 +134,12 @@ def run(args: argparse.Namespace) -> None:
     worst = max(statistics.median(one.ratios) for one in figures)
     print(f"A beam step costs {worst:.2f} times a greedy step at most; {LIMIT} is aimed at.")
     print(f"written: {path}")
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for what cannot be run."""
-    args = parse(arguments)
-    os.environ.update(thread_environment(args.threads))  # before anything imports NumPy
-    from harness import BenchmarkError
-
-    from minillm.cli.startup import tune_blas
-    from minillm.errors import MinillmError
-
-    tune_blas()
-    try:
-        run(args)
-    except (MinillmError, BenchmarkError) as error:
-        print(f"beam_cost: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return execute("beam_cost", run, parse(arguments))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 import csv
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +27,47 @@ def positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
     return int(text)
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1 between commas, for argparse: each once, the least first."""
+    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
+
+
+def need_matplotlib() -> None:
+    """Find out before anything is measured.
+
+    Raises:
+        BenchmarkError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise BenchmarkError("drawing needs matplotlib: pip install 'minillm[plot]'") from None
+
+
+def execute(name: str, run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a script on `args.threads` threads. Returns the exit code: that of `run`, or 2 for what cannot be run."""
+    os.environ.update(thread_environment(args.threads))  # before anything imports NumPy
+    from minillm.cli.startup import tune_blas
+    from minillm.errors import MinillmError
+
+    tune_blas()
+    try:
+        return run(args)
+    except (MinillmError, BenchmarkError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+
+
+def token_ids(number: int, length: int, vocab_size: int) -> list[int]:
+    """A prompt of ids that differ from prompt to prompt and avoid the special ones."""
+    return [4 + (7919 * i + 104_729 * number) % (vocab_size - 4) for i in range(length)]
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least and greatest."""
+    return statistics.median(values), min(values), max(values)
 
 
 def make_folder(path: Path) -> None:

@@ -9,7 +9,6 @@ moment when its last token came out. The first round is counted and not timed; t
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -22,10 +21,12 @@ from harness import (
     BenchmarkError,
     available_cores,
     describe,
+    execute,
     make_folder,
+    need_matplotlib,
     positive,
+    positives,
     say,
-    thread_environment,
     write_csv,
 )
 
@@ -63,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     model.add_argument("--model", metavar="FOLDER", help="a checkpoint instead")
     parser.add_argument(
-        "--lengths", type=_lengths, default=DEFAULT_LENGTHS, metavar="N,N,...", help="generated tokens to report at"
+        "--lengths", type=positives, default=DEFAULT_LENGTHS, metavar="N,N,...", help="generated tokens to report at"
     )
     parser.add_argument("--prompt-length", type=positive, default=16, metavar="N", help="prompt tokens (default: 16)")
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="timed rounds (default: 3)")
@@ -72,16 +73,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _lengths(text: str) -> tuple[int, ...]:
-    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
-
-
 def load(args: argparse.Namespace) -> "Engine":
     """The engine, with room for the longest run."""
     from minillm import Engine
     from minillm.models.opt import OPTConfig
 
-    engine = Engine(args.model, max_batch_size=1) if args.model else Engine.random(args.shape, max_batch_size=1)
+    if args.model:
+        engine = Engine(args.model, max_batch_size=1, threads=args.threads)
+    else:
+        engine = Engine.random(args.shape, max_batch_size=1, threads=args.threads)
     if not isinstance(engine.config, OPTConfig):
         raise BenchmarkError(f"the formula is OPT's; {args.model} is a {engine.config.model_type}")
     longest = args.prompt_length + args.lengths[-1]
@@ -239,10 +239,7 @@ def _finish(axis: Any, title: str, unit: str, length: int, ends: dict[str, float
 
 def run(args: argparse.Namespace) -> int:
     """Measure, check and write. Returns the exit code."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise BenchmarkError("drawing needs matplotlib: pip install 'minillm[plot]'") from None
+    need_matplotlib()
     make_folder(args.out)
     engine = load(args)
     name = Path(args.model).resolve().name if args.model else args.shape
@@ -282,17 +279,7 @@ def _agreement(curves: dict[str, Curve]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 if count and formula differ; 2 for what cannot be run."""
-    args = parse(arguments)
-    os.environ.update(thread_environment(args.threads))  # before anything imports NumPy
-    from minillm.cli.startup import tune_blas
-    from minillm.errors import MinillmError
-
-    tune_blas()
-    try:
-        return run(args)
-    except (MinillmError, BenchmarkError) as error:
-        print(f"naive_vs_cached: {error}", file=sys.stderr)
-        return 2
+    return execute("naive_vs_cached", run, parse(arguments))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,24 @@ gain). Greedy tokens are compared with those without guesses; a difference ends 
 
 import argparse
 import copy
-import os
 import statistics
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness import positive, thread_environment
+from harness import (
+    RESULTS,
+    available_cores,
+    describe,
+    execute,
+    make_folder,
+    need_matplotlib,
+    positive,
+    say,
+    spread,
+    write_csv,
+)
 
 if TYPE_CHECKING:
     from minillm import Engine
@@ -30,18 +42,49 @@ WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "lookahead, W = 15, N = 3": (LISTS, {"lookahead_window": 15}),
     "draft, g = 5": (LISTS, {"num_assistant_tokens": 5}),
 }
+HEADER = (
+    *("way", "acceptance_rate", "tokens_per_pass", "tokens_per_pass_formula"),
+    *("ms_per_token_median", "ms_per_token_min", "ms_per_token_max"),
+    *("without_ms_per_token_median", "without_ms_per_token_min", "without_ms_per_token_max", "speed_up"),
+)
 
 
-def parse() -> argparse.Namespace:
+class Figures(NamedTuple):
+    """What one way came to."""
+
+    name: str
+    counts: Any
+    """`Speculation`: guesses and what became of them"""
+    without: list[float]
+    """Milliseconds for each token, round by round"""
+    guessed: list[float]
+    same: bool
+    """The tokens are those that come without guesses"""
+
+    @property
+    def speed_up(self) -> float:
+        """The median of the ratios within each round."""
+        return statistics.median(slow / fast for slow, fast in zip(self.without, self.guessed, strict=True))
+
+    def row(self) -> list[object]:
+        """As `HEADER` names it."""
+        counts = self.counts
+        rates = (counts.acceptance_rate, counts.tokens_per_step, counts.predicted_tokens_per_step)
+        times = [*spread(self.guessed), *spread(self.without)]
+        return [self.name, *(f"{rate:.4f}" for rate in rates), *(f"{ms:.4f}" for ms in times), f"{self.speed_up:.3f}"]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Measure generation with guesses against generation without.")
     parser.add_argument("--model", help="checkpoint folder or hub id (default: the demo model)")
     parser.add_argument("--draft", help="draft model (default: the model itself)")
     parser.add_argument("--batch", type=positive, default=1, help="sequences side by side (default: 1)")
     parser.add_argument("--repeat", type=positive, default=3, help="timed rounds (default: 3)")
-    parser.add_argument("--max-new-tokens", type=positive, default=60)
-    parser.add_argument("--threads", type=positive, default=1)
-    return parser.parse_args()
+    parser.add_argument("--max-new-tokens", type=positive, default=60, help="of each prompt (default: 60)")
+    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the plot")
+    return parser.parse_args(arguments)
 
 
 def timed(engine: "Engine", prompts: list[str], fields: dict[str, Any]) -> tuple[Any, Any, list[list[int]]]:
@@ -57,41 +100,101 @@ def seconds_per_token(before: Any, after: Any, tokens: list[list[int]]) -> float
     return seconds / sum(len(line) - 1 for line in tokens)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure and print. Returns the exit code."""
+def measure(args: argparse.Namespace, name: str) -> Figures:
+    """One way beside generation without guesses, in turns. The first round is not counted."""
     from minillm import Engine
     from minillm.loading import DEMO_MODEL
 
+    prompts, fields = WAYS[name]
     model = args.model or DEMO_MODEL
-    print(f"{'':<26}{'accepted':>9}{'tokens/pass':>13}{'formula':>9}{'ms/token':>10}{'without':>9}{'speed-up':>10}")
+    drafting = "num_assistant_tokens" in fields
+    options = {"max_new_tokens": args.max_new_tokens}
+    plain = options | ({"num_assistant_tokens": 0} if drafting else {})
+    draft = (args.draft or model) if drafting else None
     same = True
-    for name, (prompts, fields) in WAYS.items():
-        drafting = "num_assistant_tokens" in fields
-        options = {"max_new_tokens": args.max_new_tokens}
-        plain = options | ({"num_assistant_tokens": 0} if drafting else {})
-        with Engine(model, max_batch_size=args.batch, draft=(args.draft or model) if drafting else None) as engine:
-            slow, fast = [], []
-            for _ in range(args.repeat + 1):  # the first round is not counted
-                before, after, expected = timed(engine, prompts, plain)
-                slow.append(seconds_per_token(before, after, expected))
-                before, after, tokens = timed(engine, prompts, options | fields)
-                fast.append(seconds_per_token(before, after, tokens))
-                same = same and tokens == expected
-            counts = engine.stats.speculation
-        without, guessed = (1000 * statistics.median(times[1:]) for times in (slow, fast))
-        print(
-            f"{name:<26}{counts.acceptance_rate:>9.2f}{counts.tokens_per_step:>13.2f}"
-            f"{counts.predicted_tokens_per_step:>9.2f}{guessed:>10.2f}{without:>9.2f}{without / guessed:>10.2f}"
+    with Engine(model, max_batch_size=args.batch, draft=draft, threads=args.threads) as engine:
+        slow, fast = [], []
+        for _ in range(args.repeat + 1):
+            before, after, expected = timed(engine, prompts, plain)
+            slow.append(1e3 * seconds_per_token(before, after, expected))
+            before, after, tokens = timed(engine, prompts, options | fields)
+            fast.append(1e3 * seconds_per_token(before, after, tokens))
+            same = same and tokens == expected
+        return Figures(name, engine.stats.speculation, slow[1:], fast[1:], same)
+
+
+def table(figures: Sequence[Figures]) -> list[str]:
+    """The figures as lines of text."""
+    lines = [f"{'':<26}{'accepted':>9}{'tokens/pass':>13}{'formula':>9}{'ms/token':>10}{'without':>9}{'speed-up':>10}"]
+    for one in figures:
+        counts = one.counts
+        lines.append(
+            f"{one.name:<26}{counts.acceptance_rate:>9.2f}{counts.tokens_per_step:>13.2f}"
+            f"{counts.predicted_tokens_per_step:>9.2f}{statistics.median(one.guessed):>10.2f}"
+            f"{statistics.median(one.without):>9.2f}{one.speed_up:>10.2f}"
         )
+    return lines
+
+
+def conclusion(figures: Sequence[Figures]) -> str:
+    """What was found, in one sentence."""
+    best = max(figures, key=lambda one: one.speed_up)
+    slower = sum(one.speed_up < 1 for one in figures)
+    return (
+        f"{best.name} gains most, {best.speed_up:.2f} times the speed at {best.counts.tokens_per_step:.2f} tokens a "
+        f"pass; {slower} of {len(figures)} ways are slower than no guesses."
+    )
+
+
+def plot(path: Path, figures: Sequence[Figures], facts: dict[str, str]) -> None:
+    """Tokens a pass, and the speed that is left of them, a pair of bars for each way."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    axis = figure.subplots()
+    places = range(len(figures))
+    for shift, label, colour, values in (
+        (-0.2, "tokens a pass", "#b9cfe4", [one.counts.tokens_per_step for one in figures]),
+        (0.2, "speed-up", "#1f6fb2", [one.speed_up for one in figures]),
+    ):
+        bars = axis.barh([place + shift for place in places], values, 0.4, color=colour, label=label)
+        axis.bar_label(bars, fmt="%.2f", fontsize=8, padding=3)
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_yticks(places, [one.name for one in figures])
+    axis.invert_yaxis()
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Guessing ahead beside plain greedy generation (1: the same)")
+    figure.supxlabel(f"Medians. {facts['cpu']}; cores: {facts['cores']}", fontsize=8, color="0.35")
+    figure.savefig(path, dpi=140)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and write. Returns the exit code."""
+    need_matplotlib()
+    make_folder(args.out)
+    figures = []
+    for name in WAYS:
+        say(name)
+        figures.append(measure(args, name))
+    facts = {"question": f"greedy generation with guesses and without, {args.model or 'the model inside minillm'}"}
+    facts |= {"rounds": str(args.repeat), "batch": str(args.batch)} | describe(
+        args.threads, ("minillm", "numpy", "numba")
+    )
+    stem = args.out / "strategies"
+    write_csv(stem.with_suffix(".csv"), facts, HEADER, [one.row() for one in figures])
+    plot(stem.with_suffix(".png"), figures, facts)
+    same = all(one.same for one in figures)
+    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
     print("tokens: the same with and without guesses" if same else "tokens DIFFER")
+    print(conclusion(figures))
+    print(f"written: {stem}.csv, {stem}.png")
     return 0 if same else 1
 
 
-def main() -> int:
-    """Exit code 0; 1 if the tokens differ."""
-    args = parse()
-    os.environ.update(thread_environment(args.threads))  # before anything imports NumPy
-    return run(args)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 if the tokens differ; 2 for what cannot be run."""
+    return execute("strategies", run, parse(arguments))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"results", "runner", "scheduler", "scoring"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "precision": BASE | {"engine", "models"},
+    "profiling": {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
+    | {"runner", "scheduler"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
     | {
@@ -60,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "models",
         "precision",
         "progress",
+        "profiling",
         "prompts",
         "quantizing",
         "results",

@@ -13,6 +13,7 @@ from .. import ops
 from ..batch import Batch
 from ..ops.philox import Keys
 from .arena import Arena
+from .clock import Clock, HostClock
 from .memory import MemoryUse, free_memory
 from .pages import Pages
 from .random import RandomTensor
@@ -35,6 +36,8 @@ class Backend:
     """P: on a CPU a page is large, since each one costs a call."""
     kept: Collection[str] = FORMATS
     """The formats of a checkpoint that "auto" keeps; others become float32."""
+    clock: Clock = HostClock()
+    """What `timing.py` takes the time with. A device that works behind its host has another."""
 
     def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
         """Take an array module, and how parameters are kept.

@@ -1,6 +1,7 @@
 """Looking over a back end's shoulder: every call goes through, and something is done with it.
 
-What checks, counts or records derives from `WrappedBackend` and overrides `observe`. The layers notice nothing.
+What checks, counts or times derives from `WrappedBackend` and overrides `observe`, and `before` where an
+operation's beginning matters. The layers notice nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +24,12 @@ class WrappedBackend(Backend):
         self.arena = inner.arena
         self.page_size = inner.page_size
         self.name = inner.name
+        self.clock = inner.clock
         self.layer: int | None = None
         """The layer that runs; None before the first."""
+
+    def before(self, operation: str) -> None:
+        """Called before each operation."""
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Called after each operation, with its result and the arguments that its cost depends on."""
@@ -75,35 +80,41 @@ class WrappedBackend(Backend):
     def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """As the wrapped one."""
         self.layer = None  # each forward pass begins here
+        self.before("embed")
         result = self.inner.embed(ids, table, positions, position_table)
         self.observe("embed", table, result, position_table=position_table)
         return result
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """As the wrapped one."""
+        self.before("linear")
         result = self.inner.linear(x, weight, activation=activation, residual=residual)
         self.observe("linear", weight, result, x=x, activation=activation, residual=residual is not None)
         return result
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """As the wrapped one."""
+        self.before("layer_norm")
         result = self.inner.layer_norm(x, weight, epsilon)
         self.observe("layer_norm", weight, result)
         return result
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """As the wrapped one."""
+        self.before("store_kv")
         self.inner.store_kv(k, v, cache, layer, batch)
         self.observe("store_kv", None, k)
 
     def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
         """As the wrapped one."""
+        self.before("attend")
         result = self.inner.attend(q, cache, layer, batch, scale=scale)
         self.observe("attend", None, result, q=q, cache=cache, batch=batch, scale=scale)
         return result
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """As the wrapped one."""
+        self.before("take_rows")
         result = self.inner.take_rows(x, rows)
         self.observe("take_rows", None, result)
         return result

@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ParameterError, UsageError
+from ..errors import ParameterError
+from .drawing import figure_module, save
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     if args.layer is not None and args.attention is None:
         raise ParameterError("--layer says which maps to draw: add --attention FILE.png")
     if args.attention is not None:
-        _matplotlib()
+        figure_module()
     prompts = read_prompts(args)
     if args.attention is not None and len(prompts) > 1:
         raise ParameterError("--attention draws one prompt: give one")
@@ -84,14 +85,6 @@ def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
     return lines
 
 
-def _matplotlib() -> Any:
-    try:
-        import matplotlib.figure
-    except ImportError:
-        raise UsageError("drawing needs matplotlib: pip install 'minillm[plot]'") from None
-    return matplotlib.figure
-
-
 def draw_attention(maps: "NDArray[np.float32]", tokens: list[str], layer: int, path: Path) -> None:
     """Draw one picture for each head, queries down and keys across.
 
@@ -108,7 +101,7 @@ def draw_attention(maps: "NDArray[np.float32]", tokens: list[str], layer: int, p
     columns = min(4, H)
     rows = -(-H // columns)
     size = max(2.2, 0.22 * T)
-    figure = _matplotlib().Figure(figsize=(columns * size + 1, rows * size + 1), layout="constrained")
+    figure = figure_module().Figure(figsize=(columns * size + 1, rows * size + 1), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     labels = [token.replace("\n", "\\n") for token in tokens]
     for head, axis in enumerate(axes):
@@ -121,7 +114,4 @@ def draw_attention(maps: "NDArray[np.float32]", tokens: list[str], layer: int, p
         axis.set_yticks(range(T), labels if head % columns == 0 else [], fontsize=6)
     figure.colorbar(image, ax=axes.tolist(), shrink=0.6, label="attention weight")
     figure.suptitle(f"Layer {layer}: how much each token (row) looks at each token before it (column)", fontsize=10)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be written: {error}") from None
+    save(figure, path)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import MinillmError
-from . import analyze, chat, compare, generate, inspect, perplexity, quantize, tokenize
+from . import analyze, bench, chat, compare, generate, inspect, perplexity, profile, quantize, tokenize
 
-COMMANDS = (generate, chat, compare, inspect, tokenize, perplexity, quantize, analyze)
+COMMANDS = (generate, chat, compare, inspect, tokenize, perplexity, quantize, analyze, profile, bench)
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 CLOSED_PIPE = 141  # likewise for a pipe whose reader went away
 

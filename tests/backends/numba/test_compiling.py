@@ -15,6 +15,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An empty cache in a folder of the test's own."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
     compiling.cache_folder.cache_clear()
+    compiling._announce.cache_clear()
     yield tmp_path / "cache"
     compiling.cache_folder.cache_clear()
 
@@ -23,13 +24,19 @@ def double(x):
     return x + x
 
 
-def test_kernels_are_cached_in_a_folder_for_these_sources(folder: Path) -> None:
+def test_kernels_are_cached_in_a_folder_for_these_sources(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "minillm.kernels")
     assert compiling.cache_folder().is_relative_to(folder)
-    assert compiling.is_first_run()
     assert compiling.kernel("int64(int64)")(double)(4) == 8
-    assert not compiling.is_first_run()
+    assert [line.split(" in ")[0] for line in caplog.messages] == [
+        "compiling kernels for this processor; this happens once and takes about half a minute",
+        "compiled test_compiling.double",
+    ]
+    caplog.clear()
+    compiling._announce.cache_clear()
     again = compiling.kernel("int64(int64)")(double)
     assert sum(again.stats.cache_hits.values()) == 1
+    assert not caplog.messages
 
 
 def test_the_folder_of_others_stays_theirs(folder: Path) -> None:

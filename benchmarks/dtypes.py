@@ -1,0 +1,255 @@
+"""What do fewer bits save, and what do they cost? Speed, bytes and error of each format of weights, on each back end.
+
+A decode step reads all weights, so with half the bits it should take half the time, as long as a kernel reads them as
+they are stored. The NumPy back end does not: it expands a matrix to float32 whenever it multiplies, which is what the
+formats are held against and no way to run them. Engines of all formats stay loaded and take turns.
+
+The error is that of the model inside minillm, which is trained: the mean Kullback-Leibler divergence of what it expects
+after each token of a text, from what it expects with float32 weights.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness import (
+    RESULTS,
+    BenchmarkError,
+    available_cores,
+    describe,
+    execute,
+    make_folder,
+    need_matplotlib,
+    positive,
+    say,
+    spread,
+    token_ids,
+    write_csv,
+)
+
+if TYPE_CHECKING:
+    from minillm import Engine
+
+HEADER = (
+    *("backend", "dtype", "bytes_read_per_step", "step_seconds_median", "step_seconds_min", "step_seconds_max"),
+    *("decode_speed_up", "prefill_seconds_median", "prefill_seconds_min", "prefill_seconds_max", "prefill_speed_up"),
+    "kl_nats_per_token",
+)
+FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
+COLOURS = {"numpy": "#8a8a8a", "numba": "#1f6fb2"}
+TEXT = "Once upon a time there was a gentle frog named Sam. Sam had a white coat and took it everywhere."
+
+
+class Kind(NamedTuple):
+    """Who multiplies, and what by."""
+
+    backend: str
+    dtype: str
+
+
+class Figures(NamedTuple):
+    """What one kind took, round by round."""
+
+    bytes_read: int
+    """In a decode step, weights and all else"""
+    step: list[float]
+    """Seconds of a decode step"""
+    prefill: list[float]
+    """Seconds of the prompt"""
+    divergence: float
+    """Nats a token"""
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Measure each format of weights on each back end.")
+    parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
+    parser.add_argument("--prompt-length", type=positive, default=128, metavar="N", help="prompt tokens (default: 128)")
+    parser.add_argument("--steps", type=positive, default=16, metavar="N", help="timed decode steps (default: 16)")
+    parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="timed rounds (default: 5)")
+    parser.add_argument(
+        "--backends", default=None, metavar="A,B", help="default: numpy, and numba where it is installed"
+    )
+    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the plot")
+    return parser.parse_args(arguments)
+
+
+def burst(engine: "Engine", prompt: list[int], steps: int) -> tuple[float, float]:
+    """Seconds of the prompt, and of one of the decode steps after it."""
+    moments = [time.perf_counter()]
+    events = engine.stream(prompt, max_new_tokens=steps + 1, eos_token_id=())
+    moments += (time.perf_counter() for _ in events)
+    return moments[1] - moments[0], (moments[-1] - moments[1]) / steps
+
+
+def bytes_per_step(engine: "Engine", prompt: list[int]) -> int:
+    """What the first decode step after a prompt reads."""
+    from minillm.backends.counting import counting
+
+    events = engine.stream(prompt, max_new_tokens=3, eos_token_id=())
+    next(events)
+    with counting(engine.runner) as counted:
+        next(events)
+        return counted.total.bytes_read
+
+
+def log_probs(kind: Kind, threads: int) -> Any:
+    """What the model inside expects after each token of the text, [T, V]."""
+    import numpy as np
+
+    from minillm import Engine
+
+    with Engine(dtype=kind.dtype, backend=kind.backend, max_batch_size=1, threads=threads) as engine:
+        assert engine.tokenizer is not None
+        logits = engine.forward(engine.tokenizer.encode(TEXT)).astype(np.float64)
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+
+
+def divergence(reference: Any, found: Any) -> float:
+    """Kullback-Leibler, the mean over positions, in nats. [T, V], [T, V]"""
+    import numpy as np
+
+    return float((np.exp(reference) * (reference - found)).sum(axis=-1).mean())
+
+
+def measure(args: argparse.Namespace, kinds: Sequence[Kind]) -> dict[Kind, Figures]:
+    """Load everything, and let all kinds take turns. The first round warms up and is not kept."""
+    from minillm import Engine
+
+    engines: dict[Kind, Engine] = {}
+    figures: dict[Kind, Figures] = {}
+    prompt: list[int] = []
+    reference: Any = None
+    for kind in kinds:
+        say(f"loading {kind.dtype} on {kind.backend}")
+        placement = {"backend": kind.backend, "dtype": kind.dtype, "threads": args.threads}
+        engines[kind] = engine = Engine.random(args.shape, max_batch_size=1, **placement)
+        longest, context = args.prompt_length + args.steps + 1, engine.config.max_positions
+        if longest > context:
+            raise BenchmarkError(f"prompt and new tokens come to {longest}, and the model's context is {context}")
+        prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
+        found = log_probs(kind, args.threads)
+        reference = found if kind.dtype == "float32" else reference  # the first of each back end
+        error = divergence(reference, found)
+        figures[kind] = Figures(bytes_per_step(engine, prompt), [], [], error)
+    for number in range(args.repeat + 1):
+        say(f"round {number} of {args.repeat}")
+        for kind, engine in engines.items():
+            prefill, step = burst(engine, prompt, args.steps)
+            if number:
+                figures[kind].prefill.append(prefill)
+                figures[kind].step.append(step)
+    return figures
+
+
+def speed_up(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """The median of the ratios within each round."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def rows(figures: dict[Kind, Figures]) -> Iterator[list[object]]:
+    """The figures as `HEADER` names them. Speed-ups are over float32 on the same back end."""
+    for kind, one in figures.items():
+        plain = figures[Kind(kind.backend, "float32")]
+        step, prefill = ([f"{seconds:.6f}" for seconds in spread(times)] for times in (one.step, one.prefill))
+        gains = [f"{speed_up(plain.step, one.step):.3f}", f"{speed_up(plain.prefill, one.prefill):.3f}"]
+        yield [*kind, one.bytes_read, *step, gains[0], *prefill, gains[1], f"{one.divergence:.6f}"]
+
+
+def table(figures: dict[Kind, Figures]) -> list[str]:
+    """The figures as lines of text."""
+    lines = [
+        f"{'backend':<9}{'dtype':<10}{'MB a step':>10}{'step, ms (min-max)':>26}{'speed-up':>10}"
+        f"{'prefill, ms (min-max)':>30}{'speed-up':>10}{'KL, nats':>11}"
+    ]
+    for kind, one in figures.items():
+        plain = figures[Kind(kind.backend, "float32")]
+        times = []
+        for values in (one.step, one.prefill):
+            middle, low, high = spread(values)
+            times.append(f"{1e3 * middle:.2f} ({1e3 * low:.2f}-{1e3 * high:.2f})")
+        lines.append(
+            f"{kind.backend:<9}{kind.dtype:<10}{one.bytes_read / 1e6:>10.1f}{times[0]:>26}"
+            f"{speed_up(plain.step, one.step):>8.2f} x{times[1]:>30}{speed_up(plain.prefill, one.prefill):>8.2f} x"
+            f"{one.divergence:>11.6f}"
+        )
+    return lines
+
+
+def conclusion(figures: dict[Kind, Figures]) -> str:
+    """What was found, in one sentence, of the last back end."""
+    backend = list(figures)[-1].backend
+    plain = figures[Kind(backend, "float32")]
+    parts = []
+    for dtype in ("bfloat16", "int8", "int4"):
+        one = figures[Kind(backend, dtype)]
+        parts.append(
+            f"{dtype} decodes {speed_up(plain.step, one.step):.2f} times as fast as float32 while it reads "
+            f"{one.bytes_read / plain.bytes_read:.2f} of the bytes, at {one.divergence:.5f} nats"
+        )
+    return f"On {backend} {'; '.join(parts)}."
+
+
+def plot(path: Path, figures: dict[Kind, Figures], name: str, facts: dict[str, str]) -> None:
+    """Speed of decode and of prefill, a bar for each format and back end."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    axes = figure.subplots(1, 2)
+    backends = list(dict.fromkeys(kind.backend for kind in figures))
+    width = 0.8 / len(backends)
+    for i, backend in enumerate(backends):
+        places = [number + (i - (len(backends) - 1) / 2) * width for number in range(len(FORMATS))]
+        mine = [figures[Kind(backend, dtype)] for dtype in FORMATS]
+        for axis, times in zip(axes, ([one.step for one in mine], [one.prefill for one in mine]), strict=True):
+            spreads = [[1e3 * seconds for seconds in spread(values)] for values in times]
+            reach = [[mid - low for mid, low, _ in spreads], [high - mid for mid, _, high in spreads]]
+            middle = [mid for mid, *_ in spreads]
+            axis.bar(places, middle, width, yerr=reach, capsize=3, color=COLOURS[backend], label=backend)
+    for axis, title in zip(axes, ("A decode step", "Prefill"), strict=True):
+        axis.set_xticks(range(len(FORMATS)), FORMATS)
+        axis.set_title(title)
+        axis.set_ylabel("ms")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False)
+    figure.suptitle(f"Formats of weights: {name}")
+    figure.supxlabel(
+        f"Medians, whiskers from min to max. {facts['cpu']}; cores: {facts['cores']}", fontsize=8, color="0.35"
+    )
+    figure.savefig(path, dpi=140)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and write."""
+    from minillm.devices import has_numba
+
+    need_matplotlib()
+    backends = args.backends.split(",") if args.backends else ["numpy", *(["numba"] if has_numba() else [])]
+    if unknown := [name for name in backends if name not in COLOURS]:
+        raise BenchmarkError(f"back end {unknown[0]!r} is not known: expected {' or '.join(COLOURS)}")
+    make_folder(args.out)
+    figures = measure(args, [Kind(backend, dtype) for backend in backends for dtype in FORMATS])
+    name = f"{args.shape}, batch 1, prompt of {args.prompt_length} tokens"
+    facts = {"question": f"formats of weights, {name}", "rounds": str(args.repeat), "timed steps": str(args.steps)}
+    facts |= describe(args.threads, ("minillm", "numpy", "numba"))
+    stem = args.out / f"dtypes_{args.shape}"
+    write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, rows(figures))
+    plot(stem.with_name(stem.name + ".png"), figures, name, facts)
+    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
+    print(conclusion(figures))
+    print(f"written: {stem}.csv, {stem}.png")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for what cannot be run."""
+    return execute("dtypes", run, parse(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""minillm bench: list the benchmarks of a checkout, and run them."""
+
+import argparse
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import MinillmError, UsageError
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+DESCRIPTION = """List the benchmarks, one script for each question, or run those that are named.
+
+They are the scripts of the folder benchmarks/, which only a checkout has. Each
+prints what it measured, with the machine and the commit, and most write it to
+benchmarks/results/. Options after the names go to each script."""
+
+EPILOG = """examples:
+  minillm bench
+  minillm bench naive_vs_cached --shape opt-350m
+  minillm bench naive_vs_cached --help
+  minillm bench all
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "bench",
+        help="list and run the benchmarks",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        usage="%(prog)s [-h] [NAME ... | all] [OPTION OF THE SCRIPT ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to run; without one they are listed")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    questions = find(FOLDER)
+    names = list(questions) if args.names == ["all"] else args.names
+    if unknown := [name for name in names if name not in questions]:
+        raise UsageError(f"benchmark {unknown[0]!r} is not known: expected {', '.join(questions)}, or all")
+    if not names:
+        width = max(map(len, questions)) + 2
+        print("\n".join(f"{name:<{width}}{question}" for name, question in questions.items()))
+    failed = [name for name in names if not _succeeds(name, args.options)]
+    if failed:
+        raise MinillmError(f"{', '.join(failed)} failed: see above")
+
+
+def find(folder: Path) -> dict[str, str]:
+    """The benchmarks of a folder and the question that each begins with. Scripts that only help them ask none.
+
+    Raises:
+        MinillmError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise MinillmError("the benchmarks are not installed: they are in the folder benchmarks/ of a checkout")
+    texts = {path.stem: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in sorted(folder.glob("*.py"))}
+    return {
+        name: " ".join(text.split("\n\n")[0].partition("?")[0].split()) + "?"
+        for name, text in texts.items()
+        if text and "?" in text.split("\n\n")[0]
+    }
+
+
+def _succeeds(name: str, options: list[str]) -> bool:
+    """Run a script in a process of its own, which sets its threads before it imports anything."""
+    print(f"== {name}", file=sys.stderr, flush=True)
+    return subprocess.run([sys.executable, FOLDER / f"{name}.py", *options], check=False).returncode == 0

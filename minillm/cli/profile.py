@@ -1,0 +1,213 @@
+"""minillm profile: where the time of a real run goes, operation by operation, beside the least it could take."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ParameterError
+from .options import add_model_options, load_engine
+from .profile_files import draw, trace
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..profiling import Phase, Profile, Row
+
+DESCRIPTION = """Time each operation, layer and phase of a real run.
+
+The floor of an operation is the time that its bytes or its FLOPs take at the
+machine's full rate, whichever is longer; a short probe measures those rates.
+Bytes are counted as if each operation ran alone and nothing stayed in a
+processor's cache: what did stay there can be faster than its floor.
+
+The same run goes on beside, unwatched, and takes turns with it: what watching
+costs is printed, too."""
+
+EPILOG = """examples:
+  minillm profile --prompt-length 64
+  minillm profile --shape opt-125m --png profile.png --trace profile.json
+  (open the trace at https://ui.perfetto.dev)
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "profile",
+        help="where the time of a run goes",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_options(parser)
+    parser.add_argument("--shape", help="a published shape with random weights in place of a model: opt-125m ...")
+    work = parser.add_argument_group("work")
+    work.add_argument("--prompt-length", type=int, default=128, metavar="N", help="tokens (default: 128)")
+    work.add_argument("--new-tokens", type=int, default=32, metavar="N", help="to generate (default: 32)")
+    work.add_argument("--batch", type=int, default=1, metavar="N", help="prompts side by side (default: 1)")
+    work.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds (default: 3)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
+    output.add_argument("--png", type=Path, metavar="FILE", help="draw operations and layers beside their floors")
+    output.add_argument("--json", action="store_true", help="one JSON object with all figures, in seconds")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from ..profiling import probe_with, profile
+    from .compare_page import write_page
+    from .drawing import figure_module
+
+    for name in ("prompt_length", "new_tokens", "batch", "repeat"):
+        if getattr(args, name) < 1:
+            raise ParameterError(f"--{name.replace('_', '-')} should be at least 1, found {getattr(args, name)}")
+    if args.png is not None:
+        figure_module()
+    engine = _load(args)
+    longest, context = args.prompt_length + args.new_tokens, engine.config.max_positions
+    if longest > context:
+        raise ParameterError(
+            f"prompt and new tokens come to {longest}, and the model's context is {context}: "
+            "lower --prompt-length or --new-tokens"
+        )
+    prompts = [_prompt(number, args.prompt_length, engine.config.vocab_size) for number in range(args.batch)]
+    found = profile(
+        engine,
+        prompts,
+        repeat=args.repeat,
+        hardware=probe_with(engine.runner.ops, args.threads),
+        max_new_tokens=args.new_tokens,
+        eos_token_id=(),
+    )
+    title = _title(args, engine)
+    if args.trace is not None:
+        write_page(args.trace, trace(found, title))
+    if args.png is not None:
+        draw(found, title, args.png)
+    if args.json:
+        print(json.dumps(as_dict(found, title)))
+    else:
+        print("\n".join(report(found, title)))
+        for path in (args.trace, args.png):
+            if path is not None:
+                print(f"written: {path}")
+
+
+def _load(args: argparse.Namespace) -> "Engine":
+    from ..engine import Engine
+
+    if args.shape is None:
+        return load_engine(args, prompts=args.batch)
+    if args.model is not None or args.revision is not None:
+        raise ParameterError("--shape stands in place of a model: leave --model and --revision out")
+    placement = {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
+    return Engine.random(args.shape, max_batch_size=args.batch, **placement)
+
+
+def _prompt(number: int, length: int, vocab_size: int) -> list[int]:
+    """Token ids that differ from prompt to prompt."""
+    return [(7919 * i + 104_729 * number + 11) % vocab_size for i in range(length)]
+
+
+def _title(args: argparse.Namespace, engine: "Engine") -> str:
+    model = args.shape or args.model or "the model inside minillm"
+    prompts = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens"
+    return f"{model} on {engine.runner.ops.name}, {prompts}, {args.new_tokens} new"
+
+
+def report(profile: "Profile", title: str) -> list[str]:
+    """The tables as lines of text."""
+    from ..profiling import ARITHMETIC
+
+    bandwidth, rate = profile.hardware.bandwidth, profile.hardware.rate(ARITHMETIC)
+    lines = [title, f"the probe: {bandwidth / 1e9:.1f} GB/s read from memory, {rate / 1e9:.0f} GFLOP/s in products"]
+    for name, phase in profile.phases.items():
+        lines += ["", *_phase(name, phase)]
+    quarters = [profile.overhead[len(profile.steps) * i // 4] for i in (1, 3)]
+    lines += [
+        "",
+        f"watching: {profile.median_overhead:+.1%} a step, the median of {len(profile.steps)} watched steps beside the "
+        f"same ones unwatched (quartiles {quarters[0]:+.1%} and {quarters[1]:+.1%})",
+    ]
+    return lines
+
+
+def _phase(name: str, phase: "Phase") -> list[str]:
+    """One phase: a line for each operation, then the sum of the parts against the whole."""
+    steps = len(phase.steps)
+    scale = 1e3 / steps
+    lines = [
+        f"{name}: {steps} step{'s' if steps > 1 else ''}, {scale * phase.seconds:.3f} ms a step, "
+        f"{phase.tokens / phase.seconds:,.1f} tokens/s",
+        f"{'a step':<38}{'calls':>6}{'floor, ms':>11}{'measured':>10}{'ratio':>8}"
+        f"{'GFLOP/s':>10}{'share':>7}{'GB/s':>9}{'share':>7}",
+    ]
+    place = None
+    for row in phase.rows:
+        if row.place != place:
+            place = row.place
+            lines.append(f"  {place}{f' ({phase.num_layers})' if place == 'layers' else ''}")
+        lines.append(_row(row, phase))
+    inner = [scale * layer.seconds for layer in phase.layers if layer.layer not in (None, phase.num_layers)]
+    least, most = min(inner), max(inner)
+    ratio = phase.seconds / phase.floor
+    return [
+        *lines,
+        f"  {'operations':<36}{sum(row.calls for row in phase.rows) / steps:>6.0f}"
+        f"{scale * phase.floor:>11.3f}{scale * phase.in_operations:>10.3f}{phase.in_operations / phase.floor:>8.2f}",
+        f"  {'between operations (Python)':<53}{scale * phase.between_operations:>10.3f}",
+        f"  {'scheduler, cache and strategy':<53}{scale * phase.around:>10.3f}",
+        f"  {'the whole step':<42}{scale * phase.floor:>11.3f}{scale * phase.seconds:>10.3f}{ratio:>8.2f}",
+        f"  a layer takes {least:.3f} to {most:.3f} ms: the fastest is {inner.index(least)}, "
+        f"the slowest {inner.index(most)}",
+    ]
+
+
+def _row(row: "Row", phase: "Phase") -> str:
+    """One operation."""
+    from ..profiling import ARITHMETIC
+
+    steps, hardware = len(phase.steps), phase.hardware
+    calls, measured = f"{row.calls / steps:>6.3g}", f"{1e3 * row.seconds / steps:>10.3f}"
+    if row.cost is None:
+        return f"    {row.name:<34}{calls}{'':>11}{measured}"
+    rate, flow = row.cost.flops / row.seconds, (row.cost.bytes_read + row.cost.bytes_written) / row.seconds
+    return (
+        f"    {row.name:<34}{calls}{1e3 * row.floor / steps:>11.3f}{measured}{row.ratio:>8.2f}"
+        f"{rate / 1e9:>10.2f}{rate / hardware.rate(ARITHMETIC):>7.0%}"
+        f"{flow / 1e9:>9.2f}{flow / hardware.bandwidth:>7.0%}"
+    )
+
+
+def as_dict(profile: "Profile", title: str) -> dict[str, Any]:
+    """What --json prints: sums over all steps, in seconds, bytes and FLOPs."""
+    return {
+        "title": title,
+        "hardware": dataclasses.asdict(profile.hardware),
+        "overhead": profile.median_overhead,
+        "phases": {name: _phase_as_dict(phase) for name, phase in profile.phases.items()},
+    }
+
+
+def _phase_as_dict(phase: "Phase") -> dict[str, Any]:
+    return {
+        "steps": len(phase.steps),
+        "tokens": phase.tokens,
+        "seconds": phase.seconds,
+        "seconds_in_operations": phase.in_operations,
+        "seconds_between_operations": phase.between_operations,
+        "seconds_around": phase.around,
+        "floor": phase.floor,
+        **phase.cost._asdict(),
+        "operations": [_row_as_dict(row) for row in phase.rows],
+        "layers": [layer._asdict() for layer in phase.layers],
+    }
+
+
+def _row_as_dict(row: "Row") -> dict[str, Any]:
+    result: dict[str, Any] = {"place": row.place, "name": row.name, "calls": row.calls, "seconds": row.seconds}
+    if row.cost is not None:
+        result |= {"floor": row.floor, "ratio": row.ratio, **row.cost._asdict()}
+    return result

@@ -1,0 +1,108 @@
+"""Running requests twice side by side: once watched, once not."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.random import RandomTensor
+from ..backends.timing import TimingBackend
+from ..cache import PagedCache
+from ..decoding.select import strategy_for
+from ..decoding.strategy import Request
+from ..engine import PREFILL_CHUNK, Engine
+from ..hardware import Hardware, best_of, probe, read_bandwidth
+from ..loop import StepLoop
+from ..models.base import Model
+from ..prompts import Prompt
+from ..runner import Runner
+from ..scheduler import Limits
+from .phases import ARITHMETIC, Profile, Step
+
+
+def profile(
+    engine: Engine, prompts: Sequence[Prompt], *, repeat: int = 1, hardware: Hardware | None = None, **fields: Any
+) -> Profile:
+    """Run some prompts side by side and time what they do.
+
+    Args:
+        engine: its model and back end are used, its cache and its requests are left alone
+        prompts: what runs as one batch
+        repeat: how many times, after one round that is not kept
+        hardware: whose ceilings the floors stand on; by default this machine's, which is probed
+        **fields: of `GenerationConfig`
+
+    Raises:
+        As `Engine.add`.
+    """
+    requests = [engine.request(prompt, **fields) for prompt in prompts]
+    ops, model = engine.runner.ops, engine.runner.model
+    hardware = hardware or probe_with(ops)
+    watching = TimingBackend(ops)
+    plain, watched = (_loop(model, backend, requests) for backend in (ops, watching))
+    rounds = [list(_round(plain, watched, watching, requests)) for _ in range(repeat + 1)]
+    return Profile([step for steps in rounds[1:] for step in steps], model.config.num_layers, hardware)
+
+
+def probe_with(ops: Backend, threads: int | None = None) -> Hardware:
+    """This machine; its rate is the better one of BLAS's product and the back end's own.
+
+    Args:
+        ops: the back end
+        threads: that read memory; by default as many as there are cores
+    """
+    found = probe()
+    rate = max(found.rate(ARITHMETIC), _product_rate(ops))
+    bandwidth = found.bandwidth if threads is None else read_bandwidth(threads)
+    return replace(found, rates={ARITHMETIC: rate}, bandwidth=bandwidth)
+
+
+def _product_rate(ops: Backend, rows: int = 512, width: int = 1536) -> float:
+    """FLOP/s of the back end's product [rows, width] x [width, width], with weights as it keeps them."""
+    weight = ops.prepare_weight("probe", [RandomTensor("probe", (width, width), 0, 1.0)])
+    x = ops.xp.ones((rows, width), ops.xp.float32)
+
+    def product() -> None:
+        ops.enter_layer(0)  # so that results take turns in the arena
+        ops.finite(ops.linear(x, weight)[:1, :1])  # which waits for a device
+
+    return 2 * rows * width * width / best_of(product)
+
+
+def _loop(model: Model, ops: Backend, requests: Sequence[Request]) -> StepLoop:
+    """A step loop with a cache of its own, as large as the requests need."""
+    width = pages = 0
+    for request in requests:
+        strategy = strategy_for(request.settings)
+        longest = len(request.prompt_ids) + request.max_new_tokens + strategy.slack
+        width += strategy.max_sequences
+        pages += strategy.max_sequences * -(-longest // ops.page_size)
+    cache = PagedCache(model.config, ops, pages)
+    return StepLoop({"target": Runner(model, ops, cache)}, Limits(width, PREFILL_CHUNK))
+
+
+def _round(plain: StepLoop, watched: StepLoop, watching: TimingBackend, requests: Sequence[Request]) -> Iterator[Step]:
+    """One run of both loops in turns; who comes first changes from step to step."""
+    for loop in (plain, watched):
+        for request in requests:
+            loop.add(request, strategy_for(request.settings))
+    plain_first = True
+    while watched.busy:
+        before = watched.stats.prefill_tokens, watched.stats.decode_tokens
+        plain_seconds = _timed(plain) if plain_first else 0.0
+        began, start = time.perf_counter(), watching.clock.mark()
+        watched.step()
+        seconds = time.perf_counter() - began
+        calls = watching.take(start)
+        plain_seconds = plain_seconds or _timed(plain)
+        plain_first = not plain_first
+        prompt, new = watched.stats.prefill_tokens - before[0], watched.stats.decode_tokens - before[1]
+        yield Step("prefill" if prompt else "decode", prompt or new, seconds, plain_seconds, calls)
+
+
+def _timed(loop: StepLoop) -> float:
+    """Seconds of one step."""
+    began = time.perf_counter()
+    loop.step()
+    return time.perf_counter() - began
