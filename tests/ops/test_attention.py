@@ -118,4 +118,4 @@ def test_cost_is_a_count_of_the_operations(name: str) -> None:
 
 def test_cost_of_storing_is_the_bytes_of_the_arrays() -> None:
     k = np.zeros((5, 2, D), np.float32)
-    assert kv.cost(5, 2, D) == (0, 2 * k.nbytes, 2 * k.nbytes)
+    assert kv.cost(5, 2, D, 2 * 2 * D * 4) == (0, 2 * k.nbytes, 2 * k.nbytes)
