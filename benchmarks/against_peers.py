@@ -11,6 +11,7 @@ explains: llama.cpp's are those of GPT-2's architecture.
 import argparse
 import importlib.util
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -167,4 +168,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without removing the files, which are large
     sys.exit(main())
