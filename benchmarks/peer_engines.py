@@ -4,7 +4,6 @@ A format is named as minillm names it ("float32", "float16", "bfloat16", "int8",
 engine calls it. An engine imports its library when it is made, and stays loaded.
 """
 
-import ctypes
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -176,8 +175,6 @@ class LlamaCpp:
 
         self._library: Any = llama_cpp
         self._threads = threads
-        self._log = llama_cpp.llama_log_callback(lambda *_: None)  # kept: C holds a pointer to it
-        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         if not self._model:

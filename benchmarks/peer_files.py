@@ -48,11 +48,12 @@ def write_checkpoint(shape: str, folder: Path) -> None:
     config = raw | names | {"architectures": ["OPTForCausalLM"], "torch_dtype": "float32"}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    _write_safetensors(folder / "model.safetensors", _tensors(shape))
+    _write_safetensors(folder / "model.safetensors", tensors_of(shape))
     _write_tokenizer(folder, raw["vocab_size"])
 
 
-def _tensors(shape: str) -> dict[str, Tensor]:
+def tensors_of(shape: str) -> dict[str, Tensor]:
+    """The weights of `Engine.random(shape)`, by name."""
     return random_tensors(opt.tensor_table(opt.read_config(opt.SHAPES[shape])), 0, 0.02, NumpyBackend())
 
 
@@ -105,7 +106,7 @@ def write_gguf(shape: str, path: Path) -> None:
     import numpy as np
 
     config = opt.read_config(opt.SHAPES[shape])
-    tensors = _tensors(shape)
+    tensors = tensors_of(shape)
     names = dict(_gguf_names(config.num_layers))
     writer = gguf.GGUFWriter(path, "gpt2")
     writer.add_block_count(config.num_layers)

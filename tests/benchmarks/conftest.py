@@ -9,6 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks"
+SMALL = {
+    "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128,
+    "vocab_size": 96, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +33,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setitem(opt.SHAPES, "tiny", BASE)
     return "tiny"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A shape whose rows divide into llama.cpp's groups of 32."""
+    from minillm.models import opt
+
+    monkeypatch.setitem(opt.SHAPES, "small", SMALL)
+    return "small"
 
 
 @pytest.fixture

@@ -11,10 +11,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight
 from minillm.models import opt, random_model
 
-SMALL = {
-    "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128,
-    "vocab_size": 96, "max_position_embeddings": 64,
-}  # fmt: skip
+from .conftest import SMALL
 
 
 @pytest.fixture
@@ -29,21 +26,6 @@ def report() -> Any:
     import peer_report
 
     return peer_report
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A shape whose rows divide into llama.cpp's groups of 32."""
-    monkeypatch.setitem(opt.SHAPES, "small", SMALL)
-    return "small"
-
-
-@pytest.fixture
-def folder(small: str, tmp_path: Path) -> Path:
-    from peer_files import write_checkpoint
-
-    write_checkpoint(small, tmp_path)
-    return tmp_path
 
 
 def results_of(report: Any, bursts: list[Any]) -> Any:
@@ -180,135 +162,6 @@ def test_a_worker_that_dies_says_why(report: Any, tmp_path: Path, subprocess_env
     plan = report.find("minillm-numpy", "float32")
     with pytest.raises(BenchmarkError, match=r"minillm-numpy float32 ended before it answered: .*holds no tokenizer"):
         Worker(plan, str(tmp_path), 1, subprocess_environment).__enter__()
-
-
-def test_a_worker_answers(report: Any, folder: Path, subprocess_environment: dict[str, str]) -> None:
-    from peer_process import Worker
-
-    with Worker(report.find("minillm-numpy", "int8"), str(folder), 1, subprocess_environment) as worker:
-        task = report.Task("", 2, 5, 4)._asdict()
-        assert worker.ask(do="time", limit=60, vocab_size=96, **task)["tokens"] == 2 * 3  # the first come of prompts
-        file = str(folder / "logits.npy")
-        assert worker.ask(do="logits", length=7, file=file, vocab_size=96) == {"file": file}
-        assert np.load(file).shape == (7, 96)
-        peak = worker.ask(do="memory")["peak_bytes"]
-        assert peak is None or peak > 10_000_000
-
-
-@pytest.mark.parametrize("line", ["Loading weights: 100%\n", "3\n"])
-def test_a_reply_that_is_none(line: str) -> None:
-    from harness import BenchmarkError
-    from peer_process import parse_reply
-
-    with pytest.raises(BenchmarkError, match="which is no JSON object"):
-        parse_reply(line)
-
-
-def test_minillm_as_a_peer(folder: Path) -> None:
-    """Any order of batch sizes, a prompt of several steps, a limit; and each task leaves the engine idle."""
-    from peer_engines import make
-    from peer_worker import prompt
-
-    peer = make("minillm-numpy", "float32", str(folder), 1)
-    for size in (1, 3, 1):
-        assert peer.decode([prompt(i, 5, 96) for i in range(size)], 4, 60).tokens == 3 * size
-        assert peer.decode([prompt(i, 5, 96) for i in range(size)], 4, 0).tokens == size
-        assert not peer._engine.busy
-    assert peer.prefill(prompt(0, 9, 96)) > 0
-
-
-@pytest.mark.reference
-def test_the_engines_run_the_same_weights(folder: Path) -> None:
-    """minillm, transformers and CTranslate2 give the same logits, and as many tokens as are asked for."""
-    pytest.importorskip("transformers", reason="needs the peers extra")
-    pytest.importorskip("ctranslate2", reason="needs the peers extra")
-    from peer_engines import make
-    from peer_files import write_ctranslate2
-    from peer_worker import prompt
-
-    write_ctranslate2(folder)
-    expected = make("minillm-numpy", "float32", str(folder), 1).logits(prompt(0, 9, 96))
-    for engine in ("transformers", "ctranslate2"):
-        peer = make(engine, "float32", str(folder), 1)
-        assert np.abs(peer.logits(prompt(0, 9, 96)) - expected).max() < 1e-5 * np.abs(expected).max()
-        assert peer.decode([prompt(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
-        assert peer.prefill(prompt(0, 9, 96)) > 0
-
-
-@pytest.fixture
-def gguf_folder(small: str, tmp_path: Path) -> Path:
-    """The small shape in all formats of llama.cpp."""
-    pytest.importorskip("llama_cpp", reason="needs the peers extra")
-    pytest.importorskip("gguf", reason="needs the peers extra")
-    from peer_files import LLAMA_TYPES, quantize_gguf, write_gguf
-
-    write_gguf(small, tmp_path / "f32.gguf")
-    for form in LLAMA_TYPES:
-        quantize_gguf(tmp_path / "f32.gguf", tmp_path / f"{form}.gguf", form)
-    return tmp_path
-
-
-@pytest.mark.reference
-def test_llama_cpp_reads_what_is_written(gguf_folder: Path) -> None:
-    """Every format loads; errors grow as bits shrink; a batch decodes; and bytes are counted as minillm counts them."""
-    from peer_engines import make
-    from peer_files import gguf_bytes
-    from peer_plans import weight_bytes
-    from peer_report import find
-    from peer_worker import prompt
-
-    exact = make("llama.cpp", "f32", str(gguf_folder), 1).logits(prompt(0, 9, 96))
-    assert exact.shape == (9, 96)
-    errors = []
-    for form in ("f16", "bf16", "Q8_0", "Q4_0"):
-        peer = make("llama.cpp", form, str(gguf_folder), 1)
-        errors.append(float(np.abs(peer.logits(prompt(0, 9, 96)) - exact).max() / np.abs(exact).max()))
-        assert peer.decode([prompt(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
-        assert peer.prefill(prompt(0, 9, 96)) > 0
-    assert 0 < errors[0] < errors[1] < errors[3] < 0.5
-    assert 0 < errors[2] < errors[3]
-    config = opt.read_config(SMALL)
-    for label, form in (("f32", "float32"), ("f16", "float16"), ("Q8_0", "int8")):
-        counted = weight_bytes(find("minillm-numba", form), config, {})
-        assert gguf_bytes(gguf_folder / f"{label}.gguf") == counted
-
-
-@pytest.mark.reference
-def test_llama_cpp_computes_gpt2_on_our_weights(small: str, gguf_folder: Path) -> None:
-    """The logits of transformers' GPT-2 with the same matrices, but for llama.cpp's float16 cache and GELU's table."""
-    torch = pytest.importorskip("torch", reason="needs the reference extra")
-    transformers = pytest.importorskip("transformers", reason="needs the reference extra")
-    from peer_engines import make
-    from peer_worker import prompt
-
-    from minillm.models.base import random_tensors
-
-    config = transformers.GPT2Config(
-        vocab_size=96, n_positions=64, n_embd=64, n_layer=2, n_head=4, n_inner=128, bos_token_id=2, eos_token_id=2
-    )
-    model = transformers.GPT2LMHeadModel(config).eval()
-    tensors = random_tensors(opt.tensor_table(opt.read_config(SMALL)), 0, 0.02)
-    state = {
-        "wte.weight": tensors["embed_tokens.weight"].load(),
-        "wpe.weight": tensors["embed_positions.weight"].load()[2:],
-    }
-    for kind in ("weight", "bias"):
-        state[f"ln_f.{kind}"] = tensors[f"final_layer_norm.{kind}"].load()
-        for i in range(2):
-            ours, theirs = f"layers.{i}", f"h.{i}"
-            qkv = [tensors[f"{ours}.self_attn.{name}_proj.{kind}"].load() for name in "qkv"]
-            state[f"{theirs}.attn.c_attn.{kind}"] = np.concatenate(qkv).T
-            for mine, name in (("self_attn.out_proj", "attn.c_proj"), ("fc1", "mlp.c_fc"), ("fc2", "mlp.c_proj")):
-                state[f"{theirs}.{name}.{kind}"] = tensors[f"{ours}.{mine}.{kind}"].load().T
-            for mine, name in (("self_attn_layer_norm", "ln_1"), ("final_layer_norm", "ln_2")):
-                state[f"{theirs}.{name}.{kind}"] = tensors[f"{ours}.{mine}.{kind}"].load()
-    missing, extra = model.transformer.load_state_dict({n: torch.tensor(t) for n, t in state.items()}, strict=False)
-    assert not extra
-    assert not missing
-    with torch.inference_mode():
-        expected = model(torch.tensor([prompt(0, 20, 96)])).logits[0].numpy()
-    logits = make("llama.cpp", "f32", str(gguf_folder), 1).logits(prompt(0, 20, 96))
-    assert np.abs(logits - expected).max() < 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.slow
