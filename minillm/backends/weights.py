@@ -153,14 +153,15 @@ def _narrowed(tensors: Sequence[Tensor], wanted: str) -> NDArray[Any]:
 
 
 def _quantized(tensors: Sequence[Tensor], wanted: str, group: int) -> Quantized:
-    parts = []
+    rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
     for tensor in tensors:
-        if tensor.dtype == wanted:
-            parts.append(tensor.stored())
-        else:
-            parts += [quantize(chunk, _BITS[wanted], group) for chunk in tensor.chunks()]
-    return Quantized(
-        np.concatenate([part.values for part in parts]),
-        np.concatenate([part.scales for part in parts]),
-        tensors[0].shape[1],
-    )
+        already = tensor.dtype == wanted
+        for part in [tensor.stored()] if already else (quantize(c, _BITS[wanted], group) for c in tensor.chunks()):
+            if whole is None:
+                values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
+                whole = Quantized(values, scales, part.inputs)
+            whole.values[first : first + part.shape[0]] = part.values
+            whole.scales[first : first + part.shape[0]] = part.scales
+            first += part.shape[0]
+    assert whole is not None  # no model has a matrix without rows
+    return whole
