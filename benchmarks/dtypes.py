@@ -41,6 +41,8 @@ HEADER = (
 )
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 COLOURS = {"numpy": "#8a8a8a", "numba": "#1f6fb2"}
+REST_SECONDS = 0.2
+"""Before each burst, for the threads of the back end before to stop spinning"""
 TEXT = "Once upon a time there was a gentle frog named Sam. Sam had a white coat and took it everywhere."
 
 
@@ -140,6 +142,7 @@ def measure(args: argparse.Namespace, kinds: Sequence[Kind]) -> dict[Kind, Figur
     for number in range(args.repeat + 1):
         say(f"round {number} of {args.repeat}")
         for kind, engine in engines.items():
+            time.sleep(REST_SECONDS)
             prefill, step = burst(engine, prompt, args.steps)
             if number:
                 figures[kind].prefill.append(prefill)
@@ -190,13 +193,13 @@ def conclusion(figures: dict[Kind, Figures]) -> str:
         one = figures[Kind(backend, dtype)]
         parts.append(
             f"{dtype} decodes {speed_up(plain.step, one.step):.2f} times as fast as float32 while it reads "
-            f"{one.bytes_read / plain.bytes_read:.2f} of the bytes, at {one.divergence:.5f} nats"
+            f"{one.bytes_read / plain.bytes_read:.2f} of the bytes, at {one.divergence:.0e} nats"
         )
     return f"On {backend} {'; '.join(parts)}."
 
 
-def plot(path: Path, figures: dict[Kind, Figures], name: str, facts: dict[str, str]) -> None:
-    """Speed of decode and of prefill, a bar for each format and back end."""
+def plot(path: Path, figures: dict[Kind, Figures], prompt_length: int, name: str, facts: dict[str, str]) -> None:
+    """Tokens a second of decode and of prefill, a bar for each format and back end."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -206,15 +209,17 @@ def plot(path: Path, figures: dict[Kind, Figures], name: str, facts: dict[str, s
     for i, backend in enumerate(backends):
         places = [number + (i - (len(backends) - 1) / 2) * width for number in range(len(FORMATS))]
         mine = [figures[Kind(backend, dtype)] for dtype in FORMATS]
-        for axis, times in zip(axes, ([one.step for one in mine], [one.prefill for one in mine]), strict=True):
-            spreads = [[1e3 * seconds for seconds in spread(values)] for values in times]
+        decode = [[1 / seconds for seconds in one.step] for one in mine]
+        prefill = [[prompt_length / seconds for seconds in one.prefill] for one in mine]
+        for axis, speeds in zip(axes, (decode, prefill), strict=True):
+            spreads = [spread(values) for values in speeds]
             reach = [[mid - low for mid, low, _ in spreads], [high - mid for mid, _, high in spreads]]
             middle = [mid for mid, *_ in spreads]
             axis.bar(places, middle, width, yerr=reach, capsize=3, color=COLOURS[backend], label=backend)
-    for axis, title in zip(axes, ("A decode step", "Prefill"), strict=True):
+    for axis, title in zip(axes, ("Decode", "Prefill"), strict=True):
         axis.set_xticks(range(len(FORMATS)), FORMATS)
         axis.set_title(title)
-        axis.set_ylabel("ms")
+        axis.set_ylabel("tokens a second")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False)
     figure.suptitle(f"Formats of weights: {name}")
@@ -239,7 +244,7 @@ def run(args: argparse.Namespace) -> int:
     facts |= describe(args.threads, ("minillm", "numpy", "numba"))
     stem = args.out / f"dtypes_{args.shape}"
     write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, rows(figures))
-    plot(stem.with_name(stem.name + ".png"), figures, name, facts)
+    plot(stem.with_name(stem.name + ".png"), figures, args.prompt_length, name, facts)
     print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
     print(conclusion(figures))
     print(f"written: {stem}.csv, {stem}.png")

@@ -65,7 +65,8 @@ def test_a_task_computes_its_prompts_and_its_steps_and_leaves_nothing_behind(mon
         assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
 
 
-def test_dtypes(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dtypes(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.import_module("dtypes"), "REST_SECONDS", 0)
     options = ["--shape", tiny, "--backends", "numpy", "--prompt-length", 5, "--steps", 2, "--repeat", 2]
     assert script("dtypes")(*options, "--threads", 1, "--out", tmp_path) == 0
     facts, rows = read(tmp_path / "dtypes_tiny.csv")
