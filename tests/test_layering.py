@@ -44,7 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"results", "runner", "scheduler", "scoring"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "precision": BASE | {"engine", "models"},
-    "profiling": {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
+    "profiling": BASE
+    | {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
     | {"runner", "scheduler"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE

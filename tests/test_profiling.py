@@ -9,6 +9,7 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.counting import counting
+from minillm.errors import ParameterError
 from minillm.hardware import Hardware
 from minillm.models import opt
 from minillm.ops.cost import Cost
@@ -149,3 +150,9 @@ def test_the_rate_is_the_better_product_of_the_two(engine: Engine, monkeypatch: 
     monkeypatch.setattr("minillm.profiling.running.probe", lambda: machine(5.0, 1e30))
     assert probe_with(engine.runner.ops, threads=3).rate("float32") == 1e30
     assert probe_with(engine.runner.ops, threads=3).bandwidth == 3e9
+
+
+def test_the_probe_does_not_pass_a_processor_off_as_a_gpu(engine: Engine) -> None:
+    engine.runner.ops.name = "cuda"
+    with pytest.raises(ParameterError, match="name the GPU with --hardware, one of a100"):
+        probe_with(engine.runner.ops)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..batch import Batch
 from ..ops.cost import Cost
+from ..ops.philox import Keys
 from .base import Backend
 from .counting import CountingBackend
 from .weights import Weight
@@ -122,7 +123,7 @@ class TimingBackend(WrappedBackend):
         """As the wrapped one."""
         return self._uncounted("argmax", lambda: self.inner.argmax(logits))
 
-    def sample(self, logits: Any, uniforms: Any, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """As the wrapped one."""
         filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        return self._uncounted("sample", lambda: self.inner.sample(logits, uniforms, **filters))
+        return self._uncounted("sample", lambda: self.inner.sample(logits, keys, **filters))

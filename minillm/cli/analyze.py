@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> None:
     from .analyze_tables import tables
 
     if args.png is not None:
-        from .roofline_plot import check_matplotlib
+        from .drawing import figure_module
 
-        check_matplotlib()
+        figure_module()
     analysis = analyze(args)
     if args.html is not None:
         from .compare_page import write_page

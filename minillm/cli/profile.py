@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 DESCRIPTION = """Time each operation, layer and phase of a real run.
 
 The floor of an operation is the time that its bytes or its FLOPs take at the
-machine's full rate, whichever is longer; a short probe measures those rates.
+machine's full rate, whichever is longer. A short probe measures the rates of a
+processor; those of a GPU are published, and --hardware names it.
 Bytes are counted as if each operation ran alone and nothing stayed in a
 processor's cache: what did stay there can be faster than its floor.
 
 The same run goes on beside, unwatched, and takes turns with it: what watching
-costs is printed, too."""
+costs is printed, too. On a GPU the unwatched run replays recorded steps, which
+cannot be watched, and the difference shows what recording saves."""
 
 EPILOG = """examples:
   minillm profile --prompt-length 64
@@ -47,6 +49,9 @@ def add_parser(commands: Any) -> None:
     work.add_argument("--new-tokens", type=int, default=32, metavar="N", help="to generate (default: 32)")
     work.add_argument("--batch", type=int, default=1, metavar="N", help="prompts side by side (default: 1)")
     work.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds (default: 3)")
+    work.add_argument(
+        "--hardware", default="this", help="whose floors: this (default: a processor is probed), a100, h100, h200, ..."
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
     output.add_argument("--png", type=Path, metavar="FILE", help="draw operations and layers beside their floors")
@@ -56,6 +61,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from ..hardware import THIS, find_hardware
     from ..profiling import probe_with, profile
     from .compare_page import write_page
     from .drawing import figure_module
@@ -73,11 +79,13 @@ def run(args: argparse.Namespace) -> None:
             "lower --prompt-length or --new-tokens"
         )
     prompts = [_prompt(number, args.prompt_length, engine.config.vocab_size) for number in range(args.batch)]
+    ops = engine.runner.ops
+    hardware = probe_with(ops, args.threads) if args.hardware == THIS else find_hardware(args.hardware)
     found = profile(
         engine,
         prompts,
         repeat=args.repeat,
-        hardware=probe_with(engine.runner.ops, args.threads),
+        hardware=hardware,
         max_new_tokens=args.new_tokens,
         eos_token_id=(),
     )
@@ -119,10 +127,9 @@ def _title(args: argparse.Namespace, engine: "Engine") -> str:
 
 def report(profile: "Profile", title: str) -> list[str]:
     """The tables as lines of text."""
-    from ..profiling import ARITHMETIC
-
-    bandwidth, rate = profile.hardware.bandwidth, profile.hardware.rate(ARITHMETIC)
-    lines = [title, f"the probe: {bandwidth / 1e9:.1f} GB/s read from memory, {rate / 1e9:.0f} GFLOP/s in products"]
+    ceilings = profile.ceilings
+    bandwidth, rate, name = ceilings.bandwidth / 1e9, ceilings.rate / 1e9, ceilings.hardware.name
+    lines = [title, f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {rate:,.0f} GFLOP/s in products"]
     for name, phase in profile.phases.items():
         lines += ["", *_phase(name, phase)]
     quarters = [profile.overhead[len(profile.steps) * i // 4] for i in (1, 3)]
@@ -167,17 +174,15 @@ def _phase(name: str, phase: "Phase") -> list[str]:
 
 def _row(row: "Row", phase: "Phase") -> str:
     """One operation."""
-    from ..profiling import ARITHMETIC
-
-    steps, hardware = len(phase.steps), phase.hardware
+    steps, ceilings = len(phase.steps), phase.ceilings
     calls, measured = f"{row.calls / steps:>6.3g}", f"{1e3 * row.seconds / steps:>10.3f}"
     if row.cost is None:
         return f"    {row.name:<34}{calls}{'':>11}{measured}"
     rate, flow = row.cost.flops / row.seconds, (row.cost.bytes_read + row.cost.bytes_written) / row.seconds
     return (
         f"    {row.name:<34}{calls}{1e3 * row.floor / steps:>11.3f}{measured}{row.ratio:>8.2f}"
-        f"{rate / 1e9:>10.2f}{rate / hardware.rate(ARITHMETIC):>7.0%}"
-        f"{flow / 1e9:>9.2f}{flow / hardware.bandwidth:>7.0%}"
+        f"{rate / 1e9:>10.2f}{rate / ceilings.rate:>7.0%}"
+        f"{flow / 1e9:>9.2f}{flow / ceilings.bandwidth:>7.0%}"
     )
 
 
@@ -185,7 +190,7 @@ def as_dict(profile: "Profile", title: str) -> dict[str, Any]:
     """What --json prints: sums over all steps, in seconds, bytes and FLOPs."""
     return {
         "title": title,
-        "hardware": dataclasses.asdict(profile.hardware),
+        "hardware": dataclasses.asdict(profile.ceilings.hardware),
         "overhead": profile.median_overhead,
         "phases": {name: _phase_as_dict(phase) for name, phase in profile.phases.items()},
     }

@@ -32,7 +32,7 @@ def trace(profile: "Profile", title: str) -> str:
 
 def _inside(step: "Step", start: float, profile: "Profile") -> Iterator[dict[str, Any]]:
     """The layers and operations of a step."""
-    from ..profiling import floor_of, layer_spans
+    from ..profiling import layer_spans
 
     for span in layer_spans(step.calls):
         name = {None: "embedding", profile.num_layers: "head"}.get(span.layer, f"layer {span.layer}")
@@ -40,7 +40,7 @@ def _inside(step: "Step", start: float, profile: "Profile") -> Iterator[dict[str
     for call in step.calls:
         arguments: dict[str, Any] = {}
         if call.cost is not None:
-            arguments = call.cost._asdict() | {"floor_us": 1e6 * floor_of(call.cost, profile.hardware)}
+            arguments = call.cost._asdict() | {"floor_us": 1e6 * profile.ceilings.floor(call.cost)}
         yield _event(call.name, "operation", start + call.began, call.seconds, arguments)
 
 
@@ -57,8 +57,6 @@ def draw(profile: "Profile", title: str, path: Path) -> None:
     Raises:
         UsageError: matplotlib is not installed, or the file cannot be written.
     """
-    from ..profiling import ARITHMETIC
-
     phases = profile.phases
     rows = max(len(phase.rows) for phase in phases.values()) + 2
     figure = figure_module().Figure(figsize=(7.5 * len(phases), 3.6 + 0.3 * rows), layout="constrained")
@@ -68,11 +66,12 @@ def draw(profile: "Profile", title: str, path: Path) -> None:
         axes[0][column].set_title(f"{name}: {1e3 * phase.seconds / len(phase.steps):.2f} ms a step, {tokens}")
         _draw_operations(axes[0][column], phase)
         _draw_layers(axes[1][column], phase)
-    bandwidth, rate = profile.hardware.bandwidth, profile.hardware.rate(ARITHMETIC)
+    ceilings = profile.ceilings
     figure.suptitle(title)
     figure.supxlabel(
-        f"Black line: the floor, the larger of bytes / {bandwidth / 1e9:.1f} GB/s and "
-        f"FLOPs / {rate / 1e9:.0f} GFLOP/s by the probe. ×: measured over floor.",
+        f"Black line: the floor by {ceilings.hardware.name}, the larger of "
+        f"bytes / {ceilings.bandwidth / 1e9:,.1f} GB/s and FLOPs / {ceilings.rate / 1e9:,.0f} GFLOP/s. "
+        "×: measured over floor.",
         fontsize=8,
         color="0.35",
     )

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from .drawing import figure_module, save
 from .roofline import Group, Roof, groups_of, roof_of
 
 if TYPE_CHECKING:
@@ -17,26 +17,13 @@ CHARACTER = 0.0092
 """Width of one, about, as a part of the plot's"""
 
 
-def check_matplotlib() -> Any:
-    """The module that draws.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib.figure
-    except ImportError:
-        raise UsageError("drawing needs matplotlib: pip install 'minillm[plot]'") from None
-    return matplotlib.figure
-
-
 def draw(model: str, analysis: "Analysis", path: Path) -> None:
     """Draw the roofline with each operation of both phases on it.
 
     Raises:
         UsageError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = check_matplotlib().Figure(figsize=(9.6, 6), layout="constrained")
+    figure = figure_module().Figure(figsize=(9.6, 6), layout="constrained")
     axis = figure.subplots()
     phases = {"prefill": groups_of(analysis.prefill), "decode": groups_of(analysis.decode)}
     roof = roof_of(analysis, [group for groups in phases.values() for group in groups])
@@ -55,10 +42,7 @@ def draw(model: str, analysis: "Analysis", path: Path) -> None:
         fontsize=8,
         color="0.35",
     )
-    try:
-        figure.savefig(path, dpi=140)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be written: {error}") from None
+    save(figure, path, dpi=140)
 
 
 def _draw_roof(axis: Any, roof: Roof) -> None:

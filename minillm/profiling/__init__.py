@@ -7,18 +7,17 @@ operation accounts for is named.
     profile(engine, [[2, 5, 6]], max_new_tokens=32).phases["decode"].rows
 """
 
-from .phases import ARITHMETIC, Layer, Phase, Profile, Row, Span, Step, floor_of, layer_spans
+from .phases import Ceilings, Layer, Phase, Profile, Row, Span, Step, layer_spans
 from .running import probe_with, profile
 
 __all__ = [
-    "ARITHMETIC",
+    "Ceilings",
     "Layer",
     "Phase",
     "Profile",
     "Row",
     "Span",
     "Step",
-    "floor_of",
     "layer_spans",
     "probe_with",
     "profile",

@@ -13,9 +13,30 @@ from ..ops.cost import Cost
 
 PhaseName = Literal["prefill", "decode"]
 Place = Literal["embedding", "layers", "head", "beside the model"]
-ARITHMETIC = "float32"
-"""What back ends of a CPU multiply in, however weights are kept"""
 PLACES: tuple[Place, ...] = ("embedding", "layers", "head", "beside the model")
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What an operation can reach at most."""
+
+    hardware: Hardware
+    arithmetic: str = "float32"
+    """The dtype that products are of, however weights are kept"""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.hardware.bandwidth
+
+    @property
+    def rate(self) -> float:
+        """FLOPs a second."""
+        return self.hardware.rate(self.arithmetic)
+
+    def floor(self, cost: Cost) -> float:
+        """Seconds below which an operation cannot come, unless its numbers lie in a processor's cache."""
+        return self.hardware.seconds(cost.flops, cost.bytes_read + cost.bytes_written, self.arithmetic)
 
 
 @dataclass(frozen=True)
@@ -51,11 +72,6 @@ class Row:
         return self.seconds / self.floor if self.floor else None
 
 
-def floor_of(cost: Cost, hardware: Hardware) -> float:
-    """Seconds below which an operation cannot come, unless its numbers lie in a processor's cache."""
-    return hardware.seconds(cost.flops, cost.bytes_read + cost.bytes_written, ARITHMETIC)
-
-
 class Span(NamedTuple):
     """One layer of one forward pass, from the beginning of its first operation to the end of its last."""
 
@@ -88,8 +104,8 @@ class Phase:
 
     steps: list[Step]
     num_layers: int
-    hardware: Hardware
-    """Whose ceilings the floors stand on"""
+    ceilings: Ceilings
+    """What the floors stand on"""
 
     @property
     def tokens(self) -> int:
@@ -121,7 +137,7 @@ class Phase:
     def _row(self, place: Place, name: str, calls: list[Call]) -> Row:
         costs = [call.cost for call in calls if call.cost is not None]
         cost = sum(costs, Cost(0)) if costs else None
-        floor = sum(floor_of(one, self.hardware) for one in costs)
+        floor = sum(self.ceilings.floor(one) for one in costs)
         return Row(place, name, len(calls), cost, sum(call.seconds for call in calls), floor)
 
     @cached_property
@@ -132,7 +148,7 @@ class Phase:
         for step in self.steps:
             for span in layer_spans(step.calls):
                 seconds[span.layer] += span.seconds
-                floors[span.layer] += sum(floor_of(call.cost, self.hardware) for call in span.calls if call.cost)
+                floors[span.layer] += sum(self.ceilings.floor(call.cost) for call in span.calls if call.cost)
         return [Layer(layer, taken, floors[layer]) for layer, taken in seconds.items()]
 
     @property
@@ -191,15 +207,15 @@ class Profile:
 
     steps: list[Step]
     num_layers: int
-    hardware: Hardware
-    """Whose ceilings the floors stand on"""
+    ceilings: Ceilings
+    """What the floors stand on"""
 
     @cached_property
     def phases(self) -> dict[PhaseName, Phase]:
         """Those that had a step."""
         names: tuple[PhaseName, ...] = ("prefill", "decode")
         groups = {name: [step for step in self.steps if step.phase == name] for name in names}
-        return {name: Phase(steps, self.num_layers, self.hardware) for name, steps in groups.items() if steps}
+        return {name: Phase(steps, self.num_layers, self.ceilings) for name, steps in groups.items() if steps}
 
     @property
     def overhead(self) -> list[float]:

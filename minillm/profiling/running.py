@@ -12,13 +12,14 @@ from ..cache import PagedCache
 from ..decoding.select import strategy_for
 from ..decoding.strategy import Request
 from ..engine import PREFILL_CHUNK, Engine
-from ..hardware import Hardware, best_of, probe, read_bandwidth
+from ..errors import ParameterError
+from ..hardware import CHIPS, Hardware, best_of, probe, read_bandwidth
 from ..loop import StepLoop
 from ..models.base import Model
 from ..prompts import Prompt
 from ..runner import Runner
 from ..scheduler import Limits
-from .phases import ARITHMETIC, Profile, Step
+from .phases import Ceilings, Profile, Step
 
 
 def profile(
@@ -38,11 +39,11 @@ def profile(
     """
     requests = [engine.request(prompt, **fields) for prompt in prompts]
     ops, model = engine.runner.ops, engine.runner.model
-    hardware = hardware or probe_with(ops)
+    ceilings = Ceilings(hardware or probe_with(ops), _arithmetic(ops))
     watching = TimingBackend(ops)
     plain, watched = (_loop(model, backend, requests) for backend in (ops, watching))
     rounds = [list(_round(plain, watched, watching, requests)) for _ in range(repeat + 1)]
-    return Profile([step for steps in rounds[1:] for step in steps], model.config.num_layers, hardware)
+    return Profile([step for steps in rounds[1:] for step in steps], model.config.num_layers, ceilings)
 
 
 def probe_with(ops: Backend, threads: int | None = None) -> Hardware:
@@ -51,11 +52,21 @@ def probe_with(ops: Backend, threads: int | None = None) -> Hardware:
     Args:
         ops: the back end
         threads: that read memory; by default as many as there are cores
+
+    Raises:
+        ParameterError: the back end computes on a GPU, which the probe does not see.
     """
-    found = probe()
-    rate = max(found.rate(ARITHMETIC), _product_rate(ops))
+    if ops.name == "cuda":
+        raise ParameterError(f"the probe is of the processor: name the GPU with --hardware, one of {', '.join(CHIPS)}")
+    found, arithmetic = probe(), _arithmetic(ops)
+    rate = max(found.rate(arithmetic), _product_rate(ops))
     bandwidth = found.bandwidth if threads is None else read_bandwidth(threads)
-    return replace(found, rates={ARITHMETIC: rate}, bandwidth=bandwidth)
+    return replace(found, rates={arithmetic: rate}, bandwidth=bandwidth)
+
+
+def _arithmetic(ops: Backend) -> str:
+    """The dtype that a back end's products are of: on a GPU that of the weights."""
+    return ops.weights if ops.name == "cuda" else "float32"
 
 
 def _product_rate(ops: Backend, rows: int = 512, width: int = 1536) -> float:
@@ -65,7 +76,7 @@ def _product_rate(ops: Backend, rows: int = 512, width: int = 1536) -> float:
 
     def product() -> None:
         ops.enter_layer(0)  # so that results take turns in the arena
-        ops.finite(ops.linear(x, weight)[:1, :1])  # which waits for a device
+        ops.linear(x, weight)
 
     return 2 * rows * width * width / best_of(product)
 

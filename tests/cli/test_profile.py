@@ -20,7 +20,7 @@ WORK = ["--new-tokens", NEW, "--prompt-length", PROMPT, "--repeat", REPEAT, "--b
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small shape, and a machine that need not be probed."""
     monkeypatch.setitem(opt.SHAPES, "small", BASE)
-    machine = Hardware(name="a", rates={"float32": 1e11}, bandwidth=2e10, memory=1, source="thin air")
+    machine = Hardware(name="thin air", rates={"float32": 1e11}, bandwidth=2e10, memory=1, source="none")
     monkeypatch.setattr("minillm.profiling.probe_with", lambda ops, threads: machine)
 
 
@@ -32,7 +32,7 @@ def test_tables_show_every_operation_the_whole_and_what_watching_cost(capsys: py
     assert call() == 0
     out = capsys.readouterr().out
     assert "small on numpy, 1 prompt of 7 tokens, 4 new" in out
-    assert "20.0 GB/s read from memory, 100 GFLOP/s" in out
+    assert "floors by thin air: 20.0 GB/s from memory, 100 GFLOP/s" in out
     prefill, decode = out.split("\n\n")[1:3]
     assert prefill.startswith(f"prefill: {REPEAT} steps, ")
     assert decode.startswith(f"decode: {REPEAT * (NEW - 1)} steps, ")
@@ -104,6 +104,12 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_floors_of_a_published_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--hardware", "h200", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["hardware"]["name"], found["hardware"]["bandwidth"]) == ("H200 SXM", 4.8e12)
+
+
 def test_a_single_token_has_no_decode_phase(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--new-tokens", 1, "--json") == 0
     assert list(json.loads(capsys.readouterr().out)["phases"]) == ["prefill"]
@@ -122,6 +128,7 @@ def test_the_model_inside_is_the_default(capsys: pytest.CaptureFixture[str]) -> 
         (["--prompt-length", "62"], "come to 66, and the model's context is 64"),
         (["--batch", "0"], "--batch should be at least 1, found 0"),
         (["--repeat", "-1"], "--repeat should be at least 1"),
+        (["--hardware", "abacus"], "hardware 'abacus' is not known: expected one of a100"),
         (["--backend", "cupy"], "backend 'cupy' is not known"),
     ],
 )

@@ -63,6 +63,7 @@ class CudaBackend(Backend):
         """
         super().__init__(device.xp, weights=storage)
         self.device = device
+        self.clock = device.clock
         self.max_batch_size = max_batch_size
         self._launcher, self._debug = launcher, debug
         self._uploader = Uploader(device)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
+from ..clock import Clock, HostClock
 from ..memory import free_memory
 from .compiling import import_cupy
 from .linear_choice import Timer
@@ -44,6 +45,8 @@ class Device:
         """How often the host has waited for the device."""
         self.timer: Timer | None = None
         """Measures what a call takes on the device; None where a time would say nothing."""
+        self.clock: Clock = HostClock()
+        """Tells when the device was where."""
 
     def activate(self) -> None:
         """Have what this thread does with `xp` take its place in this device's order of work."""
@@ -118,6 +121,7 @@ class CupyDevice(Device):
         super().__init__(cupy)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.timer = self._time
+        self.clock = EventClock(cupy.cuda, self.stream)
 
     def activate(self) -> None:
         """Make our stream the thread's current one; CuPy's own calls between two steps follow it too."""
@@ -183,6 +187,24 @@ class CupyDevice(Device):
             stop.record(self.stream)
         self.stream.synchronize()
         return float(1e-3 * min(self.xp.cuda.get_elapsed_time(start, stop) for start, stop in events))
+
+
+class EventClock:
+    """A device's own clock: marks are events in a stream's order of work, and need not be waited for."""
+
+    def __init__(self, cuda: Any, stream: Any) -> None:
+        """`cuda` is `cupy.cuda`."""
+        self._cuda = cuda
+        self._stream = stream
+
+    def mark(self) -> Any:
+        """An event after all that was asked for so far."""
+        return self._stream.record()
+
+    def seconds(self, began: Any, ended: Any) -> float:
+        """Seconds on the device from one event to another; waits until it has come to the later one."""
+        ended.synchronize()
+        return float(1e-3 * self._cuda.get_elapsed_time(began, ended))
 
 
 class Parcel:
