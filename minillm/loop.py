@@ -6,20 +6,18 @@ strategies of the requests whose rows are ready what to do next.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from operator import attrgetter
-from typing import Any, NamedTuple
+from itertools import accumulate
 
-from .backends.base import Backend
+from .active import Active, Slice, gather
 from .batch import Sequence as Tokens
 from .cache import PrefixCache
 from .decoding.continuation import Progress
 from .decoding.speculation import Speculation
-from .decoding.strategy import Feed, Request, Rows, State, Strategy
+from .decoding.strategy import Feed, Request, Strategy
 from .errors import CacheFullError, ParameterError
-from .runner import Output, Runner
+from .runner import Runner
 from .scheduler import Limits, Scheduler
 
 
@@ -39,46 +37,6 @@ class Stats:
     decode_passes: Counter[str] = field(default_factory=Counter)
     """Forward passes of each model in steps without prompts, and their seconds"""
     decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-
-@dataclass(eq=False)
-class Active:
-    """A request that waits or runs."""
-
-    id: int
-    request: Request
-    strategy: Strategy
-    width: int
-    pages: int
-    state: State | None = None
-    live: dict[str, list[Tokens]] = field(default_factory=dict)
-    """Each model's sequences, in the order of the last feeds to it"""
-    feeds: list[Feed] = field(default_factory=list)
-    fed: list[Tokens] = field(default_factory=list)
-    """The sequence that each feed became"""
-    outputs: list["Slice | None"] = field(default_factory=list)
-    """What each feed gave, once it is computed"""
-    started: bool = False
-    """The prompt has been computed"""
-
-    @property
-    def ready(self) -> bool:
-        """All that the feeds asked for is there."""
-        return bool(self.outputs) and None not in self.outputs
-
-
-class Slice(NamedTuple):
-    """The rows of a forward pass that belong to one feed."""
-
-    output: Output
-    first: int
-    stop: int
-
-    def copy(self) -> "Slice":
-        """The same rows in arrays of their own, which outlive the next forward pass."""
-        rows = slice(self.first, self.stop)
-        output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
-        return Slice(output, 0, self.stop - self.first)
 
 
 class StepLoop:
@@ -227,7 +185,7 @@ class StepLoop:
         waiting = self._waiting(name)
         if not waiting:
             return 0
-        counts = self.scheduler.counts((active.fed[i], _divisible(active, i)) for active, i in waiting)
+        counts = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
         work = [(active, i, count) for (active, i), count in zip(waiting, counts, strict=True) if count]
         rows: list[int] = []
         owners: list[tuple[Active, int, int, int]] = []
@@ -279,7 +237,7 @@ class StepLoop:
         for active, state in zip(group, states, strict=True):
             state.feeds = len(active.feeds)
         strategy, ops = group[0].strategy, self.runners["target"].ops
-        answers = strategy.step(ops if strategy.on_device else ops.host, states, _gather(group, ops))
+        answers = strategy.step(ops if strategy.on_device else ops.host, states, gather(group, ops))
         for active, state, feeds in zip(group, states, answers, strict=True):
             self._progress += [(active.id, p) for c in state.results if (p := c.take())]
             active.started = True
@@ -299,28 +257,3 @@ class StepLoop:
                 self.runners[name].cache.free(sequence)
         self.scheduler.remove(active)
         del self._requests[active.id]
-
-
-def _divisible(active: Active, i: int) -> bool:
-    """A feed may be computed in parts when only its last row is wanted and its request has no other to its model."""
-    feed = active.feeds[i]
-    if feed.rows != "last" or active.fed[i].pending == 1:
-        return False
-    return sum(other.model == feed.model for other in active.feeds) == 1
-
-
-def _gather(group: Sequence[Active], ops: Backend) -> Rows:
-    """The outputs of several requests' feeds, end to end: where they were made, or on the host if need be."""
-    slices = [piece for active in group for piece in active.outputs if piece is not None]
-    starts = list(accumulate((piece.stop - piece.first for piece in slices), initial=0))
-    wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
-    hidden = ops.to_host(_end_to_end(slices, attrgetter("hidden"), ops.xp)) if wants_hidden else None
-    logits = _end_to_end(slices, attrgetter("logits"), ops.xp)
-    return Rows(logits if group[0].strategy.on_device else ops.to_host(logits), starts, hidden)
-
-
-def _end_to_end(slices: list[Slice], part: Callable[[Output], Any], xp: Any) -> Any:
-    """One part of the outputs; without a copy where the slices lie end to end already."""
-    if all(a.output is b.output and a.stop == b.first for a, b in pairwise(slices)):
-        return part(slices[0].output)[slices[0].first : slices[-1].stop]
-    return xp.concatenate([part(piece.output)[piece.first : piece.stop] for piece in slices])
