@@ -20,12 +20,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ops.activation import ACTIVATIONS
 from ...ops.quantize import Quantized
 from . import avx512
 from .avx512 import GROUP, LANES
 from .compiling import kernel
 from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand
+from .rows import finish
 from .tiled import FLOAT_DEPTH, INTEGER_DEPTH, WIDTH, float_product, integer_product
 
 MOST_ROWS = 11 * WIDTH
@@ -90,16 +90,10 @@ def linear_many(
                 _ZEROS if added is None else added[part].reshape(-1),
             )
             multiply(x[part], stored, epilogue, out[part].reshape(-1))
+        bias = None  # the tiles have added it
     else:
         _multiply_by_blas(x, stored, out)
-        if bias is not None:
-            out += bias
-    if not fused:
-        if activation is not None:
-            ACTIVATIONS[activation](out, np)
-        if residual is not None:
-            out += residual
-    return out
+    return out if fused else finish(out, bias, activation, residual)
 
 
 class _Stored(NamedTuple):
