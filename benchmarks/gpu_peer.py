@@ -64,7 +64,7 @@ class Peer:
         import torch
         import transformers
 
-        self.torch, self.library, self.device, self.sizes = torch, transformers, device, sizes
+        self.torch, self.transformers, self.device, self.sizes = torch, transformers, device, sizes
         torch.set_grad_enabled(False)
         if device == "cpu":
             torch.set_num_threads(1)  # several would wait for each other longer than so little work takes
@@ -88,7 +88,7 @@ class Peer:
         self._mask: Any = None
         if compiled:
             torch.compiler.reset()
-            self._cache = self.library.StaticCache(config=self.model.config, max_cache_len=room)
+            self._cache = self.transformers.StaticCache(config=self.model.config, max_cache_len=room)
             self._mask = torch.ones((batch, room), dtype=torch.long, device=self.device)
             how: dict[str, Any] = {"mode": "reduce-overhead"} if self.device == "cuda" else {"backend": "eager"}
             self._forward = torch.compile(self.model.forward, **how)

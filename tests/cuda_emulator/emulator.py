@@ -69,7 +69,7 @@ class EmulatedModule:
         """Compile it, or find it compiled."""
         self.emulator = emulator
         self.path = path
-        self.library, self.kernels = build_module(path, options, checks=emulator.checks)
+        self.compiled, self.kernels = build_module(path, options, checks=emulator.checks)
 
     def get_function(self, name: str) -> "EmulatedKernel":
         """The kernel `name`."""
@@ -85,9 +85,9 @@ class EmulatedKernel:
         """Read the signature that the C++ compiler saw."""
         self.name = name
         self._emulator = module.emulator
-        self._launch = module.library[f"emulated_launch_{name}"]
+        self._launch = module.compiled[f"emulated_launch_{name}"]
         self._launch.restype = ctypes.c_char_p
-        describe = module.library[f"emulated_signature_{name}"]
+        describe = module.compiled[f"emulated_signature_{name}"]
         describe.restype = ctypes.c_char_p
         self.parameters = parse_signature(describe().decode())
         self._shared_limit = DEFAULT_SHARED

@@ -22,12 +22,12 @@ class Timing:
 
     rows: int
     ours: float
-    library: float
+    theirs: float
 
     @property
     def chosen(self) -> str:
         """Who was faster: "ours" or "library"."""
-        return "ours" if self.ours <= self.library else "library"
+        return "ours" if self.ours <= self.theirs else "library"
 
 
 class Products:
@@ -85,7 +85,7 @@ class Products:
         """What was measured: a line for each shape, with the time of both and the rate of the faster one."""
         lines = [f"{'rows':>6} {'out':>6} {'in':>6} {'ours us':>9} {'library us':>10} {'TFLOP/s':>8}  chosen"]
         for (_, outputs, inputs), timing in sorted(self.timings.items()):
-            rate = 2e-12 * timing.rows * outputs * inputs / min(timing.ours, timing.library)
-            times = f"{timing.ours * 1e6:9.1f} {timing.library * 1e6:10.1f} {rate:8.1f}"
+            rate = 2e-12 * timing.rows * outputs * inputs / min(timing.ours, timing.theirs)
+            times = f"{timing.ours * 1e6:9.1f} {timing.theirs * 1e6:10.1f} {rate:8.1f}"
             lines.append(f"{timing.rows:6} {outputs:6} {inputs:6} {times}  {timing.chosen}")
         return "\n".join(lines)
