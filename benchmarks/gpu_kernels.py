@@ -130,7 +130,7 @@ class Bench:
             moved = 2 * NUMBER * N * S * H * D + 2 * NUMBER * N * H * D
             yield self._attend(f"attention, decode, batch {N}", [1] * N, S, moved, 4 * N * S * H * D)
         T = self.sizes.prefill
-        flops = 4 * D * H * Part(T, T).pairs
+        flops = 4 * D * H * Part(T, T).pairs()
         yield self._attend(PREFILL_ATTENTION.format(T), [T], T, 4 * NUMBER * T * H * D, flops)
 
     def _attend(self, what: str, counts: list[int], S: int, moved: int, flops: int) -> Figure:

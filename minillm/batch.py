@@ -53,6 +53,23 @@ class Span(NamedTuple):
     tree: NDArray[np.bool_] | None = None
     """[m, m], where the last m tokens are a tree: whether the row's token sees the column's"""
 
+    def positions(self) -> IntArray:
+        """Of its new tokens, from 0. [n]"""
+        positions = np.arange(self.context_len - (self.stop - self.start), self.context_len)
+        return positions if self.tree is None else self._with_tree(positions)
+
+    def key_positions(self) -> IntArray:
+        """Of all that it has in the cache, its new tokens included. [S]"""
+        positions = np.arange(self.context_len)
+        return positions if self.tree is None else self._with_tree(positions)
+
+    def _with_tree(self, positions: IntArray) -> IntArray:
+        """A tree's tokens stand as deep as they have ancestors behind the line before them."""
+        assert self.tree is not None
+        m = len(self.tree)
+        positions[-m:] = self.context_len - m - 1 + self.tree.sum(axis=1)
+        return positions
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -66,6 +83,8 @@ class Batch:
     """[N + 1]: sequence i owns the rows query_starts[i] : query_starts[i + 1]"""
     context_lens: IntArray
     """[N]: S of each sequence, its new tokens included"""
+    text_lens: IntArray
+    """[N]: the same, and the tokens of later chunks included"""
     slot_pages: IntArray
     """[T]: the page that takes each new token's K and V"""
     slot_offsets: IntArray
@@ -98,11 +117,9 @@ class Batch:
             tree = ancestors(sequence.tree) if sequence.tree else None
             spans.append(Span(start, len(token_ids), context_len, tuple(sequence.pages), tree))
         slots = np.concatenate([np.arange(s.cached, s.cached + n) for s, n in zip(sequences, counts, strict=True)])
-        positions = slots if all(span.tree is None for span in spans) else slots.copy()
-        for span in spans:
-            if span.tree is not None:
-                m = len(span.tree)
-                positions[span.stop - m : span.stop] = span.context_len - m - 1 + span.tree.sum(axis=1)
+        positions = slots
+        if any(span.tree is not None for span in spans):
+            positions = np.concatenate([span.positions() for span in spans])
         block_rows = [np.asarray(s.pages, np.int64) for s in sequences]
         page_of = [row[slots[span.start : span.stop] // page_size] for row, span in zip(block_rows, spans, strict=True)]
         return cls(
@@ -110,6 +127,7 @@ class Batch:
             positions=positions,
             query_starts=np.asarray([0, *(span.stop for span in spans)], np.int64),
             context_lens=np.asarray([span.context_len for span in spans], np.int64),
+            text_lens=np.asarray([len(s.token_ids) for s in sequences], np.int64),
             slot_pages=np.concatenate(page_of),
             slot_offsets=slots % page_size,
             spans=tuple(spans),

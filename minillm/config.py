@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
-T = TypeVar("T", int, float, bool, str)
+T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,11 @@ class Fields:
             )
         return value
 
+    def token_id(self, name: str) -> int | None:
+        """One token id, or None where the field is absent or null."""
+        ids = self.token_ids(name)
+        return ids[0] if ids else None
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Token ids written as a number, a list of numbers or null."""
         value = self.raw.get(name)
@@ -91,7 +96,14 @@ class Fields:
         return tuple(ids)
 
 
-_KIND_NAMES: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_KIND_NAMES: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    dict: "a table",
+    list: "a list",
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:

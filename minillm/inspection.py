@@ -57,7 +57,9 @@ class AttentionRecorder(WrappedBackend):
         if operation == "attend" and self.layer == self.wanted:
             keys, _ = arguments["cache"].layer(self.wanted)
             q, keys = self.to_host(arguments["q"]), self.to_host(keys)
-            self.map = ops.attention_map(q, keys, arguments["batch"], arguments["scale"], np)[0]
+            slopes = arguments["slopes"] and self.to_host(arguments["slopes"].data)
+            how = arguments["batch"], arguments["scale"], np, arguments["window"], slopes
+            self.map = ops.attention_map(q, keys, *how)[0]
 
 
 def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:

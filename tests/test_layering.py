@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "devices": BASE | {"backends"},
     "cache": BASE | {"backends", "batch", "config"},
     "decoding": BASE | {"backends", "ops"},
-    "layers": {"backends", "batch"},
+    "layers": {"backends", "batch", "ops"},
     "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "ops", "progress"},
     "hardware": BASE | {"backends"},
     "accounting": BASE | {"backends", "batch", "config", "hardware", "models"},

@@ -27,12 +27,13 @@ what that saves: the bytes that would move if each of these steps read and wrote
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..models.outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
+from ..models.outline import Attend, Component, Embed, Gate, Linear, Norm, Outline, Rotate, StoreKV, TakeRows
 from .schedule import Step
 from .storage import ID_BYTES, VECTOR_BYTES, Storage
 
-ACTIVATION_FLOPS = {"relu": 1, "gelu": 20}
-"""a, for each element: one comparison; or GELU through the erf of Abramowitz and Stegun, 7.1.26."""
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
+"""a, for each element: one comparison; GELU through the erf of Abramowitz and Stegun, 7.1.26; GELU through tanh; an
+exponential, a sum and a division."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +103,8 @@ def operations(
             found.append(Row(part.name, part.kind, layer, flops, *amounts[2:]))
         return found
 
-    L = outline.num_layers
-    layers = [row for layer in range(L) for row in rows(outline.layer, layer, step.tokens)]
+    L = len(outline.layers)
+    layers = [row for i, layer in enumerate(outline.layers) for row in rows(layer, i, step.tokens)]
     ends = rows(outline.after, L, step.tokens) + rows(outline.head, L, step.rows)
     return rows(outline.before, None, step.tokens) + layers + ends
 
@@ -117,12 +118,18 @@ def amounts_of(part: Component, T: int, step: Step, storage: Storage, convention
             return _linear(part, T, storage)
         case Norm():
             return _norm(part, T, storage)
+        case Rotate():
+            return _rotate(part, T, storage)
+        case Gate():
+            result = storage.activation_bytes * T * part.width
+            flops = T * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
+            return Amounts(other=flops, read=2 * result, written=result, fusion_saves=2 * result)
         case StoreKV():
             numbers = 2 * T * part.kv_heads * part.head_dim
             written = T * storage.position_bytes(part.kv_heads, part.head_dim)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
         case Attend():
-            return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs)
+            return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs(part.window))
         case TakeRows():
             numbers = storage.activation_bytes * T * part.width
             return Amounts(read=ID_BYTES * T + numbers, written=numbers)
@@ -159,26 +166,42 @@ def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
 def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
     """Five FLOPs for each element: the mean's sum, the difference, the square and its sum, the scaling; gain and bias.
 
-    Five for each row: two divisions by E, epsilon's addition, the root, its reciprocal.
+    Five for each row: two divisions by E, epsilon's addition, the root, its reciprocal. Without a mean there are two
+    FLOPs for each element, one for each row and the bias less.
     """
-    E, result = part.width, storage.activation_bytes * T * part.width
-    affine = part.affine * 2 * E
-    return Amounts(other=T * (5 * E + 5 + affine), read=result + VECTOR_BYTES * affine, written=result)
+    E, rows = part.width, T * part.rows
+    result = storage.activation_bytes * rows * E
+    affine = part.affine * (1 + part.mean) * E
+    own = 5 * E + 5 if part.mean else 3 * E + 4
+    return Amounts(other=rows * (own + affine), read=result + VECTOR_BYTES * affine, written=result)
+
+
+def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
+    """Each pair of each head: four products, two sums. Each pair of a token: an angle, its cosine and sine.
+
+    Scaling those takes two more, a stretch a power and a division.
+    """
+    heads = part.heads + part.kv_heads
+    numbers = storage.activation_bytes * T * heads * part.head_dim
+    flops = T * part.pairs * (6 * heads + 3 + 2 * part.scaled + 2 * part.stretched)
+    known = bool(T) * (ID_BYTES * T + VECTOR_BYTES * part.pairs)
+    return Amounts(other=flops, read=numbers + known, written=numbers)
 
 
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
     """Each pair and head: D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
 
-    Softmax's four are subtraction, exponential, sum and division. Q is scaled once. Unfused, scores would be written
-    by the first product, read and written by softmax, and read by the second.
+    Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction. Q is
+    scaled once. Unfused, scores would be written by the first product, read and written by softmax, and read by the
+    second.
     """
     H, D, a = part.heads, part.head_dim, storage.activation_bytes
     queries = T * H * D
-    cached = step.contexts * storage.position_bytes(part.kv_heads, D)
+    cached = step.reach(part.window) * storage.position_bytes(part.kv_heads, D)
     return Amounts(
         products=2 * D * H * pairs,
-        other=4 * H * pairs + queries,
-        read=a * queries + cached,
+        other=(4 + 2 * part.biased) * H * pairs + queries,
+        read=a * queries + cached + VECTOR_BYTES * H * part.biased,
         written=a * queries,
         fusion_saves=4 * a * H * pairs,
     )
@@ -192,7 +215,7 @@ def parameters_of(part: Component) -> int:
         case Linear():
             return 0 if part.tied else part.outputs * (part.inputs + part.bias)
         case Norm():
-            return 2 * part.width * part.affine
+            return (1 + part.mean) * part.width * part.affine
     return 0
 
 

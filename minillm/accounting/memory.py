@@ -1,12 +1,12 @@
 """A model's memory: weights by part, the K/V cache, activations; and how much of what fits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import NamedTuple
 
 from ..config import ModelConfig
 from ..models import outline_of
-from ..models.outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
+from ..models.outline import Attend, Component, Embed, Gate, Linear, Norm, Rotate, StoreKV, TakeRows
 from .formulas import parameters_of, weight_bytes_of
 from .storage import VECTOR_BYTES, Storage
 
@@ -24,12 +24,14 @@ class Held(NamedTuple):
 
 def parts_held(config: ModelConfig, storage: Storage) -> list[Held]:
     """Parameters and bytes of every part that has some."""
-    return [
-        Held(part.name, times * held, times * weight_bytes_of(part, storage))
-        for parts, times in _places(outline_of(config))
-        for part in parts
-        if (held := parameters_of(part))
-    ]
+    outline = outline_of(config)
+    groups = (outline.before, *outline.layers, outline.after, outline.head)
+    held: dict[str, Held] = {}
+    for part in (part for parts in groups for part in parts if parameters_of(part)):
+        before = held.get(part.name, Held(part.name, 0, 0))
+        parameters, size = before.parameters + parameters_of(part), before.bytes + weight_bytes_of(part, storage)
+        held[part.name] = Held(part.name, parameters, size)
+    return list(held.values())
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -63,26 +65,31 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
     outline = outline_of(config)
 
     def results(parts: tuple[Component, ...], rows: int) -> list[int]:
-        sizes = [result_bytes(part, storage, rows) for part in parts if not (isinstance(part, TakeRows) and R == T)]
-        return [size for size in sizes if size is not None]
+        wanted = [part for part in parts if not (isinstance(part, TakeRows) and R == T)]
+        return [size for part in wanted for size in result_bytes(part, storage, rows)]
 
-    turns = [results(outline.before, T), *[results(outline.layer, T)] * outline.num_layers]
+    turns = [results(outline.before, T), *(results(layer, T) for layer in outline.layers)]
     turns.append(results(outline.after, T) + results(outline.head, R))
     halves = [list(zip_longest(*turns[half::2], fillvalue=0)) for half in (0, 1)]
     return sum(max(place) for half in halves for place in half)
 
 
-def result_bytes(part: Component, storage: Storage, rows: int) -> int | None:
-    """The array that a part's operation makes; None: it makes none."""
+def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...]:
+    """The arrays that a part's operation makes."""
+    a = storage.activation_bytes * rows
     match part:
-        case Embed() | Norm() | TakeRows():
-            return storage.activation_bytes * rows * part.width
+        case Embed() | Gate() | TakeRows():
+            return (a * part.width,)
+        case Norm():
+            return (a * part.rows * part.width,)
         case Linear():
-            return (VECTOR_BYTES if part.role == "vocabulary" else storage.activation_bytes) * rows * part.outputs
+            return ((VECTOR_BYTES * rows if part.role == "vocabulary" else a) * part.outputs,)
+        case Rotate():
+            return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
         case Attend():
-            return storage.activation_bytes * rows * part.heads * part.head_dim
+            return (a * part.heads * part.head_dim,)
         case StoreKV():
-            return None
+            return ()
 
 
 def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:
@@ -114,11 +121,3 @@ def largest_context(config: ModelConfig, storage: Storage, batch: int, memory: i
     """The longest context of `batch` sequences that fits into `memory` bytes, whether or not the model has it."""
     limit = memory // (batch * cache_bytes_per_token(config, storage)) + 1
     return largest(lambda context: needed(config, storage, batch, context) <= memory, limit)
-
-
-def _places(outline: Outline) -> Iterator[tuple[tuple[Component, ...], int]]:
-    """The outline's groups of parts, and how often each comes."""
-    yield outline.before, 1
-    yield outline.layer, outline.num_layers
-    yield outline.after, 1
-    yield outline.head, 1

@@ -20,17 +20,25 @@ class Part(NamedTuple):
     """Its new tokens: all of a prompt, one in decoding"""
     context: int
     """S: cached positions and the new ones"""
-    hidden: int = 0
-    """Pairs that causality would show and a tree of guesses hides"""
+    depths: tuple[int, ...] = ()
+    """Of the last new tokens, where they are a tree of guesses: how many ancestors each has among them"""
 
-    @property
-    def pairs(self) -> int:
+    def pairs(self, window: int | None = None) -> int:
         """Pairs of a new token and a position that it sees, itself included.
 
         The new tokens stand at the end of the context, so the last sees all S, the one before it S - 1, and so on:
-        n S - n (n - 1) / 2.
+        n S - n (n - 1) / 2. With a window none sees more than that: the first that do see as many as their place says.
+        A tree's token sees the line before the tree, its ancestors and itself.
         """
-        return self.new * self.context - self.new * (self.new - 1) // 2 - self.hidden
+        line, end = self.new - len(self.depths), self.context - len(self.depths)
+        first, window = end - line + 1, window or self.context  # the first token of the line sees so many
+        short = min(line, max(0, window - first))  # tokens that see less than a window
+        pairs = short * first + short * (short - 1) // 2 + (line - short) * min(window, end)
+        return pairs + sum(min(window, end + depth + 1) for depth in self.depths)
+
+    def reach(self, window: int | None = None) -> int:
+        """Positions that at least one new token sees."""
+        return min(self.context, self.new + (window or self.context) - 1)
 
     @property
     def square(self) -> int:
@@ -50,15 +58,13 @@ class Step(NamedTuple):
         """T"""
         return sum(part.new for part in self.parts)
 
-    @property
-    def contexts(self) -> int:
-        """Positions of all sequences, whose keys and values are read."""
-        return sum(part.context for part in self.parts)
+    def reach(self, window: int | None = None) -> int:
+        """Positions of all sequences whose keys and values are read."""
+        return sum(part.reach(window) for part in self.parts)
 
-    @property
-    def pairs(self) -> int:
+    def pairs(self, window: int | None = None) -> int:
         """Visible pairs of all sequences."""
-        return sum(part.pairs for part in self.parts)
+        return sum(part.pairs(window) for part in self.parts)
 
     @property
     def square(self) -> int:
@@ -105,11 +111,8 @@ class Recorder(WrappedBackend):
         """Write the step down."""
         parts = []
         for span in batch.spans:
-            hidden = 0
-            if span.tree is not None:
-                m = len(span.tree)
-                hidden = m * (m + 1) // 2 - int(span.tree.sum())
-            parts.append(Part(span.stop - span.start, span.context_len, hidden))
+            depths = () if span.tree is None else tuple(int(seen) - 1 for seen in span.tree.sum(axis=1))
+            parts.append(Part(span.stop - span.start, span.context_len, depths))
         self.steps.append(Step(tuple(parts), len(rows)))
         return super().upload(batch, rows)
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import ops
 from ..batch import Batch
 from ..ops.philox import Keys
+from ..ops.rotary import Rotation
 from .arena import Arena
 from .clock import Clock, HostClock
 from .memory import MemoryUse, free_memory
@@ -66,6 +68,10 @@ class Backend:
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias)
         return Weight(name, gather(tensors, self.format_of(role), self.weight_order, kept=self.kept), bias)
+
+    def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """Numbers that no checkpoint holds, where operations find them. [n]"""
+        return Weight(name, self.xp.asarray(values))
 
     def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
         """Normal random numbers in a tensor's place, the same for the same back end, seed and name."""
@@ -130,14 +136,46 @@ class Backend:
         """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
         return ops.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.arena.take(x.shape))
 
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """Rows to mean square 1, then gain. [T, E] -> [T, E], or each head's: [T, heads, D] -> [T, heads, D]"""
+        return ops.rms_norm(x, weight.data, epsilon, self.xp, self.arena.take(x.shape))
+
+    def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
+        """Queries and keys turned by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        growth = None if rotation.stretch is None else self.xp.asarray(rotation.stretch.growth(batch))
+        angles = ops.angles(batch.positions, rotation.frequencies.data, growth, self.xp)  # [T] -> [T, r / 2]
+        cosines, sines = self.xp.cos(angles), self.xp.sin(angles)
+        if rotation.scale != 1:
+            cosines *= rotation.scale
+            sines *= rotation.scale
+        turned = [ops.rotary(x, cosines, sines, self.xp, self.arena.take(x.shape)) for x in (q, k)]
+        return turned[0], turned[1]
+
+    def glu(self, x: Any, activation: str) -> Any:
+        """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
+        return ops.glu(x, activation, self.xp, self.arena.take((len(x), x.shape[1] // 2)))
+
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Put the new tokens' keys and values into their slots of the cache. k, v: [T, K, D]"""
         ops.store_kv(k, v, *cache.layer(layer), batch)
 
-    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
-        """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
-        out = self.arena.take(q.shape)
-        return ops.attend(q, *cache.layer(layer), batch, scale, self.xp, out)
+    def attend(
+        self,
+        q: Any,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        scale: float,
+        window: int | None = None,
+        slopes: Weight | None = None,
+    ) -> Any:
+        """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]
+
+        A `window` limits how many positions each query sees; `slopes` [H] are ALiBi's.
+        """
+        out, bias = self.arena.take(q.shape), None if slopes is None else slopes.data
+        return ops.attend(q, *cache.layer(layer), batch, scale, self.xp, out, window=window, slopes=bias)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""

@@ -17,9 +17,13 @@ from typing import Any, Protocol
 from ..ops.attention import cost as attention_cost
 from ..ops.cost import Cost
 from ..ops.embed import cost as embed_cost
+from ..ops.glu import cost as glu_cost
 from ..ops.kv import cost as kv_cost
 from ..ops.linear import cost as linear_cost
 from ..ops.norm import cost as norm_cost
+from ..ops.norm import rms_norm_cost
+from ..ops.rotary import Rotation
+from ..ops.rotary import cost as rotary_cost
 from .base import Backend
 from .weights import Weight
 from .wrapping import WrappedBackend
@@ -111,9 +115,38 @@ def _store_kv(ops: Backend, _: None, k: Any) -> Cost:
     return kv_cost(T, K, D, ops.position_bytes(K, D), k.itemsize)
 
 
-def _attend(ops: Backend, _: None, result: Any, *, q: Any, cache: Any, batch: Any, scale: float) -> Cost:
+def _rms_norm(_: Backend, weight: Weight, result: Any) -> Cost:
+    rows, width = result.size // result.shape[-1], result.shape[-1]
+    return rms_norm_cost(rows, width, affine=weight.data is not None, number_bytes=result.itemsize)
+
+
+def _rotary(_: Backend, __: None, q: Any, *, k: Any, rotation: Rotation) -> Cost:
+    T, H, D = q.shape
+    scaled, stretched = rotation.scale != 1, rotation.stretch is not None
+    half, heads = len(rotation.frequencies.data), H + k.shape[1]
+    return rotary_cost(T, heads, D, half, scaled=scaled, stretched=stretched, number_bytes=q.itemsize)
+
+
+def _glu(_: Backend, __: None, result: Any, *, activation: str) -> Cost:
+    T, F = result.shape
+    return glu_cost(T, F, activation, result.itemsize)
+
+
+def _attend(
+    ops: Backend,
+    _: None,
+    result: Any,
+    *,
+    q: Any,
+    cache: Any,
+    batch: Any,
+    scale: float,
+    window: int | None,
+    slopes: Weight | None,
+) -> Cost:
     _, H, D = q.shape
-    return attention_cost(batch, H, D, ops.position_bytes(cache.heads, D), q.itemsize)
+    position_bytes = ops.position_bytes(cache.heads, D)
+    return attention_cost(batch, H, D, position_bytes, q.itemsize, window=window, biased=slopes is not None)
 
 
 def _take_rows(_: Backend, __: None, result: Any) -> Cost:
@@ -125,6 +158,9 @@ _COSTS: dict[str, Callable[..., Cost]] = {
     "embed": _embed,
     "linear": _linear,
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "rotary": _rotary,
+    "glu": _glu,
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,

@@ -7,8 +7,12 @@ operation's beginning matters. The layers notice nothing.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..batch import Batch
 from ..ops.philox import Keys
+from ..ops.rotary import Rotation
 from .base import Backend, Result, Role
 from .memory import MemoryUse
 from .pages import Pages
@@ -39,6 +43,10 @@ class WrappedBackend(Backend):
     ) -> Weight:
         """As the wrapped one."""
         return self.inner.prepare_weight(name, tensors, biases, role)
+
+    def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """As the wrapped one."""
+        return self.inner.constant(name, values)
 
     def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
         """As the wrapped one."""
@@ -99,17 +107,49 @@ class WrappedBackend(Backend):
         self.observe("layer_norm", weight, result)
         return result
 
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """As the wrapped one."""
+        self.before("rms_norm")
+        result = self.inner.rms_norm(x, weight, epsilon)
+        self.observe("rms_norm", weight, result)
+        return result
+
+    def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
+        """As the wrapped one."""
+        self.before("rotary")
+        q, k = self.inner.rotary(q, k, batch, rotation)
+        self.observe("rotary", None, q, k=k, rotation=rotation)
+        return q, k
+
+    def glu(self, x: Any, activation: str) -> Any:
+        """As the wrapped one."""
+        self.before("glu")
+        result = self.inner.glu(x, activation)
+        self.observe("glu", None, result, activation=activation)
+        return result
+
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """As the wrapped one."""
         self.before("store_kv")
         self.inner.store_kv(k, v, cache, layer, batch)
         self.observe("store_kv", None, k)
 
-    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
+    def attend(
+        self,
+        q: Any,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        scale: float,
+        window: int | None = None,
+        slopes: Weight | None = None,
+    ) -> Any:
         """As the wrapped one."""
         self.before("attend")
-        result = self.inner.attend(q, cache, layer, batch, scale=scale)
-        self.observe("attend", None, result, q=q, cache=cache, batch=batch, scale=scale)
+        how: dict[str, Any] = {"scale": scale, "window": window, "slopes": slopes}
+        result = self.inner.attend(q, cache, layer, batch, **how)
+        self.observe("attend", None, result, q=q, cache=cache, batch=batch, **how)
         return result
 
     def take_rows(self, x: Any, rows: Any) -> Any:

@@ -1,7 +1,8 @@
 """Multi-head self-attention: project Q, K, V; partition into heads; store K, V; attend; merge; project out.
 
-The rows of the lecture's tables, in their order. W^Q, W^K and W^V are one fused weight, since one large product is
-faster than three, and `project_qkv` hands out the three parts of its result under their names.
+The rows of the lecture's tables, in their order; some families norm and rotate queries and keys before they store. W^Q,
+W^K and W^V are one fused weight, since one large product is faster than three, and `project_qkv` hands out the three
+parts of its result under their names.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from ..backends.base import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
+from ..ops.rotary import Rotation
 
 
 def project_qkv(ops: Backend, x: Any, weight: Weight, H: int, K: int) -> tuple[Any, Any, Any]:
@@ -42,6 +44,21 @@ def merge_heads(z: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
+class HeadNorms:
+    """RMS norm of each query and each key by itself, before they meet (Henry et al., arXiv 2010.04245)."""
+
+    q: Weight
+    """[D]"""
+    k: Weight
+    """[D]"""
+    epsilon: float
+
+    def __call__(self, ops: Backend, q: Any, k: Any) -> tuple[Any, Any]:
+        """[T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        return ops.rms_norm(q, self.q, self.epsilon), ops.rms_norm(k, self.k, self.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
 class Attention:
     """Causal multi-head self-attention of one layer."""
 
@@ -54,6 +71,13 @@ class Attention:
     """[(H + 2 K) D, E]"""
     out: Weight
     """[E, H D]"""
+    rotation: Rotation | None = None
+    """Queries and keys turn by their positions; None: positions come in otherwise"""
+    head_norms: HeadNorms | None = None
+    window: int | None = None
+    """How many positions a query sees, its own included; None: all before it"""
+    slopes: Weight | None = None
+    """[H], ALiBi's"""
 
     def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch, residual: Any) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
@@ -61,7 +85,11 @@ class Attention:
         q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
         k = partition_heads(k, self.num_kv_heads)  # [T, K D] -> [T, K, D]
         v = partition_heads(v, self.num_kv_heads)  # [T, K D] -> [T, K, D]
+        if self.head_norms is not None:
+            q, k = self.head_norms(ops, q, k)
+        if self.rotation is not None:
+            q, k = ops.rotary(q, k, batch, self.rotation)
         ops.store_kv(k, v, cache, self.layer, batch)
-        z = ops.attend(q, cache, self.layer, batch, scale=self.scale)
+        z = ops.attend(q, cache, self.layer, batch, scale=self.scale, window=self.window, slopes=self.slopes)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
         return ops.linear(z, self.out, residual=residual)  # [T, H D] -> [T, E]

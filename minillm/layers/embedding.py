@@ -1,4 +1,4 @@
-"""From token ids to vectors: a learned vector for each token and one for each position."""
+"""From token ids to vectors: a learned vector for each token and, in some families, one for each position."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +10,19 @@ from ..batch import Batch
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Token embedding, projected to the model's width where it is narrower, plus learned position embedding."""
+    """Token embedding, projected to the model's width where it is narrower, plus the positions' where it is learned."""
 
     tokens: Weight
     """[V, E], or [V, W] with a narrower W"""
-    positions: Weight
+    positions: Weight | None = None
     """[positions, E]"""
     project_in: Weight | None = None
     """[E, W]"""
 
     def __call__(self, ops: Backend, batch: Batch) -> Any:
         """x = tokens[ids] (W_in) + positions[i]. [T] -> [T, E]"""
+        if self.positions is None:
+            return ops.embed(batch.token_ids, self.tokens)  # [T] -> [T, E]
         if self.project_in is None:
             return ops.embed(batch.token_ids, self.tokens, batch.positions, self.positions)  # [T] -> [T, E]
         p = ops.embed(batch.positions, self.positions)  # [T] -> [T, E]

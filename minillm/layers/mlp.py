@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer: A = activation(x W1), y = A W2."""
+"""The feed-forward part of a layer: A = activation(x W1), y = A W2; or gated, A = activation(x W_gate) * (x W_up)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,4 +20,20 @@ class MLP:
     def __call__(self, ops: Backend, x: Any, residual: Any) -> Any:
         """residual + activation(x W1 + b1) W2 + b2. [T, E] -> [T, E]"""
         hidden = ops.linear(x, self.up, activation=self.activation)  # [T, E] -> [T, F]
+        return ops.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]
+
+
+@dataclass(frozen=True, eq=False)
+class GatedMLP:
+    """Three projections: the activated gate decides how much of `up` goes on (Shazeer, arXiv 2002.05202)."""
+
+    gate_up: Weight
+    """W_gate, W_up one below the other, [2 F, E]: one large product is faster than two"""
+    down: Weight
+    """[E, F]"""
+    activation: str
+
+    def __call__(self, ops: Backend, x: Any, residual: Any) -> Any:
+        """residual + (activation(x W_gate) * (x W_up)) W_down. [T, E] -> [T, E]"""
+        hidden = ops.glu(ops.linear(x, self.gate_up), self.activation)  # [T, E] -> [T, 2 F] -> [T, F]
         return ops.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]

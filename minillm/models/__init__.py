@@ -9,12 +9,12 @@ from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError
-from . import opt
+from . import llama, opt
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
 
-FAMILIES: dict[str, ModuleType] = {"opt": opt}
+FAMILIES: dict[str, ModuleType] = {"opt": opt, "llama": llama}
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and
 `SHAPES`."""
 

@@ -9,8 +9,9 @@ from ..backends.base import Backend, Role
 from ..backends.pages import Pages
 from ..backends.weights import Tensor, Weight
 from ..batch import Batch
-from ..config import ModelConfig
+from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
+from ..ops.activation import ACTIVATIONS, ALIASES
 from ..progress import report
 
 Shapes = dict[str, tuple[int, ...]]
@@ -66,6 +67,16 @@ class Tensors:
         self._done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
         report(self._done, self._total)
         return weight
+
+
+def read_activation(fields: Fields, name: str, default: str) -> str:
+    """An activation of config.json, under the name that `ACTIVATIONS` has.
+
+    Raises:
+        UnsupportedModelError: minillm does not run it; the message lists what it runs.
+    """
+    found = fields.get(name, default)
+    return ALIASES[found] if found in ALIASES else fields.choice(name, default, tuple(ACTIVATIONS))
 
 
 def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:

@@ -23,8 +23,7 @@ from ..layers.attention import Attention
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
-from ..ops.activation import ACTIVATIONS
-from .base import Shapes, Tensors
+from .base import Shapes, Tensors, read_activation
 from .outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
 
 POSITION_OFFSET = 2
@@ -80,7 +79,7 @@ def read_config(raw: Mapping[str, Any]) -> OPTConfig:
         embedding_size=fields.get("word_embed_proj_dim", hidden_size),
         pre_norm=pre_norm,
         final_norm=pre_norm and not fields.get("_remove_final_layer_norm", False),
-        activation=fields.choice("activation_function", "relu", tuple(ACTIVATIONS)),
+        activation=read_activation(fields, "activation_function", "relu"),
         biases=fields.get("enable_bias", True),
         norm_affine=fields.get("layer_norm_elementwise_affine", True),
         tied_head=fields.get("tie_word_embeddings", True),
@@ -240,7 +239,7 @@ def outline(config: OPTConfig) -> Outline:
     norms = [Norm(name=f"{part} norm", width=E, affine=config.norm_affine) for part in ("attention", "MLP", "final")]
     layer = (norms[0], *attention, norms[1], *mlp) if config.pre_norm else (*attention, norms[0], *mlp, norms[1])
     after = (norms[2],) if config.final_norm else ()
-    return Outline(before, layer, config.num_layers, after, (TakeRows(name="take rows", width=E), *head))
+    return Outline(before, (layer,) * config.num_layers, after, (TakeRows(name="take rows", width=E), *head))
 
 
 def _shape(E: int, L: int, H: int, **more: Any) -> dict[str, Any]:

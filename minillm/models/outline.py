@@ -42,13 +42,49 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """Layer norm over rows of `width`."""
+    """A norm over rows of `width`: layer norm, or RMS norm where no mean is taken."""
 
-    kind: ClassVar[str] = "layer_norm"
     name: str
     width: int
-    affine: bool
-    """It has gain and bias"""
+    rows: int = 1
+    """Of each token: one, or its heads"""
+    mean: bool = True
+    """Layer norm: the mean goes, and beside the gain there is a bias"""
+    affine: bool = True
+    """It has gain (and bias)"""
+
+    @property
+    def kind(self) -> str:
+        """The operation's name."""
+        return "layer_norm" if self.mean else "rms_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate:
+    """Queries and keys turned by their positions."""
+
+    kind: ClassVar[str] = "rotary"
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    pairs: int
+    """Of numbers that turn, in each head"""
+    scaled: bool = False
+    """Cosines and sines are multiplied by a number"""
+    stretched: bool = False
+    """Frequencies follow the length of the text"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """activation(gate) * up in a gated MLP."""
+
+    kind: ClassVar[str] = "glu"
+    name: str
+    width: int
+    """Of the result: F"""
+    activation: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +106,10 @@ class Attend:
     heads: int
     kv_heads: int
     head_dim: int
+    window: int | None = None
+    """How many positions a query sees, its own included; None: all before it"""
+    biased: bool = False
+    """ALiBi: a key loses by its distance"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +121,7 @@ class TakeRows:
     width: int
 
 
-Component = Embed | Linear | Norm | StoreKV | Attend | TakeRows
+Component = Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows
 
 
 @dataclass(frozen=True)
@@ -90,9 +130,8 @@ class Outline:
 
     before: tuple[Component, ...]
     """What comes before the first layer"""
-    layer: tuple[Component, ...]
-    """Of each layer"""
-    num_layers: int
+    layers: tuple[tuple[Component, ...], ...]
+    """Each layer's"""
     after: tuple[Component, ...]
     """What comes after the last, for each new token"""
     head: tuple[Component, ...]

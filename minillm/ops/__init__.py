@@ -2,9 +2,12 @@
 
 from .attention import attend, attention_map
 from .embed import embed
+from .glu import glu
 from .kv import store_kv
 from .linear import linear
 from .norm import layer_norm, rms_norm
+from .rotary import Rotation, angles, rotary
 from .sampling import sample
 
-__all__ = ["attend", "attention_map", "embed", "layer_norm", "linear", "rms_norm", "sample", "store_kv"]
+__all__ = ["Rotation", "angles", "attend", "attention_map", "embed", "glu", "layer_norm", "linear"]
+__all__ += ["rms_norm", "rotary", "sample", "store_kv"]

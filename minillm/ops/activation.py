@@ -1,14 +1,19 @@
-"""The activations of the MLP: ReLU and GELU.
+"""The activations of the MLP, by their names in config.json.
 
-GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arXiv 1606.08415), the exact form that
-transformers calls "gelu", not its tanh approximation.
+GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arXiv 1606.08415): "gelu" is the exact
+form, "gelu_new" its approximation by tanh. SiLU is x * sigmoid(x) (section 2 of the same).
 """
 
 from typing import Any
 
-FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20}
+FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
 """ReLU is one comparison. GELU as computed here is 20: a scaling; in erf 3 for t, 9 for the polynomial, 3 for the
-exponential (a square, exp, a product) and the subtraction from 1; then the addition of 1 and two products."""
+exponential (a square, exp, a product) and the subtraction from 1; then the addition of 1 and two products. Its
+approximation is 9: two products and a sum for 1 + c x^2, two products for the argument, tanh, the addition of 1 and two
+products. SiLU is 3: an exponential, a sum and a division."""
+
+ALIASES = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+"""Other names that config.json has for the same function."""
 
 
 def relu(x: Any, xp: Any) -> Any:
@@ -24,6 +29,26 @@ def gelu(x: Any, xp: Any) -> Any:
     return xp.multiply(x, y, out=x)
 
 
+def gelu_new(x: Any, xp: Any) -> Any:
+    """x * (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2))) / 2, in place. [T, F] -> [T, F]"""
+    y = x * x
+    y *= 0.044715
+    y += 1
+    y *= x
+    y *= 0.7978845608028654
+    y = xp.tanh(y)
+    y += 1
+    y *= x
+    return xp.multiply(y, 0.5, out=x)
+
+
+def silu(x: Any, xp: Any) -> Any:
+    """x / (1 + exp(-x)), in place. [T, F] -> [T, F]"""
+    y = xp.exp(-x)
+    y += 1
+    return xp.divide(x, y, out=x)
+
+
 def erf(x: Any, xp: Any) -> Any:
     """The error function to an absolute error of 1.5e-7 (Abramowitz and Stegun, 7.1.26); NumPy has none."""
     z = xp.abs(x)
@@ -36,5 +61,5 @@ def erf(x: Any, xp: Any) -> Any:
     return xp.copysign(1 - y, x)
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu}
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu}
 """Activation by its name in config.json."""

@@ -3,9 +3,15 @@
 For each head: Z = softmax(Q K^T / sqrt D) V, where a query sees the keys at its own position and before. The new
 tokens' keys and values are in the cache already. Pages are walked as views and never gathered into one array: that
 costs several times the attention itself.
+
+Two families look back in ways of their own. With a sliding window W a query at position p sees the positions p - W + 1
+to p (Jiang et al., "Mistral 7B", arXiv 2310.06825, section 2). With ALiBi a key loses m for each position that it lies
+before the query, with a slope m of each head's own (Press et al., arXiv 2108.12409, section 3).
 """
 
 from typing import Any
+
+import numpy as np
 
 from ..batch import Batch, Span
 from .cost import Cost
@@ -16,7 +22,18 @@ QUERY_TILE = 128
 half of the scores of a long prompt, and its scores stay in the processor's cache."""
 
 
-def attend(q: Any, keys: Any, values: Any, batch: Batch, scale: float, xp: Any, out: Any) -> Any:
+def attend(
+    q: Any,
+    keys: Any,
+    values: Any,
+    batch: Batch,
+    scale: float,
+    xp: Any,
+    out: Any,
+    *,
+    window: int | None = None,
+    slopes: Any | None = None,
+) -> Any:
     """Attention of every sequence of a ragged batch.
 
     Args:
@@ -27,18 +44,29 @@ def attend(q: Any, keys: Any, values: Any, batch: Batch, scale: float, xp: Any, 
         scale: 1 / sqrt D, or what the family uses instead
         xp: the array module
         out: [T, H, D], filled and returned
+        window: W, how many positions a query sees, its own included; None: all before it
+        slopes: [H], ALiBi's m; None: no key loses anything
     """
     for span in batch.spans:
         for first in range(span.start, span.stop, QUERY_TILE):
             last = min(first + QUERY_TILE, span.stop)
-            scores = attention_scores(q[first:last], keys, span, last, scale, xp)  # -> [K, G n, S]
+            scores = attention_scores(q[first:last], keys, span, last, scale, xp, window, slopes)  # -> [K, G n, S]
             weights = softmax(scores, xp, out=scores)
             merge_values(weights, values, span, out[first:last], xp)
     return out
 
 
-def attention_scores(q: Any, keys: Any, span: Span, last: int, scale: float, xp: Any) -> Any:
-    """Q K^T * scale of one tile of queries, minus infinity where a key lies after its query.
+def attention_scores(
+    q: Any,
+    keys: Any,
+    span: Span,
+    last: int,
+    scale: float,
+    xp: Any,
+    window: int | None = None,
+    slopes: Any | None = None,
+) -> Any:
+    """Q K^T * scale of one tile of queries, minus infinity where a key lies after its query or before its window.
 
     Args:
         q: [n, H, D], the rows last - n : last of the batch
@@ -47,6 +75,8 @@ def attention_scores(q: Any, keys: Any, span: Span, last: int, scale: float, xp:
         last: the batch row after the tile's last query; it sees S = context_len - (span.stop - last) keys
         scale: 1 / sqrt D
         xp: the array module
+        window: as in `attend`
+        slopes: likewise
 
     Returns:
         [K, G n, S]: G = H / K query heads share each K/V head, and the queries of one head lie together.
@@ -66,6 +96,13 @@ def attention_scores(q: Any, keys: Any, span: Span, last: int, scale: float, xp:
         newest += xp.triu(xp.full((n, n), -xp.inf, q.dtype), 1)
     if span.tree is not None:
         _hide_other_branches(scores.reshape(K, H // K, n, S), span, last, xp)
+    if slopes is not None or (window is not None and window < S):
+        stop = len(span.positions()) - (span.stop - last)
+        back = xp.asarray(span.positions()[stop - n : stop, None] - span.key_positions()[:S])  # [n, S], steps back
+        if window is not None:
+            scores.reshape(K, H // K, n, S)[...] += xp.where(back < window, 0, -xp.inf).astype(scores.dtype)
+        if slopes is not None:
+            scores.reshape(K, H // K, n, S)[...] -= slopes.reshape(K, H // K, 1, 1) * back.astype(scores.dtype)
     return scores
 
 
@@ -110,37 +147,52 @@ def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> No
     out.reshape(n, K, H // K, D)[...] = z.reshape(K, H // K, n, D).transpose(2, 0, 1, 3)
 
 
-def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any) -> list[Any]:
+def attention_map(
+    q: Any,
+    keys: Any,
+    batch: Batch,
+    scale: float,
+    xp: Any,
+    window: int | None = None,
+    slopes: Any | None = None,
+) -> list[Any]:
     """The attention weights themselves, for people to look at: for each sequence [H, n, S]."""
     maps = []
     for span in batch.spans:
         n, H, _ = q[span.start : span.stop].shape
-        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp)
+        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp, window, slopes)
         maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
     return maps
 
 
-def visible_pairs(batch: Batch) -> int:
-    """Pairs of a query and a key it may see: query number i of n sees S - n + i + 1 of them, in a tree fewer."""
-    pairs = 0
-    for span in batch.spans:
-        n = span.stop - span.start
-        pairs += n * (span.context_len - n) + n * (n + 1) // 2
-        if span.tree is not None:
-            m = len(span.tree)
-            pairs -= m * (m + 1) // 2 - int(span.tree.sum())
-    return pairs
+def visible_pairs(batch: Batch, window: int | None = None) -> int:
+    """Pairs of a query and a key it may see: at position p, in a line as in a tree, p + 1 of them or the window."""
+    seen = (span.positions() + 1 for span in batch.spans)
+    return sum(int((rows if window is None else np.minimum(rows, window)).sum()) for rows in seen)
 
 
-def cost(batch: Batch, H: int, D: int, position_bytes: int, number_bytes: int = 4) -> Cost:
+def cost(
+    batch: Batch,
+    H: int,
+    D: int,
+    position_bytes: int,
+    number_bytes: int = 4,
+    *,
+    window: int | None = None,
+    biased: bool = False,
+) -> Cost:
     """Per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
 
-    Softmax's four: the maximum's subtraction, the exponential, the sum, the division. Each sequence's keys and values
-    are read once, queries read once, the result written once.
+    Softmax's four: the maximum's subtraction, the exponential, the sum, the division. ALiBi takes two more, a product
+    and a subtraction. Of each sequence those keys and values that some query sees are read once, and a slope for each
+    head; queries are read once, the result written once.
 
     `position_bytes` is what one position's keys and values take in this layer of the cache.
     """
-    flops = visible_pairs(batch) * H * (4 * D + 4) + batch.num_tokens * H * D
-    contexts = sum(span.context_len for span in batch.spans)
+    flops = visible_pairs(batch, window) * H * (4 * D + 4 + 2 * biased) + batch.num_tokens * H * D
+    contexts = 0
+    for span in batch.spans:
+        reach = span.context_len if window is None else window - 1 + span.stop - span.start
+        contexts += min(span.context_len, reach)
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
-    return Cost(flops, query_bytes + contexts * position_bytes, query_bytes)
+    return Cost(flops, query_bytes + contexts * position_bytes + 4 * H * biased, query_bytes)

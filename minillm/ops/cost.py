@@ -1,11 +1,11 @@
 """What an operation costs, in the algorithmic convention: each operation alone, nothing fused, nothing cached.
 
 A multiply-add is two FLOPs, and a sum of n numbers is n additions. An addition, multiplication, division, comparison
-against a constant, square root and exponential are one each; a change of sign, the search for a maximum and the moving
-of numbers are none. Arithmetic on integers (ids, positions) is none either. What a mask hides is not counted, though a
-back end may compute it before hiding it. Every array that the operation's formula names is read or written once;
-ids hold 8 bytes. What numbers take depends on who runs the operation, so costs are told: `number_bytes` of an
-activation, and of weights and cache what is stored.
+against a constant, square root, exponential, power, sine, cosine and hyperbolic tangent are one each; a change of sign,
+the search for a maximum and the moving of numbers are none. Arithmetic on integers (ids, positions) is none either.
+What a mask hides is not counted, though a back end may compute it before hiding it. Every array that the operation's
+formula names is read or written once; ids hold 8 bytes. What numbers take depends on who runs the operation, so costs
+are told: `number_bytes` of an activation, and of weights and cache what is stored.
 """
 
 from typing import NamedTuple

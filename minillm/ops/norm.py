@@ -34,21 +34,21 @@ def cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
 
 
 def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any) -> Any:
-    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis. [T, E] -> [T, E]
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis. [T, E] -> [T, E], or [T, heads, D] -> [T, heads, D]
 
     Without gain that factor is left out.
     """
-    mean_square = xp.einsum("te,te->t", x, x) / x.shape[-1]  # [T, E] -> [T]; a sum of squares with no square stored
-    y = xp.multiply(x, (1 / xp.sqrt(mean_square + epsilon))[:, None], out=out)
+    mean_square = xp.einsum("...e,...e->...", x, x) / x.shape[-1]  # [T, E] -> [T]; a sum with no square stored
+    y = xp.multiply(x, (1 / xp.sqrt(mean_square + epsilon))[..., None], out=out)
     if gain is not None:
         y *= gain
     return y
 
 
-def rms_norm_cost(T: int, E: int, *, affine: bool) -> Cost:
+def rms_norm_cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
     """Of RMS norm. Per element: square and sum 2, scaling 1, gain 1; per row 4 more.
 
     The four: a division by E, epsilon's addition, a square root and its reciprocal.
     """
     per_element = 4 if affine else 3
-    return Cost(T * (per_element * E + 4), 4 * T * E + 4 * E * affine, 4 * T * E)
+    return Cost(T * (per_element * E + 4), number_bytes * T * E + 4 * E * affine, number_bytes * T * E)

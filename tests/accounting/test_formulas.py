@@ -44,7 +44,7 @@ def test_pairs_are_those_that_the_causal_mask_leaves() -> None:
     for context in range(1, 8):
         for new in range(1, context + 1):
             visible = sum(key <= query for query in range(context - new, context) for key in range(context))
-            assert Part(new, context).pairs == visible
+            assert Part(new, context).pairs() == visible
 
 
 def test_one_step_worked_out_by_hand() -> None:

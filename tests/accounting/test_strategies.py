@@ -67,7 +67,7 @@ def test_chunks_without_rows() -> None:
 
 def test_a_tree_of_guesses_hides_pairs() -> None:
     steps = record(target_model(), STRATEGIES["lookahead"])["target"]
-    assert any(part.hidden for step in steps for part in step.parts)
+    assert any(part.depths for step in steps for part in step.parts)
 
 
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])

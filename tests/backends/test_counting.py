@@ -20,6 +20,7 @@ UNCOUNTED = {
     "position_bytes",
     "memory_use",
     "random_tensor",
+    "constant",
     "new_pages",
     "free_memory",
     "upload",

@@ -48,9 +48,9 @@ def test_published_sizes_are_what_their_names_say(shape: str) -> None:
         ({"do_layer_norm_before": "yes"}, CheckpointError, "do_layer_norm_before should be true or false, found 'yes'"),
         ({"eos_token_id": "x"}, CheckpointError, "eos_token_id should be token ids, found 'x'"),
         (
-            {"activation_function": "silu"},
+            {"activation_function": "mish"},
             UnsupportedModelError,
-            "activation_function is 'silu'; minillm runs 'relu', 'gelu'",
+            "activation_function is 'mish'; minillm runs 'relu', 'gelu', 'gelu_new', 'silu'",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...batch import Batch
 from ...ops.activation import ACTIVATIONS
@@ -115,6 +116,11 @@ class CudaBackend(Backend):
         out = self._uploader.empty((sum(tensor.shape[0] for tensor in drawn), *drawn[0].shape[1:]), self.dtype)
         draw(self.kernels, drawn, out)
         return out
+
+    def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """A vector on the device."""
+        self.device.activate()
+        return super().constant(name, values)
 
     def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
         """Matrices are drawn on the device, which has other random numbers than the host; vectors on the host."""
@@ -251,15 +257,27 @@ class CudaBackend(Backend):
         assert isinstance(batch, DeviceBatch)
         kv.store_kv(self.kernels, k, v, *cache.layer(layer), batch.slots)
 
-    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
+    def attend(
+        self,
+        q: Any,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        scale: float,
+        window: int | None = None,
+        slopes: Weight | None = None,
+    ) -> Any:
         """One launch for all sequences. [T, H, D] -> [T, H, D]"""
         assert isinstance(batch, DeviceBatch)
         out = self.arena.take(q.shape)
         keys, values = cache.layer(layer)
         _, H, D = q.shape
-        if batch.has_tree or not attention.has_kernel(self.weights, D):
+        plain = window is None and slopes is None
+        if batch.has_tree or not plain or not attention.has_kernel(self.weights, D):
             self._fall_back()
-            return attend_by_reference(q, keys, values, batch, scale, self.xp, out)
+            bias = None if slopes is None else slopes.data
+            return attend_by_reference(q, keys, values, batch, scale, self.xp, out, window, bias)
         N, B = batch.block_table.shape
         room = self._workspace.attention(N if batch.max_queries == 1 else 0, H, D, B * self.page_size)
         attention.attend(self.kernels, q, keys, values, batch, out, room, scale=scale, max_queries=batch.max_queries)

@@ -72,6 +72,7 @@ class BatchBuffers:
         names = ("token_ids", "positions", "query_starts", "context_lens")
         return DeviceBatch(
             **{name: there[name] for name in names},
+            text_lens=batch.text_lens,
             slot_pages=batch.slot_pages,
             slot_offsets=batch.slot_offsets,
             spans=batch.spans,

@@ -7,7 +7,17 @@ from ...ops.attention import attention_scores, merge_values
 from ...ops.softmax import softmax
 
 
-def attend_by_reference(q: Any, keys: Any, values: Any, batch: Batch, scale: float, xp: Any, out: Any) -> Any:
+def attend_by_reference(
+    q: Any,
+    keys: Any,
+    values: Any,
+    batch: Batch,
+    scale: float,
+    xp: Any,
+    out: Any,
+    window: int | None = None,
+    slopes: Any | None = None,
+) -> Any:
     """`ops.attend` in float32, each sequence's pages first gathered into one.
 
     Pages are small here, and walking them one by one would take a launch for each. Arguments as of `ops.attend`.
@@ -17,7 +27,7 @@ def attend_by_reference(q: Any, keys: Any, values: Any, batch: Batch, scale: flo
         tree = None if span.tree is None else xp.asarray(span.tree)
         alone = span._replace(start=0, stop=n, pages=(0,), tree=tree)
         queries = q[span.start : span.stop].astype(xp.float32)
-        scores = attention_scores(queries, _gathered(keys, span.pages, xp), alone, n, scale, xp)
+        scores = attention_scores(queries, _gathered(keys, span.pages, xp), alone, n, scale, xp, window, slopes)
         z = xp.empty(queries.shape, xp.float32)
         merge_values(softmax(scores, xp, out=scores), _gathered(values, span.pages, xp), alone, z, xp)
         out[span.start : span.stop] = z.astype(out.dtype)

@@ -67,8 +67,20 @@ class NumbaBackend(Backend):
         """Round the new tokens' keys and values to the cache's dtype and put them into their slots. k, v: [T, K, D]"""
         store_kv(k, v, *cache.layer(layer), batch)
 
-    def attend(self, q: Any, cache: Pages, layer: int, batch: Batch, *, scale: float) -> Any:
+    def attend(
+        self,
+        q: Any,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        scale: float,
+        window: int | None = None,
+        slopes: Weight | None = None,
+    ) -> Any:
         """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
+        if window is not None or slopes is not None:
+            return super().attend(q, cache, layer, batch, scale=scale, window=window, slopes=slopes)
         return self._attention.attend(q, *cache.layer(layer), batch, scale, self.arena.take(q.shape))
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:

@@ -1,0 +1,329 @@
+"""Llama (Touvron et al., arXiv 2302.13971; Llama 2, arXiv 2307.09288; Llama 3, arXiv 2407.21783) and its kin.
+
+    x = tokens[ids]
+    x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer
+    logits = norm(x) W_lm
+
+The norm is RMS norm, positions come in by rotating queries and keys, several query heads may share a key/value head,
+and the MLP is gated. Mistral, Qwen2 and Qwen3 differ in a switch each: their files read their configurations, and the
+rest is here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.pages import Pages
+from ..backends.weights import Tensor, Weight
+from ..batch import Batch
+from ..config import Fields, ModelConfig
+from ..errors import CheckpointError
+from ..layers.attention import Attention, HeadNorms
+from ..layers.embedding import Embedding
+from ..layers.head import LMHead
+from ..layers.mlp import GatedMLP
+from ..ops.rotary import Rotation
+from .base import Shapes, Tensors, read_activation
+from .outline import Attend, Component, Embed, Gate, Linear, Norm, Outline, Rotate, StoreKV, TakeRows
+from .rotary import RotaryConfig, read_rotary, refuse_partial
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """Llama's own fields beside the shared ones, and the switches of its kin."""
+
+    epsilon: float
+    """Added to the mean square in each norm"""
+    activation: str
+    rotary: RotaryConfig
+    tied_head: bool
+    """The LM head is the token embedding"""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_norms: bool = False
+    """Queries and keys are normed head by head (Qwen3)"""
+    windows: tuple[int | None, ...]
+    """Of each layer: how many positions a query sees, its own included; None: all before it"""
+
+
+def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
+    """Llama's configuration from config.json.
+
+    Raises:
+        CheckpointError: a field is missing or impossible.
+        UnsupportedModelError: a feature that minillm does not run: an activation, a kind of rotary scaling.
+    """
+    fields = Fields(raw)
+    bias = fields.get("attention_bias", False)
+    return read_kin(fields, "llama", qkv_bias=bias, out_bias=bias, mlp_bias=fields.get("mlp_bias", False))
+
+
+def read_kin(
+    fields: Fields, model_type: str, *, windows: tuple[int | None, ...] | None = None, **switches: Any
+) -> LlamaConfig:
+    """What the configurations of Llama's kin have in common.
+
+    Args:
+        fields: of config.json
+        model_type: the family's name
+        windows: of each layer; None: no layer has one
+        **switches: fields of `LlamaConfig` that are the family's own, and defaults other than Llama's
+
+    Raises:
+        As `read_config`.
+    """
+    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads") if fields.raw.get("num_key_value_heads") is not None else heads
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads {heads} should be a multiple of num_key_value_heads {kv_heads}"
+        )
+    head_dim = switches.pop("head_dim", None) or fields.get("head_dim", 0)
+    if not head_dim and hidden_size % heads:
+        raise CheckpointError(
+            f"config.json: hidden_size {hidden_size} should be a multiple of num_attention_heads {heads}, or head_dim "
+            "be given"
+        )
+    head_dim = head_dim or hidden_size // heads
+    refuse_partial(fields)
+    layers = fields.size("num_hidden_layers")
+    rotary = read_rotary(fields, head_dim, fields.size("max_position_embeddings"))
+    return LlamaConfig(
+        model_type=model_type,
+        hidden_size=hidden_size,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=fields.size("intermediate_size"),
+        vocab_size=fields.size("vocab_size"),
+        max_positions=rotary.longest,
+        bos_token_id=fields.token_id("bos_token_id"),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        epsilon=fields.get("rms_norm_eps", 1e-6),
+        activation=read_activation(fields, "hidden_act", "silu"),
+        rotary=rotary,
+        tied_head=fields.get("tie_word_embeddings", False),
+        windows=windows or (None,) * layers,
+        **switches,
+    )
+
+
+def tensor_table(config: LlamaConfig) -> Shapes:
+    """Every tensor of a checkpoint, named from the model down, with its shape."""
+    E, F, V, D = config.hidden_size, config.intermediate_size, config.vocab_size, config.head_dim
+    Q, KV = config.num_heads * D, config.num_kv_heads * D
+    linears = {
+        "self_attn.q_proj": (Q, E, config.qkv_bias),
+        "self_attn.k_proj": (KV, E, config.qkv_bias),
+        "self_attn.v_proj": (KV, E, config.qkv_bias),
+        "self_attn.o_proj": (E, Q, config.out_bias),
+        "mlp.gate_proj": (F, E, config.mlp_bias),
+        "mlp.up_proj": (F, E, config.mlp_bias),
+        "mlp.down_proj": (E, F, config.mlp_bias),
+    }
+    table: Shapes = {"embed_tokens.weight": (V, E), "norm.weight": (E,)}
+    for i in range(config.num_layers):
+        for name, (outputs, inputs, bias) in linears.items():
+            table[f"layers.{i}.{name}.weight"] = (outputs, inputs)
+            if bias:
+                table[f"layers.{i}.{name}.bias"] = (outputs,)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            table[f"layers.{i}.{name}.weight"] = (E,)
+        if config.head_norms:
+            table |= {f"layers.{i}.self_attn.{name}_norm.weight": (D,) for name in "qk"}
+    if not config.tied_head:
+        table["lm_head.weight"] = (V, E)
+    return table
+
+
+def canonical_names(stored: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
+    """The names of published checkpoints say `model.`; some keep a copy of a tied head, old ones the frequencies."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        short = name.removeprefix("model.")
+        if not short.endswith("rotary_emb.inv_freq") and not (short == "lm_head.weight" and config.tied_head):
+            tensors[short] = tensor
+    return tensors
+
+
+@dataclass(frozen=True, eq=False)
+class LlamaLayer:
+    """One transformer block."""
+
+    attention_norm: Weight
+    attention: Attention
+    mlp_norm: Weight
+    mlp: GatedMLP
+    epsilon: float
+
+    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """[T, E] -> [T, E]"""
+        x = self.attention(ops, ops.rms_norm(x, self.attention_norm, self.epsilon), cache, batch, residual=x)
+        return self.mlp(ops, ops.rms_norm(x, self.mlp_norm, self.epsilon), residual=x)
+
+
+@dataclass(frozen=True, eq=False)
+class Llama:
+    """The whole model: embedding, layers, final norm, head."""
+
+    config: LlamaConfig
+    embedding: Embedding
+    layers: tuple[LlamaLayer, ...]
+    final_norm: Weight
+    head: LMHead
+
+    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
+        """The last hidden state of every new token. [T] -> [T, E]"""
+        x = self.embedding(ops, batch)  # [T] -> [T, E]
+        for i, layer in enumerate(self.layers):
+            ops.enter_layer(i)
+            x = layer(ops, x, cache, batch)
+        ops.enter_layer(len(self.layers))
+        return ops.rms_norm(x, self.final_norm, self.config.epsilon)
+
+    def states(self, ops: Backend, x: Any) -> Any:
+        """The states behind the logits. [R, E] -> [R, E]"""
+        return self.head.states(ops, x)
+
+    def logits(self, ops: Backend, hidden: Any) -> Any:
+        """The language model head. [R, E] -> [R, V]"""
+        return self.head(ops, hidden)
+
+
+def build(config: LlamaConfig, stored: Mapping[str, Tensor], ops: Backend) -> Llama:
+    """The model from its tensors, under canonical names.
+
+    Raises:
+        CheckpointError: a tensor is missing, extra or misshaped.
+    """
+    tensors, rotation = Tensors(stored, tensor_table(config), ops), config.rotary.rotation(ops)
+    embedding = Embedding(tensors.table("embed_tokens", "vocabulary"))
+    head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
+    layers = tuple(_build_layer(config, tensors, rotation, i) for i in range(config.num_layers))
+    return Llama(config, embedding, layers, tensors.norm("norm"), head)
+
+
+def _build_layer(config: LlamaConfig, tensors: Tensors, rotation: Rotation, i: int) -> LlamaLayer:
+    attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
+    norms = None
+    if config.head_norms:
+        norms = HeadNorms(tensors.norm(f"{attention}.q_norm"), tensors.norm(f"{attention}.k_norm"), config.epsilon)
+    return LlamaLayer(
+        tensors.norm(f"layers.{i}.input_layernorm"),
+        Attention(
+            layer=i,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            scale=config.head_dim**-0.5,
+            qkv=tensors.linear(f"{attention}.qkv", *(f"{attention}.{name}_proj" for name in "qkv")),
+            out=tensors.linear(f"{attention}.o_proj"),
+            rotation=rotation,
+            head_norms=norms,
+            window=config.windows[i],
+        ),
+        tensors.norm(f"layers.{i}.post_attention_layernorm"),
+        GatedMLP(
+            tensors.linear(f"{mlp}.gate_up", f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            tensors.linear(f"{mlp}.down_proj"),
+            config.activation,
+        ),
+        config.epsilon,
+    )
+
+
+def outline(config: LlamaConfig) -> Outline:
+    """The parts in the order they run, for `accounting`."""
+    E, V = config.hidden_size, config.vocab_size
+    layers = tuple(_outline_of_layer(config, window) for window in config.windows)
+    return Outline(
+        before=(Embed(name="embedding", width=E, vectors=V),),
+        layers=layers,
+        after=(Norm(name="final norm", width=E, mean=False),),
+        head=(
+            TakeRows(name="take rows", width=E),
+            Linear(name="LM head", inputs=E, outputs=V, role="vocabulary", tied=config.tied_head),
+        ),
+    )
+
+
+def _outline_of_layer(config: LlamaConfig, window: int | None) -> tuple[Component, ...]:
+    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    F, half, rotary = config.intermediate_size, len(config.rotary.frequencies), config.rotary
+    head_norms = [Norm(name=f"{part} norm", width=D, rows=heads, mean=False) for part, heads in (("Q", H), ("K", K))]
+    return (
+        Norm(name="attention norm", width=E, mean=False),
+        Linear(name="project Q, K, V", inputs=E, outputs=(H + 2 * K) * D, bias=config.qkv_bias),
+        *(head_norms if config.head_norms else ()),
+        Rotate(
+            name="rotate Q, K",
+            heads=H,
+            kv_heads=K,
+            head_dim=D,
+            pairs=half,
+            scaled=rotary.scale != 1,
+            stretched=rotary.stretch is not None,
+        ),
+        StoreKV(name="store K, V", kv_heads=K, head_dim=D),
+        Attend(name="attention", heads=H, kv_heads=K, head_dim=D, window=window),
+        Linear(name="attention out", inputs=H * D, outputs=E, bias=config.out_bias, residual=True),
+        Norm(name="MLP norm", width=E, mean=False),
+        Linear(name="MLP gate and up", inputs=E, outputs=2 * F, bias=config.mlp_bias),
+        Gate(name="gate", width=F, activation=config.activation),
+        Linear(name="MLP down", inputs=F, outputs=E, bias=config.mlp_bias, residual=True),
+    )
+
+
+def _shape(E: int, L: int, H: int, K: int, F: int, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": E, "num_hidden_layers": L, "num_attention_heads": H, "num_key_value_heads": K}
+    return {"model_type": "llama", "vocab_size": 32000, "intermediate_size": F, **sizes, **more}
+
+
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3_TEXT: dict[str, Any] = {
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tinyllama-1.1b": _shape(2048, 22, 32, 4, 5632, max_position_embeddings=2048),
+    "smollm2-135m": _shape(
+        576,
+        30,
+        9,
+        3,
+        1536,
+        vocab_size=49152,
+        max_position_embeddings=8192,
+        rope_theta=100000.0,
+        tie_word_embeddings=True,
+    ),
+    "llama-2-7b": _shape(4096, 32, 32, 32, 11008, max_position_embeddings=4096),
+    "llama-2-13b": _shape(5120, 40, 40, 40, 13824, max_position_embeddings=4096),
+    "llama-2-70b": _shape(8192, 80, 64, 8, 28672, max_position_embeddings=4096),
+    "llama-3.2-1b": _shape(
+        2048,
+        16,
+        32,
+        8,
+        8192,
+        **_LLAMA3_TEXT,
+        head_dim=64,
+        tie_word_embeddings=True,
+        rope_scaling=_LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 8192},
+    ),
+    "llama-3.1-8b": _shape(
+        4096,
+        32,
+        32,
+        8,
+        14336,
+        **_LLAMA3_TEXT,
+        rope_scaling=_LLAMA3 | {"factor": 8.0, "original_max_position_embeddings": 8192},
+    ),
+}
+"""Published sizes, as their config.json have them."""

@@ -1,0 +1,53 @@
+"""Stored matrices whose numbers a family wants in another order: transposed, or rows of heads sorted anew."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.random import CHUNK
+from ..backends.weights import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rearranged:
+    """A tensor in another order. It is copied when it is read: a file cannot be used in place."""
+
+    source: Tensor
+    """As the file has it"""
+    arrange: Callable[[NDArray[Any]], NDArray[Any]]
+    """From the stored order to the one that is wanted; the numbers stay as they are, in any dtype"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In the new order."""
+        return self.arrange(np.broadcast_to(np.uint8(0), self.source.shape)).shape
+
+    @property
+    def dtype(self) -> str:
+        """As it is stored."""
+        return self.source.dtype
+
+    def stored(self) -> Any:
+        """What is stored, in the new order."""
+        return np.ascontiguousarray(self.arrange(self.source.stored()))
+
+    def load(self) -> NDArray[np.float32]:
+        """The values."""
+        return np.ascontiguousarray(self.arrange(self.source.load()))
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` with the values."""
+        out[...] = self.arrange(self.source.load())
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values, some rows after the others."""
+        values = self.arrange(self.source.load())
+        rows = max(1, CHUNK // max(1, values[:1].size))
+        for first in range(0, len(values), rows):
+            yield np.ascontiguousarray(values[first : first + rows])
+
+    def followed_by(self, other: Any) -> None:
+        """No file has the new order."""

@@ -1,0 +1,180 @@
+"""What config.json says of rotary position embedding: frequencies, and how they are scaled for longer texts.
+
+transformers 5 writes one table, `rope_parameters`; before it there were `rope_theta` and `rope_scaling`, whose kind
+stood under `rope_type` or, older still, `type`.
+
+    default   f_j = base^(-2 j / r)
+    linear    positions are divided by `factor` (Chen et al., arXiv 2306.15595)
+    dynamic   the base grows with the text (`ops.rotary.Stretch`)
+    yarn      low frequencies are divided, high ones stay, with a ramp between (Peng et al., arXiv 2309.00071, 3.2)
+    llama3    the same, with a ramp over wavelengths (Llama 3.1's published code)
+
+All numbers are float32, as transformers has them: at position 4,000 an angle has four digits behind the point.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import Backend
+from ..config import Fields
+from ..errors import CheckpointError, UnsupportedModelError
+from ..ops.rotary import Rotation, Stretch
+
+BASE = 10_000.0
+"""Where config.json does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig:
+    """Frequencies and what goes with them."""
+
+    frequencies: tuple[float, ...]
+    """[r / 2], radians from one position to the next"""
+    scale: float = 1.0
+    """Of cosines and sines"""
+    stretch: Stretch | None = None
+    longest: int
+    """The longest context that the frequencies are made for, in tokens"""
+
+    def rotation(self, ops: Backend) -> Rotation:
+        """The same where a back end has it."""
+        frequencies = ops.constant("rotary frequencies", np.array(self.frequencies, np.float32))
+        return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch)
+
+
+def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = BASE) -> RotaryConfig:
+    """Rotary position embedding of r = `dim` numbers of each head.
+
+    Args:
+        fields: of config.json
+        dim: r
+        max_positions: what config.json says of the longest text
+        base: where neither `rope_theta` nor `rope_parameters` says it
+
+    Raises:
+        CheckpointError: r is odd, or a number is missing or impossible.
+        UnsupportedModelError: a kind of scaling that is none of those above.
+    """
+    if dim < 2 or dim % 2:
+        raise CheckpointError(f"config.json: rotary position embedding needs an even width of at least 2, found {dim}")
+    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    table = fields.get(name, {})
+    scaling = Fields(table, f"{fields.source}, {name}")
+    kind = scaling.choice("rope_type" if "rope_type" in table else "type", "default", tuple(_KINDS))
+    base = scaling.get("rope_theta", fields.get("rope_theta", base))
+    if base <= 1:
+        raise CheckpointError(f"{fields.source}: rope_theta should be above 1, found {base}")
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    plain = np.asarray(1 / np.float32(base) ** exponents, np.float32)  # [r / 2]
+    return _KINDS[kind](scaling, plain, base, max_positions)
+
+
+def refuse_partial(fields: Fields) -> None:
+    """Refuse heads of which only a part turns, in a family where all of them do.
+
+    Raises:
+        UnsupportedModelError: `partial_rotary_factor` is not 1.
+    """
+    for source in (fields.raw, fields.get("rope_parameters", {})):
+        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
+            raise UnsupportedModelError(
+                f"{fields.source}: partial_rotary_factor is {source['partial_rotary_factor']!r}; in this family "
+                "minillm runs 1"
+            )
+
+
+def _default(_: Fields, plain: NDArray[np.float32], __: float, max_positions: int) -> RotaryConfig:
+    return RotaryConfig(frequencies=_numbers(plain), longest=max_positions)
+
+
+def _linear(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
+    factor = _factor(scaling)
+    return RotaryConfig(frequencies=_numbers(plain / np.float32(factor)), longest=int(factor * max_positions))
+
+
+def _dynamic(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
+    factor = _factor(scaling)
+    stretch = Stretch(factor=factor, original=max_positions)
+    return RotaryConfig(frequencies=_numbers(plain), stretch=stretch, longest=int(factor * max_positions))
+
+
+def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
+    """Waves longer than original / low are divided by the factor, those shorter than original / high stay."""
+    factor, original = _factor(scaling), scaling.get("original_max_position_embeddings", max_positions)
+    low, high = _positive(scaling, "low_freq_factor"), _positive(scaling, "high_freq_factor")
+    if high <= low:
+        raise CheckpointError(f"{scaling.source}: high_freq_factor {high} should be above low_freq_factor {low}")
+    wavelengths = 2 * math.pi / plain
+    share = (original / wavelengths - low) / (high - low)  # of the plain frequency, from 0 to 1 on the ramp
+    ramp = (1 - share) * plain / factor + share * plain
+    divided = np.where(wavelengths > original / low, plain / factor, ramp)
+    return RotaryConfig(
+        frequencies=_numbers(np.where(wavelengths < original / high, plain, divided)), longest=max_positions
+    )
+
+
+def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_positions: int) -> RotaryConfig:
+    """Pairs that turn more than `beta_fast` times in the original length stay, less than `beta_slow` are divided."""
+    original = scaling.get("original_max_position_embeddings", max_positions)
+    factor = _factor(scaling, max_positions / original)
+    dim = 2 * len(plain)
+
+    def pair_of(turns: float) -> float:
+        """The pair, as a number with a fraction, that turns so often in the original length."""
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = pair_of(scaling.get("beta_fast", 32.0) or 32.0), pair_of(scaling.get("beta_slow", 1.0) or 1.0)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    last += 0.001 * (first == last)
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - first) / (last - first), 0, 1)
+    return RotaryConfig(
+        frequencies=_numbers(plain / factor * ramp + plain * (1 - ramp)),
+        scale=_attention_factor(scaling, factor),
+        longest=max(max_positions, int(factor * original)),
+    )
+
+
+def _attention_factor(scaling: Fields, factor: float) -> float:
+    """YaRN's scale of cosines and sines: 0.1 ln(factor) + 1, or what config.json says instead."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    mscale, all_dim = scaling.get("mscale", 0.0), scaling.get("mscale_all_dim", 0.0)
+    return scaling.get("attention_factor", scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1))
+
+
+_KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConfig]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+}
+
+
+def _factor(scaling: Fields, default: float | None = None) -> float:
+    factor = _positive(scaling, "factor", default)
+    if factor < 1:
+        raise CheckpointError(f"{scaling.source}: factor should be at least 1, found {factor}")
+    return factor
+
+
+def _positive(scaling: Fields, name: str, default: float | None = None) -> float:
+    if scaling.raw.get(name) is None and default is None:
+        raise CheckpointError(f"{scaling.source}: {name} is missing")
+    value = scaling.get(name, default or 0.0)
+    if value <= 0:
+        raise CheckpointError(f"{scaling.source}: {name} should be above 0, found {value}")
+    return value
+
+
+def _numbers(frequencies: NDArray[Any]) -> tuple[float, ...]:
+    return tuple(frequencies.astype(np.float32).tolist())

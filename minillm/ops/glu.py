@@ -1,0 +1,28 @@
+"""The gate of a gated MLP: one half of a projection, activated, times the other (Shazeer, "GLU variants improve
+transformer", arXiv 2002.05202). With SiLU it is SwiGLU.
+"""
+
+from typing import Any
+
+from .activation import ACTIVATIONS, FLOPS_PER_ELEMENT
+from .cost import Cost
+
+
+def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
+    """activation(gate) * up.
+
+    Args:
+        x: [T, 2 F]: gate and up side by side; left as it is
+        activation: a name in `ACTIVATIONS`
+        xp: the array module
+        out: [T, F], filled and returned
+    """
+    F = out.shape[1]
+    out[...] = x[:, :F]
+    return xp.multiply(ACTIVATIONS[activation](out, xp), x[:, F:], out=out)  # [T, 2 F] -> [T, F]
+
+
+def cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
+    """For each result the activation's own FLOPs and one product; 2 T F numbers read, T F written."""
+    flops = T * F * (FLOPS_PER_ELEMENT[activation] + 1)
+    return Cost(flops, number_bytes * 2 * T * F, number_bytes * T * F)
