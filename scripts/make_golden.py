@@ -1,10 +1,11 @@
-"""Makes the golden files: tiny random OPT checkpoints of every variant, and what transformers computes with them.
+"""Makes the golden files: tiny random checkpoints of every family, and what transformers computes with them.
 
-    python scripts/make_golden.py        # needs the reference extra; rewrites tests/golden/
+    python scripts/make_golden.py             # needs the reference extra; rewrites tests/golden/
+    python scripts/make_golden.py llama       # one family of it
 
-Each folder under tests/golden/ is a checkpoint as transformers saves it (fp32), beside it `expected.json` (prompts,
-greedy tokens, beams and their scores, and in "made_by" the versions and the seed) and `expected.safetensors` (logits
-and hidden states of one prompt, all positions).
+Each folder under tests/golden/<family>/ is a checkpoint as transformers saves it (fp32), beside it `expected.json`
+(prompts, greedy tokens, beams and their scores, and in "made_by" the versions and the seed) and `expected.safetensors`
+(logits and hidden states of one prompt, all positions).
 """
 
 import json
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests import reference  # noqa: E402
-from tests.tiny import VARIANTS, random_prompts  # noqa: E402
+from tests.families import CONFIGS, GOLDEN_CASES  # noqa: E402
+from tests.tiny import random_prompts  # noqa: E402
 
 SEED = 1
 NEW_TOKENS = 30
@@ -46,16 +48,18 @@ BEAMS: list[dict[str, Any]] = [
 
 
 def main() -> None:
-    """Write all of them."""
-    folder = ROOT / "tests" / "golden"
-    shutil.rmtree(folder, ignore_errors=True)
-    for variant in VARIANTS:
-        write(folder / variant, variant)
+    """Write all of them, or those of the families that are named."""
+    folder, wanted = ROOT / "tests" / "golden", sys.argv[1:] or list(CONFIGS)
+    for family in wanted:
+        shutil.rmtree(folder / family, ignore_errors=True)
+    for family, name in GOLDEN_CASES:
+        if family in wanted:
+            write(folder / family / name.replace(" ", "-"), CONFIGS[family][name])
 
 
-def write(folder: Path, variant: str) -> None:
-    """One variant's folder."""
-    model = reference.build(variant, SEED)
+def write(folder: Path, raw: dict[str, Any]) -> None:
+    """One configuration's folder."""
+    model = reference.build_model(raw, SEED)
     reference.save(model, folder)
     (folder / "generation_config.json").unlink()  # a seed or a default of this machine's version is no part of it
     prompts = random_prompts(8, seed=SEED)
@@ -83,7 +87,7 @@ def write(folder: Path, variant: str) -> None:
         path.chmod(0o644)
 
 
-def beams(model: transformers.OPTForCausalLM, prompts: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
+def beams(model: transformers.PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
     """What beam search with these fields returns for each prompt."""
     results = [reference.generate(model, prompt, **fields) for prompt in prompts]
     return {"fields": fields, "sequences": [tokens for tokens, _ in results], "scores": [s for _, s in results]}

@@ -1,5 +1,6 @@
-"""Tiny random OPT models in transformers, and what they say. Needs the reference extra."""
+"""Tiny random models in transformers, and what they say. Needs the reference extra."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,42 +16,47 @@ transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
 
-def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transformers.OPTForCausalLM:
-    """A model with random weights, biases and norms."""
-    raw = tiny_config(variant, **fields)
-    raw.pop("model_type")
-    model = transformers.OPTForCausalLM(transformers.OPTConfig(**raw)).eval()
+def build(variant: str = "pre-norm", seed: int = 0, **fields: Any) -> transformers.PreTrainedModel:
+    """A variant of OPT with random weights, biases and norms."""
+    return build_model(tiny_config(variant, **fields), seed)
+
+
+def build_model(raw: dict[str, Any], seed: int = 0) -> transformers.PreTrainedModel:
+    """A model of any family, from its config.json, with random weights, biases and norms."""
+    raw = copy.deepcopy(raw)  # transformers writes into nested tables
+    config = transformers.AutoConfig.for_model(**raw)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(0, std_of(name, pre_norm=model.config.do_layer_norm_before), generator=generator)
-            if name.endswith("norm.weight"):
+            parameter.normal_(0, std_of(name, raw), generator=generator)
+            if parameter.ndim == 1 and name.endswith(".weight"):
                 parameter.add_(1)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model
 
 
-def save(model: transformers.OPTForCausalLM, folder: Path, **options: Any) -> Path:
+def save(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> Path:
     """A checkpoint folder as transformers writes it."""
     model.save_pretrained(folder, **options)
     return folder
 
 
 @torch.no_grad()
-def logits(model: transformers.OPTForCausalLM, token_ids: Sequence[int]) -> np.ndarray:
+def logits(model: transformers.PreTrainedModel, token_ids: Sequence[int]) -> np.ndarray:
     """[T] -> [T, V]"""
     return model(torch.tensor([list(token_ids)])).logits[0].float().numpy()
 
 
 @torch.no_grad()
-def hidden(model: transformers.OPTForCausalLM, token_ids: Sequence[int]) -> np.ndarray:
+def hidden(model: transformers.PreTrainedModel, token_ids: Sequence[int]) -> np.ndarray:
     """The states that the head multiplies. [T] -> [T, W]"""
-    return model.model(torch.tensor([list(token_ids)])).last_hidden_state[0].numpy()
+    return model.base_model(torch.tensor([list(token_ids)])).last_hidden_state[0].numpy()
 
 
 @torch.no_grad()
 def generate(
-    model: transformers.OPTForCausalLM, token_ids: Sequence[int], **fields: Any
+    model: transformers.PreTrainedModel, token_ids: Sequence[int], **fields: Any
 ) -> tuple[list[list[int]], list[float]]:
     """Each returned sequence's new tokens, without padding, and its score where it has one."""
     options = {"eos_token_id": None, "do_sample": False} | fields

@@ -1,4 +1,4 @@
-"""Tiny OPT models of every variant from random numbers, and short ways to run them. No torch."""
+"""Tiny models from random numbers, OPT's variants unless a config.json is given; short ways to run them. No torch."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from minillm.decoding.resolving import resolve
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request, Strategy
 from minillm.loop import StepLoop
-from minillm.models import opt
+from minillm.models import family_of
 from minillm.models.base import Model
 from minillm.runner import Runner
 from minillm.scheduler import Limits
@@ -47,15 +47,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-STDS = {"embed_positions": 2.0, "embed_tokens": 0.5, "lm_head": 0.5, "norm": 0.2, "bias": 0.1}
+TOKEN_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings.")
+STDS = {"embed_positions": 2.0, "wpe": 2.0, **dict.fromkeys(TOKEN_TABLES, 0.5), "norm": 0.2, "ln_": 0.2, "bias": 0.1}
 
 
-def std_of(name: str, *, pre_norm: bool) -> float:
+def std_of(name: str, raw: dict[str, Any]) -> float:
     """Spread of a tensor's random numbers, such that greedy tokens neither repeat nor forget the prompt.
 
     At the usual 0.02, or with weak positions, a tiny model says one token for ever.
+
+    Args:
+        name: the tensor's
+        raw: the model's config.json
     """
-    return next((std for part, std in STDS.items() if part in name), 0.3 if pre_norm else 0.15)
+    usual = 0.3 if raw.get("do_layer_norm_before", True) else 0.15
+    return next((std for part, std in STDS.items() if part in name), usual)
 
 
 def tiny_config(variant: str = "pre-norm", **fields: Any) -> dict[str, Any]:
@@ -65,17 +71,21 @@ def tiny_config(variant: str = "pre-norm", **fields: Any) -> dict[str, Any]:
 
 def tiny_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, RandomTensor]:
     """Every tensor that the config.json asks for."""
-    config = opt.read_config(raw)
-    table = opt.tensor_table(config)
-    return {
-        name: RandomTensor(name, shape, seed, std_of(name, pre_norm=config.pre_norm)) for name, shape in table.items()
-    }
+    family = family_of(raw)
+    table = family.tensor_table(family.read_config(raw))
+    return {name: RandomTensor(name, shape, seed, std_of(name, raw)) for name, shape in table.items()}
 
 
 def tiny_model(variant: str = "pre-norm", *, seed: int = 0, ops: Backend | None = None, **fields: Any) -> Model:
-    """A model in memory."""
-    raw = tiny_config(variant, **fields)
-    return opt.build(opt.read_config(raw), tiny_tensors(raw, seed), ops or NumpyBackend())
+    """A variant of OPT in memory."""
+    return model_of(tiny_config(variant, **fields), seed=seed, ops=ops)
+
+
+def model_of(raw: dict[str, Any], *, seed: int = 0, ops: Backend | None = None) -> Model:
+    """A model of any family in memory, from its config.json."""
+    family = family_of(raw)
+    model: Model = family.build(family.read_config(raw), tiny_tensors(raw, seed), ops or NumpyBackend())
+    return model
 
 
 def write_checkpoint(

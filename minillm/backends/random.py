@@ -50,6 +50,6 @@ class RandomTensor:
         for first in range(0, self.shape[0], rows):
             chunk = rng.standard_normal((min(rows, self.shape[0] - first), *self.shape[1:]), np.float32)
             chunk *= self.std
-            if self.name.endswith("norm.weight"):
+            if len(self.shape) == 1 and self.name.endswith(".weight"):
                 chunk += 1
             yield chunk

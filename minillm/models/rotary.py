@@ -70,7 +70,8 @@ def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = B
     if base <= 1:
         raise CheckpointError(f"{fields.source}: rope_theta should be above 1, found {base}")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    plain = np.asarray(1 / np.float32(base) ** exponents, np.float32)  # [r / 2]
+    powers = (base ** exponents.astype(np.float64)).astype(np.float32)  # NumPy's own power of float32 is less exact
+    plain = np.reciprocal(powers)  # [r / 2]
     return _KINDS[kind](scaling, plain, base, max_positions)
 
 

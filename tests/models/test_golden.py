@@ -1,4 +1,4 @@
-"""Every variant of OPT against what transformers computed once (scripts/make_golden.py). Needs no torch."""
+"""Every family against what transformers computed once (scripts/make_golden.py). Needs no torch."""
 
 import json
 from pathlib import Path
@@ -14,25 +14,34 @@ from minillm.models import load_model
 from minillm.runner import Runner
 
 from ..comparing import assert_same_tokens
-from ..tiny import VARIANTS, generate, logits_of, loop_of, request_for, run, runner_of
+from ..families import GOLDEN_CASES, GOLDEN_IDS
+from ..tiny import generate, logits_of, loop_of, request_for, run, runner_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def load(variant: str) -> tuple[Runner, dict[str, Any]]:
-    folder = GOLDEN / variant
+every_case = pytest.mark.parametrize("case", GOLDEN_CASES, ids=GOLDEN_IDS)
+
+
+def folder_of(case: tuple[str, str]) -> Path:
+    family, name = case
+    return GOLDEN / family / name.replace(" ", "-")
+
+
+def load(case: tuple[str, str]) -> tuple[Runner, dict[str, Any]]:
+    folder = folder_of(case)
     expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
     return runner_of(load_model(folder, NumpyBackend()), pages=128, page_size=16), expected
 
 
-def test_every_variant_has_its_folder() -> None:
-    assert {folder.name for folder in GOLDEN.iterdir()} == set(VARIANTS)
+def test_every_case_has_its_folder_and_every_folder_its_case() -> None:
+    assert set(GOLDEN.glob("*/*")) == {folder_of(case) for case in GOLDEN_CASES}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_and_hidden_states_of_every_position(variant: str) -> None:
-    runner, expected = load(variant)
-    arrays = load_file(GOLDEN / variant / "expected.safetensors")
+@every_case
+def test_logits_and_hidden_states_of_every_position(case: tuple[str, str]) -> None:
+    runner, expected = load(case)
+    arrays = load_file(folder_of(case) / "expected.safetensors")
     ids = expected["token_ids"]
     output = runner.forward([Sequence(ids)], [len(ids)], rows=range(len(ids)))
     np.testing.assert_allclose(output.logits, arrays["logits"], rtol=0, atol=1e-4)
@@ -40,29 +49,29 @@ def test_logits_and_hidden_states_of_every_position(variant: str) -> None:
 
 
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_tokens_of_a_ragged_batch(variant: str, use_cache: bool) -> None:
-    runner, expected = load(variant)
+@every_case
+def test_greedy_tokens_of_a_ragged_batch(case: tuple[str, str], use_cache: bool) -> None:
+    runner, expected = load(case)
     outputs = generate(runner, expected["prompts"], max_new_tokens=30, use_cache=use_cache)
     for prompt, ours, theirs in zip(expected["prompts"], outputs, expected["greedy"], strict=True):
         assert_same_tokens(ours, theirs, lambda tokens, p=prompt: logits_of(runner, p + tokens)[-1])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_golden_lines_do_not_repeat_themselves(variant: str) -> None:
-    greedy = load(variant)[1]["greedy"]
+@every_case
+def test_the_golden_lines_do_not_repeat_themselves(case: tuple[str, str]) -> None:
+    greedy = load(case)[1]["greedy"]
     assert all(len(line) == 30 and len(set(line)) >= 8 for line in greedy)
     assert len({tuple(line) for line in greedy}) > 6
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_beams_and_their_scores(variant: str) -> None:
-    runner, expected = load(variant)
+@every_case
+def test_beams_and_their_scores(case: tuple[str, str]) -> None:
+    runner, expected = load(case)
     ended = False
-    for case in expected["beams"]:
-        requests = [request_for(prompt, **case["fields"]) for prompt in expected["prompts"][:3]]
+    for search in expected["beams"]:
+        requests = [request_for(prompt, **search["fields"]) for prompt in expected["prompts"][:3]]
         results = run(loop_of(target=runner), requests)
-        assert [[r.token_ids for r in line] for line in results] == case["sequences"]
-        np.testing.assert_allclose([[r.score for r in line] for line in results], case["scores"], rtol=0, atol=1e-4)
+        assert [[r.token_ids for r in line] for line in results] == search["sequences"]
+        np.testing.assert_allclose([[r.score for r in line] for line in results], search["scores"], rtol=0, atol=1e-4)
         ended |= any(r.finish_reason == "stop" for line in results for r in line)
     assert ended

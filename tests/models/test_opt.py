@@ -11,7 +11,9 @@ from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.models import family_of, opt
 from minillm.models.base import random_tensors
 
-from ..tiny import tiny_config, tiny_tensors
+from ..tiny import VARIANTS, tiny_config, tiny_tensors
+
+CONFIGS = {name: tiny_config(name) for name in VARIANTS}
 
 PARAMETERS = {
     "opt-125m": 125_239_296,
@@ -62,7 +64,7 @@ def test_an_impossible_configuration_is_named(change: dict[str, Any], error: typ
 
 @pytest.mark.parametrize("model_type", ["bert", None])
 def test_another_family_is_named_with_those_that_run(model_type: str | None) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"model_type is {model_type!r}; minillm runs 'opt'"):
+    with pytest.raises(UnsupportedModelError, match=f"model_type is {model_type!r}; minillm runs 'opt', 'llama'"):
         family_of({"model_type": model_type})
 
 

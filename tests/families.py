@@ -1,0 +1,21 @@
+"""Tiny models of every family: what `test_<family>.py` beside the models' tests lists as its `CONFIGS`.
+
+A family that is added to the registry is tested by all that runs over these cases; without its module nothing runs.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from minillm.models import FAMILIES
+
+CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    family: import_module(f"tests.models.test_{family}").CONFIGS for family in FAMILIES
+}
+"""Family -> name of a configuration -> its config.json, with which transformers builds the same model"""
+
+CASES = [(family, name) for family, configs in CONFIGS.items() for name in configs]
+IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
+
+GOLDEN_CASES = [(f, name) for f, configs in CONFIGS.items() for name in (configs if f == "opt" else list(configs)[:1])]
+"""Those with a folder in tests/golden: every variant of OPT, and of each other family the first."""
+GOLDEN_IDS = [f"{family}-{name}".replace(" ", "-") for family, name in GOLDEN_CASES]

@@ -1,0 +1,105 @@
+"""What holds for every family, one path through the engine against another. Needs no torch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.numpy import NumpyBackend
+from minillm.batch import Sequence
+from minillm.inspection import attention_maps
+from minillm.models import published_config, published_names
+
+from ..comparing import assert_same_tokens
+from ..families import CASES, CONFIGS, IDS
+from ..tiny import generate, logits_of, model_of, random_prompts, runner_of
+
+LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
+
+
+@pytest.fixture(params=CASES, ids=IDS)
+def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    family, name = request.param
+    return CONFIGS[family][name]
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [60, 11, 1])
+def test_chunks_and_pages_of_any_size_give_the_logits_of_one_pass(
+    raw: dict[str, Any], chunk: int, page_size: int
+) -> None:
+    model = model_of(raw)
+    runner = runner_of(model, pages=64, page_size=page_size)
+    rows = [output.logits.copy() for _, output in runner.chunks(Sequence(LINE), len(LINE), chunk)]
+    np.testing.assert_allclose(np.concatenate(rows), logits_of(runner_of(model), LINE), rtol=0, atol=1e-4)
+
+
+def test_cached_naive_and_single_tokens_are_the_same(raw: dict[str, Any]) -> None:
+    runner, prompts = runner_of(model_of(raw), pages=128, page_size=16), random_prompts(5, seed=3)
+    batch = generate(runner, prompts, max_new_tokens=25)
+    naive = generate(runner, prompts, max_new_tokens=25, use_cache=False)
+    single = [generate(runner, [prompt], max_new_tokens=25)[0] for prompt in prompts]
+    for prompt, expected, *others in zip(prompts, single, batch, naive, strict=True):
+        for ours in others:
+            assert_same_tokens(ours, expected, lambda tokens, p=prompt: logits_of(runner, p + tokens)[-1])
+
+
+def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any]) -> None:
+    """Guesses 4-9, 4-8 and 5 after a line: each sees its own ancestors, at its own position."""
+    runner, line = runner_of(model_of(raw), page_size=16), LINE[:30]
+    sequence = Sequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
+    rows = runner.forward([sequence], [sequence.pending], rows=range(30, 34)).logits.copy()
+    for row, branch in zip(rows, ([4], [4, 9], [4, 8], [5]), strict=True):
+        np.testing.assert_allclose(row, logits_of(runner, line + branch)[-1], rtol=0, atol=1e-4)
+
+
+def test_attention_maps_have_rows_that_sum_to_one_and_look_back_only(raw: dict[str, Any]) -> None:
+    maps = attention_maps(runner_of(model_of(raw)), LINE, layer=1)
+    assert maps.shape == (raw["num_attention_heads" if "num_attention_heads" in raw else "n_head"], 60, 60)
+    np.testing.assert_allclose(maps.sum(axis=-1), 1, atol=1e-5)
+    assert not np.triu(maps, 1).any()
+
+
+def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
+    """Each tensor of the table, changed alone, changes the logits: none is loaded and left out."""
+    from minillm.models import family_of
+
+    from ..tiny import tiny_tensors
+
+    family, tensors = family_of(raw), tiny_tensors(raw)
+    config = family.read_config(raw)
+    plain = logits_of(runner_of(model_of(raw)), LINE[:12])
+    for name in family.tensor_table(config):
+        changed = dict(tensors)
+        changed[name] = Held(tensors[name].load() * np.float32(1.1))
+        logits = logits_of(runner_of(family.build(config, changed, NumpyBackend())), LINE[:12])
+        assert np.abs(logits - plain).max() > 0 or "k_proj.bias" in name, (
+            name
+        )  # softmax takes no notice of a key's bias
+
+
+class Held:
+    """An array in a tensor's place."""
+
+    dtype = "float32"
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape = values, values.shape
+
+    def load(self) -> np.ndarray:
+        return self.values
+
+    stored = load
+
+    def read_into(self, out: np.ndarray) -> None:
+        out[...] = self.values
+
+    def followed_by(self, other: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("shape", published_names())
+def test_published_shapes_can_be_read(shape: str) -> None:
+    config = published_config(shape)
+    assert config.num_heads % config.num_kv_heads == 0
+    assert config.max_positions >= 1024
