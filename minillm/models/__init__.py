@@ -9,12 +9,18 @@ from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError
-from . import llama, opt
+from . import llama, mistral, opt, qwen2, qwen3
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
 
-FAMILIES: dict[str, ModuleType] = {"opt": opt, "llama": llama}
+FAMILIES: dict[str, ModuleType] = {
+    "opt": opt,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+}
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and
 `SHAPES`."""
 

@@ -10,7 +10,7 @@ from ..backends.pages import Pages
 from ..backends.weights import Tensor, Weight
 from ..batch import Batch
 from ..config import Fields, ModelConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..ops.activation import ACTIVATIONS, ALIASES
 from ..progress import report
 
@@ -77,6 +77,19 @@ def read_activation(fields: Fields, name: str, default: str) -> str:
     """
     found = fields.get(name, default)
     return ALIASES[found] if found in ALIASES else fields.choice(name, default, tuple(ACTIVATIONS))
+
+
+def refuse_experts(fields: Fields) -> None:
+    """Refuse a mixture of experts where a family's MLP is one.
+
+    Raises:
+        UnsupportedModelError: config.json names several.
+    """
+    for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
+        if fields.get(name, 0) > 1:
+            raise UnsupportedModelError(
+                f"{fields.source}: {name} is {fields.raw[name]}: minillm runs no mixture of experts"
+            )
 
 
 def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:

@@ -24,7 +24,7 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..ops.rotary import Rotation
-from .base import Shapes, Tensors, read_activation
+from .base import Shapes, Tensors, read_activation, refuse_experts
 from .outline import Attend, Component, Embed, Gate, Linear, Norm, Outline, Rotate, StoreKV, TakeRows
 from .rotary import RotaryConfig, read_rotary, refuse_partial
 
@@ -88,6 +88,7 @@ def read_kin(
         )
     head_dim = head_dim or hidden_size // heads
     refuse_partial(fields)
+    refuse_experts(fields)
     layers = fields.size("num_hidden_layers")
     rotary = read_rotary(fields, head_dim, fields.size("max_position_embeddings"))
     return LlamaConfig(

@@ -1,0 +1,48 @@
+"""Mistral (Jiang et al., arXiv 2310.06825): Llama whose queries see a sliding window of positions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import Fields
+from .llama import LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
+
+__all__ = ["SHAPES", "build", "canonical_names", "outline", "read_config", "tensor_table"]
+
+WINDOW = 4096
+"""Where config.json does not say"""
+
+
+def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
+    """Mistral's configuration from config.json; `sliding_window` null means that every query sees all before it.
+
+    Raises:
+        As `llama.read_config`.
+    """
+    fields = Fields(raw)
+    window = None
+    if raw.get("sliding_window", WINDOW) is not None:
+        window = fields.size("sliding_window") if "sliding_window" in raw else WINDOW
+    return read_kin(fields, "mistral", windows=(window,) * fields.size("num_hidden_layers"))
+
+
+def _shape(**more: Any) -> dict[str, Any]:
+    """The 7 billion parameters that all versions have in common."""
+    return {
+        "model_type": "mistral",
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        **more,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "mistral-7b-v0.1": _shape(sliding_window=4096),
+    "mistral-7b-v0.3": _shape(sliding_window=None, vocab_size=32768, rope_theta=1000000.0),
+}
+"""Published sizes, as their config.json have them."""

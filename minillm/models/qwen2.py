@@ -1,0 +1,67 @@
+"""Qwen2 and Qwen2.5 (arXiv 2407.10671, 2412.15115): Llama with biases on Q, K and V, and a window in some layers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import Fields
+from ..errors import CheckpointError
+from .llama import LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
+
+__all__ = ["SHAPES", "build", "canonical_names", "layer_windows", "outline", "read_config", "tensor_table"]
+
+
+def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
+    """Qwen2's configuration from config.json.
+
+    Raises:
+        As `llama.read_config`.
+    """
+    fields = Fields(raw)
+    return read_kin(fields, "qwen2", windows=layer_windows(fields), qkv_bias=True)
+
+
+def layer_windows(fields: Fields) -> tuple[int | None, ...]:
+    """The window of each layer: none, or with `use_sliding_window` one in those that config.json says.
+
+    They are listed as `layer_types`, or begin with layer number `max_window_layers`.
+
+    Raises:
+        CheckpointError: the list has not one entry for each layer.
+        UnsupportedModelError: a layer attends in another way.
+    """
+    layers = fields.size("num_hidden_layers")
+    first = fields.get("max_window_layers", 28)
+    kinds = fields.get("layer_types", ["sliding_attention" if i >= first else "full_attention" for i in range(layers)])
+    if len(kinds) != layers:
+        raise CheckpointError(f"config.json: layer_types should have num_hidden_layers {layers} entries")
+    for kind in kinds:
+        Fields({"layer_types": kind}).choice("layer_types", "", ("full_attention", "sliding_attention"))
+    if not fields.get("use_sliding_window", False) or fields.raw.get("sliding_window", 4096) is None:
+        return (None,) * layers
+    window = fields.get("sliding_window", 4096)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _shape(E: int, L: int, H: int, K: int, F: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "vocab_size": 151936 if E < 3584 else 152064,
+        "hidden_size": E,
+        "intermediate_size": F,
+        "num_hidden_layers": L,
+        "num_attention_heads": H,
+        "num_key_value_heads": K,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": tied,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": _shape(896, 24, 14, 2, 4864, tied=True),
+    "qwen2.5-1.5b": _shape(1536, 28, 12, 2, 8960, tied=True),
+    "qwen2.5-3b": _shape(2048, 36, 16, 2, 11008, tied=True),
+    "qwen2.5-7b": _shape(3584, 28, 28, 4, 18944, tied=False),
+    "qwen2.5-14b": _shape(5120, 48, 40, 8, 13824, tied=False),
+}
+"""Published sizes, as their config.json have them."""
