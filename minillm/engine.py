@@ -1,4 +1,4 @@
-"""The face of the library: load a model, generate, stream, look at its logits."""
+"""The face of the library: load a model, generate, stream, chat, look at its logits."""
 
 import os
 import threading
@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache import PagedCache, affordable_pages
+from .chat import RENDER_ARGUMENTS, Messages, refuse_tools
 from .config import ModelConfig
 from .decoding.continuation import Progress
 from .decoding.parameters import GenerationConfig
 from .decoding.select import strategy_for
 from .decoding.strategy import Request
 from .devices import Placement, choose_backend
-from .errors import EngineStateError, ParameterError
+from .errors import EngineStateError, ParameterError, PromptError
 from .footprint import Footprint, footprints
 from .loading import Parts, load_parts
 from .loop import Stats, StepLoop
@@ -121,6 +122,7 @@ class Engine:
     ) -> None:
         self.config: ModelConfig = parts.model.config
         self.tokenizer = parts.tokenizer
+        self.chat_template = parts.chat_template
         helpers = [helper.config for helper in parts.helpers.values()]
         context = min(config.max_positions for config in (self.config, *helpers))
         self._maker = RequestMaker(
@@ -241,6 +243,65 @@ class Engine:
         next(events)  # into its try block, so that closing it drops the request even if nobody has asked it yet
         return events
 
+    # --- conversations -------------------------------------------------------------------------------------------
+
+    def chat(self, messages: Messages, config: GenerationConfig | None = None, **fields: Any) -> Generation:
+        """Answer a conversation.
+
+        Args:
+            messages: `{"role": ..., "content": ...}` each, oldest first
+            config: what is wanted
+            **fields: fields of `GenerationConfig`, which win over `config`, and arguments of `render_chat`
+
+        Raises:
+            As `render_chat` and `add`; nothing has run then.
+        """
+        prompt, fields = self._chat_prompt(messages, fields)
+        return self.generate(prompt, config, **fields)
+
+    def stream_chat(self, messages: Messages, config: GenerationConfig | None = None, **fields: Any) -> Iterator[Event]:
+        """Answer a conversation and yield what is new after each step: `chat` as `stream` does it.
+
+        Raises:
+            As `chat`, at once and not with the first step.
+        """
+        prompt, fields = self._chat_prompt(messages, fields)
+        return self.stream(prompt, config, **fields)
+
+    def render_chat(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that the checkpoint's chat template makes of a conversation, special tokens spelled out.
+
+        As a prompt of your own, encode it with `tokenizer.encode(text, add_special_tokens=False)`.
+
+        Args:
+            messages: as for `chat`
+            add_generation_prompt: end with what begins an answer; by default unless the next is set
+            continue_final_message: go on with the last message instead of answering it
+            chat_template_kwargs: what else the template is told; Qwen3's knows "enable_thinking"
+
+        Raises:
+            PromptError: the model has no chat template, the messages are malformed, or the template refuses them.
+            CheckpointError: the template is broken, or reaches for what is kept from it.
+            ParameterError: the arguments contradict each other, or the template does not use what it is told.
+        """
+        if self.chat_template is None:
+            raise PromptError("this model has no chat template: give a prompt to `generate` or `stream`")
+        return self.chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    # --- a look inside -------------------------------------------------------------------------------------------
+
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """The logits of every position. [T] -> [T, V] float32
 
@@ -257,6 +318,14 @@ class Engine:
             return Score(ids, score_tokens(self.runner, ids))
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _chat_prompt(self, messages: Messages, arguments: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """A conversation as token ids, and those of the arguments that are not about it."""
+        refuse_tools(arguments)
+        options = {name: arguments.pop(name) for name in RENDER_ARGUMENTS if name in arguments}
+        text = self.render_chat(messages, **options)
+        assert self.tokenizer is not None  # a template is loaded with one
+        return self.tokenizer.encode(text, add_special_tokens=False), arguments  # the template writes special tokens
 
     def _generate(self, prompts: list[Prompt], config: GenerationConfig) -> list[Generation]:
         requests: dict[int, Request] = {}

@@ -1,4 +1,4 @@
-"""From what a user names to the parts of an engine: models, tokenizer, the checkpoint's defaults."""
+"""From what a user names to the parts of an engine: models, tokenizer, chat template, the checkpoint's defaults."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .backends.base import Backend
+from .chat import ChatTemplate
 from .checkpoint import find_model
 from .config import ModelConfig
 from .decoding.fields import unfulfilled
@@ -36,6 +37,7 @@ class Parts:
     """What the checkpoint's generation_config.json says"""
     helpers: Mapping[str, Model] = field(default_factory=dict)
     """ "draft" or "amateur" """
+    chat_template: ChatTemplate | None = None
 
 
 def load_parts(model: Name | None, revision: str | None, helpers: Mapping[str, Name], ops: Backend) -> Parts:
@@ -53,7 +55,7 @@ def load_parts(model: Name | None, revision: str | None, helpers: Mapping[str, N
     tokenizer = Tokenizer.from_folder(folder)
     loaded = load_model(folder, ops)
     helping = {name: _load_helper(name, where, loaded.config, ops) for name, where in helpers.items()}
-    return Parts(ops, loaded, tokenizer, read_generation_config(folder), helping)
+    return Parts(ops, loaded, tokenizer, read_generation_config(folder), helping, read_chat_template(folder))
 
 
 def _load_helper(name: str, where: Name, config: ModelConfig, ops: Backend) -> Model:
@@ -76,14 +78,73 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read, or is not a JSON object.
     """
     path = folder / "generation_config.json"
+    defaults = _read_object(path)
+    if names := unfulfilled(defaults):
+        logger.warning("%s: minillm does not do %s; results may differ from transformers'", path, ", ".join(names))
+    return defaults
+
+
+def read_chat_template(folder: Path) -> ChatTemplate | None:
+    """The chat template of a checkpoint folder: chat_template.jinja, else what tokenizer_config.json says; or none.
+
+    Of several with names, the one called "default" is taken, as transformers does where no tools are given. The folder
+    additional_chat_templates/ holds others, which are chosen by their names, and is not looked at.
+
+    Raises:
+        CheckpointError: a file cannot be read, or a template is not text.
+    """
+    config = folder / "tokenizer_config.json"
+    settings = _read_object(config)
+    if "added_tokens_decoder" not in settings:  # as for the tokenizer: an older layout
+        settings |= _read_object(folder / "special_tokens_map.json")
+    path = folder / "chat_template.jinja"
+    source: str | None
     try:
-        defaults = json.loads(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        path, source = config, _default_template(config, settings.get("chat_template"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected UTF-8 text, found {error}") from error
+    if source is None:
+        return None
+    return ChatTemplate(source, f"the chat template of {path}", _special_tokens(settings))
+
+
+def _default_template(path: Path, value: Any) -> str | None:
+    """One template, or the default of `[{"name": ..., "template": ...}]`."""
+    if isinstance(value, list) and all(
+        isinstance(item, dict) and {"name", "template"} <= item.keys() for item in value
+    ):
+        named = {str(item["name"]): item["template"] for item in value}
+        if "default" not in named:
+            logger.warning("%s: no chat template is called default: of %s none is taken", path, ", ".join(named))
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise CheckpointError(
+            f"{path}: chat_template should be text, or a list of objects with name and template; found {value!r:.60}"
+        )
+    return value
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The tokens that transformers tells a template: those of its seven names, as text."""
+    tokens = {name: settings.get(f"{name}_token") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+    return {f"{name}_token": text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
-    if not isinstance(defaults, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(defaults).__name__}")
-    if names := unfulfilled(defaults):
-        logger.warning("%s: minillm does not do %s; results may differ from transformers'", path, ", ".join(names))
-    return defaults
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value

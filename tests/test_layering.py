@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": BASE,
     "tokenizer_files": BASE,
     "tokenizer": BASE | {"tokenizer_files"},
+    "chat": BASE,
     "checkpoint": BASE,
     "prompts": BASE | {"config", "tokenizer"},
     "ops": BASE | {"batch"},
@@ -39,10 +40,10 @@ ALLOWED: dict[str, set[str]] = {
     "inspection": {"backends", "batch", "cache", "ops", "runner", "scoring"},
     "results": {"decoding"},
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
-    "loading": BASE | {"backends", "checkpoint", "config", "decoding", "models", "tokenizer"},
+    "loading": BASE | {"backends", "chat", "checkpoint", "config", "decoding", "models", "tokenizer"},
     "engine": BASE
-    | {"cache", "config", "decoding", "devices", "footprint", "loading", "loop", "models", "prompts", "requests"}
-    | {"results", "runner", "scheduler", "scoring"},
+    | {"cache", "chat", "config", "decoding", "devices", "footprint", "loading", "loop", "models", "prompts"}
+    | {"requests", "results", "runner", "scheduler", "scoring"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "precision": BASE | {"engine", "models"},
     "profiling": BASE
@@ -157,6 +158,7 @@ HEAVY = {
     "tqdm",
     "tokenizers",
     "huggingface_hub",
+    "jinja2",
     "matplotlib",
     "torch",
     "transformers",

@@ -1,6 +1,7 @@
 """minillm chat: an interactive loop that keeps its cache between turns."""
 
 import argparse
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,28 @@ if TYPE_CHECKING:
 
 PROMPT = "> "
 
+RAW_TOKENS = 64
+"""New tokens by default where raw text is continued, which seldom ends by itself"""
+
+ANSWER_TOKENS = 512
+"""New tokens by default of an answer"""
+
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "chat",
-        help="write with the model, turn by turn",
-        description="Write with the model, turn by turn. It reads the whole conversation, of which only what is new is "
-        "computed. An empty line or Ctrl-D ends it.",
+        help="talk with the model, turn by turn",
+        description="Talk with the model, turn by turn, in the form that its chat template gives the conversation; "
+        "where it has no template, each line is continued as raw text. It reads the whole conversation, of which only "
+        "what is new is computed. An empty line or Ctrl-D ends it.",
+    )
+    group = parser.add_argument_group("conversation", "Of a model with a chat template.")
+    group.add_argument("--system", metavar="TEXT", help="what the model is told before the first turn")
+    group.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="""what else the template is told, such as '{"enable_thinking": false}'""",
     )
     add_model_options(parser)
     add_helper_options(parser)
@@ -30,14 +45,33 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    fields = {"max_new_tokens": 64, **generation_fields(args)}
+    fields, variables = generation_fields(args), _variables(args.chat_template_kwargs)
     if fields.get("num_return_sequences", 1) > 1:
         raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
     engine = load_engine(args, fields=fields, prefix_cache=True)
+    if engine.chat_template is not None:
+        messages = [] if args.system is None else [{"role": "system", "content": args.system}]
+        while line := _read_line():
+            answer(engine, messages, line, fields, variables, show_stats=args.stats)
+        return
+    for option in ("system", "chat_template_kwargs"):
+        if getattr(args, option) is not None:
+            raise ParameterError(f"--{option.replace('_', '-')}: this model has no chat template; leave it out")
     print("This model has no chat template: each line is continued as raw text.", file=sys.stderr)
     conversation: list[int] = []
     while line := _read_line():
         conversation = turn(engine, conversation, line, fields, show_stats=args.stats)
+
+
+def _variables(text: str | None) -> dict[str, Any]:
+    """What --chat-template-kwargs says."""
+    try:
+        value = {} if text is None else json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ParameterError(f'--chat-template-kwargs should be a JSON object, such as {{"a": 1}}, found {text!r:.40}')
+    return value
 
 
 def _read_line() -> str:
@@ -50,10 +84,37 @@ def _read_line() -> str:
         raise PromptError(f"standard input should be UTF-8 text; byte {error.start} is not") from None
 
 
+def answer(
+    engine: "Engine",
+    messages: list[dict[str, str]],
+    line: str,
+    fields: dict[str, Any],
+    variables: dict[str, Any] | None = None,
+    *,
+    show_stats: bool = False,
+) -> None:
+    """Add the user's line and the model's answer, which is printed as it comes, to the messages.
+
+    Args:
+        engine: made with `prefix_cache=True`, its model has a chat template
+        messages: the conversation so far
+        line: what the user wrote
+        fields: of `GenerationConfig`
+        variables: what else the template is told
+        show_stats: print what was computed
+    """
+    assert engine.tokenizer is not None
+    messages.append({"role": "user", "content": line})
+    text = engine.render_chat(messages, chat_template_kwargs=variables)
+    prompt = engine.tokenizer.encode(text, add_special_tokens=False)
+    _, said = _print_answer(engine, prompt, {"max_new_tokens": ANSWER_TOKENS, **fields}, show_stats=show_stats)
+    messages.append({"role": "assistant", "content": said})
+
+
 def turn(
     engine: "Engine", conversation: list[int], line: str, fields: dict[str, Any], *, show_stats: bool = False
 ) -> list[int]:
-    """Continue the conversation by the user's line and the model's answer, which is printed as it comes.
+    """Continue raw text by the user's line and the model's answer, which is printed as it comes.
 
     Args:
         engine: made with `prefix_cache=True`
@@ -68,13 +129,23 @@ def turn(
     assert engine.tokenizer is not None
     text = line if not conversation else "\n" + line
     prompt = conversation + engine.tokenizer.encode(text, add_special_tokens=not conversation)
+    token_ids, _ = _print_answer(engine, prompt, {"max_new_tokens": RAW_TOKENS, **fields}, show_stats=show_stats)
+    return prompt + token_ids
+
+
+def _print_answer(
+    engine: "Engine", prompt: list[int], fields: dict[str, Any], *, show_stats: bool
+) -> tuple[list[int], str]:
+    """Generate, and print the text as it comes. Returns the answer's tokens and text."""
     before = engine.stats.prefill_tokens
-    answer: list[int] = []
+    token_ids: list[int] = []
+    text = ""
     for event in engine.stream(prompt, **fields):
-        answer += event.token_ids
+        token_ids += event.token_ids
+        text += event.text
         print(event.text, end="", flush=True)
     print(flush=True)
     if show_stats:
         computed = engine.stats.prefill_tokens - before
         print(f"prompt of {len(prompt)} tokens, {computed} computed, {len(prompt) - computed} cached", file=sys.stderr)
-    return prompt + answer
+    return token_ids, text

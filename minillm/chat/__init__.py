@@ -1,0 +1,6 @@
+"""From a conversation to the prompt that a model was trained on: messages, and the checkpoint's chat template."""
+
+from .messages import Messages, refuse_tools
+from .template import RENDER_ARGUMENTS, ChatTemplate
+
+__all__ = ["RENDER_ARGUMENTS", "ChatTemplate", "Messages", "refuse_tools"]

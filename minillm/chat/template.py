@@ -1,0 +1,146 @@
+"""A checkpoint's chat template: how it writes a conversation as one text.
+
+The text is the same as that of transformers' `apply_chat_template`. Special tokens spelled out in a message become
+those tokens, as there: who passes on the words of strangers should look for them first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, ParameterError, PromptError
+from .messages import Messages, plain, read_messages, refuse_tools
+
+if TYPE_CHECKING:
+    from .sandbox import Compiled
+
+_MARK = "\ue000minillm "
+"""Put behind a message that is to be continued. It ends in a space, which a template that trims takes away."""
+
+RENDER_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+"""Of `ChatTemplate.render`, beside the messages"""
+
+_OWN = {"messages", "add_generation_prompt"}
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template in Jinja's language. It is compiled when it is first needed."""
+
+    source: str
+    origin: str = "the chat template"
+    """Where it comes from, for messages of errors"""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """"bos_token", "eos_token" and the like, which it may write"""
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the model was trained to see it, special tokens spelled out.
+
+        Args:
+            messages: the conversation
+            add_generation_prompt: end with what begins an answer; by default unless the last message is continued
+            continue_final_message: end within the last message, as if it were not finished
+            chat_template_kwargs: variables of the template, which it is told besides
+
+        Raises:
+            PromptError: the messages are malformed, or the template refuses or cannot write them.
+            ParameterError: the arguments contradict each other, or the template does not use a variable.
+            CheckpointError: the template is not valid Jinja, or reaches for what the sandbox keeps from it.
+        """
+        begins = _begins_answer(add_generation_prompt, continue_final_message)
+        chat = read_messages(messages, self._compiled.names)
+        if continue_final_message:
+            _mark_end(chat[-1])
+        given = self._checked({} if chat_template_kwargs is None else chat_template_kwargs)
+        text = self._write({"messages": chat, "add_generation_prompt": begins, **given})
+        if continue_final_message:
+            text = _cut_at_mark(text)
+        if not text:
+            raise PromptError(f"{self.origin} writes these messages as no text at all")
+        return text
+
+    @cached_property
+    def _compiled(self) -> "Compiled":
+        from .sandbox import compile_template
+
+        try:
+            return compile_template(self.source)
+        except Exception as error:  # besides Jinja's, those of Python's compiler
+            number = getattr(error, "lineno", None)
+            line = "" if number is None else f", line {number}"
+            raise CheckpointError(f"{self.origin}{line}: not a valid Jinja template: {_one_line(error)}") from error
+
+    def _checked(self, variables: Any) -> dict[str, Any]:
+        """The user's variables as plain values, each of which the template uses."""
+        if not isinstance(variables, Mapping):
+            raise ParameterError(f"chat_template_kwargs should be a dict of variables, found {variables!r:.40}")
+        refuse_tools(variables)
+        for name in variables:
+            if name in _OWN:
+                raise ParameterError(f"{name} is an argument of its own, not a variable for the chat template")
+            if name not in self._compiled.variables:
+                known = ", ".join(sorted(self._compiled.variables - _OWN - {"tools", "documents"})) or "none"
+                raise ParameterError(f"the chat template does not use {name!r}; its variables: {known}")
+        try:
+            return {name: plain(value) for name, value in variables.items()}
+        except (TypeError, ValueError) as error:
+            raise ParameterError(f"variables of a chat template should be plain values: {error}") from None
+
+    def _write(self, variables: Mapping[str, Any]) -> str:
+        from jinja2.exceptions import SecurityError
+
+        from .sandbox import Refused
+
+        nothing = {"tools": None, "documents": None}
+        try:
+            return self._compiled.template.render(nothing | dict(self.special_tokens) | dict(variables))
+        except Refused as refusal:
+            raise PromptError(f"{self.origin} refuses the messages: {_one_line(refusal)}") from None
+        except SecurityError as error:
+            raise CheckpointError(f"{self.origin} does what a template may not: {_one_line(error)}") from error
+        except Exception as error:  # a template is a program: it may raise anything
+            raise PromptError(f"{self.origin} cannot write these messages: {_one_line(error)}") from error
+
+
+def _begins_answer(add_generation_prompt: object, continue_final_message: object) -> bool:
+    """Whether the text ends with what begins an answer."""
+    if not isinstance(continue_final_message, bool):
+        raise ParameterError(f"continue_final_message should be True or False, found {continue_final_message!r:.40}")
+    if add_generation_prompt is None:
+        return not continue_final_message
+    if not isinstance(add_generation_prompt, bool):
+        raise ParameterError(f"add_generation_prompt should be True or False, found {add_generation_prompt!r:.40}")
+    if add_generation_prompt and continue_final_message:
+        raise ParameterError(
+            "add_generation_prompt begins a new message, continue_final_message goes on with the last one: "
+            "leave one of them out"
+        )
+    return add_generation_prompt
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    """Put the mark behind the message's text, or behind its last part."""
+    if isinstance(message["content"], str):
+        message["content"] += _MARK
+    elif message["content"]:
+        message["content"][-1]["text"] += _MARK
+
+
+def _cut_at_mark(text: str) -> str:
+    """What precedes the mark; where the template has trimmed the message, without the space at its end."""
+    end = text.rfind(_MARK.rstrip())
+    if end < 0:
+        raise PromptError("the chat template leaves out the end of the last message: it cannot be continued")
+    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
