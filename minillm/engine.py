@@ -324,6 +324,8 @@ class Engine:
         refuse_tools(arguments)
         options = {name: arguments.pop(name) for name in RENDER_ARGUMENTS if name in arguments}
         text = self.render_chat(messages, **options)
+        if not text:
+            raise PromptError("the chat template makes no text of these messages")
         assert self.tokenizer is not None  # a template is loaded with one
         return self.tokenizer.encode(text, add_special_tokens=False), arguments  # the template writes special tokens
 

@@ -127,10 +127,12 @@ def _default_template(path: Path, value: Any) -> str | None:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens that transformers tells a template: those of its seven names, as text."""
-    tokens = {name: settings.get(f"{name}_token") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    """The tokens that transformers tells a template, as text: what is called `..._token`, and further ones by name."""
+    further = settings.get("extra_special_tokens")
+    named = {name: token for name, token in settings.items() if name.endswith("_token")}
+    tokens = named | (further if isinstance(further, dict) else {})
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
-    return {f"{name}_token": text for name, text in texts.items() if isinstance(text, str)}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .messages import Messages, plain, read_messages, refuse_tools
 if TYPE_CHECKING:
     from .sandbox import Compiled
 
-_MARK = "\ue000minillm "
+_MARK = "MINILLM_CONTINUES_HERE "
 """Put behind a message that is to be continued. It ends in a space, which a template that trims takes away."""
 
 RENDER_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -61,11 +61,7 @@ class ChatTemplate:
             _mark_end(chat[-1])
         given = self._checked({} if chat_template_kwargs is None else chat_template_kwargs)
         text = self._write({"messages": chat, "add_generation_prompt": begins, **given})
-        if continue_final_message:
-            text = _cut_at_mark(text)
-        if not text:
-            raise PromptError(f"{self.origin} writes these messages as no text at all")
-        return text
+        return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
     def _compiled(self) -> "Compiled":
@@ -140,7 +136,9 @@ def _mark_end(message: dict[str, Any]) -> None:
 
 def _cut_at_mark(text: str) -> str:
     """What precedes the mark; where the template has trimmed the message, without the space at its end."""
-    end = text.rfind(_MARK.rstrip())
-    if end < 0:
-        raise PromptError("the chat template leaves out the end of the last message: it cannot be continued")
+    found = text.count(_MARK.rstrip())
+    if found != 1:
+        how = "leaves out the end of the last message" if found == 0 else "writes the last message more than once"
+        raise PromptError(f"the chat template {how}: it cannot be continued")
+    end = text.index(_MARK.rstrip())
     return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
