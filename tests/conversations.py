@@ -33,7 +33,12 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "two turns, system": [system("S"), user("1 + 1"), assistant("2"), user("2 + 2"), assistant("4")],
     "spaces": [user("  two \n"), assistant("\n three  "), user("\t")],
     "an answer to go on with": [user("Name one."), assistant("One is: ")],
-    "thoughts": [user("Q"), assistant("<think>\nhm\n</think>\n\nA"), user("R"), assistant("<think>\nso\n</think>\n\nB")],
+    "thoughts": [
+        user("Q"),
+        assistant("<think>\nhm\n</think>\n\nA"),
+        user("R"),
+        assistant("<think>\nso\n</think>\n\nB"),
+    ],
     "characters": [user("日本 <b>&'\"\\ {{ bos_token }} {% x %} 🙂"), assistant("é\u2028</s>")],
     "empty": [system(""), user(""), assistant("")],
     "only a system": [system("alone")],

@@ -91,7 +91,10 @@ def test_the_folder_is_read_alike(tmp_path: Path) -> None:
         "list": {"chat_template": [{"name": "rag", "template": "rag"}, {"name": "default", "template": "default"}]},
         "tokens": {"chat_template": tokens, "sep_token": "<sep>", "mask_token": None, "image_token": "<image>"},
         "no tokens": {"chat_template": tokens, "bos_token": None},
-        "named": {"chat_template": "{{ boi_token }}{{ x }}", "extra_special_tokens": {"boi_token": "<boi>", "x": "<x>"}},
+        "named": {
+            "chat_template": "{{ boi_token }}{{ x }}",
+            "extra_special_tokens": {"boi_token": "<boi>", "x": "<x>"},
+        },
         "new layout": {"chat_template": tokens, "added_tokens_decoder": {"2": {"content": "</s>", "special": True}}},
     }
     for name, settings in layouts.items():

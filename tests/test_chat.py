@@ -1,0 +1,346 @@
+"""Conversations: what a template makes of them, what it may not do, and what the engine answers."""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minillm import Engine
+from minillm.chat import ChatTemplate
+from minillm.errors import CheckpointError, ParameterError, PromptError
+from minillm.loading import read_chat_template
+from minillm.results import Completion
+
+from .conversations import CONVERSATIONS, NAMES, TEMPLATES, assistant, system, user, write_tokenizer
+from .tiny import write_checkpoint
+
+TALK = [system("Be brief."), user("Hi"), assistant("Hello, you."), user("Who?")]
+LEAST = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def template(name: str) -> ChatTemplate:
+    """One of tests/data/chat_templates."""
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    return ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+WRITTEN = {
+    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    "Hello, you.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n",
+    "inst": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello, you. </s><s>[INST] Who? [/INST]",
+    "zephyr": "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello, you.</s>\n<|user|>\nWho?</s>\n"
+    "<|assistant|>\n",
+    "mistral": "<s>[INST] Hi[/INST] Hello, you.</s>[INST] Be brief.\n\nWho?[/INST]",
+    "phi": "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello, you.<|end|>\n<|user|>\nWho?"
+    "<|end|>\n<|assistant|>\n",
+    "loops": "2 of 4, User: Hi\n3 of 4, Assistant: Hello, you.\n4 of 4, User: Who?\nAssistant:",
+    "generation": "<|system|>Be brief.\n<|user|>Hi\n<|assistant|>Hello, you.</s>\n<|user|>Who?\n<|assistant|>",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_conversation_as_each_form_has_it(name: str) -> None:
+    assert template(name).render(TALK) == WRITTEN[name]
+
+
+def test_the_generation_prompt_is_left_out_on_request() -> None:
+    for name in NAMES:
+        if name not in ("gemma", "inst", "mistral"):  # one refuses this conversation, two know no such prompt
+            with_it, without = (template(name).render(TALK, add_generation_prompt=wanted) for wanted in (True, False))
+            assert with_it != without
+            assert with_it == template(name).render(TALK)
+
+
+def test_going_on_with_the_last_message_ends_within_it() -> None:
+    unfinished = [user("Name one."), assistant("One is: ")]
+    end = {"chatml": "assistant\nOne is: ", "gemma": "model\nOne is:", "macros": "<ASSISTANT>\nOne is: "}  # gemma trims
+    for name, expected in end.items():
+        text = template(name).render(unfinished, continue_final_message=True)
+        assert text.endswith(expected)
+        assert "CONTINUE" not in text
+    parts = [user("a"), assistant([{"type": "text", "text": "b"}, {"type": "text", "text": "c "}])]
+    assert template("macros").render(parts, continue_final_message=True).endswith("<ASSISTANT>\nb|c ")
+
+
+def test_a_variable_and_the_day() -> None:
+    headers = template("headers")
+    assert f"It is {datetime.now():%d %b %Y}." in headers.render(TALK)
+    assert "It is long ago." in headers.render(TALK, chat_template_kwargs={"date_string": "long ago"})
+
+
+def test_thoughts_are_kept_after_the_last_question_only() -> None:
+    qwen3 = template("qwen3")
+    first = [user("Q"), assistant("A", reasoning="hm")]
+    assert "<think>\nhm\n</think>\n\nA" in qwen3.render(first)
+    assert "hm" not in qwen3.render([*first, user("R")])
+    assert qwen3.render(first, chat_template_kwargs={"enable_thinking": False}).endswith("<think>\n\n</think>\n\n")
+
+
+def test_messages_may_come_from_any_iterable_and_are_left_as_they_are() -> None:
+    messages = CONVERSATIONS["two turns"]
+    before = json.dumps(messages)
+    expected = template("chatml").render(messages)
+    assert template("chatml").render(m for m in messages) == expected
+    assert template("chatml").render(tuple(messages)) == expected
+    template("chatml").render(messages, continue_final_message=True)
+    assert json.dumps(messages) == before
+
+
+# --- messages that are none -------------------------------------------------------------------------------------------
+
+BAD_MESSAGES: dict[str, tuple[Any, str]] = {
+    "text": ("Hi", "messages should be a list .* found text: `generate` continues"),
+    "one alone": (user("Hi"), "found one alone: put it into a list"),
+    "a number": (3, "found int"),
+    "none": ([], "messages is empty"),
+    "a conversation of conversations": ([[user("Hi")]], r"messages\[0\] should be \{.*found list"),
+    "no role": ([user("a"), {"content": "b"}], r"messages\[1\] has no role"),
+    "role without a value": ([{"role": None, "content": "b"}], r"messages\[0\] has no role"),
+    "role of a wrong type": ([{"role": 1, "content": "b"}], "role should be text, found 1"),
+    "no content": ([user("a"), {"role": "assistant"}], r'messages\[1\] has no content: give its text, which may be ""'),
+    "content without a value": ([user(None)], r"messages\[0\] has no content"),
+    "content of a wrong type": ([user(3)], "content should be text or a list of text parts, found int"),
+    "bytes": ([user(b"a")], "found bytes"),
+    "unknown key": ([user("a") | {"contents": "b"}], "'contents' would have no effect"),
+    "key that is no text": ([user("a") | {3: "b"}], "3 would have no effect"),
+    "a picture": ([user([{"type": "image_url", "image_url": "x"}])], "part of type 'image_url': minillm takes text"),
+    "part without a type": ([user([{"text": "a"}])], "a part of content should be"),
+    "part of nothing": ([user(["a"])], "a part of content should be"),
+    "part with more": ([user([{"type": "text", "text": "a", "x": 1}])], "a part of content should be"),
+    "parts where text is meant": ([user([{"type": "text", "text": "a"}])], "as one text, not in parts: join them"),
+    "a tool": ([{"role": "tool", "content": "4"}], "minillm runs no tools, and 'tool' is the role of one"),
+    "a call": ([assistant("", tool_calls=[{"a": 1}])], "minillm runs no tools, and 'tool_calls' belongs to them"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MESSAGES)
+def test_what_is_no_conversation_is_named(name: str) -> None:
+    messages, words = BAD_MESSAGES[name]
+    with pytest.raises(PromptError, match=words) as error:
+        template("chatml").render(messages)
+    assert "\n" not in str(error.value)
+
+
+def test_a_key_that_the_template_reads_holds_plain_values() -> None:
+    assert template("json").render([user("a") | {"name": "me"}]) != template("json").render([user("a")])
+    circle: list[Any] = []
+    circle.append(circle)
+    for value in (object(), circle):
+        with pytest.raises(PromptError, match="what JSON cannot say"):
+            template("json").render([user("a") | {"name": value}])
+
+
+BAD_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "both": ({"continue_final_message": True, "add_generation_prompt": True}, "leave one of them out"),
+    "no flag": ({"continue_final_message": "content"}, "should be True or False, found 'content'"),
+    "no flag either": ({"add_generation_prompt": 1}, "should be True or False, found 1"),
+    "variables as text": ({"chat_template_kwargs": "{}"}, "should be a dict of variables, found '{}'"),
+    "unknown variable": (
+        {"chat_template_kwargs": {"date": 1}},
+        "not use 'date'; its variables: bos_token, date_string",
+    ),
+    "argument as a variable": ({"chat_template_kwargs": {"messages": []}}, "messages is an argument of its own"),
+    "tools": ({"chat_template_kwargs": {"tools": []}}, "minillm runs no tools"),
+    "not plain": ({"chat_template_kwargs": {"date_string": object()}}, "should be plain values"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_arguments_without_a_meaning_are_named(name: str) -> None:
+    arguments, words = BAD_ARGUMENTS[name]
+    with pytest.raises(ParameterError, match=words):
+        template("headers").render(TALK, **arguments)
+
+
+# --- templates that go wrong, or too far ------------------------------------------------------------------------------
+
+BAD_TEMPLATES: dict[str, tuple[str, type[Exception], str]] = {
+    "syntax": ("a\n{% for %}", CheckpointError, "here, line 2: not a valid Jinja template"),
+    "unknown filter": ("{{ messages | rot13 }}", CheckpointError, "rot13"),
+    "break outside": ("{% break %}", CheckpointError, "not a valid Jinja template"),
+    "its own refusal": ("{{ raise_exception('no\nsystem') }}", PromptError, "here refuses the messages: no system$"),
+    "undefined": ("{{ nobody.knows }}", PromptError, "here cannot write these messages: 'nobody' is undefined"),
+    "types": ("{{ messages + 1 }}", PromptError, "cannot write these messages"),
+    "no end": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", PromptError, "recursion"),
+    "no end either": ("{% for i in range(1000000000) %}a{% endfor %}", PromptError, "Range too big"),
+    "a file": ("{% include '/etc/passwd' %}", PromptError, "no loader"),
+    "classes": ("{{ ''.__class__.__mro__ }}", CheckpointError, "may not: .*'__class__'"),
+    "classes by filter": ("{{ (''|attr('__class__')).__mro__ }}", CheckpointError, "may not"),
+    "classes by format": ("{{ '{0.__class__.__mro__}'.format('') }}", CheckpointError, "may not"),
+    "modules": ("{{ lipsum.__globals__['os'].popen('id') }}", CheckpointError, "may not"),
+    "our modules": ("{{ strftime_now.__globals__['json'] }}", CheckpointError, "may not"),
+    "change of a list": ("{{ messages.append(1) }}", CheckpointError, "may not"),
+    "change of a message": ("{{ messages[0].update(role='x') }}", CheckpointError, "may not"),
+    "change by the type": ("{{ dict.update(messages[0], role='x') }}", PromptError, "has no attribute 'update'"),
+    "private names": ("{% set n = namespace() %}{% set n.__call__ = 1 %}", CheckpointError, "may not: .*'__call__'"),
+    "private names at once": ("{% set n = namespace(__html__=1) %}", CheckpointError, "may not: .*'__html__'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TEMPLATES)
+def test_a_template_that_goes_wrong_or_too_far_ends_in_one_line(name: str) -> None:
+    source, kind, words = BAD_TEMPLATES[name]
+    messages = [user("Hi")]
+    with pytest.raises(kind, match=words) as error:
+        ChatTemplate(source, "here").render(messages)
+    assert "\n" not in str(error.value)
+    assert messages == [user("Hi")]
+
+
+def test_what_cannot_be_continued_is_said() -> None:
+    for source, words in {"{{ messages[0].role }}": "leaves out the end", LEAST * 2: "more than once"}.items():
+        with pytest.raises(PromptError, match=words):
+            ChatTemplate(source).render([user("Hi")], continue_final_message=True)
+    with pytest.raises(PromptError, match="leaves out the end"):
+        template("macros").render([user("a"), assistant([])], continue_final_message=True)
+
+
+# --- where it is found ------------------------------------------------------------------------------------------------
+
+
+def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, "file {{ eos_token }}", chat_template="configuration {{ bos_token }}")
+    found = read_chat_template(folder)
+    assert found is not None
+    assert found.render([user("a")]) == "file </s>"
+    (folder / "chat_template.jinja").unlink()
+    found = read_chat_template(folder)
+    assert found is not None
+    assert found.render([user("a")]) == "configuration </s>"
+
+
+def test_of_several_the_default_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    found = read_chat_template(tmp_path)
+    assert found is not None
+    assert found.source == "b"
+    assert not caplog.records
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named[:1]}))
+    assert read_chat_template(tmp_path) is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "tool_use" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"chat_template": None}], ids=str)
+def test_none_is_none(settings: dict[str, Any] | None, tmp_path: Path) -> None:
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert read_chat_template(tmp_path) is None
+
+
+@pytest.mark.parametrize("value", [7, {"default": "a"}, ["a"], [{"name": "default"}]], ids=str)
+def test_a_template_that_is_no_text_is_named(value: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template should be text, or a list"):
+        read_chat_template(tmp_path)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: expected UTF-8 text"):
+        read_chat_template(tmp_path)
+
+
+# --- what the engine answers ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that talks in ChatML, whose tokenizer would write </s> in front of a prompt."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("chat"), seed=2, max_position_embeddings=256)
+    source = (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}" + source, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def chatting(folder: Path) -> Iterator[Engine]:
+    """An engine on it."""
+    with Engine(folder, prefix_cache=True) as engine:
+        yield engine
+
+
+def test_an_answer_continues_the_rendered_text(chatting: Engine) -> None:
+    assert chatting.tokenizer is not None
+    text = chatting.render_chat(TALK)
+    assert text == "</s>" + WRITTEN["chatml"]
+    ids = chatting.tokenizer.encode(text, add_special_tokens=False)
+    assert ids == chatting.tokenizer.encode(WRITTEN["chatml"])  # not </s> twice
+    answer = chatting.chat(TALK, max_new_tokens=8)
+    assert answer == chatting.generate(ids, max_new_tokens=8)
+    streamed = Completion()
+    for event in chatting.stream_chat(TALK, max_new_tokens=8):
+        streamed.add(event)
+    assert [streamed] == answer.completions
+
+
+def test_its_arguments_are_those_of_rendering_and_of_generation(chatting: Engine) -> None:
+    assert chatting.tokenizer is not None
+    unfinished = [user("Name one."), assistant("One is: ")]
+    answer = chatting.chat(unfinished, max_new_tokens=2, continue_final_message=True)
+    text = chatting.render_chat(unfinished, continue_final_message=True)
+    assert answer.prompt_token_ids == chatting.tokenizer.encode(text, add_special_tokens=False)
+    assert text.endswith("One is: ")
+    assert len(answer.token_ids) == 2
+    for field, words in {
+        "tools": "minillm runs no tools",
+        "documents": "none to a chat",
+        "nonsense": "nonsense",
+    }.items():
+        for method in (chatting.chat, chatting.stream_chat):
+            with pytest.raises(ParameterError, match=words):
+                method(TALK, **{field: []})
+
+
+def test_any_of_the_checkpoints_ends_stops_an_answer(folder: Path, chatting: Engine, tmp_path: Path) -> None:
+    whole = chatting.chat(TALK, max_new_tokens=30, eos_token_id=[])
+    ends = whole.token_ids[5], whole.token_ids[9]  # of which the first is met first
+    first = min(whole.token_ids.index(end) for end in ends)
+    other = shutil.copytree(folder, tmp_path / "other")
+    settings = {"eos_token_id": [511, *reversed(ends)], "max_new_tokens": 30}
+    (other / "generation_config.json").write_text(json.dumps(settings))
+    with Engine(other) as engine:
+        (completion,) = engine.chat(TALK).completions
+    assert (completion.token_ids, completion.finish_reason) == (whole.token_ids[: first + 1], "stop")
+
+
+def test_the_next_turn_finds_the_conversation_in_the_cache(folder: Path, chatting: Engine) -> None:
+    first = chatting.chat(TALK, max_new_tokens=8)
+    said = assistant(first.text)
+    before = chatting.stats.prefill_tokens
+    second = chatting.chat([*TALK, said, user("And?")], max_new_tokens=4)
+    computed = chatting.stats.prefill_tokens - before
+    assert computed <= len(second.prompt_token_ids) - len(first.prompt_token_ids)
+    with Engine(folder) as fresh:
+        assert fresh.chat([*TALK, said, user("And?")], max_new_tokens=4) == second
+
+
+def test_a_model_without_a_template_says_what_to_do(engine: Engine) -> None:
+    for method in (engine.chat, engine.stream_chat, engine.render_chat):
+        with pytest.raises(PromptError, match="no chat template: give a prompt to `generate`"):
+            method(TALK)
+    assert engine.stats.steps == 0
+
+
+def test_a_template_that_writes_nothing_is_no_prompt(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "chat_template.jinja").write_text("{# nothing #}")
+    with Engine(other) as engine, pytest.raises(PromptError, match="makes no text of these messages"):
+        engine.chat(TALK)
+
+
+def test_a_broken_template_leaves_generation_alone(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "chat_template.jinja").write_text("{% if %}")
+    with Engine(other) as engine:
+        assert engine.generate("Hi", max_new_tokens=1).token_ids
+        with pytest.raises(CheckpointError, match="not a valid Jinja template"):
+            engine.chat(TALK)
