@@ -3,7 +3,7 @@
     MinillmError                      exit code 1
      ├─ UsageError (ValueError)       exit code 2: the request itself cannot be meant
      │   ├─ ParameterError            a generation field or an engine argument: unknown, impossible, contradictory
-     │   └─ PromptError               an empty or too long prompt, an id outside the vocabulary, invalid UTF-8
+     │   └─ PromptError               an empty or too long prompt, an id outside the vocabulary, no conversation
      ├─ ModelError                    the model cannot be had
      │   ├─ ModelNotFoundError        no such folder, hub id, revision or file; no network
      │   ├─ CheckpointError           a tensor or file is missing, extra, misshaped, truncated or unsafe
@@ -35,7 +35,7 @@ class ParameterError(UsageError):
 
 
 class PromptError(UsageError):
-    """A prompt is empty, too long, not text, or holds an id outside the vocabulary."""
+    """A prompt is empty, too long, not text, holds an id outside the vocabulary; or messages are no conversation."""
 
 
 class ModelError(MinillmError):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from datetime import datetime
@@ -65,6 +66,8 @@ def test_going_on_with_the_last_message_ends_within_it() -> None:
         text = template(name).render(unfinished, continue_final_message=True)
         assert text.endswith(expected)
         assert "CONTINUE" not in text
+    told = ChatTemplate("{{ add_generation_prompt }} " + LEAST)
+    assert told.render([user("a")], continue_final_message=True) == "False a"
     parts = [user("a"), assistant([{"type": "text", "text": "b"}, {"type": "text", "text": "c "}])]
     assert template("macros").render(parts, continue_final_message=True).endswith("<ASSISTANT>\nb|c ")
 
@@ -255,7 +258,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that talks in ChatML, whose tokenizer would write </s> in front of a prompt."""
-    folder = write_checkpoint(tmp_path_factory.mktemp("chat"), seed=2, max_position_embeddings=256)
+    folder = write_checkpoint(tmp_path_factory.mktemp("chat"), seed=2, max_position_embeddings=512)
     source = (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text("{{ bos_token }}" + source, encoding="utf-8")
     return folder
@@ -321,6 +324,15 @@ def test_the_next_turn_finds_the_conversation_in_the_cache(folder: Path, chattin
     assert computed <= len(second.prompt_token_ids) - len(first.prompt_token_ids)
     with Engine(folder) as fresh:
         assert fresh.chat([*TALK, said, user("And?")], max_new_tokens=4) == second
+
+
+def test_the_readmes_conversation(chatting: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(messages = .*?)```", readme, re.DOTALL)
+    names: dict[str, Any] = {"engine": chatting}
+    exec(code, names)
+    answer = chatting.chat(names["messages"], max_new_tokens=20)
+    assert capsys.readouterr().out == answer.text + chatting.render_chat(names["messages"]) + "\n"
 
 
 def test_a_model_without_a_template_says_what_to_do(engine: Engine) -> None:

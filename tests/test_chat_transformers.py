@@ -27,7 +27,7 @@ VARIABLES: dict[str, dict[str, Any]] = {
     "headers": {"date_string": "24 Dec 1999"},
     "qwen3": {"enable_thinking": False},
     "smol": {"model": "X"},
-    "phi": {"eos_token": "<|other|>"},
+    "generation": {"eos_token": "<|other|>"},
     "json": {"sep_token": None},
 }
 
