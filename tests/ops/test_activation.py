@@ -1,11 +1,11 @@
-"""ReLU and GELU against their definitions with math.erf."""
+"""Activations against their definitions with math.erf, math.tanh and math.exp."""
 
 import math
 
 import numpy as np
 import pytest
 
-from minillm.ops.activation import ACTIVATIONS, FLOPS_PER_ELEMENT, erf, gelu, relu
+from minillm.ops.activation import ACTIVATIONS, ALIASES, FLOPS_PER_ELEMENT, erf, gelu, gelu_new, relu, silu
 
 X = np.concatenate([np.linspace(-9, 9, 3001), [0.0, -0.0, 1e-20, -1e-20, 50.0, -50.0]]).astype(np.float32)
 
@@ -27,6 +27,24 @@ def test_gelu_is_not_the_tanh_approximation() -> None:
     exact = 2 * 0.5 * (1 + math.erf(math.sqrt(2)))
     tanh = 2 * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (2 + 0.044715 * 8)))
     assert abs(float(gelu(x, np)[0]) - exact) < 2e-6 < 5e-5 < abs(tanh - exact)
+
+
+def test_gelu_new_is_the_tanh_approximation() -> None:
+    exact = [x * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) for x in X.astype(np.float64)]
+    assert np.abs(gelu_new(X.copy(), np) - exact).max() <= 2e-6
+    assert np.abs(gelu_new(X.astype(np.float64), np) - exact).max() <= 1e-14
+
+
+def test_silu_is_x_times_the_logistic_function() -> None:
+    exact = np.array([x / (1 + math.exp(-x)) for x in X.astype(np.float64)])
+    assert np.abs(silu(X.copy(), np) - exact).max() <= 1e-6
+    with np.errstate(over="ignore"):
+        assert silu(np.array([-1000.0, 1000.0], np.float32), np).tolist() == [0.0, 1000.0]
+
+
+def test_other_names_stand_for_activations_that_there_are() -> None:
+    assert set(ALIASES.values()) <= set(ACTIVATIONS)
+    assert not set(ALIASES) & set(ACTIVATIONS)
 
 
 def test_relu() -> None:

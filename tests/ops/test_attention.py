@@ -38,19 +38,23 @@ class Case:
         everything = Batch.of([Sequence([0] * len(s.token_ids), 0, s.pages) for s in sequences], contexts, P)
         store_kv(np.concatenate(self.k), np.concatenate(self.v), self.keys, self.values, everything)
 
-    def attend(self, scale: float) -> np.ndarray:
-        return attend(self.q, self.keys, self.values, self.batch, scale, np, np.full_like(self.q, np.nan))
+    def attend(self, scale: float, **how) -> np.ndarray:
+        return attend(self.q, self.keys, self.values, self.batch, scale, np, np.full_like(self.q, np.nan), **how)
 
-    def expected(self, scale: float) -> tuple[np.ndarray, list[np.ndarray]]:
+    def expected(
+        self, scale: float, window: int | None = None, slopes: np.ndarray | None = None
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         """The result [T, H, D], and each sequence's weights [H, n, S]."""
         results, weights = [], []
         for (cached, new), span, k, v in zip(self.lengths, self.batch.spans, self.k, self.v, strict=True):
             H, group = self.q.shape[1], self.q.shape[1] // k.shape[1]
             q = self.q[span.start : span.stop].astype(np.float64)
-            seen = np.arange(cached + new) <= cached + np.arange(new)[:, None]  # [n, S]
+            back = cached + np.arange(new)[:, None] - np.arange(cached + new)  # [n, S]
+            seen = (back >= 0) & (back < (window or cached + new))
             maps = np.empty((H, new, cached + new))
             for h in range(H):
-                weight = np.exp(q[:, h] @ k[:, h // group].T * scale) * seen
+                bias = 0 if slopes is None else slopes[h] * back
+                weight = np.exp(q[:, h] @ k[:, h // group].T * scale - bias) * seen
                 maps[h] = weight / weight.sum(axis=-1, keepdims=True)
             weights.append(maps)
             results.append(np.stack([maps[h] @ v[:, h // group] for h in range(H)], axis=1))
@@ -65,11 +69,45 @@ def test_attention_is_a_masked_softmax(lengths: list[tuple[int, int]], H: int, K
     np.testing.assert_allclose(case.attend(D**-0.5), case.expected(D**-0.5)[0], rtol=1e-5, atol=1e-5)
 
 
+SLOPES = np.array([0.5, 0.25, 0.0, 0.125], np.float32)
+LOOKS = [(1, None), (4, None), (200, None), (None, SLOPES), (7, SLOPES)]
+
+
+@pytest.mark.parametrize("P", [1, 3, 512])
+@pytest.mark.parametrize(("window", "slopes"), LOOKS)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_windows_and_slopes(
+    lengths: list[tuple[int, int]], window: int | None, slopes: np.ndarray | None, P: int
+) -> None:
+    case = Case(lengths, 4, 2, P)
+    ours = case.attend(0.3, window=window, slopes=slopes)
+    np.testing.assert_allclose(ours, case.expected(0.3, window, slopes)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6])
+def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
+    case = Case(LENGTHS["ragged"], 4, 2, 4)
+    pairs = keys = 0
+    for cached, new in case.lengths:
+        seen: set[int] = set()
+        for i in range(cached, cached + new):
+            shown = range(max(0, i - window + 1), i + 1)
+            pairs += len(shown)
+            seen |= set(shown)
+        keys += len(seen)
+    assert visible_pairs(case.batch, window) == pairs
+    position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
+    cost = module.cost(case.batch, 4, D, position_bytes, window=window, biased=True)
+    flops = pairs * 4 * (4 * D + 6) + T * 4 * D
+    assert cost == (flops, case.q.nbytes + keys * position_bytes + SLOPES.nbytes, case.q.nbytes)
+
+
+@pytest.mark.parametrize(("window", "slopes"), [(None, None), *LOOKS])
 @pytest.mark.parametrize("P", [3, 16])
-def test_the_map_is_the_weights(P: int) -> None:
+def test_the_map_is_the_weights(P: int, window: int | None, slopes: np.ndarray | None) -> None:
     case = Case(LENGTHS["ragged"], 4, 2, P)
-    maps = attention_map(case.q, case.keys, case.batch, 0.7, np)
-    for ours, expected in zip(maps, case.expected(0.7)[1], strict=True):
+    maps = attention_map(case.q, case.keys, case.batch, 0.7, np, window, slopes)
+    for ours, expected in zip(maps, case.expected(0.7, window, slopes)[1], strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 

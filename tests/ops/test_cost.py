@@ -12,11 +12,14 @@ import pytest
 
 from minillm import ops
 from minillm.batch import Batch, Sequence
+from minillm.ops.activation import ACTIVATIONS
 from minillm.ops.attention import cost as attention_cost
 from minillm.ops.embed import cost as embed_cost
+from minillm.ops.glu import cost as glu_cost
 from minillm.ops.linear import cost as linear_cost
 from minillm.ops.norm import cost as norm_cost
 from minillm.ops.norm import rms_norm_cost
+from minillm.ops.rotary import cost as rotary_cost
 
 
 class Number:
@@ -57,6 +60,9 @@ class Number:
 
     def sqrt(self) -> "Number":
         return self._made(float(np.sqrt(self.value)))
+
+    def tanh(self) -> "Number":
+        return self._made(float(np.tanh(self.value)))
 
     def __ge__(self, other: Any) -> bool:
         Number.comparisons += 1
@@ -111,7 +117,7 @@ def test_embed(positions: bool) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_linear(bias: bool, residual: bool, activation: str | None) -> None:
     T, inputs, outputs = 3, 5, 4
     ops.linear(
@@ -138,6 +144,28 @@ def test_rms_norm(affine: bool) -> None:
     T, E = 3, 6
     ops.rms_norm(numbers(T, E), numbers(E) if affine else None, 1e-5, XP, empty(T, E))
     assert rms_norm_cost(T, E, affine=affine).flops == Number.arithmetic  # einsum makes n additions for n numbers
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_glu(activation: str) -> None:
+    ops.glu(numbers(3, 8), activation, XP, empty(3, 4))
+    assert glu_cost(3, 4, activation).flops == Number.arithmetic + Number.comparisons
+
+
+def test_rotary() -> None:
+    """The turn itself; angles, cosines and sines are counted beside their formula."""
+    T, heads, D, half = 3, 2, 8, 3
+    ops.rotary(numbers(T, heads, D), numbers(T, half), numbers(T, half), XP, empty(T, heads, D))
+    whole = rotary_cost(T, heads, D, half, scaled=False, stretched=False).flops
+    assert whole - 3 * T * half == Number.arithmetic
+
+
+def test_alibi_takes_a_product_and_a_subtraction_for_each_key() -> None:
+    H, D, S = 4, 3, 11
+    batch = Batch.of([Sequence([0] * S, S - 1, [0])], [1], 16)
+    cache = numbers(1, H, 16, D)
+    ops.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D), slopes=numbers(H))
+    assert attention_cost(batch, H, D, 0, biased=True).flops == Number.arithmetic + H * (S + 1 + D)
 
 
 @pytest.mark.parametrize("page_size", [16, 4], ids=["one page", "three pages"])

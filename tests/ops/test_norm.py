@@ -72,6 +72,17 @@ def test_rms_norm_is_its_formula(T: int, shift: float) -> None:
     np.testing.assert_array_equal(x, before)
 
 
+def test_rms_norm_of_heads_is_that_of_each_head_alone() -> None:
+    rows, gain = (
+        np.random.default_rng(1).standard_normal((3, 2, 5, 8)).astype(np.float32)[0],
+        np.full(8, 1.5, np.float32),
+    )
+    out = norm.rms_norm(rows, gain, 1e-5, np, np.empty_like(rows))
+    for token, heads in enumerate(rows):
+        alone = norm.rms_norm(heads, gain, 1e-5, np, np.empty_like(heads))
+        np.testing.assert_allclose(out[token], alone, rtol=1e-6)
+
+
 def test_without_gain_rows_have_mean_square_1_and_keep_their_direction() -> None:
     x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32) * 9 + 4
     y = norm.rms_norm(x, None, 0.0, np, np.empty_like(x))
