@@ -15,11 +15,13 @@ from minillm.backends.base import Backend
 from minillm.batch import Sequence
 from minillm.cache import PagedCache
 from minillm.config import ModelConfig
-from minillm.models import opt, outline_of
+from minillm.models import family_of, outline_of
 from minillm.models.base import random_tensors
+from minillm.models.outline import Attend, Component, Linear, Norm, Outline
 from minillm.runner import Runner
 
 from ..ops.test_cost import Module, Number
+from ..families import CASES, CONFIGS
 from ..shapes import BASE, VARIANTS
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
@@ -37,11 +39,12 @@ class Scalars(Module):
 
 def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> ModelConfig:
     """Count one forward pass over sequences of (new tokens, context). Returns the model's configuration."""
-    config = opt.read_config(raw)
+    family = family_of(raw)
+    config = family.read_config(raw)
     ops = Backend(Scalars())
     ops.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
     plain = Backend()
-    model = opt.build(config, random_tensors(opt.tensor_table(config), 0, 0.3, plain), plain)
+    model = family.build(config, random_tensors(family.tensor_table(config), 0, 0.3, plain), plain)
     runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
     sequences = [Sequence([1 + i % 5 for i in range(context)]) for _, context in lengths]
     for sequence, (new, context) in zip(sequences, lengths, strict=True):
@@ -63,46 +66,69 @@ def numbers(array: Any) -> Any:
 
 
 def turn_to_numbers(part: Any) -> None:
-    """Every weight of a model, in place."""
+    """Every weight of a model, in place; what several parts share once."""
     for value in vars(part).values():
         for one in value if isinstance(value, tuple) else (value,):
             if type(one).__name__ == "Weight":
                 for name in ("data", "bias"):
-                    if getattr(one, name) is not None:
+                    if getattr(one, name) is not None and getattr(one, name).dtype != object:
                         object.__setattr__(one, name, numbers(getattr(one, name)))
             elif hasattr(one, "__dataclass_fields__") and not isinstance(one, ModelConfig):
                 turn_to_numbers(one)
 
 
-def sums(config: ModelConfig, step: Step) -> int:
-    """One addition that NumPy does not make for each number that is a sum: results of products, means, softmaxes."""
-    E, F, W, V = config.hidden_size, config.intermediate_size, config.embedding_size, config.vocab_size  # type: ignore[attr-defined]
-    H, D, T, R = config.num_heads, config.head_dim, step.tokens, step.rows
-    narrow = (T * E + R * W) if W != E else 0
-    layer = T * (3 * H * D + E + F + E) + H * (step.square + T + T * D) + 2 * T
-    return narrow + config.num_layers * layer + config.final_norm * T + R * V  # type: ignore[attr-defined]
+def sums(outline: Outline, step: Step) -> int:
+    """One addition that NumPy does not make for each number that is a sum: results of products, means, softmaxes.
+
+    An RMS norm's sum of squares begins at zero and makes them all.
+    """
+
+    def of(part: Component, rows: int) -> int:
+        match part:
+            case Linear():
+                return rows * part.outputs
+            case Norm():
+                return rows * part.mean
+            case Attend():
+                return part.heads * (step.square + rows + rows * part.head_dim)
+        return 0
+
+    bodies = [*outline.before, *(part for layer in outline.layers for part in layer), *outline.after]
+    return sum(of(part, step.tokens) for part in bodies) + sum(of(part, step.rows) for part in outline.head)
 
 
-def hiding(config: ModelConfig, step: Step) -> int:
-    """Minus infinity or zero added to the newest scores of each sequence with more than one new token."""
-    pairs = sum(part.new**2 for part in step.parts if part.new > 1)
-    return config.num_layers * config.num_heads * pairs
+def hiding(outline: Outline, step: Step) -> int:
+    """Minus infinity or zero added: to the newest scores of each sequence with more than one new token; by windows."""
+    hidden = 0
+    for part in (part for layer in outline.layers for part in layer if isinstance(part, Attend)):
+        hidden += part.heads * sum(one.new**2 for one in step.parts if one.new > 1)
+        window = part.window
+        hidden += part.heads * sum(one.square for one in step.parts if window is not None and one.context > window)
+    return hidden
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+OPT = {
+    name: BASE | SIZES | {k: v for k, v in fields.items() if k not in BASE or BASE[k] != v}
+    for name, fields in VARIANTS.items()
+}
+MODELS = OPT | {f"{family}, {name}": CONFIGS[family][name] for family, name in CASES if family != "opt"}
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("lengths", "rows"), [([(4, 4)], 1), ([(1, 5)], 1), ([(3, 7), (1, 2)], 2)], ids=["prefill", "decode", "ragged"]
+    ("lengths", "rows"), [([(4, 4)], 1), ([(1, 5)], 1), ([(3, 13), (1, 2)], 2)], ids=["prefill", "decode", "ragged"]
 )
 def test_a_whole_model_on_numbers_that_count(
-    variant: str, lengths: list[tuple[int, int]], rows: int, monkeypatch: pytest.MonkeyPatch
+    model: str, lengths: list[tuple[int, int]], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = BASE | SIZES | {k: v for k, v in VARIANTS[variant].items() if k not in BASE or BASE[k] != v}
+    raw = dict(MODELS[model])
     if "word_embed_proj_dim" in raw:
         raw["word_embed_proj_dim"] = 4
     monkeypatch.setattr(base, "expand", lambda data, rows=slice(None): data[rows])  # they are no floats
-    config = counted(raw, lengths, rows)
+    outline = outline_of(counted(raw, lengths, rows))
     step = Step(tuple(Part(*length) for length in lengths), rows)
-    formula = sum(row.flops for row in operations(outline_of(config), step, None, Conventions(full_square=True)))
-    maxima = config.num_layers * config.num_heads * (step.square - step.tokens)  # softmax's, which are no arithmetic
+    formula = sum(row.flops for row in operations(outline, step, None, Conventions(full_square=True)))
+    softmaxes = [part.heads for layer in outline.layers for part in layer if isinstance(part, Attend)]
+    maxima = sum(softmaxes) * (step.square - step.tokens)  # which are no arithmetic
     relus = Number.comparisons - maxima
-    assert formula == Number.arithmetic + relus + sums(config, step) - hiding(config, step)
+    assert formula == Number.arithmetic + relus + sums(outline, step) - hiding(outline, step)

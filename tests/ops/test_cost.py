@@ -61,6 +61,12 @@ class Number:
     def sqrt(self) -> "Number":
         return self._made(float(np.sqrt(self.value)))
 
+    def cos(self) -> "Number":
+        return self._made(float(np.cos(self.value)))
+
+    def sin(self) -> "Number":
+        return self._made(float(np.sin(self.value)))
+
     def tanh(self) -> "Number":
         return self._made(float(np.tanh(self.value)))
 
