@@ -192,8 +192,8 @@ def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> A
     """Each pair and head: D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
 
     Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction. Q is
-    scaled once. Unfused, scores would be written by the first product, read and written by softmax, and read by the
-    second.
+    scaled once. Unfused, scores would be written by the first product, read and written by ALiBi and by softmax, and
+    read by the second.
     """
     H, D, a = part.heads, part.head_dim, storage.activation_bytes
     queries = T * H * D
@@ -203,7 +203,7 @@ def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> A
         other=(4 + 2 * part.biased) * H * pairs + queries,
         read=a * queries + cached + VECTOR_BYTES * H * part.biased,
         written=a * queries,
-        fusion_saves=4 * a * H * pairs,
+        fusion_saves=(4 + 2 * part.biased) * a * H * pairs,
     )
 
 

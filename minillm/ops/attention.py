@@ -189,10 +189,12 @@ def cost(
 
     `position_bytes` is what one position's keys and values take in this layer of the cache.
     """
-    flops = visible_pairs(batch, window) * H * (4 * D + 4 + 2 * biased) + batch.num_tokens * H * D
+    scores = H * visible_pairs(batch, window)
+    flops = scores * (4 * D + 4 + 2 * biased) + batch.num_tokens * H * D
     contexts = 0
     for span in batch.spans:
         reach = span.context_len if window is None else window - 1 + span.stop - span.start
         contexts += min(span.context_len, reach)
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
-    return Cost(flops, query_bytes + contexts * position_bytes + 4 * H * biased, query_bytes)
+    saved = number_bytes * scores * (4 + 2 * biased)  # scores written, biased, turned to weights in place, read
+    return Cost(flops, query_bytes + contexts * position_bytes + 4 * H * biased, query_bytes, saved)

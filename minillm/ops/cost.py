@@ -17,14 +17,15 @@ class Cost(NamedTuple):
     flops: int
     bytes_read: int = 0
     bytes_written: int = 0
+    fusion_saves: int = 0
+    """Bytes that would move besides, were each step of the operation one of its own: a bias, an activation and a
+    residual behind their product, attention's scores between its two"""
 
     def __add__(self, other: object) -> "Cost":
         """Both together, field by field; a tuple's own `+` would lay them end to end."""
         if not isinstance(other, Cost):
             return NotImplemented
-        return Cost(
-            self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written
-        )
+        return Cost(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
 
     @property
     def intensity(self) -> float:

@@ -30,4 +30,5 @@ def cost(T: int, E: int, row_bytes: int, position_row_bytes: int = 0, number_byt
     read = T * (8 + row_bytes)
     if not position_row_bytes:
         return Cost(0, read, number_bytes * T * E)
-    return Cost(T * E, read + T * (8 + position_row_bytes), number_bytes * T * E)
+    result = number_bytes * T * E
+    return Cost(T * E, read + T * (8 + position_row_bytes), result, 2 * result)

@@ -25,4 +25,5 @@ def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
 def cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
     """For each result the activation's own FLOPs and one product; 2 T F numbers read, T F written."""
     flops = T * F * (FLOPS_PER_ELEMENT[activation] + 1)
-    return Cost(flops, number_bytes * 2 * T * F, number_bytes * T * F)
+    result = number_bytes * T * F
+    return Cost(flops, 2 * result, result, 2 * result)  # saved: writing and reading the activated gate

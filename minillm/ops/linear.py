@@ -64,4 +64,5 @@ def cost(
     if activation is not None:
         flops += elements * FLOPS_PER_ELEMENT[activation]
     read = number_bytes * (T * inputs + elements * residual) + (weight_bytes if T else 0)
-    return Cost(flops, read, result_bytes * elements)
+    steps = bias + (activation is not None) + residual  # each reads and writes the result
+    return Cost(flops, read, result_bytes * elements, steps * 2 * number_bytes * elements)

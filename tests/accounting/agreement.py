@@ -10,12 +10,12 @@ from minillm.ops.cost import Cost
 
 
 def predicted(config: ModelConfig, steps: Iterable[Step], storage: Storage | None = None) -> dict[object, Cost]:
-    """What a count of these steps should hold: (operation, layer) -> FLOPs, bytes read, bytes written."""
+    """What a count of these steps should hold: (operation, layer) -> FLOPs, bytes read, written and saved by fusion."""
     costs: dict[object, Cost] = {}
     for step in steps:
         for row in operations(outline_of(config), step, storage):
             key = row.kind, row.layer
-            costs[key] = costs.get(key, Cost(0)) + Cost(row.flops, row.bytes_read, row.bytes_written)
+            costs[key] = costs.get(key, Cost(0)) + Cost(row.flops, row.bytes_read, row.bytes_written, row.fusion_saves)
     return costs
 
 

@@ -99,7 +99,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
     position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
     cost = module.cost(case.batch, 4, D, position_bytes, window=window, biased=True)
     flops = pairs * 4 * (4 * D + 6) + T * 4 * D
-    assert cost == (flops, case.q.nbytes + keys * position_bytes + SLOPES.nbytes, case.q.nbytes)
+    assert cost == (flops, case.q.nbytes + keys * position_bytes + SLOPES.nbytes, case.q.nbytes, 4 * pairs * 4 * 6)
 
 
 @pytest.mark.parametrize(("window", "slopes"), [(None, None), *LOOKS])
@@ -151,9 +151,9 @@ def test_cost_is_a_count_of_the_operations(name: str) -> None:
                 flops += H * (2 * D + 4 + 2 * D)
     read = case.q.nbytes + sum(array.nbytes for array in case.k + case.v)
     assert visible_pairs(case.batch) == pairs
-    assert module.cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes)
+    assert module.cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes, 4 * pairs * H * 4)
 
 
 def test_cost_of_storing_is_the_bytes_of_the_arrays() -> None:
     k = np.zeros((5, 2, D), np.float32)
-    assert kv.cost(5, 2, D, 2 * 2 * D * 4) == (0, 2 * k.nbytes, 2 * k.nbytes)
+    assert kv.cost(5, 2, D, 2 * 2 * D * 4) == (0, 2 * k.nbytes, 2 * k.nbytes, 0)

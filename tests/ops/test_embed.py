@@ -15,5 +15,5 @@ def test_each_id_gets_its_row() -> None:
 
 def test_cost_is_the_bytes_of_the_arrays() -> None:
     ids, rows = np.zeros(5, np.int64), np.zeros((5, 4), np.float32)
-    assert cost(5, 4, row_bytes=16) == (0, ids.nbytes + rows.nbytes, rows.nbytes)
-    assert cost(5, 4, row_bytes=8) == (0, ids.nbytes + rows.nbytes // 2, rows.nbytes)
+    assert cost(5, 4, row_bytes=16) == (0, ids.nbytes + rows.nbytes, rows.nbytes, 0)
+    assert cost(5, 4, row_bytes=8) == (0, ids.nbytes + rows.nbytes // 2, rows.nbytes, 0)

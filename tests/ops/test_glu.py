@@ -24,4 +24,4 @@ def test_swiglu_worked_out_by_hand() -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_cost(activation: str) -> None:
     x, out = np.zeros((4, 10), np.float32), np.zeros((4, 5), np.float32)
-    assert cost(4, 5, activation) == (20 * (FLOPS_PER_ELEMENT[activation] + 1), x.nbytes, out.nbytes)
+    assert cost(4, 5, activation) == (20 * (FLOPS_PER_ELEMENT[activation] + 1), x.nbytes, out.nbytes, 2 * out.nbytes)

@@ -43,6 +43,17 @@ def test_bytes_are_those_of_the_arrays_named(bias: bool, residual: bool) -> None
     assert counted.intensity == counted.flops / (counted.bytes_read + r.nbytes)
 
 
+@pytest.mark.parametrize(
+    ("bias", "activation", "residual", "steps"),
+    [(False, None, False, 0), (True, None, False, 1), (True, "relu", False, 2), (True, "relu", True, 3)],
+)
+def test_fusion_saves_a_result_read_and_written_for_each_step(
+    bias: bool, activation: str | None, residual: bool, steps: int
+) -> None:
+    y = arrays(3)[3]
+    assert cost(3, 24, 40, 0, bias=bias, activation=activation, residual=residual).fusion_saves == steps * 2 * y.nbytes
+
+
 def test_costs_add_up() -> None:
     one = cost(1, 2, 3, 4, bias=False, activation=None, residual=False)
     assert one + one == tuple(2 * part for part in one)

@@ -52,7 +52,7 @@ def test_cost_is_a_count_of_the_operations(affine: bool) -> None:
         flops += 2 + 1 + 2  # two divisions by E, epsilon, square root and reciprocal
     x = np.zeros((T, E), np.float32)
     cost = norm.cost(T, E, affine=affine)
-    assert cost == (flops, x.nbytes + (2 * x[0].nbytes if affine else 0), x.nbytes)
+    assert cost == (flops, x.nbytes + (2 * x[0].nbytes if affine else 0), x.nbytes, 0)
 
 
 def rms_formula(x: np.ndarray, gain: np.ndarray, epsilon: float) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_cost_of_rms_norm_is_a_count_of_the_operations(affine: bool) -> None:
         flops += 1 + 1 + 2  # division by E, epsilon, square root and reciprocal
     x = np.zeros((T, E), np.float32)
     cost = norm.rms_norm_cost(T, E, affine=affine)
-    assert cost == (flops, x.nbytes + (x[0].nbytes if affine else 0), x.nbytes)
+    assert cost == (flops, x.nbytes + (x[0].nbytes if affine else 0), x.nbytes, 0)
 
 
 @pytest.mark.reference

@@ -76,4 +76,4 @@ def test_cost_is_a_count_of_the_operations(scaled: bool, stretched: bool) -> Non
             flops += HEADS * 6
     x, frequencies = np.zeros((T, HEADS, D), np.float32), np.zeros(half, np.float32)
     read = x.nbytes + frequencies.nbytes + POSITIONS.nbytes
-    assert cost(T, HEADS, D, half, scaled=scaled, stretched=stretched) == (flops, read, x.nbytes)
+    assert cost(T, HEADS, D, half, scaled=scaled, stretched=stretched) == (flops, read, x.nbytes, 0)
