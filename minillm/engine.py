@@ -1,42 +1,28 @@
 """The face of the library: load a model, generate, stream, chat, look at its logits."""
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from types import TracebackType
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .cache import PagedCache, affordable_pages
 from .chat import RENDER_ARGUMENTS, Messages, refuse_tools
-from .config import ModelConfig
-from .decoding.continuation import Progress
+from .core import EngineCore, merge
 from .decoding.parameters import GenerationConfig
-from .decoding.select import strategy_for
 from .decoding.strategy import Request
 from .devices import Placement, choose_backend
-from .errors import EngineStateError, ParameterError, PromptError
-from .footprint import Footprint, footprints
+from .errors import ParameterError, PromptError
 from .loading import Parts, load_parts
-from .loop import Stats, StepLoop
 from .models import random_model
 from .prompts import Prompt, encode_prompt, is_prompt
-from .requests import RequestMaker
 from .results import Completion, Event, Generation, Score
-from .runner import Runner
-from .scheduler import Limits
 from .scoring import all_logits, score_tokens
 
-PREFILL_CHUNK = 512
 
-
-class Engine:
+class Engine(EngineCore):
     """A model ready to generate.
 
     One engine belongs to one thread at a time. `close()` or a `with` block frees its memory.
@@ -117,87 +103,6 @@ class Engine:
         engine.load_seconds = time.perf_counter() - began
         return engine
 
-    def _set_up(
-        self, parts: Parts, max_batch_size: int, cache_bytes: int | None, *, prefix_cache: bool = False
-    ) -> None:
-        self.config: ModelConfig = parts.model.config
-        self.tokenizer = parts.tokenizer
-        self.chat_template = parts.chat_template
-        helpers = [helper.config for helper in parts.helpers.values()]
-        context = min(config.max_positions for config in (self.config, *helpers))
-        self._maker = RequestMaker(
-            replace(self.config, max_positions=context), parts.tokenizer, dict(parts.defaults), tuple(parts.helpers)
-        )
-        pages = affordable_pages(self.config, parts.ops, max_batch_size, cache_bytes, helpers)
-        runners = {
-            name: Runner(model, parts.ops, PagedCache(model.config, parts.ops, pages))
-            for name, model in {"target": parts.model, **parts.helpers}.items()
-        }
-        self.runner = runners["target"]
-        self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
-        self._mail: dict[int, deque[Event]] = {}  # of requests that a generate or stream is waiting for
-        self._unclaimed: deque[Event] = deque()  # of requests that `add` made
-        self._lock = threading.Lock()
-        self._closed = False
-
-    # --- the step loop -------------------------------------------------------------------------------------------
-
-    def add(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> int:
-        """Put a request in line. Returns the id under which `step` reports on it.
-
-        Raises:
-            PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
-            ParameterError: a field is unknown, impossible or without effect.
-            CacheFullError: the cache could not hold the request even alone.
-        """
-        with self._exclusive():
-            return self._submit(self.request(prompt, config, **fields))
-
-    def request(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> Request:
-        """What `add` puts in line, for tools that run a request by themselves.
-
-        Raises:
-            As `add`.
-        """
-        return self._maker.make(prompt, _merge(config, fields))
-
-    def step(self) -> list[Event]:
-        """Advance all requests by one forward pass. Returns what is new of those made by `add`.
-
-        Raises:
-            NumericalError: the model gave NaN or infinity.
-            Exception: what a function of yours raised (a logits processor), or a guide that cannot go on. All requests
-                with the same settings end; the next `step` reports it, for the reason "abort". The others go on.
-        """
-        with self._exclusive():
-            self._advance()
-            events = list(self._unclaimed)
-            self._unclaimed.clear()
-        return events
-
-    def abort(self, request_id: int) -> None:
-        """Drop a request and free its memory; the next `step` reports its end, for the reason "abort".
-
-        One that is done or unknown is left alone.
-        """
-        with self._exclusive():
-            self._unclaimed += (Event.of(request_id, progress) for progress in self._loop.abort(request_id))
-
-    @property
-    def busy(self) -> bool:
-        """Some request waits or runs."""
-        return self._loop.busy
-
-    @property
-    def stats(self) -> Stats:
-        """Tokens and seconds of prefill and decode since the engine was made."""
-        return self._loop.stats
-
-    @property
-    def device_memory(self) -> list[Footprint]:
-        """Bytes taken on the GPU, kind by kind, beside what the model's shape predicts; empty on a CPU."""
-        return footprints(self._loop.runners.values())
-
     # --- loops over it -------------------------------------------------------------------------------------------
 
     @overload
@@ -224,7 +129,7 @@ class Engine:
         Raises:
             As `add`; nothing has run then.
         """
-        merged = _merge(config, fields)
+        merged = merge(config, fields)
         if is_prompt(prompts):
             return self._generate([prompts], merged)[0]  # type: ignore[list-item]
         return self._generate(list(prompts), merged)  # type: ignore[arg-type]
@@ -360,23 +265,6 @@ class Engine:
         finally:
             self._drop([request_id])
 
-    def _submit(self, request: Request) -> int:
-        return self._loop.add(request, strategy_for(request.settings))
-
-    def _drop(self, request_ids: Iterable[int]) -> None:
-        for request_id in request_ids:
-            self._loop.abort(request_id)
-            self._mail.pop(request_id, None)
-
-    def _advance(self) -> None:
-        """One step; its events go to whoever waits for them, also those of a step that raises."""
-        news: list[tuple[int, Progress]] = []
-        try:
-            news = self._loop.step()
-        finally:
-            for request_id, progress in news or self._loop.take_progress():
-                self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
-
     def _collect(self, request: Request, events: Iterable[Event]) -> Generation:
         """All events of a finished request, put together."""
         settings = request.settings
@@ -391,38 +279,6 @@ class Engine:
             if settings.logprobs:
                 generation.prompt_logprobs = score_tokens(self.runner, request.prompt_ids)
         return generation
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """One call at a time, and none after `close`."""
-        if self._closed:
-            raise EngineStateError("the engine is closed")
-        if not self._lock.acquire(blocking=False):
-            raise EngineStateError("the engine is in use by another thread: give each thread an engine of its own")
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Drop all requests and free weights and cache. Closing twice is no error."""
-        if not self._closed:
-            self._closed = True
-            self._loop = StepLoop({}, self._loop.scheduler.limits)
-            self._mail.clear()
-            del self.runner
-
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:
-    return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
 
 
 def _check_size(name: str, value: object) -> None:

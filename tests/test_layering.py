@@ -41,13 +41,14 @@ ALLOWED: dict[str, set[str]] = {
     "results": {"decoding"},
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
     "loading": BASE | {"backends", "chat", "checkpoint", "config", "decoding", "models", "tokenizer"},
-    "engine": BASE
-    | {"cache", "chat", "config", "decoding", "devices", "footprint", "loading", "loop", "models", "prompts"}
-    | {"requests", "results", "runner", "scheduler", "scoring"},
+    "core": BASE
+    | {"cache", "config", "decoding", "footprint", "loading", "loop", "prompts", "requests", "results", "runner"}
+    | {"scheduler"},
+    "engine": BASE | {"chat", "core", "decoding", "devices", "loading", "models", "prompts", "results", "scoring"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "precision": BASE | {"engine", "models"},
     "profiling": BASE
-    | {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
+    | {"backends", "cache", "core", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
     | {"runner", "scheduler"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE

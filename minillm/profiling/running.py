@@ -9,9 +9,10 @@ from ..backends.base import Backend
 from ..backends.random import RandomTensor
 from ..backends.timing import TimingBackend
 from ..cache import PagedCache
+from ..core import PREFILL_CHUNK
 from ..decoding.select import strategy_for
 from ..decoding.strategy import Request
-from ..engine import PREFILL_CHUNK, Engine
+from ..engine import Engine
 from ..errors import ParameterError
 from ..hardware import CHIPS, Hardware, best_of, probe, read_bandwidth
 from ..loop import StepLoop

@@ -20,8 +20,8 @@ from minillm.models.base import random_tensors
 from minillm.models.outline import Attend, Component, Linear, Norm, Outline
 from minillm.runner import Runner
 
-from ..ops.test_cost import Module, Number
 from ..families import CASES, CONFIGS
+from ..ops.test_cost import Module, Number
 from ..shapes import BASE, VARIANTS
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}

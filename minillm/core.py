@@ -1,0 +1,166 @@
+"""The core of an engine: a model, its cache, and a step loop that one thread drives."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from .cache import PagedCache, affordable_pages
+from .config import ModelConfig
+from .decoding.continuation import Progress
+from .decoding.parameters import GenerationConfig
+from .decoding.select import strategy_for
+from .decoding.strategy import Request
+from .errors import EngineStateError
+from .footprint import Footprint, footprints
+from .loading import Parts
+from .loop import Stats, StepLoop
+from .prompts import Prompt
+from .requests import RequestMaker
+from .results import Event
+from .runner import Runner
+from .scheduler import Limits
+
+PREFILL_CHUNK = 512
+
+
+class EngineCore:
+    """What `Engine` stands on: requests in line, one forward pass after the other, what is new of each."""
+
+    load_seconds: float
+
+    def _set_up(
+        self, parts: Parts, max_batch_size: int, cache_bytes: int | None, *, prefix_cache: bool = False
+    ) -> None:
+        self.config: ModelConfig = parts.model.config
+        self.tokenizer = parts.tokenizer
+        self.chat_template = parts.chat_template
+        helpers = [helper.config for helper in parts.helpers.values()]
+        context = min(config.max_positions for config in (self.config, *helpers))
+        self._maker = RequestMaker(
+            replace(self.config, max_positions=context), parts.tokenizer, dict(parts.defaults), tuple(parts.helpers)
+        )
+        pages = affordable_pages(self.config, parts.ops, max_batch_size, cache_bytes, helpers)
+        runners = {
+            name: Runner(model, parts.ops, PagedCache(model.config, parts.ops, pages))
+            for name, model in {"target": parts.model, **parts.helpers}.items()
+        }
+        self.runner = runners["target"]
+        self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
+        self._mail: dict[int, deque[Event]] = {}  # of requests that a generate or stream is waiting for
+        self._unclaimed: deque[Event] = deque()  # of requests that `add` made
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # --- the step loop -------------------------------------------------------------------------------------------
+
+    def add(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> int:
+        """Put a request in line. Returns the id under which `step` reports on it.
+
+        Raises:
+            PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
+            ParameterError: a field is unknown, impossible or without effect.
+            CacheFullError: the cache could not hold the request even alone.
+        """
+        with self._exclusive():
+            return self._submit(self.request(prompt, config, **fields))
+
+    def request(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> Request:
+        """What `add` puts in line, for tools that run a request by themselves.
+
+        Raises:
+            As `add`.
+        """
+        return self._maker.make(prompt, merge(config, fields))
+
+    def step(self) -> list[Event]:
+        """Advance all requests by one forward pass. Returns what is new of those made by `add`.
+
+        Raises:
+            NumericalError: the model gave NaN or infinity.
+            Exception: what a function of yours raised (a logits processor), or a guide that cannot go on. All requests
+                with the same settings end; the next `step` reports it, for the reason "abort". The others go on.
+        """
+        with self._exclusive():
+            self._advance()
+            events = list(self._unclaimed)
+            self._unclaimed.clear()
+        return events
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request and free its memory; the next `step` reports its end, for the reason "abort".
+
+        One that is done or unknown is left alone.
+        """
+        with self._exclusive():
+            self._unclaimed += (Event.of(request_id, progress) for progress in self._loop.abort(request_id))
+
+    @property
+    def busy(self) -> bool:
+        """Some request waits or runs."""
+        return self._loop.busy
+
+    @property
+    def stats(self) -> Stats:
+        """Tokens and seconds of prefill and decode since the engine was made."""
+        return self._loop.stats
+
+    @property
+    def device_memory(self) -> list[Footprint]:
+        """Bytes taken on the GPU, kind by kind, beside what the model's shape predicts; empty on a CPU."""
+        return footprints(self._loop.runners.values())
+
+    def close(self) -> None:
+        """Drop all requests and free weights and cache. Closing twice is no error."""
+        if not self._closed:
+            self._closed = True
+            self._loop = StepLoop({}, self._loop.scheduler.limits)
+            self._mail.clear()
+            del self.runner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request) -> int:
+        return self._loop.add(request, strategy_for(request.settings))
+
+    def _drop(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            self._loop.abort(request_id)
+            self._mail.pop(request_id, None)
+
+    def _advance(self) -> None:
+        """One step; its events go to whoever waits for them, also those of a step that raises."""
+        news: list[tuple[int, Progress]] = []
+        try:
+            news = self._loop.step()
+        finally:
+            for request_id, progress in news or self._loop.take_progress():
+                self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One call at a time, and none after `close`."""
+        if self._closed:
+            raise EngineStateError("the engine is closed")
+        if not self._lock.acquire(blocking=False):
+            raise EngineStateError("the engine is in use by another thread: give each thread an engine of its own")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+def merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:
+    """A configuration with some fields said anew."""
+    return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
