@@ -62,9 +62,10 @@ class Tokenizer:
         """Read the tokenizer of a checkpoint folder.
 
         Raises:
-            ModelNotFoundError: the folder holds neither tokenizer.json nor vocab.json with merges.txt.
+            ModelNotFoundError: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt is there.
             CheckpointError: a file cannot be read, or the files contradict each other.
-            UnsupportedModelError: vocab.json and merges.txt of a tokenizer that is not GPT-2's.
+            UnsupportedModelError: a tokenizer.model that would not be run exactly, or vocab.json and merges.txt of a
+                tokenizer that is neither GPT-2's nor Qwen2's.
         """
         backend, role_ids, model_vocab_size = read_tokenizer(folder)
         return cls(backend, role_ids, model_vocab_size)

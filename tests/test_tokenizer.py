@@ -227,8 +227,8 @@ VOCAB = (SMALL / "vocab.json").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("files", "error", "message"),
     [
-        ({}, ModelNotFoundError, "missing: tokenizer.json, vocab.json, merges.txt"),
-        ({"vocab.json": VOCAB}, ModelNotFoundError, "missing: tokenizer.json, merges.txt"),
+        ({}, ModelNotFoundError, "missing: tokenizer.json, tokenizer.model, vocab.json, merges.txt"),
+        ({"vocab.json": VOCAB}, ModelNotFoundError, "missing: tokenizer.json, tokenizer.model, merges.txt"),
         ({"tokenizer.json": "{"}, CheckpointError, "tokenizer.json is not a valid tokenizer file"),
         ({"tokenizer.json": b"\xff\xfe{}"}, CheckpointError, "tokenizer.json is not a valid tokenizer file"),
         ({"vocab.json": VOCAB[:99], "merges.txt": ""}, CheckpointError, "vocab.json is not readable JSON"),
@@ -251,10 +251,11 @@ def test_broken_folders_are_refused(tmp_path, files, error, message):
     ("objects", "error", "message"),
     [
         (
-            {"tokenizer_config": {"tokenizer_class": "Qwen2Tokenizer"}},
+            {"tokenizer_config": {"tokenizer_class": "CodeGenTokenizerFast"}},
             UnsupportedModelError,
-            "this is a Qwen2Tokenizer",
+            "read for GPT2Tokenizer and Qwen2Tokenizer, and this is a CodeGenTokenizer;",
         ),
+        ({"config": {"model_type": "gpt_neox"}}, UnsupportedModelError, "this is a GPTNeoXTokenizer"),
         (
             {"tokenizer_config": {"add_bos_token": True}},
             CheckpointError,
