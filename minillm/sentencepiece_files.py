@@ -15,8 +15,8 @@ A character without a piece becomes its bytes ("<0x0A>") where the model has byt
 Special tokens follow transformers' LlamaTokenizer. Control and unknown pieces become special tokens, which the text may
 spell out; user-defined symbols are never cut up. The text is cut at all of these first. The dummy prefix stands at the
 beginning of the text, unless one of them is there; with `legacy` it stands before each part between them.
-`add_prefix_space` overrules the model's own setting. One difference is meant: transformers 5 takes no further "▁" where
-the text begins with a space, and loses that space; here, as in SentencePiece, it is kept.
+`add_prefix_space` overrules the model's own setting. One difference is meant: transformers 5 puts no prefix before a
+space, and decoding then loses that space; here, as in SentencePiece and in transformers 4, the prefix stands there too.
 """
 
 import re
@@ -209,6 +209,8 @@ def _parse(data: bytes) -> _Proto:
             normalizer = value
         elif number == 5:
             denormalizer = value
+    if not (pieces and trainer and normalizer):
+        raise ValueError("its pieces, its training or its normalisation are missing")
     training, normalizing = dict(_fields(trainer)), dict(_fields(normalizer))
     roles = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2), "pad_token": (43, -1)}
     return _Proto(

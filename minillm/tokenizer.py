@@ -150,7 +150,9 @@ class Tokenizer:
         if self._byte_level:
             return _symbol_bytes(content)
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
-            return bytes([int(content[3:5], 16)])
+            byte = int(content[3:5], 16)
+            if previous is not None or byte >= 0x80:  # else it may be the space that a text loses at its beginning
+                return bytes([byte])
         if previous is None:
             return str(self._backend.decode([token_id])).encode()
         before = self._backend.decode([previous])

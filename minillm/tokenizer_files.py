@@ -3,8 +3,9 @@
 Three layouts are read, the first that there is:
 
 - `tokenizer.json`, which says everything about itself. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
-  count for nothing beside it, as in transformers. (Of some classes, LlamaTokenizer above all, transformers 5 takes only
-  vocabulary and merges and sets up the rest anew; here the file is followed as it is written.)
+  count for nothing beside it, as in transformers. (Where `tokenizer_class` is LlamaTokenizer or GPT2Tokenizer,
+  transformers 5 takes vocabulary and merges from it and sets up the rest anew, which changes SmolLM2's digits and what
+  follows a special token in TinyLlama; here, as in transformers 4, the file is followed as it is written.)
 - `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece_files.py. BOS comes before the text
   unless `add_bos_token` is false, which transformers' documentation says and its version 4 does.
 - `vocab.json` + `merges.txt`, as in the published OPT and Qwen2 checkpoints: byte-level BPE (Radford et al., "Language
