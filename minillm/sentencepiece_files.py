@@ -55,7 +55,7 @@ class _Proto:
     model_type: int
     byte_fallback: bool
     whitespace_is_suffix: bool
-    special_ids: dict[str, int]  # "unk_token", "bos_token", ... -> id, negative where there is none
+    special_ids: dict[str, int]  # "unk_token", "bos_token", ... -> id; outside the pieces (-1 as 2**64 - 1): none
     normalization: str  # the name of its rules, "" where text is left as it is
     dummy_prefix: bool
     remove_extra_whitespaces: bool
@@ -218,7 +218,7 @@ def _parse(data: bytes) -> _Proto:
         model_type=training.get(3, _UNIGRAM),
         byte_fallback=bool(training.get(35, False)),
         whitespace_is_suffix=bool(training.get(24, False)),
-        special_ids={role: _signed(training.get(number, default)) for role, (number, default) in roles.items()},
+        special_ids={role: training.get(number, default) for role, (number, default) in roles.items()},
         normalization=normalizing.get(1, b"rules of its own").decode() if normalizing.get(2) else "",
         dummy_prefix=bool(normalizing.get(3, True)),
         remove_extra_whitespaces=bool(normalizing.get(4, True)),
@@ -263,7 +263,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at + n + 1
     raise ValueError(f"no number at byte {at}")
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number

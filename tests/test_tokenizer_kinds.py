@@ -41,7 +41,7 @@ def byte_level(pre_tokenizer, first: tuple[str, ...], normalizer=None, post_proc
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=list(first), initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator(HELD_OUT + TEXTS, trainer)
+    backend.train_from_iterator(HELD_OUT + TEXTS + ["Yes.\n\nNo!\n"] * 50, trainer)
     backend.add_special_tokens(ADDED)
     backend.add_tokens(["naïve word"])
     return backend

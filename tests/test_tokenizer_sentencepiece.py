@@ -96,11 +96,13 @@ def test_ids_and_text_equal_sentencepieces(tmp_path, model_type, byte_fallback, 
         if theirs.unk_id() not in expected:
             assert ours.decode(ids) == streamed(ours, ids) == theirs.decode(expected)
     assert elsewhere <= 3
+    word = next(i for i in range(len(theirs)) if re.fullmatch(r"▁\w+", theirs.id_to_piece(i)))
+    assert ours.decode([word, word]) == theirs.decode([word, word])
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_a_byte_that_is_spelled_out_is_text(tmp_path, model_type):
-    ours, theirs = both(tmp_path, model_type=model_type, user_defined_symbols="<")
+    ours, theirs = both(tmp_path, model_type=model_type, required_chars="<>0x4A1")
     for text in ["a<0x41>", "a <0x0A>b", "a<0x41"]:
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == text
@@ -289,9 +291,19 @@ def test_the_smallest_model_by_hand_is_read(tmp_path):
     assert tokenizer.decode([1, 5, 5, 4]) == "a aa"
 
 
+def test_merges_end_in_no_byte(tmp_path):
+    """Where the parts of "<0x0A>" are pieces, it remains text, as in SentencePiece."""
+    texts = ["▁", "<", "0", "x", "A", ">", "<0", "x0", "A>", "x0A>"]
+    pieces = [piece(text, 1) for text in texts] + [piece(f"<0x{byte:02X}>", 6) for byte in range(256)]
+    with_bytes = field(2, field(3, 2) + b"\x98\x02\x01")  # field 35, byte_fallback
+    model = START + b"".join(pieces) + with_bytes + AS_IT_IS
+    ids = read(tmp_path, model, {"add_bos_token": False}).encode("<0x0A>")
+    assert ids == processor(model).encode("<0x0A>") == [3, 9, 12]
+
+
 def test_a_model_that_ends_early_is_refused(tmp_path):
     model = trained(**LLAMA)
-    for length in range(1, len(model), 97):
+    for length in [*range(1, len(model), 97), len(model) - 1, len(model) - 2]:
         assert_refused(tmp_path, model[:length], CheckpointError, "is not a SentencePiece model")
 
 
