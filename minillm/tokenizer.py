@@ -62,9 +62,10 @@ class Tokenizer:
         """Read the tokenizer of a checkpoint folder.
 
         Raises:
-            ModelNotFoundError: the folder holds neither tokenizer.json nor vocab.json with merges.txt.
+            ModelNotFoundError: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt is there.
             CheckpointError: a file cannot be read, or the files contradict each other.
-            UnsupportedModelError: vocab.json and merges.txt of a tokenizer that is not GPT-2's.
+            UnsupportedModelError: a tokenizer.model that would not be run exactly, or vocab.json and merges.txt of a
+                tokenizer that is neither GPT-2's nor Qwen2's.
         """
         backend, role_ids, model_vocab_size = read_tokenizer(folder)
         return cls(backend, role_ids, model_vocab_size)
@@ -149,7 +150,9 @@ class Tokenizer:
         if self._byte_level:
             return _symbol_bytes(content)
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
-            return bytes([int(content[3:5], 16)])
+            byte = int(content[3:5], 16)
+            if previous is not None or byte >= 0x80:  # else it may be the space that a text loses at its beginning
+                return bytes([byte])
         if previous is None:
             return str(self._backend.decode([token_id])).encode()
         before = self._backend.decode([previous])

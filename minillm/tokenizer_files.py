@@ -1,12 +1,17 @@
 """What a checkpoint folder says about its tokenizer, turned into one object of the `tokenizers` library.
 
-Two layouts are read:
+Three layouts are read, the first that there is:
 
-- `tokenizer.json`, which says everything about itself;
-- `vocab.json` + `merges.txt`, as in the published OPT checkpoints: GPT-2's byte-level BPE (Radford et al., "Language
+- `tokenizer.json`, which says everything about itself. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
+  count for nothing beside it, as in transformers. (Where `tokenizer_class` is LlamaTokenizer or GPT2Tokenizer,
+  transformers 5 takes vocabulary and merges from it and sets up the rest anew, which changes SmolLM2's digits and what
+  follows a special token in TinyLlama; here, as in transformers 4, the file is followed as it is written.)
+- `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece_files.py. BOS comes before the text
+  unless `add_bos_token` is false, which transformers' documentation says and its version 4 does.
+- `vocab.json` + `merges.txt`, as in the published OPT and Qwen2 checkpoints: byte-level BPE (Radford et al., "Language
   models are unsupervised multitask learners", 2019, section 2.2), and what `tokenizer_config.json` adds to it.
 
-In both, the special tokens are those that transformers makes special.
+In all, the special tokens are those that transformers makes special.
 """
 
 import json
@@ -15,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from .sentencepiece_files import read_sentencepiece
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,6 +28,15 @@ if TYPE_CHECKING:
 Token = str | dict[str, Any]  # as settings name one: its text, or an object with the text as "content"
 
 _ROLES = ("bos_token", "eos_token", "pad_token")  # those that config.json can name too, by their ids
+
+# Qwen2's way to cut text before the merges: at most one sign before a word, digits one by one, line breaks together.
+_QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BYTE_LEVEL = {"GPT2Tokenizer": "", "Qwen2Tokenizer": _QWEN2_PATTERN}
+"""Classes whose vocab.json and merges.txt are read -> the pattern that cuts text; "" is GPT-2's own."""
+_CLASSES = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gpt_neox": "GPTNeoXTokenizer"}
+"""Families whose tokenizer is another than GPT-2's, where no file names the class."""
 
 
 def _byte_symbols() -> dict[str, int]:
@@ -40,9 +55,10 @@ def read_tokenizer(folder: Path) -> "tuple[tokenizers.Tokenizer, dict[str, int],
     The last is config.json's `vocab_size`, 0 where it is not said.
 
     Raises:
-        ModelNotFoundError: the folder holds neither tokenizer.json nor vocab.json with merges.txt.
+        ModelNotFoundError: the folder holds none of the three layouts.
         CheckpointError: a file cannot be read, or the files contradict each other.
-        UnsupportedModelError: vocab.json and merges.txt of a tokenizer that is not GPT-2's.
+        UnsupportedModelError: a tokenizer.model that would not be run exactly, or vocab.json and merges.txt of a
+            tokenizer that is neither GPT-2's nor Qwen2's.
     """
     settings = _read_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json has the last word
@@ -53,12 +69,16 @@ def read_tokenizer(folder: Path) -> "tuple[tokenizers.Tokenizer, dict[str, int],
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
     else:
-        backend = _read_vocab_and_merges(folder, settings)
+        if (folder / "tokenizer.model").is_file():
+            backend, named = read_sentencepiece(folder / "tokenizer.model", settings)
+            settings = {"add_bos_token": True} | named | settings
+            _add_tokens(backend, folder, settings)
+        else:
+            backend = _read_vocab_and_merges(folder, settings, config)
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
         _mark_special(backend, [str(backend.id_to_token(token_id)) for token_id in role_ids.values()])
-        if settings.get("add_bos_token", config.get("model_type") == "opt"):
-            _prepend_bos(backend, role_ids, folder)
+        _frame(backend, folder, role_ids, {"add_bos_token": config.get("model_type") == "opt"} | settings)
     rows = config.get("vocab_size")
     return backend, role_ids, rows if isinstance(rows, int) else 0
 
@@ -88,31 +108,43 @@ def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
     return backend
 
 
-def _read_vocab_and_merges(folder: Path, settings: dict[str, Any]) -> "tokenizers.Tokenizer":
-    """GPT-2's byte-level BPE from vocab.json and merges.txt, with the added tokens of older checkpoints."""
+def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], config: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+    """Byte-level BPE from vocab.json and merges.txt, with the added tokens of older checkpoints."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
 
     missing = [name for name in ("vocab.json", "merges.txt") if not (folder / name).is_file()]
     if missing:
         raise ModelNotFoundError(
-            f"{folder} holds no tokenizer: looked for tokenizer.json, else vocab.json with merges.txt; "
-            f"missing: tokenizer.json, {', '.join(missing)}"
+            f"{folder} holds no tokenizer: looked for tokenizer.json, else tokenizer.model, else vocab.json with "
+            f"merges.txt; missing: tokenizer.json, tokenizer.model, {', '.join(missing)}"
         )
-    kind = settings.get("tokenizer_class", "GPT2Tokenizer")
-    if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast"):
+    kind = _class_name(settings, config)
+    if kind not in _BYTE_LEVEL:
         raise UnsupportedModelError(
-            f"{folder}: vocab.json and merges.txt are read as GPT2Tokenizer's, and this is a {kind}; "
+            f"{folder}: vocab.json and merges.txt are read for {' and '.join(_BYTE_LEVEL)}, and this is a {kind}; "
             "save it with transformers to get a tokenizer.json"
         )
     vocab = _read_json(folder / "vocab.json")
     _check_vocab(folder / "vocab.json", vocab)
     merges = _read_merges(folder / "merges.txt", vocab)
     backend = Backend(models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
+    pattern = _BYTE_LEVEL[kind]
+    to_bytes = pre_tokenizers.ByteLevel(bool(settings.get("add_prefix_space", False)), use_regex=not pattern)
+    if pattern:
+        backend.normalizer = normalizers.NFC()
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), to_bytes])
+    else:
+        backend.pre_tokenizer = to_bytes
     backend.decoder = decoders.ByteLevel()
     _add_tokens(backend, folder, settings)
     return backend
+
+
+def _class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The tokenizer class of transformers that a checkpoint is made for."""
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    return str(named or _CLASSES.get(str(config.get("model_type")), "GPT2Tokenizer")).removesuffix("Fast")
 
 
 def _check_vocab(path: Path, vocab: dict[str, Any]) -> None:
@@ -166,7 +198,8 @@ def _added_token(token: Token, *, special: bool) -> "tokenizers.AddedToken":
 
     options = token if isinstance(token, dict) else {}
     flags = {name: bool(options.get(name, False)) for name in ("single_word", "lstrip", "rstrip")}
-    return AddedToken(_content(token), special=special, **flags)
+    normalized = bool(options.get("normalized", not special))
+    return AddedToken(_content(token), special=special, normalized=normalized, **flags)
 
 
 def _content(token: Token) -> str:
@@ -186,9 +219,14 @@ def _named_tokens(settings: Mapping[str, Any]) -> list[Token]:
 def _role_ids(
     backend: "tokenizers.Tokenizer", settings: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Id of each role: of the token that the tokenizer's settings name, else the one in config.json."""
+    """Id of each role: of the token that the tokenizer's settings name, else the one in config.json.
+
+    A role that the settings give to no token (null) is nobody's, whatever config.json says.
+    """
     role_ids = {}
     for role in _ROLES:
+        if settings.get(role, "unsaid") is None:
+            continue
         token_id = backend.token_to_id(_content(settings[role])) if settings.get(role) else None
         if token_id is None:
             token_id = config.get(f"{role}_id")
@@ -209,15 +247,23 @@ def _mark_special(backend: "tokenizers.Tokenizer", tokens: Iterable[Token]) -> N
             marked.add(content)
 
 
-def _prepend_bos(backend: "tokenizers.Tokenizer", role_ids: dict[str, int], folder: Path) -> None:
+def _frame(
+    backend: "tokenizers.Tokenizer", folder: Path, role_ids: Mapping[str, int], settings: Mapping[str, Any]
+) -> None:
+    """Put the BOS token before the text and the EOS token after it, as `add_bos_token` and `add_eos_token` say."""
     from tokenizers import processors
 
-    if "bos_token" not in role_ids:
-        raise CheckpointError(
-            f"{folder}: prompts begin with the BOS token, and neither tokenizer_config.json nor "
-            "config.json names one that is in the vocabulary"
-        )
-    bos = backend.id_to_token(role_ids["bos_token"])
-    backend.post_processor = processors.TemplateProcessing(
-        single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, role_ids["bos_token"])]
-    )
+    template, special_tokens = ["$A"], []
+    for role, verb in (("bos_token", "begin"), ("eos_token", "end")):
+        if not settings.get(f"add_{role}", False):
+            continue
+        if role not in role_ids:
+            raise CheckpointError(
+                f"{folder}: prompts {verb} with the {role[:3].upper()} token, and neither tokenizer_config.json nor "
+                "config.json names one that is in the vocabulary"
+            )
+        token = str(backend.id_to_token(role_ids[role]))
+        template.insert(0 if role == "bos_token" else len(template), token)
+        special_tokens.append((token, role_ids[role]))
+    if special_tokens:
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)

@@ -1,10 +1,8 @@
 """Encoding and decoding against transformers (committed and live), and streaming against whole decoding."""
 
 import copy
-import json
 import os
 import random
-import shutil
 from itertools import chain
 from pathlib import Path
 
@@ -16,10 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from minillm.errors import CheckpointError, MinillmError, ModelNotFoundError, PromptError, UnsupportedModelError
 from minillm.tokenizer import Tokenizer
 
-SMALL = Path(__file__).parent / "data" / "tokenizer"
-SETTINGS = json.loads((SMALL / "tokenizer_config.json").read_text(encoding="utf-8"))
-GOLDEN = json.loads((SMALL / "golden.json").read_text(encoding="utf-8"))
-TEXTS = [case["text"] for case in GOLDEN["encode"]]
+from .tokenizing import GOLDEN, SETTINGS, SMALL, TEXTS, assert_equal_to_transformers, folder_with, streamed
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +32,10 @@ def opt_folder(tmp_path_factory) -> Path:
     return folder_with(tmp_path_factory.mktemp("opt"), source, "vocab.json", "merges.txt", tokenizer_config=SETTINGS)
 
 
-def folder_with(folder: Path, source: Path, *names: str, **objects: dict) -> Path:
-    """A checkpoint folder with copies of the named files, and a JSON file for each object."""
-    for name in names:
-        shutil.copyfile(source / name, folder / name)
-    for name, value in objects.items():
-        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
-    return folder
-
-
 def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """One token for each byte, whatever the merges would do."""
     alphabet = {tokenizer.token(i): i for i in range(4, 260)}
     return [alphabet[bytes([byte]).decode("utf-8", "backslashreplace")] for byte in data]
-
-
-def streamed(tokenizer: Tokenizer, generated: list[int], context: list[int] = ()) -> str:
-    decoder = tokenizer.stream(context)
-    return "".join(decoder.push(i) for i in generated) + decoder.flush()
 
 
 # --- encoding and decoding ------------------------------------------------------------------------------------------
@@ -227,8 +208,8 @@ VOCAB = (SMALL / "vocab.json").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("files", "error", "message"),
     [
-        ({}, ModelNotFoundError, "missing: tokenizer.json, vocab.json, merges.txt"),
-        ({"vocab.json": VOCAB}, ModelNotFoundError, "missing: tokenizer.json, merges.txt"),
+        ({}, ModelNotFoundError, "missing: tokenizer.json, tokenizer.model, vocab.json, merges.txt"),
+        ({"vocab.json": VOCAB}, ModelNotFoundError, "missing: tokenizer.json, tokenizer.model, merges.txt"),
         ({"tokenizer.json": "{"}, CheckpointError, "tokenizer.json is not a valid tokenizer file"),
         ({"tokenizer.json": b"\xff\xfe{}"}, CheckpointError, "tokenizer.json is not a valid tokenizer file"),
         ({"vocab.json": VOCAB[:99], "merges.txt": ""}, CheckpointError, "vocab.json is not readable JSON"),
@@ -251,10 +232,11 @@ def test_broken_folders_are_refused(tmp_path, files, error, message):
     ("objects", "error", "message"),
     [
         (
-            {"tokenizer_config": {"tokenizer_class": "Qwen2Tokenizer"}},
+            {"tokenizer_config": {"tokenizer_class": "CodeGenTokenizerFast"}},
             UnsupportedModelError,
-            "this is a Qwen2Tokenizer",
+            "read for GPT2Tokenizer and Qwen2Tokenizer, and this is a CodeGenTokenizer;",
         ),
+        ({"config": {"model_type": "gpt_neox"}}, UnsupportedModelError, "this is a GPTNeoXTokenizer"),
         (
             {"tokenizer_config": {"add_bos_token": True}},
             CheckpointError,
@@ -400,55 +382,6 @@ def test_stream_decodes_a_bounded_number_of_tokens_at_a_time():
 
 
 # --- live comparison with transformers ------------------------------------------------------------------------------
-
-
-def random_texts(count: int) -> list[str]:
-    """Letters, spaces, signs, special tokens spelled out, and characters of one to four bytes."""
-    draw = random.Random(8)
-    parts = [
-        "a",
-        "Word",
-        " ",
-        "  ",
-        "\n",
-        "\t",
-        "'s",
-        "'LL",
-        "1",
-        "42",
-        ".",
-        "?!",
-        "é",
-        "e\u0301",
-        "ß",
-        "€",
-        "日本",
-        "😀",
-    ]
-    parts += ["👨\u200d👩", "\u00a0", "\u3000", "\u200b", "я", "ع", "𝔘", "\x00", "\ufffd"]
-    parts += ["</s>", "<pad>", "<s>", "<unk>", "<mask>", "<|turn|>", "naïve word"]
-    return ["".join(draw.choices(parts, k=draw.randrange(1, 15))) for _ in range(count)]
-
-
-def reference_tokenizer(folder: Path):
-    transformers = pytest.importorskip("transformers", reason="the live comparison needs the reference extra")
-    return transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def assert_equal_to_transformers(folder: Path) -> None:
-    ours, theirs = Tokenizer.from_folder(folder), reference_tokenizer(folder)
-    assert ours.special_ids == {i for i, token in theirs.added_tokens_decoder.items() if token.special}
-    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
-    assert ours.vocab_size == len(theirs)
-    for text in TEXTS + random_texts(200):
-        ids = theirs(text)["input_ids"]
-        assert ours.encode(text) == ids, text
-        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False), text
-    draw = random.Random(9)
-    for _ in range(200):
-        ids = [draw.randrange(ours.vocab_size) for _ in range(20)]
-        assert ours.decode(ids) == streamed(ours, ids) == theirs.decode(ids, skip_special_tokens=True)
-        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
 
 
 @pytest.mark.reference

@@ -1,0 +1,315 @@
+"""tokenizer.model: the same ids and text as SentencePiece's own, and transformers' rules for special tokens."""
+
+import io
+import random
+import re
+import struct
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.tokenizer import Tokenizer
+
+from .tokenizing import TEXTS, folder_with, random_ids, random_texts, streamed
+
+sentencepiece = pytest.importorskip("sentencepiece", reason="it trains and runs the models to compare with")
+
+ASSETS = Path(__file__).parents[1] / "minillm" / "assets"
+LLAMA = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
+LLAMA |= {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True, "split_digits": True}
+SPELLED = re.compile("</?s>|<unk>|<pad>|<mask>|<0x[0-9A-F]{2}>")
+LINES = (ASSETS / "demo-opt" / "held_out.txt").read_text(encoding="utf-8").replace("</s>", "\n").splitlines()
+LINES += ["def f(x):", "    if x:", "        return  1", "naïve café, tête-à-tête", "日本 の本"] * 5
+SPACES = [
+    "",
+    " ",
+    "  ",
+    "   ",
+    " a",
+    "a ",
+    "  a  b ",
+    "\n",
+    " \n ",
+    "a \n b",
+    "▁",
+    "▁a",
+    "a▁ b",
+    "\t a",
+    "aaaa   aaaaaa",
+]
+PLAIN = [*LINES, *SPACES, *(SPELLED.sub("", text) for text in TEXTS + random_texts(300))]
+
+
+@cache
+def trained(**options) -> bytes:
+    """A model of about 600 pieces; what is not said is as in SentencePiece's trainer."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=written,
+        **{"vocab_size": 600, "hard_vocab_limit": False, "num_threads": 1, "minloglevel": 2, **options},
+    )
+    return written.getvalue()
+
+
+def both(folder: Path, settings: dict | None = None, config: dict | None = None, **options):
+    """Our tokenizer of a folder with a model, without BOS unless the settings say so, and SentencePiece's processor."""
+    model = trained(**{**LLAMA, **options})
+    return read(folder, model, {"add_bos_token": False, **(settings or {})}, config or {}), processor(model)
+
+
+def read(folder: Path, model: bytes, settings: dict | None = None, config: dict | None = None) -> Tokenizer:
+    (folder / "tokenizer.model").write_bytes(model)
+    return Tokenizer.from_folder(folder_with(folder, folder, tokenizer_config=settings or {}, config=config or {}))
+
+
+def processor(model: bytes):
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+# --- the same as SentencePiece ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("remove_extra", [True, False])
+@pytest.mark.parametrize("byte_fallback", [True, False])
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_ids_and_text_equal_sentencepieces(tmp_path, model_type, byte_fallback, remove_extra, prefix):
+    options = {"model_type": model_type, "byte_fallback": byte_fallback}
+    options |= {"remove_extra_whitespaces": remove_extra, "add_dummy_prefix": prefix}
+    ours, theirs = both(tmp_path, **options)
+    assert [ours._backend.id_to_token(i) for i in range(ours.vocab_size)] == theirs.id_to_piece(
+        list(range(len(theirs)))
+    )
+    elsewhere = 0
+    for text in PLAIN:
+        if remove_extra and "▁" in text:  # there SentencePiece takes some of these signs for spaces, and some not
+            continue
+        ids, expected = ours.encode(text), theirs.encode(text)
+        if model_type == "unigram" and ids != expected:  # the same pieces in another order score the same
+            assert sorted(ids) == sorted(expected), text
+            elsewhere += 1
+        else:
+            assert ids == expected, text
+        if theirs.unk_id() not in expected:
+            assert ours.decode(ids) == streamed(ours, ids) == theirs.decode(expected)
+    assert elsewhere <= 3
+    word = next(i for i in range(len(theirs)) if re.fullmatch(r"▁\w+", theirs.id_to_piece(i)))
+    assert ours.decode([word, word]) == theirs.decode([word, word])
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_byte_that_is_spelled_out_is_text(tmp_path, model_type):
+    ours, theirs = both(tmp_path, model_type=model_type, required_chars="<>0x4A1")
+    for text in ["a<0x41>", "a <0x0A>b", "a<0x41"]:
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == text
+
+
+def test_user_defined_symbols_are_never_cut(tmp_path):
+    ours, theirs = both(tmp_path, user_defined_symbols="<sep>,lis,ist", control_symbols="<ctl>")
+    sep, ctl = theirs.piece_to_id(["<sep>", "<ctl>"])
+    assert ours.special_ids == {0, 1, 2, ctl}
+    for text in ["A list", "a<sep>b", "a <sep>  lists <sep>", "ilist, is lis t"]:
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.encode("<sep>of") == [sep, *theirs.encode("\nof")[2:]]  # at the beginning none takes a prefix
+    assert ours.encode("of<ctl>") == [*theirs.encode("of"), ctl]
+
+
+def test_text_survives_the_round_trip(tmp_path):
+    tokenizer = read(tmp_path, trained(**LLAMA))
+    for text in PLAIN:
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
+
+
+# --- special tokens, as in transformers' LlamaTokenizer ---------------------------------------------------------------
+
+
+def test_a_prefix_stands_before_the_text_or_with_legacy_before_each_part(tmp_path):
+    ours, theirs = both(tmp_path, {"legacy": False})
+    legacy, _ = both(tmp_path, {"legacy": True})
+
+    def inside(text):
+        return theirs.encode("\n" + text)[2:]  # without the prefix: "▁", "<0x0A>", text
+
+    for left, right in [("A list", "of"), ("A list ", " of"), (" A", "  of red")]:
+        assert ours.encode(f"{left}</s>{right}") == [*theirs.encode(left), 2, *inside(right)]
+        assert legacy.encode(f"{left}</s>{right}") == [*theirs.encode(left), 2, *theirs.encode(right)]
+        assert ours.encode(f"<s>{right}") == [1, *inside(right)]
+        assert legacy.encode(f"<s>{right}") == [1, *theirs.encode(right)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "before", "after"),
+    [
+        ({}, [1], []),
+        ({"add_bos_token": True, "add_eos_token": True}, [1], [2]),
+        ({"add_bos_token": False, "add_eos_token": True}, [], [2]),
+        ({"bos_token": "</s>", "eos_token": {"content": "<s>"}, "add_eos_token": True}, [2], [1]),
+    ],
+)
+def test_bos_and_eos_around_the_text(tmp_path, settings, before, after):
+    tokenizer = read(tmp_path, trained(**LLAMA), settings)
+    theirs = processor(trained(**LLAMA))
+    assert tokenizer.encode("A list") == [*before, *theirs.encode("A list"), *after]
+    assert tokenizer.encode("A list", add_special_tokens=False) == theirs.encode("A list")
+    assert tokenizer.decode(tokenizer.encode("A list")) == "A list"
+    assert tokenizer.special_ids == {0, 1, 2}
+
+
+def test_roles_come_from_the_settings_then_the_model(tmp_path):
+    model = trained(**LLAMA, bos_id=3, eos_id=4, pad_id=5, unk_id=0, bos_piece="<begin>")
+
+    def roles(tokenizer):
+        return tokenizer.bos_token_id, tokenizer.eos_token_id
+
+    assert roles(read(tmp_path, model)) == (3, 4)
+    assert read(tmp_path, model).encode("<begin>")[:2] == [3, 3]
+    assert roles(read(tmp_path, model, {"bos_token": "</s>"})) == (4, 4)
+    assert roles(read(tmp_path, model, {"eos_token": None}, {"eos_token_id": [7, 8]})) == (3, None)
+    without = trained(**LLAMA, bos_id=-1)
+    assert roles(read(tmp_path, without, {"add_bos_token": False}, {"bos_token_id": 3})) == (3, 2)
+    with pytest.raises(CheckpointError, match="prompts begin with the BOS token, and neither"):
+        read(tmp_path, without)
+
+
+def test_add_prefix_space_overrules_the_model(tmp_path):
+    with_prefix, theirs = both(tmp_path, {"add_prefix_space": True}, add_dummy_prefix=False)
+    assert with_prefix.encode("of") == theirs.encode(" of")
+    assert with_prefix.decode(with_prefix.encode("of")) == "of"
+    without, theirs = both(tmp_path, {"add_prefix_space": False})
+    assert without.encode("of") == theirs.encode("\nof")[2:]
+    assert without.decode(without.encode(" of")) == " of"
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_tokens_that_were_added_later(tmp_path, normalized):
+    end = len(processor(trained(**LLAMA)))
+    added = {
+        str(end): {"content": "<|turn|>", "special": True, "normalized": False},
+        str(end + 1): {"content": "two words", "special": False, "normalized": normalized},
+    }
+    ours, theirs = both(tmp_path, {"added_tokens_decoder": added})
+    inside = theirs.encode("\n▁of")[2:]
+    assert ours.encode("<|turn|>two words of") == [end, end + 1, *inside]
+    assert (end + 1 in ours.encode("two▁words")) is normalized  # in the prepared text a space is "▁"
+    assert ours.decode([end, end + 1, *inside]) == "two words of"
+    assert ours.special_ids == {0, 1, 2, end}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("legacy", [True, False])
+def test_ids_equal_transformers_llama_tokenizer(tmp_path, legacy):
+    """Vocabulary and merges by SentencePiece's package and transformers' own rule: its reader needs protobuf."""
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs the reference extra")
+    from transformers.tokenization_utils_base import generate_merges
+
+    ours, sp = both(tmp_path, {"add_bos_token": True, "add_eos_token": True, "legacy": legacy})
+    vocab = {sp.id_to_piece(i): i for i in range(len(sp))}
+    merges = generate_merges(vocab, skip_tokens=[piece for piece, i in vocab.items() if sp.is_byte(i)])
+    theirs = transformers.LlamaTokenizer(vocab, merges, add_bos_token=True, add_eos_token=True, legacy=legacy)
+    for text in TEXTS + random_texts(300):
+        if not re.search("(^|>)[ ▁]", text):  # before a space transformers 5 puts no prefix
+            assert ours.encode(text) == theirs(text)["input_ids"], text
+    draw = random.Random(11)
+    for _ in range(100):
+        ids = random_ids(ours, draw, 10)
+        assert ours.decode(ids) == streamed(ours, ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_guided_decoding_can_read_it(tmp_path):
+    llguidance = pytest.importorskip("llguidance", reason="needs the guided extra")
+    tokenizer = read(tmp_path, trained(**LLAMA))
+    guide = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=[2])
+    ids = tokenizer.encode("A list é", add_special_tokens=False)
+    assert guide.decode_bytes(ids).decode() == " A list é"
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"model_type": "word"}, "a word model"),
+        ({"model_type": "char"}, "a character model"),
+        ({"normalization_rule_name": "nmt_nfkc"}, "normalisation by nmt_nfkc"),
+        ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
+        ({"user_defined_symbols": "▁▁"}, "user-defined symbols that hold a space"),
+        (
+            {"user_defined_symbols": "<x>", "remove_extra_whitespaces": True},
+            "user-defined symbols with remove_extra_whitespaces",
+        ),
+    ],
+)
+def test_what_would_not_be_run_exactly_is_refused_by_name(tmp_path, options, what):
+    options = {**LLAMA, **options}
+    if options["model_type"] in ("word", "char"):
+        options["byte_fallback"] = False
+    assert_refused(tmp_path, trained(**options), UnsupportedModelError, what)
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """A field of a protocol buffer; lengths and values up to 127."""
+    return bytes([number << 3, value]) if isinstance(value, int) else bytes([number << 3 | 2, len(value)]) + value
+
+
+def piece(text: str, kind: int) -> bytes:
+    return field(1, field(1, text.encode()) + bytes([2 << 3 | 5]) + struct.pack("<f", -1.0) + field(3, kind))
+
+
+START = piece("<unk>", 2) + piece("<s>", 3) + piece("</s>", 3)
+BPE, AS_IT_IS = field(2, field(3, 2)), field(3, field(4, 0))
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "what"),
+    [
+        (START + piece("a", 1) + BPE + field(3, field(5, 0)), UnsupportedModelError, "escape_whitespaces off"),
+        (START + piece("a", 5) + BPE + AS_IT_IS, UnsupportedModelError, "unused pieces"),
+        (START + piece("a", 1) + BPE + AS_IT_IS + field(5, field(2, b"x")), UnsupportedModelError, "rules of its own"),
+        (START + piece("a", 1) * 2 + BPE + AS_IT_IS, CheckpointError, "holds a piece twice"),
+        (field(2, b"\x80") + START + AS_IT_IS, CheckpointError, "is not a SentencePiece model: no number"),
+        (piece("a", 1) + field(2, b"\xc0\x02\x01") + AS_IT_IS, CheckpointError, "has no unknown piece"),
+        (START, CheckpointError, "its pieces, its training or its normalisation are missing"),
+        (b"", CheckpointError, "are missing"),
+        (b"a page of text", CheckpointError, "is not a SentencePiece model"),
+        (field(1, 5), CheckpointError, "is not a SentencePiece model"),
+        (b"IQ== 0\nIg== 1\n", UnsupportedModelError, "is a tiktoken vocabulary"),
+    ],
+)
+def test_broken_models_are_refused(tmp_path, model, error, what):
+    assert_refused(tmp_path, model, error, what)
+
+
+def test_the_smallest_model_by_hand_is_read(tmp_path):
+    tokenizer = read(tmp_path, START + piece("▁", 1) + piece("a", 1) + piece("▁a", 1) + BPE + AS_IT_IS)
+    assert tokenizer.encode("a aa x") == [1, 5, 5, 4, 3, 0]
+    assert tokenizer.decode([1, 5, 5, 4]) == "a aa"
+
+
+def test_merges_end_in_no_byte(tmp_path):
+    """Where the parts of "<0x0A>" are pieces, it remains text, as in SentencePiece."""
+    texts = ["▁", "<", "0", "x", "A", ">", "<0", "x0", "A>", "x0A>"]
+    pieces = [piece(text, 1) for text in texts] + [piece(f"<0x{byte:02X}>", 6) for byte in range(256)]
+    with_bytes = field(2, field(3, 2) + b"\x98\x02\x01")  # field 35, byte_fallback
+    model = START + b"".join(pieces) + with_bytes + AS_IT_IS
+    ids = read(tmp_path, model, {"add_bos_token": False}).encode("<0x0A>")
+    assert ids == processor(model).encode("<0x0A>") == [3, 9, 12]
+
+
+def test_a_model_that_ends_early_is_refused(tmp_path):
+    model = trained(**LLAMA)
+    for length in [*range(1, len(model), 97), len(model) - 1, len(model) - 2]:
+        assert_refused(tmp_path, model[:length], CheckpointError, "is not a SentencePiece model")
+
+
+def assert_refused(folder: Path, model: bytes, error: type[Exception], what: str) -> None:
+    with pytest.raises(error) as refused:
+        read(folder, model)
+    assert what in str(refused.value)
+    assert str(folder / "tokenizer.model") in str(refused.value)
+    assert "\n" not in str(refused.value)
