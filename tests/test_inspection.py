@@ -44,7 +44,7 @@ def test_maps_are_those_of_the_queries_and_keys() -> None:
     x = model.embedding.tokens.data[LINE] + model.embedding.positions.data[:20]
     layer = model.layers[0]
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    x = x * layer.attention_norm.data + layer.attention_norm.bias
+    x = x * layer.attention_norm.weight.data + layer.attention_norm.weight.bias
     qkv = x @ layer.attention.qkv.data.T + layer.attention.qkv.bias
     q, k = (qkv[:, i * 32 : (i + 1) * 32].reshape(20, 4, 8) for i in (0, 1))
     scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(8)

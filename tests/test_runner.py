@@ -64,8 +64,8 @@ def poisoned(name: str, value: float, variant: str = "pre-norm") -> Runner:
         "out_proj": layer.attention.out,
         "fc1": layer.mlp.up,
         "fc2": layer.mlp.down,
-        "self_attn_layer_norm": layer.attention_norm,
-        "final_layer_norm": model.final_norm,
+        "self_attn_layer_norm": layer.attention_norm.weight,
+        "final_layer_norm": model.final_norm.weight,
         "lm_head": model.head.weight,
     }
     data = weights[name].data

@@ -18,6 +18,16 @@ Shapes = dict[str, tuple[int, ...]]
 """A family's tensor table: the name of every tensor that a configuration needs, with its shape."""
 
 
+def linear_tensors(name: str, outputs: int, inputs: int, bias: bool = True) -> Shapes:
+    """The tensors of a projection."""
+    return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
+
+
+def norm_tensors(name: str, width: int) -> Shapes:
+    """The tensors of a layer norm."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
 class Model(Protocol):
     """A decoder-only transformer, as a function of a batch and a cache."""
 

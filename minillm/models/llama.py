@@ -14,18 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.base import Backend
-from ..backends.pages import Pages
-from ..backends.weights import Tensor, Weight
-from ..batch import Batch
+from ..backends.weights import Tensor
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
 from ..layers.attention import Attention, HeadNorms
+from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
+from ..layers.norm import RMSNorm
 from ..ops.rotary import Rotation
-from .base import Shapes, Tensors, read_activation, refuse_experts
-from .outline import Attend, Component, Embed, Gate, Linear, Norm, Outline, Rotate, StoreKV, TakeRows
+from .base import Shapes, Tensors, linear_tensors, read_activation, refuse_experts
+from .decoder import Decoder
+from .outline import Component, Embed, Gate, Linear, Norm, Outline, head, self_attention
 from .rotary import RotaryConfig, read_rotary, refuse_partial
 
 
@@ -128,9 +129,7 @@ def tensor_table(config: LlamaConfig) -> Shapes:
     table: Shapes = {"embed_tokens.weight": (V, E), "norm.weight": (E,)}
     for i in range(config.num_layers):
         for name, (outputs, inputs, bias) in linears.items():
-            table[f"layers.{i}.{name}.weight"] = (outputs, inputs)
-            if bias:
-                table[f"layers.{i}.{name}.bias"] = (outputs,)
+            table |= linear_tensors(f"layers.{i}.{name}", outputs, inputs, bias)
         for name in ("input_layernorm", "post_attention_layernorm"):
             table[f"layers.{i}.{name}.weight"] = (E,)
         if config.head_norms:
@@ -150,51 +149,7 @@ def canonical_names(stored: Mapping[str, Tensor], config: LlamaConfig) -> dict[s
     return tensors
 
 
-@dataclass(frozen=True, eq=False)
-class LlamaLayer:
-    """One transformer block."""
-
-    attention_norm: Weight
-    attention: Attention
-    mlp_norm: Weight
-    mlp: GatedMLP
-    epsilon: float
-
-    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
-        """[T, E] -> [T, E]"""
-        x = self.attention(ops, ops.rms_norm(x, self.attention_norm, self.epsilon), cache, batch, residual=x)
-        return self.mlp(ops, ops.rms_norm(x, self.mlp_norm, self.epsilon), residual=x)
-
-
-@dataclass(frozen=True, eq=False)
-class Llama:
-    """The whole model: embedding, layers, final norm, head."""
-
-    config: LlamaConfig
-    embedding: Embedding
-    layers: tuple[LlamaLayer, ...]
-    final_norm: Weight
-    head: LMHead
-
-    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
-        """The last hidden state of every new token. [T] -> [T, E]"""
-        x = self.embedding(ops, batch)  # [T] -> [T, E]
-        for i, layer in enumerate(self.layers):
-            ops.enter_layer(i)
-            x = layer(ops, x, cache, batch)
-        ops.enter_layer(len(self.layers))
-        return ops.rms_norm(x, self.final_norm, self.config.epsilon)
-
-    def states(self, ops: Backend, x: Any) -> Any:
-        """The states behind the logits. [R, E] -> [R, E]"""
-        return self.head.states(ops, x)
-
-    def logits(self, ops: Backend, hidden: Any) -> Any:
-        """The language model head. [R, E] -> [R, V]"""
-        return self.head(ops, hidden)
-
-
-def build(config: LlamaConfig, stored: Mapping[str, Tensor], ops: Backend) -> Llama:
+def build(config: LlamaConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
     """The model from its tensors, under canonical names.
 
     Raises:
@@ -202,18 +157,18 @@ def build(config: LlamaConfig, stored: Mapping[str, Tensor], ops: Backend) -> Ll
     """
     tensors, rotation = Tensors(stored, tensor_table(config), ops), config.rotary.rotation(ops)
     embedding = Embedding(tensors.table("embed_tokens", "vocabulary"))
-    head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
+    lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
     layers = tuple(_build_layer(config, tensors, rotation, i) for i in range(config.num_layers))
-    return Llama(config, embedding, layers, tensors.norm("norm"), head)
+    return Decoder(config, embedding, layers, RMSNorm(tensors.norm("norm"), config.epsilon), lm_head)
 
 
-def _build_layer(config: LlamaConfig, tensors: Tensors, rotation: Rotation, i: int) -> LlamaLayer:
+def _build_layer(config: LlamaConfig, tensors: Tensors, rotation: Rotation, i: int) -> PreNorm:
     attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
     norms = None
     if config.head_norms:
         norms = HeadNorms(tensors.norm(f"{attention}.q_norm"), tensors.norm(f"{attention}.k_norm"), config.epsilon)
-    return LlamaLayer(
-        tensors.norm(f"layers.{i}.input_layernorm"),
+    return PreNorm(
+        RMSNorm(tensors.norm(f"layers.{i}.input_layernorm"), config.epsilon),
         Attention(
             layer=i,
             num_heads=config.num_heads,
@@ -225,51 +180,35 @@ def _build_layer(config: LlamaConfig, tensors: Tensors, rotation: Rotation, i: i
             head_norms=norms,
             window=config.windows[i],
         ),
-        tensors.norm(f"layers.{i}.post_attention_layernorm"),
+        RMSNorm(tensors.norm(f"layers.{i}.post_attention_layernorm"), config.epsilon),
         GatedMLP(
             tensors.linear(f"{mlp}.gate_up", f"{mlp}.gate_proj", f"{mlp}.up_proj"),
             tensors.linear(f"{mlp}.down_proj"),
             config.activation,
         ),
-        config.epsilon,
     )
 
 
 def outline(config: LlamaConfig) -> Outline:
     """The parts in the order they run, for `accounting`."""
-    E, V = config.hidden_size, config.vocab_size
-    layers = tuple(_outline_of_layer(config, window) for window in config.windows)
+    E = config.hidden_size
     return Outline(
-        before=(Embed(name="embedding", width=E, vectors=V),),
-        layers=layers,
+        before=(Embed(name="embedding", width=E, vectors=config.vocab_size),),
+        layers=tuple(_outline_of_layer(config, window) for window in config.windows),
         after=(Norm(name="final norm", width=E, mean=False),),
-        head=(
-            TakeRows(name="take rows", width=E),
-            Linear(name="LM head", inputs=E, outputs=V, role="vocabulary", tied=config.tied_head),
-        ),
+        head=head(config, tied=config.tied_head),
     )
 
 
 def _outline_of_layer(config: LlamaConfig, window: int | None) -> tuple[Component, ...]:
-    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
-    F, half, rotary = config.intermediate_size, len(config.rotary.frequencies), config.rotary
-    head_norms = [Norm(name=f"{part} norm", width=D, rows=heads, mean=False) for part, heads in (("Q", H), ("K", K))]
+    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
+    between: tuple[Component, ...] = (config.rotary.outline(config),)
+    if config.head_norms:
+        rows = {"Q norm": config.num_heads, "K norm": config.num_kv_heads}
+        between = (*(Norm(name=name, width=D, rows=heads, mean=False) for name, heads in rows.items()), *between)
     return (
         Norm(name="attention norm", width=E, mean=False),
-        Linear(name="project Q, K, V", inputs=E, outputs=(H + 2 * K) * D, bias=config.qkv_bias),
-        *(head_norms if config.head_norms else ()),
-        Rotate(
-            name="rotate Q, K",
-            heads=H,
-            kv_heads=K,
-            head_dim=D,
-            pairs=half,
-            scaled=rotary.scale != 1,
-            stretched=rotary.stretch is not None,
-        ),
-        StoreKV(name="store K, V", kv_heads=K, head_dim=D),
-        Attend(name="attention", heads=H, kv_heads=K, head_dim=D, window=window),
-        Linear(name="attention out", inputs=H * D, outputs=E, bias=config.out_bias, residual=True),
+        *self_attention(config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=window),
         Norm(name="MLP norm", width=E, mean=False),
         Linear(name="MLP gate and up", inputs=E, outputs=2 * F, bias=config.mlp_bias),
         Gate(name="gate", width=F, activation=config.activation),

@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.base import Backend
-from ..backends.pages import Pages
-from ..backends.weights import Tensor, Weight
-from ..batch import Batch
+from ..backends.weights import Tensor
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
 from ..layers.attention import Attention
+from ..layers.block import PostNorm, PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
-from .base import Shapes, Tensors, read_activation
-from .outline import Attend, Component, Embed, Linear, Norm, Outline, StoreKV, TakeRows
+from ..layers.norm import LayerNorm
+from .base import Shapes, Tensors, linear_tensors, norm_tensors, read_activation
+from .decoder import Decoder
+from .outline import Component, Embed, Linear, Norm, Outline, head, mlp, self_attention
 
 POSITION_OFFSET = 2
 """OPT's position table begins with two rows that a padded batch once needed."""
@@ -98,22 +99,16 @@ def tensor_table(config: OPTConfig) -> Shapes:
     linears = {f"self_attn.{name}_proj": (E, E) for name in "qkv"}
     linears |= {"self_attn.out_proj": (E, E), "fc1": (F, E), "fc2": (E, F)}
     for i in range(config.num_layers):
-        for name, shape in linears.items():
-            table[f"layers.{i}.{name}.weight"] = shape
-            if config.biases:
-                table[f"layers.{i}.{name}.bias"] = shape[:1]
+        for name, (outputs, inputs) in linears.items():
+            table |= linear_tensors(f"layers.{i}.{name}", outputs, inputs, config.biases)
         if config.norm_affine:
-            table |= _norm_tensors(f"layers.{i}.self_attn_layer_norm", E)
-            table |= _norm_tensors(f"layers.{i}.final_layer_norm", E)
+            table |= norm_tensors(f"layers.{i}.self_attn_layer_norm", E)
+            table |= norm_tensors(f"layers.{i}.final_layer_norm", E)
     if config.final_norm and config.norm_affine:
-        table |= _norm_tensors("final_layer_norm", E)
+        table |= norm_tensors("final_layer_norm", E)
     if not config.tied_head:
         table["lm_head.weight"] = (V, W)
     return table
-
-
-def _norm_tensors(name: str, E: int) -> Shapes:
-    return {f"{name}.weight": (E,), f"{name}.bias": (E,)}
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: OPTConfig) -> dict[str, Tensor]:
@@ -129,54 +124,7 @@ def canonical_names(stored: Mapping[str, Tensor], config: OPTConfig) -> dict[str
     return tensors
 
 
-@dataclass(frozen=True, eq=False)
-class OPTLayer:
-    """One transformer block."""
-
-    attention: Attention
-    attention_norm: Weight
-    mlp: MLP
-    mlp_norm: Weight
-    pre_norm: bool
-
-    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
-        """[T, E] -> [T, E]"""
-        if self.pre_norm:
-            x = self.attention(ops, ops.layer_norm(x, self.attention_norm, NORM_EPSILON), cache, batch, residual=x)
-            return self.mlp(ops, ops.layer_norm(x, self.mlp_norm, NORM_EPSILON), residual=x)
-        x = ops.layer_norm(self.attention(ops, x, cache, batch, residual=x), self.attention_norm, NORM_EPSILON)
-        return ops.layer_norm(self.mlp(ops, x, residual=x), self.mlp_norm, NORM_EPSILON)
-
-
-@dataclass(frozen=True, eq=False)
-class OPT:
-    """The whole model: embedding, layers, final norm, head."""
-
-    config: OPTConfig
-    embedding: Embedding
-    layers: tuple[OPTLayer, ...]
-    final_norm: Weight | None
-    head: LMHead
-
-    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
-        """The last hidden state of every new token. [T] -> [T, E]"""
-        x = self.embedding(ops, batch)  # [T] -> [T, E]
-        for i, layer in enumerate(self.layers):
-            ops.enter_layer(i)
-            x = layer(ops, x, cache, batch)
-        ops.enter_layer(len(self.layers))
-        return x if self.final_norm is None else ops.layer_norm(x, self.final_norm, NORM_EPSILON)
-
-    def states(self, ops: Backend, x: Any) -> Any:
-        """The states behind the logits: what opt-350m projects to its embedding's width. [R, E] -> [R, W]"""
-        return self.head.states(ops, x)
-
-    def logits(self, ops: Backend, hidden: Any) -> Any:
-        """The language model head. [R, W] -> [R, V]"""
-        return self.head(ops, hidden)
-
-
-def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> OPT:
+def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
     """The model from its tensors, under canonical names.
 
     Raises:
@@ -189,57 +137,49 @@ def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> OPT:
         tensors.table("embed_positions", "positions").rows_from(POSITION_OFFSET),
         tensors.linear("project_in") if narrow else None,
     )
-    head = LMHead(
+    lm_head = LMHead(
         embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"),
         tensors.linear("project_out") if narrow else None,
     )
     layers = tuple(_build_layer(config, tensors, i) for i in range(config.num_layers))
-    return OPT(config, embedding, layers, tensors.norm("final_layer_norm") if config.final_norm else None, head)
+    final_norm = LayerNorm(tensors.norm("final_layer_norm"), NORM_EPSILON) if config.final_norm else None
+    return Decoder(config, embedding, layers, final_norm, lm_head)
 
 
-def _build_layer(config: OPTConfig, tensors: Tensors, i: int) -> OPTLayer:
+def _build_layer(config: OPTConfig, tensors: Tensors, i: int) -> PreNorm | PostNorm:
     part = f"layers.{i}"
     qkv = tensors.linear(f"{part}.self_attn.qkv", *(f"{part}.self_attn.{name}_proj" for name in "qkv"))
     out = tensors.linear(f"{part}.self_attn.out_proj")
-    return OPTLayer(
+    block = PreNorm if config.pre_norm else PostNorm
+    return block(
+        LayerNorm(tensors.norm(f"{part}.self_attn_layer_norm"), NORM_EPSILON),
         Attention(i, config.num_heads, config.num_kv_heads, config.head_dim**-0.5, qkv, out),
-        tensors.norm(f"{part}.self_attn_layer_norm"),
+        LayerNorm(tensors.norm(f"{part}.final_layer_norm"), NORM_EPSILON),
         MLP(tensors.linear(f"{part}.fc1"), tensors.linear(f"{part}.fc2"), config.activation),
-        tensors.norm(f"{part}.final_layer_norm"),
-        config.pre_norm,
     )
 
 
 def outline(config: OPTConfig) -> Outline:
     """The parts in the order they run, for `accounting`."""
-    E, H, K, D, W = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.embedding_size
-    V, F, b = config.vocab_size, config.intermediate_size, config.biases
+    E, V, W, b = config.hidden_size, config.vocab_size, config.embedding_size, config.biases
     positions = config.max_positions + POSITION_OFFSET
     before: tuple[Component, ...] = (Embed(name="embedding", width=E, vectors=V, positions=positions),)
-    head: tuple[Component, ...] = (
-        Linear(name="LM head", inputs=W, outputs=V, role="vocabulary", tied=config.tied_head),
-    )
     if W != E:
         before = (
             Embed(name="position embedding", width=E, vectors=0, positions=positions),
             Embed(name="token embedding", width=W, vectors=V),
             Linear(name="project in", inputs=W, outputs=E, residual=True),
         )
-        head = (Linear(name="project out", inputs=E, outputs=W), *head)
-    attention = (
-        Linear(name="project Q, K, V", inputs=E, outputs=(H + 2 * K) * D, bias=b),
-        StoreKV(name="store K, V", kv_heads=K, head_dim=D),
-        Attend(name="attention", heads=H, kv_heads=K, head_dim=D),
-        Linear(name="attention out", inputs=H * D, outputs=E, bias=b, residual=True),
-    )
-    mlp = (
-        Linear(name="MLP up", inputs=E, outputs=F, bias=b, activation=config.activation),
-        Linear(name="MLP down", inputs=F, outputs=E, bias=b, residual=True),
-    )
+    attention = self_attention(config, bias=b, out_bias=b)
+    ffn = mlp(config, config.activation, bias=b)
     norms = [Norm(name=f"{part} norm", width=E, affine=config.norm_affine) for part in ("attention", "MLP", "final")]
-    layer = (norms[0], *attention, norms[1], *mlp) if config.pre_norm else (*attention, norms[0], *mlp, norms[1])
-    after = (norms[2],) if config.final_norm else ()
-    return Outline(before, (layer,) * config.num_layers, after, (TakeRows(name="take rows", width=E), *head))
+    layer = (norms[0], *attention, norms[1], *ffn) if config.pre_norm else (*attention, norms[0], *ffn, norms[1])
+    return Outline(
+        before=before,
+        layers=(layer,) * config.num_layers,
+        after=(norms[2],) if config.final_norm else (),
+        head=head(config, tied=config.tied_head, width=W),
+    )
 
 
 def _shape(E: int, L: int, H: int, **more: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..backends.base import Role
+from ..config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,3 +137,57 @@ class Outline:
     """What comes after the last, for each new token"""
     head: tuple[Component, ...]
     """What comes then, only for rows whose logits are wanted"""
+
+
+def self_attention(
+    config: ModelConfig,
+    *,
+    bias: bool,
+    out_bias: bool,
+    between: tuple[Component, ...] = (),
+    window: int | None = None,
+    biased: bool = False,
+) -> tuple[Component, ...]:
+    """The parts of `layers.attention.Attention`.
+
+    Args:
+        config: the model's sizes
+        bias: of the projection to Q, K, V
+        out_bias: of the projection out
+        between: what happens to Q and K before they meet
+        window: as `Attend.window`
+        biased: as `Attend.biased`
+    """
+    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    return (
+        Linear(name="project Q, K, V", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
+        *between,
+        StoreKV(name="store K, V", kv_heads=K, head_dim=D),
+        Attend(name="attention", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased),
+        Linear(name="attention out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
+    )
+
+
+def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Component, ...]:
+    """The parts of `layers.mlp.MLP`."""
+    E, F = config.hidden_size, config.intermediate_size
+    return (
+        Linear(name="MLP up", inputs=E, outputs=F, bias=bias, activation=activation),
+        Linear(name="MLP down", inputs=F, outputs=E, bias=bias, residual=True),
+    )
+
+
+def head(config: ModelConfig, *, tied: bool, width: int | None = None) -> tuple[Component, ...]:
+    """The rows that are wanted, and the parts of `layers.head.LMHead`.
+
+    Args:
+        config: the model's sizes
+        tied: the head is the token embedding
+        width: W, where the states are projected to it first
+    """
+    E, W = config.hidden_size, width or config.hidden_size
+    return (
+        TakeRows(name="take rows", width=E),
+        *((Linear(name="project out", inputs=E, outputs=W),) if W != E else ()),
+        Linear(name="LM head", inputs=W, outputs=config.vocab_size, role="vocabulary", tied=tied),
+    )

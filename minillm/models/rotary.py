@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Backend
-from ..config import Fields
+from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..ops.rotary import Rotation, Stretch
+from .outline import Rotate
 
 BASE = 10_000.0
 """Where config.json does not say."""
@@ -45,6 +46,18 @@ class RotaryConfig:
         """The same where a back end has it."""
         frequencies = ops.constant("rotary frequencies", np.array(self.frequencies, np.float32))
         return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch)
+
+    def outline(self, config: ModelConfig) -> Rotate:
+        """The same as a part of a model's table."""
+        return Rotate(
+            name="rotate Q, K",
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            pairs=len(self.frequencies),
+            scaled=self.scale != 1,
+            stretched=self.stretch is not None,
+        )
 
 
 def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = BASE) -> RotaryConfig:

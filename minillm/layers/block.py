@@ -1,0 +1,51 @@
+"""A transformer block: attention and MLP, each added to what came in. Families differ in where their norms stand."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.pages import Pages
+from ..batch import Batch
+from .attention import Attention
+from .mlp import MLP, GatedMLP
+from .norm import Norm
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What every block has."""
+
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: MLP | GatedMLP
+
+
+class PreNorm(_Parts):
+    """Each part reads what its norm makes of x (Xiong et al., arXiv 2002.04745, figure 1b)."""
+
+    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x = x + attention(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
+        x = self.attention(ops, self.attention_norm(ops, x), cache, batch, residual=x)
+        return self.mlp(ops, self.mlp_norm(ops, x), residual=x)
+
+
+class PostNorm(_Parts):
+    """Each sum goes through its norm, as in the first transformer (Vaswani et al., arXiv 1706.03762, section 3.1)."""
+
+    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x = norm(x + attention(x));  norm(x + mlp(x)). [T, E] -> [T, E]"""
+        x = self.attention_norm(ops, self.attention(ops, x, cache, batch, residual=x))
+        return self.mlp_norm(ops, self.mlp(ops, x, residual=x))
+
+
+class Parallel(_Parts):
+    """Both parts read the same x, each through its own norm (Black et al., arXiv 2204.06745, section 2.1.2)."""
+
+    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x + attention(norm(x)) + mlp(norm(x)). [T, E] -> [T, E]"""
+        attended = self.attention(ops, self.attention_norm(ops, x), cache, batch, residual=x)
+        return self.mlp(ops, self.mlp_norm(ops, x), residual=attended)
+
+
+Block = PreNorm | PostNorm | Parallel

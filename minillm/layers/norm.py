@@ -1,0 +1,38 @@
+"""Norms over the numbers of each row, with what is added so that none is divided by zero."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.weights import Weight
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """Mean zero and variance one, then gain and bias (Ba et al., arXiv 1607.06450)."""
+
+    weight: Weight
+    """Gain and bias, [E] each, or neither"""
+    epsilon: float
+    """Added to the variance"""
+
+    def __call__(self, ops: Backend, x: Any) -> Any:
+        """[T, E] -> [T, E]"""
+        return ops.layer_norm(x, self.weight, self.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class RMSNorm:
+    """Mean square one, then a gain (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    weight: Weight
+    """[E]"""
+    epsilon: float
+    """Added to the mean square"""
+
+    def __call__(self, ops: Backend, x: Any) -> Any:
+        """[T, E] -> [T, E]"""
+        return ops.rms_norm(x, self.weight, self.epsilon)
+
+
+Norm = LayerNorm | RMSNorm

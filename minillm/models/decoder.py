@@ -1,0 +1,41 @@
+"""The decoder-only transformer that all families build: an embedding, blocks one after the other, a norm, a head."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.pages import Pages
+from ..batch import Batch
+from ..config import ModelConfig
+from ..layers.block import Block
+from ..layers.embedding import Embedding
+from ..layers.head import LMHead
+from ..layers.norm import Norm
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """A whole model (see `base.Model`)."""
+
+    config: ModelConfig
+    embedding: Embedding
+    layers: tuple[Block, ...]
+    final_norm: Norm | None
+    head: LMHead
+
+    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
+        """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
+        x = self.embedding(ops, batch)  # [T] -> [T, E]
+        for i, layer in enumerate(self.layers):
+            ops.enter_layer(i)
+            x = layer(ops, x, cache, batch)
+        ops.enter_layer(len(self.layers))
+        return x if self.final_norm is None else self.final_norm(ops, x)
+
+    def states(self, ops: Backend, x: Any) -> Any:
+        """The hidden states behind the logits: opt-350m projects them to its embedding's width. [R, E] -> [R, W]"""
+        return self.head.states(ops, x)
+
+    def logits(self, ops: Backend, hidden: Any) -> Any:
+        """The language model head. [R, W] -> [R, V]"""
+        return self.head(ops, hidden)
