@@ -2,7 +2,7 @@
 
 What is rounded to what, a back end says (`Backend.format_of`): beside int4 the vocabulary has 8 bits; norms and biases
 stay as they are, and positions too where the rest has 8 or 4. The layout of 8 and 4 bits is in `models/quantized.py`;
-16 bits make an ordinary checkpoint under the names that it had. Tensors that a model fuses lie side by side.
+16 bits make an ordinary checkpoint under the names and in the layout that it had. Tensors that a model fuses lie side by side.
 """
 
 import json
@@ -25,6 +25,7 @@ from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
 from .models import family_of
 from .models.quantized import METHOD, SCALE, read_quantization
+from .models.rearranged import source_of
 from .ops.quantize import GROUPS, quantize
 from .progress import report, watching
 
@@ -184,8 +185,14 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
     plan = _Plan(dtype)
     with watching(lambda done, total: None):  # nothing is loaded yet
         family.build(config, tensors, plan)
-    names = {id(tensor): name for name, tensor in (tensors if dtype in QUANTIZED else checkpoint).items()}
-    return [[Part(names[id(tensor)], tensor, form, group) for tensor, form in fused] for fused in plan.fused]
+    as_built = dtype in QUANTIZED  # in the order and under the names of the family's table; else as they were found
+    names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
+
+    def part(tensor: Tensor, form: str) -> Part:
+        tensor = tensor if as_built else source_of(tensor)
+        return Part(names[id(tensor)], tensor, form, group)
+
+    return [[part(*one) for one in fused] for fused in plan.fused]
 
 
 def _write_weights(folder: Path, fused: list[list[Part]], shard_bytes: int, written: Callable[[int], None]) -> None:

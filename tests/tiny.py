@@ -47,8 +47,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-TOKEN_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings.")
-STDS = {"embed_positions": 2.0, "wpe": 2.0, **dict.fromkeys(TOKEN_TABLES, 0.5), "norm": 0.2, "ln_": 0.2, "bias": 0.1}
+STDS = {
+    **dict.fromkeys(("embed_positions", "wpe"), 2.0),
+    "embed_in": 0.3,
+    **dict.fromkeys(("embed_tokens", "lm_head", "wte", "embed_out", "word_embeddings."), 0.5),
+    "query_key_value.weight": 0.5,
+    "attention.dense.weight": 0.8,
+    **dict.fromkeys(("norm", "ln_"), 0.2),
+    "bias": 0.1,
+}
+"""The first that a tensor's name holds is the spread of its numbers."""
 
 
 def std_of(name: str, raw: dict[str, Any]) -> float:
@@ -74,6 +82,26 @@ def tiny_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, RandomTensor]:
     family = family_of(raw)
     table = family.tensor_table(family.read_config(raw))
     return {name: RandomTensor(name, shape, seed, std_of(name, raw)) for name, shape in table.items()}
+
+
+class Held:
+    """A float32 array in a tensor's place."""
+
+    dtype = "float32"
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape = values, values.shape
+
+    def load(self) -> np.ndarray:
+        return self.values
+
+    stored = load
+
+    def read_into(self, out: np.ndarray) -> None:
+        out[...] = self.values
+
+    def followed_by(self, other: Any) -> None:
+        return None
 
 
 def tiny_model(variant: str = "pre-norm", *, seed: int = 0, ops: Backend | None = None, **fields: Any) -> Model:

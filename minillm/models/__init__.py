@@ -9,7 +9,7 @@ from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError
-from . import llama, mistral, opt, qwen2, qwen3
+from . import gpt2, gpt_neox, llama, mistral, opt, qwen2, qwen3
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
@@ -20,6 +20,8 @@ FAMILIES: dict[str, ModuleType] = {
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
 }
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and
 `SHAPES`."""

@@ -1,5 +1,6 @@
 """Stored matrices whose numbers a family wants in another order: transposed, or rows of heads sorted anew."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,3 +52,32 @@ class Rearranged:
 
     def followed_by(self, other: Any) -> None:
         """No file has the new order."""
+
+
+def source_of(tensor: Tensor) -> Tensor:
+    """The tensor as its file has it."""
+    return tensor.source if isinstance(tensor, Rearranged) else tensor
+
+
+def transposed(tensor: Tensor) -> Rearranged:
+    """[in, out] as [out, in]."""
+    return Rearranged(tensor, np.transpose)
+
+
+def qkv_apart(tensor: Tensor, H: int) -> Tensor:
+    """Rows that are stored head by head, each head's Q, K and V, as Q of all heads, then K, then V.
+
+    Args:
+        tensor: [H 3 D, ...]: a weight or a bias. One whose rows are no such number is left as it is: it does not fit
+            the model, which says so.
+        H: heads
+    """
+    rows = math.prod(tensor.shape[:1])
+    if rows % (3 * H):
+        return tensor
+
+    def apart(stored: NDArray[Any]) -> NDArray[Any]:
+        heads = stored.reshape(H, 3, rows // (3 * H), *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
+        return heads.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
+
+    return Rearranged(tensor, apart)

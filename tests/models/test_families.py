@@ -8,11 +8,11 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Sequence
 from minillm.inspection import attention_maps
-from minillm.models import published_config, published_names
+from minillm.models import family_of, published_config, published_names
 
 from ..comparing import assert_same_tokens
 from ..families import CASES, CONFIGS, IDS
-from ..tiny import generate, logits_of, model_of, random_prompts, runner_of
+from ..tiny import Held, generate, logits_of, model_of, random_prompts, runner_of, tiny_tensors
 
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 
@@ -62,10 +62,6 @@ def test_attention_maps_have_rows_that_sum_to_one_and_look_back_only(raw: dict[s
 
 def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
     """Each tensor of the table, changed alone, changes the logits: none is loaded and left out."""
-    from minillm.models import family_of
-
-    from ..tiny import tiny_tensors
-
     family, tensors = family_of(raw), tiny_tensors(raw)
     config = family.read_config(raw)
     plain = logits_of(runner_of(model_of(raw)), LINE[:12])
@@ -76,26 +72,6 @@ def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
         assert np.abs(logits - plain).max() > 0 or "k_proj.bias" in name, (
             name
         )  # softmax takes no notice of a key's bias
-
-
-class Held:
-    """An array in a tensor's place."""
-
-    dtype = "float32"
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.shape = values, values.shape
-
-    def load(self) -> np.ndarray:
-        return self.values
-
-    stored = load
-
-    def read_into(self, out: np.ndarray) -> None:
-        out[...] = self.values
-
-    def followed_by(self, other: Any) -> None:
-        return None
 
 
 @pytest.mark.parametrize("shape", published_names())

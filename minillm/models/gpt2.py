@@ -1,0 +1,167 @@
+"""GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019).
+
+    x = tokens[ids] + positions[i]
+    x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer
+    logits = norm(x) W_lm
+
+Q, K and V are one stored projection, and the head is the token embedding. Checkpoints hold each projection as
+[in, out], where other families have [out, in].
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.weights import Tensor
+from ..config import Fields, ModelConfig
+from ..errors import CheckpointError, UnsupportedModelError
+from ..layers.attention import Attention
+from ..layers.block import PreNorm
+from ..layers.embedding import Embedding
+from ..layers.head import LMHead
+from ..layers.mlp import MLP
+from ..layers.norm import LayerNorm
+from .base import Shapes, Tensors, linear_tensors, norm_tensors, read_activation
+from .decoder import Decoder
+from .outline import Embed, Norm, Outline, head, mlp, self_attention
+from .rearranged import transposed
+
+END_OF_TEXT = 50256
+"""The token that begins and ends a text, where config.json does not say."""
+
+PROJECTIONS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+"""What is stored as [in, out]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config(ModelConfig):
+    """GPT-2's own fields beside the shared ones."""
+
+    epsilon: float
+    """Added to the variance in each layer norm"""
+    activation: str
+    tied_head: bool
+    """The LM head is the token embedding"""
+    scales: tuple[float, ...]
+    """Of each layer's attention scores: 1 / sqrt D, unless config.json has switched it off or divides it by the layer's
+    number"""
+
+
+def read_config(raw: Mapping[str, Any]) -> GPT2Config:
+    """GPT-2's configuration from config.json.
+
+    `reorder_and_upcast_attn` asks for attention scores in float32, which they are anyway.
+
+    Raises:
+        CheckpointError: a field is missing or impossible.
+        UnsupportedModelError: cross-attention, or an activation that is none of ours.
+    """
+    fields = Fields({"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} | dict(raw))
+    if fields.get("add_cross_attention", False):
+        raise UnsupportedModelError("config.json: add_cross_attention is true; minillm runs decoders by themselves")
+    hidden_size, heads, layers = fields.size("n_embd"), fields.size("n_head"), fields.size("n_layer")
+    if hidden_size % heads:
+        raise CheckpointError(f"config.json: n_embd {hidden_size} should be a multiple of n_head {heads}")
+    head_dim = hidden_size // heads
+    scale = head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
+    by_layer = fields.get("scale_attn_by_inverse_layer_idx", False)
+    return GPT2Config(
+        model_type="gpt2",
+        hidden_size=hidden_size,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        intermediate_size=4 * hidden_size if fields.raw.get("n_inner") is None else fields.size("n_inner"),
+        vocab_size=fields.size("vocab_size"),
+        max_positions=fields.size("n_positions"),
+        bos_token_id=fields.token_id("bos_token_id"),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        epsilon=fields.get("layer_norm_epsilon", 1e-5),
+        activation=read_activation(fields, "activation_function", "gelu_new"),
+        tied_head=fields.get("tie_word_embeddings", True),
+        scales=tuple(scale / (i + 1) if by_layer else scale for i in range(layers)),
+    )
+
+
+def tensor_table(config: GPT2Config) -> Shapes:
+    """Every tensor of a checkpoint, named from the transformer down, with its shape; projections are [out, in]."""
+    E, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
+    sizes = dict(zip(PROJECTIONS, [(3 * E, E), (E, E), (F, E), (E, F)], strict=True))
+    table: Shapes = {"wte.weight": (V, E), "wpe.weight": (config.max_positions, E)}
+    for i in range(config.num_layers):
+        for name, (outputs, inputs) in sizes.items():
+            table |= linear_tensors(f"h.{i}.{name}", outputs, inputs)
+        table |= norm_tensors(f"h.{i}.ln_1", E) | norm_tensors(f"h.{i}.ln_2", E)
+    table |= norm_tensors("ln_f", E)
+    if not config.tied_head:
+        table["lm_head.weight"] = (V, E)
+    return table
+
+
+def canonical_names(stored: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
+    """Some checkpoints say `transformer.`; some keep a copy of a tied head, old ones each layer's causal mask."""
+    masks = (".attn.bias", ".attn.masked_bias")
+    weights = tuple(f".{name}.weight" for name in PROJECTIONS)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        short = name.removeprefix("transformer.")
+        if not short.endswith(masks) and not (short == "lm_head.weight" and config.tied_head):
+            tensors[short] = transposed(tensor) if short.endswith(weights) else tensor
+    return tensors
+
+
+def build(config: GPT2Config, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
+    """The model from its tensors, under canonical names.
+
+    Raises:
+        CheckpointError: a tensor is missing, extra or misshaped.
+    """
+    tensors = Tensors(stored, tensor_table(config), ops)
+    embedding = Embedding(tensors.table("wte", "vocabulary"), tensors.table("wpe", "positions"))
+    lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
+    layers = tuple(_build_layer(config, tensors, i) for i in range(config.num_layers))
+    return Decoder(config, embedding, layers, LayerNorm(tensors.norm("ln_f"), config.epsilon), lm_head)
+
+
+def _build_layer(config: GPT2Config, tensors: Tensors, i: int) -> PreNorm:
+    qkv, out, up, down = (tensors.linear(f"h.{i}.{name}") for name in PROJECTIONS)
+    return PreNorm(
+        LayerNorm(tensors.norm(f"h.{i}.ln_1"), config.epsilon),
+        Attention(i, config.num_heads, config.num_kv_heads, config.scales[i], qkv, out),
+        LayerNorm(tensors.norm(f"h.{i}.ln_2"), config.epsilon),
+        MLP(up, down, config.activation),
+    )
+
+
+def outline(config: GPT2Config) -> Outline:
+    """The parts in the order they run, for `accounting`."""
+    E = config.hidden_size
+    layer = (
+        Norm(name="attention norm", width=E),
+        *self_attention(config, bias=True, out_bias=True),
+        Norm(name="MLP norm", width=E),
+        *mlp(config, config.activation),
+    )
+    return Outline(
+        before=(Embed(name="embedding", width=E, vectors=config.vocab_size, positions=config.max_positions),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final norm", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _shape(E: int, L: int, H: int) -> dict[str, Any]:
+    sizes = {"n_embd": E, "n_layer": L, "n_head": H}
+    return {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, **sizes}
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": _shape(768, 12, 12),
+    "gpt2-medium": _shape(1024, 24, 16),
+    "gpt2-large": _shape(1280, 36, 20),
+    "gpt2-xl": _shape(1600, 48, 25),
+    "distilgpt2": _shape(768, 6, 12),
+}
+"""The published sizes (paper, table 2, with the sizes of the released weights), and one distilled from the smallest."""

@@ -1,0 +1,209 @@
+"""GPT-NeoX (Black et al., arXiv 2204.06745) and Pythia (Biderman et al., arXiv 2304.01373).
+
+    x = tokens[ids]
+    x = x + attention(norm(x)) + mlp(norm'(x))             in each layer
+    logits = norm(x) W_lm
+
+Attention and MLP read the same x, unless config.json wants them one after the other. Positions come in by rotating a
+part of each query and key, a quarter in the published models. The stored projection to Q, K and V has its rows head by
+head: the first head's Q, K, V, then the second's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.weights import Tensor
+from ..config import Fields, ModelConfig
+from ..errors import CheckpointError
+from ..layers.attention import Attention
+from ..layers.block import Parallel, PreNorm
+from ..layers.embedding import Embedding
+from ..layers.head import LMHead
+from ..layers.mlp import MLP
+from ..layers.norm import LayerNorm
+from ..ops.rotary import Rotation
+from .base import Shapes, Tensors, linear_tensors, norm_tensors, read_activation
+from .decoder import Decoder
+from .outline import Embed, Norm, Outline, head, mlp, self_attention
+from .rearranged import qkv_apart
+from .rotary import RotaryConfig, read_rotary
+
+ROTARY_SHARE = 0.25
+"""Of each head's numbers, how many turn, where config.json does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTNeoXConfig(ModelConfig):
+    """GPT-NeoX's own fields beside the shared ones."""
+
+    epsilon: float
+    """Added to the variance in each layer norm"""
+    activation: str
+    rotary: RotaryConfig
+    parallel: bool
+    """Attention and MLP read the same x (True), or the MLP what attention has added to (False)"""
+    attention_bias: bool
+    tied_head: bool
+    """The LM head is the token embedding"""
+
+
+def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
+    """GPT-NeoX's configuration from config.json.
+
+    Raises:
+        CheckpointError: a field is missing or impossible.
+        UnsupportedModelError: an activation or a kind of rotary scaling that is none of ours.
+    """
+    fields = Fields({"bos_token_id": 0, "eos_token_id": 2} | dict(raw))
+    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    if hidden_size % heads:
+        raise CheckpointError(
+            f"config.json: hidden_size {hidden_size} should be a multiple of num_attention_heads {heads}"
+        )
+    head_dim = hidden_size // heads
+    rotary = read_rotary(
+        fields,
+        int(head_dim * _rotary_share(fields)),
+        fields.size("max_position_embeddings"),
+        base=fields.get("rotary_emb_base", 10_000.0),
+    )
+    return GPTNeoXConfig(
+        model_type="gpt_neox",
+        hidden_size=hidden_size,
+        num_layers=fields.size("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        intermediate_size=fields.size("intermediate_size"),
+        vocab_size=fields.size("vocab_size"),
+        max_positions=rotary.longest,
+        bos_token_id=fields.token_id("bos_token_id"),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        epsilon=fields.get("layer_norm_eps", 1e-5),
+        activation=read_activation(fields, "hidden_act", "gelu"),
+        rotary=rotary,
+        parallel=fields.get("use_parallel_residual", True),
+        attention_bias=fields.get("attention_bias", True),
+        tied_head=fields.get("tie_word_embeddings", False),
+    )
+
+
+def _rotary_share(fields: Fields) -> float:
+    """Of each head's numbers, how many turn: in the table of transformers 5, or where it stood before."""
+    table = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
+    share = Fields(table, fields.source).get("partial_rotary_factor", fields.get("rotary_pct", ROTARY_SHARE))
+    if not 0 < share <= 1:
+        raise CheckpointError(
+            f"{fields.source}: partial_rotary_factor (or rotary_pct) should be above 0 and at most 1, found {share}"
+        )
+    return share
+
+
+def tensor_table(config: GPTNeoXConfig) -> Shapes:
+    """Every tensor of a checkpoint, named from the model down, with its shape."""
+    E, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
+    table: Shapes = {"embed_in.weight": (V, E)}
+    for i in range(config.num_layers):
+        part = f"layers.{i}"
+        table |= linear_tensors(f"{part}.attention.query_key_value", 3 * E, E, config.attention_bias)
+        table |= linear_tensors(f"{part}.attention.dense", E, E, config.attention_bias)
+        table |= linear_tensors(f"{part}.mlp.dense_h_to_4h", F, E) | linear_tensors(f"{part}.mlp.dense_4h_to_h", E, F)
+        table |= norm_tensors(f"{part}.input_layernorm", E) | norm_tensors(f"{part}.post_attention_layernorm", E)
+    table |= norm_tensors("final_layer_norm", E)
+    if not config.tied_head:
+        table["embed_out.weight"] = (V, E)
+    return table
+
+
+def canonical_names(stored: Mapping[str, Tensor], config: GPTNeoXConfig) -> dict[str, Tensor]:
+    """The names of published checkpoints say `gpt_neox.`; old ones hold each layer's causal mask and frequencies.
+
+    The rows of Q, K and V come apart: Q of all heads, then K, then V, as `layers.attention` has them.
+    """
+    buffers = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        short = name.removeprefix("gpt_neox.")
+        if short == "lm_head.weight":  # transformers 5 has this name for it in memory
+            short = "embed_out.weight"
+        if not short.endswith(buffers) and not (short == "embed_out.weight" and config.tied_head):
+            tensors[short] = qkv_apart(tensor, config.num_heads) if ".query_key_value." in short else tensor
+    return tensors
+
+
+def build(config: GPTNeoXConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
+    """The model from its tensors, under canonical names.
+
+    Raises:
+        CheckpointError: a tensor is missing, extra or misshaped.
+    """
+    tensors, rotation = Tensors(stored, tensor_table(config), ops), config.rotary.rotation(ops)
+    embedding = Embedding(tensors.table("embed_in", "vocabulary"))
+    lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("embed_out", "vocabulary"))
+    layers = tuple(_build_layer(config, tensors, rotation, i) for i in range(config.num_layers))
+    return Decoder(config, embedding, layers, LayerNorm(tensors.norm("final_layer_norm"), config.epsilon), lm_head)
+
+
+def _build_layer(config: GPTNeoXConfig, tensors: Tensors, rotation: Rotation, i: int) -> Parallel | PreNorm:
+    part = f"layers.{i}"
+    up, down = tensors.linear(f"{part}.mlp.dense_h_to_4h"), tensors.linear(f"{part}.mlp.dense_4h_to_h")
+    block = Parallel if config.parallel else PreNorm
+    return block(
+        LayerNorm(tensors.norm(f"{part}.input_layernorm"), config.epsilon),
+        Attention(
+            layer=i,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            scale=config.head_dim**-0.5,
+            qkv=tensors.linear(f"{part}.attention.query_key_value"),
+            out=tensors.linear(f"{part}.attention.dense"),
+            rotation=rotation,
+        ),
+        LayerNorm(tensors.norm(f"{part}.post_attention_layernorm"), config.epsilon),
+        MLP(up, down, config.activation),
+    )
+
+
+def outline(config: GPTNeoXConfig) -> Outline:
+    """The parts in the order they run, for `accounting`."""
+    E, b = config.hidden_size, config.attention_bias
+    layer = (
+        Norm(name="attention norm", width=E),
+        *self_attention(config, bias=b, out_bias=b, between=(config.rotary.outline(config),)),
+        Norm(name="MLP norm", width=E),
+        *mlp(config, config.activation),
+    )
+    return Outline(
+        before=(Embed(name="embedding", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final norm", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _shape(E: int, L: int, H: int, V: int = 50304, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": E, "num_hidden_layers": L, "num_attention_heads": H, "intermediate_size": 4 * E}
+    return {
+        "model_type": "gpt_neox",
+        "vocab_size": V,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 0,
+        **sizes,
+        **more,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "pythia-70m": _shape(512, 6, 8),
+    "pythia-160m": _shape(768, 12, 12),
+    "pythia-410m": _shape(1024, 24, 16),
+    "pythia-1b": _shape(2048, 16, 8),
+    "pythia-1.4b": _shape(2048, 24, 16),
+    "pythia-2.8b": _shape(2560, 32, 32),
+    "pythia-6.9b": _shape(4096, 32, 32, 50432),
+    "pythia-12b": _shape(5120, 36, 40, 50688),
+    "gpt-neox-20b": _shape(6144, 44, 64, 50432, hidden_act="gelu_fast"),
+}
+"""The published sizes (Pythia's paper, table 1; GPT-NeoX's, section 2.1), as their config.json have them."""
