@@ -2,7 +2,8 @@
 
 What is rounded to what, a back end says (`Backend.format_of`): beside int4 the vocabulary has 8 bits; norms and biases
 stay as they are, and positions too where the rest has 8 or 4. The layout of 8 and 4 bits is in `models/quantized.py`;
-16 bits make an ordinary checkpoint under the names and in the layout that it had. Tensors that a model fuses lie side by side.
+16 bits make an ordinary checkpoint, with the names and the order of numbers that it had. Tensors that a model fuses
+lie side by side.
 """
 
 import json

@@ -13,6 +13,7 @@ from minillm.models import load_model  # noqa: E402
 from minillm.quantizing import write_checkpoint  # noqa: E402
 
 from . import reference  # noqa: E402
+from .families import CASES, CONFIGS, IDS  # noqa: E402
 from .tiny import logits_of, runner_of  # noqa: E402
 
 pytestmark = pytest.mark.reference
@@ -21,15 +22,33 @@ LINE = [3, 4, 5, 6, 7, 3, 90]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("variant", ["pre-norm", "post-norm", "untied", "galactica"])
-def test_the_same_logits(tmp_path: Path, variant: str, dtype: str) -> None:
-    source = reference.save(reference.build(variant, 3), tmp_path / "source")
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_the_same_logits(tmp_path: Path, case: tuple[str, str], dtype: str) -> None:
+    family, name = case
+    source = reference.save(reference.build_model(CONFIGS[family][name], 3), tmp_path / "source")
     write_checkpoint(source, tmp_path / "out", dtype)
-    theirs, report = transformers.OPTForCausalLM.from_pretrained(
-        tmp_path / "out", dtype=torch.float32, output_loading_info=True
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     ours = logits_of(runner_of(load_model(tmp_path / "out", NumpyBackend(weights="auto"))), LINE)
     np.testing.assert_allclose(ours, reference.logits(theirs.eval(), LINE), atol=1e-4)
     plain = logits_of(runner_of(load_model(source, NumpyBackend())), LINE)
     assert np.abs(ours - plain).max() > 1e-4, "the weights are rounded"
+    np.testing.assert_array_equal(ours, logits_of(runner_of(load_model(source, NumpyBackend(weights=dtype))), LINE))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_fewer_bits_are_those_that_the_source_would_be_rounded_to(
+    tmp_path: Path, case: tuple[str, str], dtype: str
+) -> None:
+    family, name = case
+    source = reference.save(reference.build_model(CONFIGS[family][name], 3), tmp_path / "source")
+    write_checkpoint(source, tmp_path / "out", dtype)
+    written, at_load, plain = (
+        logits_of(runner_of(load_model(folder, NumpyBackend(weights=weights))), LINE)
+        for folder, weights in ((tmp_path / "out", "auto"), (source, dtype), (source, "float32"))
+    )
+    np.testing.assert_array_equal(written, at_load)
+    assert np.abs(written - plain).max() > 1e-4
