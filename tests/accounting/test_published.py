@@ -3,7 +3,7 @@
 import pytest
 
 from minillm.accounting import Conventions, Part, Row, Step, Storage, operations
-from minillm.accounting.memory import cache_bytes_per_token, weights_bytes
+from minillm.accounting.memory import cache_bytes_per_token, parts_held, weights_bytes
 from minillm.models import opt, outline_of, published_config
 
 HALF = Storage(weights="float16", cache="float16", activations="float16")
@@ -98,3 +98,63 @@ def test_rows_of_a_layer_are_llm_viewers(phase: str) -> None:
     assert everything["attention norm"].bytes_read - 8 * E == norm[2]  # it reads no gain and bias
     assert everything["attention norm"].bytes_written == norm[3]
     assert H * step.square * 2 == theirs["softmax"][2]
+
+
+T, E, F, V, L = 1024, 768, 4 * 768, 50257, 12
+"""GPT-2 with 124 million parameters, and the longest text that it takes."""
+
+NANOGPT_FLOPS: dict[str, tuple[int, ...]] = {
+    "project Q, K, V": (3_623_878_656,),  # "attention/kqv"
+    "attention": (1_610_612_736, 1_610_612_736),  # "attention/scores", "attention/reduce"
+    "attention out": (1_207_959_552,),  # "attention/proj"
+    "MLP up": (4_831_838_208,),  # "mlp/ffw1"
+    "MLP down": (4_831_838_208,),  # "mlp/ffw2"
+    "LM head": (79_047_426_048,),  # "dense"
+}
+"""One forward pass over T tokens, a layer's part alone, as karpathy/nanoGPT's transformer_sizing.ipynb prints it."""
+
+NANOGPT_PARAMETERS: dict[str, tuple[int, ...]] = {
+    "embedding": (786_432, 38_597_376),  # "embedding/position", "embedding/token"
+    "attention norm": (768,),
+    "project Q, K, V": (1_769_472,),
+    "attention out": (589_824,),
+    "MLP norm": (768,),
+    "MLP up": (2_359_296,),
+    "MLP down": (2_359_296,),
+    "final norm": (768,),
+}
+"""Likewise; it leaves all biases out, and a layer has six: of four products and two norms."""
+BIASES = {"project Q, K, V": 3 * E, "MLP up": F, "embedding": 0}
+"""Where there are not E of them."""
+
+
+def test_flops_of_gpt2_are_nanogpts() -> None:
+    by_hand = {
+        "project Q, K, V": 2 * T * E * 3 * E,
+        "attention": 2 * T * T * E + 2 * T * T * E,
+        "attention out": 2 * T * E * E,
+        "MLP up": 2 * T * E * F,
+        "MLP down": 2 * T * F * E,
+        "LM head": 2 * T * E * V,
+    }
+    everything = operations(
+        outline_of(published_config("gpt2")),
+        Step((Part(T, T),), T),  # a row of logits for each token
+        conventions=Conventions(full_square=True, products_only=True),
+    )
+    rows = [row for row in everything if row.flops]
+    assert {(row.name, row.flops) for row in rows} == set(by_hand.items())
+    assert by_hand == {name: sum(flops) for name, flops in NANOGPT_FLOPS.items()}
+    assert [sum(row.name == name for row in rows) for name in by_hand] == [L, L, L, L, L, 1]
+    assert sum(row.flops for row in rows) == 291_648_307_200  # "forward_total"
+
+
+def test_parameters_of_gpt2_are_nanogpts_and_its_biases() -> None:
+    held = {part.name: part.parameters for part in parts_held(published_config("gpt2"), Storage())}
+    assert list(held) == list(NANOGPT_PARAMETERS)
+    for name, parameters in NANOGPT_PARAMETERS.items():
+        times = 1 if name in ("embedding", "final norm") else L
+        assert held[name] == times * (sum(parameters) + BIASES.get(name, E)), name
+    assert sum(held.values()) == 124_439_808
+    biases = L * (3 * E + E + F + E + 2 * E) + E
+    assert sum(held.values()) - biases == 124_337_664  # its "total"

@@ -73,7 +73,14 @@ def test_the_end_of_text_is_gpt2s_where_nothing_else_is_said() -> None:
     assert gpt2.read_config(CONFIG | {"eos_token_id": [5, 6]}).eos_token_ids == (5, 6)
 
 
-def stored_as_published(config: gpt2.GPT2Config) -> dict[str, Any]:
+def test_scores_are_scaled_as_config_json_says() -> None:
+    by_layer = {"scale_attn_by_inverse_layer_idx": True}
+    assert gpt2.read_config(CONFIG).scales == (8**-0.5, 8**-0.5)
+    assert gpt2.read_config(CONFIG | by_layer).scales == (8**-0.5, 8**-0.5 / 2)
+    assert gpt2.read_config(CONFIG | by_layer | {"scale_attn_weights": False}).scales == (1, 0.5)
+
+
+def stored_as_published() -> dict[str, Any]:
     """The tensors of `CONFIG` as a checkpoint has them: projections are [in, out]."""
     canonical = {name: tensor.load() for name, tensor in tiny_tensors(CONFIG).items()}
     return {name: Held(array.T if ".c_" in name else array) for name, array in canonical.items()}
@@ -83,7 +90,7 @@ def stored_as_published(config: gpt2.GPT2Config) -> dict[str, Any]:
 def test_names_and_leftovers_of_published_checkpoints(prefix: str) -> None:
     """With and without a prefix, a causal mask and its number in each layer, and a copy of the tied head."""
     config = gpt2.read_config(CONFIG)
-    stored = {prefix + name: tensor for name, tensor in stored_as_published(config).items()}
+    stored = {prefix + name: tensor for name, tensor in stored_as_published().items()}
     for i in range(config.num_layers):
         stored[f"{prefix}h.{i}.attn.bias"] = Held(np.tril(np.ones((1, 1, 64, 64), bool)))
         stored[f"{prefix}h.{i}.attn.masked_bias"] = Held(np.float32(-1e4))
@@ -100,6 +107,6 @@ def test_names_and_leftovers_of_published_checkpoints(prefix: str) -> None:
 
 def test_a_projection_of_another_shape_is_named() -> None:
     config = gpt2.read_config(CONFIG)
-    stored = stored_as_published(config) | {"h.1.mlp.c_fc.weight": Held(np.zeros((32, 120), np.float32))}
+    stored = stored_as_published() | {"h.1.mlp.c_fc.weight": Held(np.zeros((32, 120), np.float32))}
     with pytest.raises(CheckpointError, match=r"h\.1\.mlp\.c_fc\.weight should have shape \[128, 32\].*\[120, 32\]"):
         gpt2.build(config, gpt2.canonical_names(stored, config), NumpyBackend())
