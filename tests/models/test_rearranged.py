@@ -1,0 +1,40 @@
+"""Stored matrices in another order, by every way there is to read them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from minillm.backends.weights import Tensor, gather
+from minillm.checkpoint import open_checkpoint
+from minillm.models.rearranged import qkv_apart, source_of, transposed
+
+MATRIX = np.random.default_rng(0).standard_normal((24, 6)).astype(np.float32)
+APART = [head * 12 + part * 4 + row for part in range(3) for head in range(2) for row in range(4)]
+"""Where the rows of Q, K and V of two heads, four wide, are stored."""
+
+
+@pytest.fixture
+def tensor(tmp_path: Path) -> Tensor:
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    return open_checkpoint(tmp_path)["a"]
+
+
+@pytest.mark.parametrize("kind", ["transposed", "apart"])
+def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minillm.models.rearranged.CHUNK", 60)  # numbers: ten rows of six, two of 24
+    ours, expected = (transposed(tensor), MATRIX.T) if kind == "transposed" else (qkv_apart(tensor, 2), MATRIX[APART])
+    assert (ours.shape, ours.dtype, source_of(ours)) == (expected.shape, "float32", tensor)
+    read = np.empty(expected.shape, np.float32, order="F")
+    ours.read_into(read)
+    chunks = list(ours.chunks())
+    assert len(chunks) == 3
+    for array in (read, ours.load(), ours.stored(), np.concatenate(chunks), gather([ours], "float32", "F")):
+        np.testing.assert_array_equal(array, expected, strict=True)
+    assert ours.stored().flags.c_contiguous and all(chunk.flags.c_contiguous for chunk in chunks)
+    assert ours.followed_by(ours) is None
+
+
+def test_rows_that_are_no_heads_are_left(tensor: Tensor) -> None:
+    assert qkv_apart(tensor, 3) is tensor
