@@ -8,6 +8,7 @@ import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import overload
+from numpy.typing import NDArray
 
 from .cachedtypes import NEGLIGIBLE
 from .compiling import FASTMATH
@@ -22,7 +23,8 @@ inner: Callable[[Callable[..., Any]], Any] = _inner(FASTMATH)
 """For functions that only kernels call, and that are compiled into them."""
 exact: Callable[[Callable[..., Any]], Any] = _inner(False)
 """Likewise, where numbers must be rounded just as it is written."""
-_fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
+fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
+"""Likewise, but only a product and a sum may become one: a division by an estimate makes NaN of infinity."""
 
 _LOG2_E = np.float32(1.4426950408889634)
 _ROUNDER = np.float32(1.5 * 2**23)  # added and taken away again, it leaves the nearest whole number
@@ -47,7 +49,7 @@ def _power_of_two(typing_context: Any, rounded: Any) -> Any:
     return types.float32(types.float32), generate
 
 
-@_fused
+@fused
 def exp(x: Any) -> Any:
     """e**x of a float32 up to 88, to 1e-7 of its value; 0 below -87.33, NaN of NaN.
 
@@ -205,3 +207,8 @@ def row_of(typing_context: Any, array: Any, index: Any) -> Any:
         return view._getvalue()
 
     return result(array, types.intp), generate
+
+
+def with_whole_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The array [T, heads, D] itself where each x[t] is contiguous, else a copy."""
+    return x if x.strides[1:] == (4 * x.shape[2], 4) else np.ascontiguousarray(x)
