@@ -12,7 +12,7 @@ ACTIVATION_CODES = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _ROOT_HALF = np.float32(0.7071067811865476)
 _TWICE_ROOT_2_BY_PI = np.float32(1.5957691216057308)
-_LEAST = np.float32(-87)  # its exponential and that one's inverse are still normal numbers
+_LEAST = np.float32(-87)  # `exp` ends at 88
 
 
 @inner
@@ -52,7 +52,7 @@ def _gelu_new(x: Any) -> Any:
 @fused
 def _logistic(x: Any, z: Any) -> Any:
     """x / (1 + e**-z)"""
-    return x / (_ONE + exp(-(z if z > _LEAST else _LEAST)))
+    return x * _ZERO if z < _LEAST else x / (_ONE + exp(-z))
 
 
 @inner

@@ -32,7 +32,7 @@ class Attention:
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
-        self._plans: dict[tuple[int, int, int, int | None], _Plan] = {}
+        self._plans: dict[tuple[tuple[int, ...], int, int | None], _Plan] = {}
         self._memory = np.empty(0, np.float32)
 
     def attend(
@@ -60,22 +60,25 @@ class Attention:
             slopes: [H], ALiBi's; None: no key loses anything
         """
         dtype, keys, values = _parts(keys, values)
-        plan, q = self._plan_of(batch, (*q.shape[1:], keys[0].shape[1]), window), with_whole_rows(q)
-        variant, rule = (dtype, window is not None, slopes is not None), (scale, window, slopes)
+        plan, q = self._plan_of(batch, q.shape, keys[0].shape[1], window), with_whole_rows(q)
+        windowed, biased = window is not None, slopes is not None
         if plan.pieces:
-            _rows_kernel(*variant)(q, keys, values, plan.pieces, *rule, plan.parts, plan.rows_scratch, out)
+            run = _rows_kernel(dtype, windowed, biased)
+            run(q, keys, values, plan.pieces, scale, window, slopes, plan.parts, plan.rows_scratch, out)
         if plan.tiles:
-            _tiles_kernel(*variant)(q, keys, values, plan.tiles, *rule, plan.tiles_scratch, out)
+            run = _tiles_kernel(dtype, windowed, biased)
+            run(q, keys, values, plan.tiles, scale, window, slopes, plan.tiles_scratch, out)
         return out
 
-    def _plan_of(self, batch: Batch, heads: tuple[int, int, int], window: int | None) -> "_Plan":
+    def _plan_of(self, batch: Batch, shape: tuple[int, ...], K: int, window: int | None) -> "_Plan":
         """Made for a batch's first layer, and kept for the others that are alike."""
         if batch is not self._batch:
             self._batch, self._plans = batch, {}
-        key = *heads, window
-        if key not in self._plans:
-            self._plans[key] = _Plan(batch, heads, window, self._take)
-        return self._plans[key]
+        key = shape, K, window
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = _Plan(batch, (shape[1], K, shape[2]), window, self._take)
+        return plan
 
     def _take(self, *shapes: tuple[int, int]) -> list[NDArray[np.float32]]:
         """Arrays that may be overwritten, one after the other in memory that only grows."""
@@ -99,7 +102,7 @@ class _Plan:
         window: int | None,
         take: Callable[..., list[NDArray[np.float32]]],
     ) -> None:
-        H, D, K = heads
+        H, K, D = heads
         tables = np.zeros((len(batch.spans), max((len(s.pages) for s in batch.spans), default=0)), np.int64)
         spans, pieces, tiles, seen = [], [], [], [np.empty(0, np.bool_)]
         slots = masked = 0
@@ -180,14 +183,15 @@ def _signature(dtype: str, windowed: bool, biased: bool, *scratch: Any) -> Any:
 
 
 @cache
-def _rows_kernel(*variant: Any) -> Any:
+def _rows_kernel(dtype: str, windowed: bool, biased: bool) -> Any:
     scratch = types.Array(_FLOAT, 2, "C")
-    return kernel(_signature(*variant, scratch, scratch), parallel=True)(attention_rows.attend_rows)
+    return kernel(_signature(dtype, windowed, biased, scratch, scratch), parallel=True)(attention_rows.attend_rows)
 
 
 @cache
-def _tiles_kernel(*variant: Any) -> Any:
-    return kernel(_signature(*variant, types.Array(_FLOAT, 2, "C")), parallel=True)(attention_tiles.attend_tiles)
+def _tiles_kernel(dtype: str, windowed: bool, biased: bool) -> Any:
+    signature = _signature(dtype, windowed, biased, types.Array(_FLOAT, 2, "C"))
+    return kernel(signature, parallel=True)(attention_tiles.attend_tiles)
 
 
 @cache
