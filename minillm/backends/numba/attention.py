@@ -13,7 +13,6 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from ... import ops
 from ...batch import Batch, Span
 from . import attention_rows, attention_tiles
 from .cachedtypes import StoredVectors
@@ -153,11 +152,7 @@ def store_kv(k: NDArray[np.float32], v: NDArray[np.float32], keys: Any, values: 
         batch: the slots
     """
     dtype, keys, values = _parts(keys, values)
-    if dtype == "float32":  # a plain copy, which NumPy does in less time than a kernel is called
-        ops.store_kv(k, v, keys[0], values[0], batch)
-    else:
-        k, v = with_whole_rows(k), with_whole_rows(v)
-        _store_kernel(dtype)(k, v, keys, values, batch.slot_pages, batch.slot_offsets)
+    _store_kernel(dtype)(with_whole_rows(k), with_whole_rows(v), keys, values, batch.slot_pages, batch.slot_offsets)
 
 
 def _parts(keys: Any, values: Any) -> Any:

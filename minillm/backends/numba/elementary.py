@@ -115,12 +115,17 @@ def _multiply_scales(x: Any, scales: Any, page: int, head: int, offset: int, cou
 
 
 def store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
-    """Round x [D] and write it to `pages`, an array of bfloat16 or int8 and its scales. For kernels only."""
+    """Round x [D] and write it to `pages`, an array in a cache dtype and its scales or None. For kernels only."""
     raise NotImplementedError
 
 
 @overload(store_vector)  # type: ignore[untyped-decorator]
 def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
+    def as_float32(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+        target = pages[0][page, head, offset]
+        for d in range(len(x)):
+            target[d] = x[d]
+
     def as_bfloat16(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
         target = pages[0][page, head, offset]
         for d in range(len(x)):
@@ -136,7 +141,7 @@ def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
             target[d] = _nearest(x[d] * inverse)
         pages[1][page, head, offset] = scale
 
-    return as_bfloat16 if pages[0].dtype == types.uint16 else as_int8
+    return {types.float32: as_float32, types.uint16: as_bfloat16, types.int8: as_int8}[pages[0].dtype]
 
 
 @intrinsic

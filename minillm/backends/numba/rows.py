@@ -77,38 +77,39 @@ def rms_norm(
     """As `ops.rms_norm`.
 
     Args:
-        x: [T, E] or [T, heads, D]; rows may lie apart
+        x: [T, E] or [T, heads, D]; rows x[t] may lie apart, those of [T, E] are contiguous each
         gain: [E] or [D], or None
         epsilon: added to the mean square
         out: as x, C-contiguous, filled and returned
     """
-    heads = x.shape[1] if x.ndim == 3 else 1
-    x = with_whole_rows(x.reshape(len(x), heads, x.shape[-1]))  # [T, E] -> [T, 1, E]
-    _rms_kernel()(x, _NO_ROW if gain is None else gain, epsilon, out.reshape(x.shape))
+    D, flat, target = x.shape[-1], x, out
+    if x.ndim == 3:
+        size = len(x), x.shape[1] * D
+        flat, target = with_whole_rows(x).reshape(size), out.reshape(size)  # [T, heads, D] -> [T, heads D]
+    _rms_kernel()(flat, D, _NO_ROW if gain is None else gain, epsilon, target)
     return out
 
 
 @cache
 def _rms_kernel() -> Any:
-    rows, out = types.Array(_FLOAT, 3, "A"), types.Array(_FLOAT, 3, "C")
-    return kernel(types.void(rows, _stored(_FLOAT, 1), _FLOAT, out), parallel=True)(_rms_norm)
+    rows, out = types.Array(_FLOAT, 2, "A"), types.Array(_FLOAT, 2, "C")
+    return kernel(types.void(rows, types.int64, _stored(_FLOAT, 1), _FLOAT, out), parallel=True)(_rms_norm)
 
 
-def _rms_norm(x: Any, gain: Any, epsilon: Any, out: Any) -> None:
+def _rms_norm(x: Any, D: int, gain: Any, epsilon: Any, out: Any) -> None:
     if out.size < THREADED:
         for t in range(len(out)):
-            _rms_norm_row(row_of(x, t), gain, epsilon, out[t])
+            _rms_norm_row(row_of(x, t), D, gain, epsilon, out[t])
     else:
         for t in prange(len(out)):
-            _rms_norm_row(row_of(x, t), gain, epsilon, out[t])
+            _rms_norm_row(row_of(x, t), D, gain, epsilon, out[t])
 
 
 @inner
-def _rms_norm_row(row: Any, gain: Any, epsilon: Any, out: Any) -> None:
-    """x [heads D] -> out [heads, D]"""
-    D = out.shape[1]
-    for head in range(len(out)):
-        x, y = row[head * D : head * D + D], out[head]
+def _rms_norm_row(row: Any, D: int, gain: Any, epsilon: Any, out: Any) -> None:
+    """Each D numbers by themselves."""
+    for first in range(0, len(row), D):
+        x, y = row[first : first + D], out[first : first + D]
         squares = _ZERO
         for i in range(D):
             squares += x[i] * x[i]
