@@ -44,6 +44,29 @@ def _softmax(scores: Any, count: int, best: Any, mass: Any, result: Any) -> Any:
 
 
 @inner
+def _before_window(window: Any, position: int, first: int) -> Any:
+    """How many keys from number `first` on a query at `position` does not reach; 0 where `window` is None."""
+    if window is None:
+        return 0
+    return max(0, position - window + 1 - first)
+
+
+@inner
+def _lower(scores: Any, slopes: Any, head: int, position: int, first: int, count: int, line: int, tree: Any) -> None:
+    """ALiBi: a score loses its head's slope for each position that the key lies back; nothing where `slopes` is None.
+
+    `line` is how many keys lie in a line, one at each position; `tree` has the positions of those that follow.
+    """
+    if slopes is not None:
+        slope = slopes[head]
+        plain = min(count, line - first)
+        for j in range(plain):
+            scores[j] -= slope * np.float32(position - first - j)
+        for j in range(max(0, plain), count):
+            scores[j] -= slope * np.float32(position - tree[first + j - line])
+
+
+@inner
 def _hide(scores: Any, first: int, count: int, S: int, m: int, branch: int, seen: Any) -> None:
     """Minus infinity where a query of a tree of m tokens, number `branch` of them, looks at another branch."""
     for j in range(max(0, S - m - first), count):
@@ -53,16 +76,17 @@ def _hide(scores: Any, first: int, count: int, S: int, m: int, branch: int, seen
 
 @inner
 def _attend_chunk(
-    q: Any, keys: Any, values: Any, table: Any, span: Any, seen: Any, chunk: int, head: int, scale: Any, scratch: Any,
-    results: Any, bests: Any, masses: Any,
+    q: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, chunk: int, head: int,
+    scratch: Any, results: Any, bests: Any, masses: Any,
 ) -> None:  # fmt: skip
-    """All query rows of one K/V head against one chunk.
+    """All query rows of one K/V head against one chunk, by the rule (scale, window, slopes).
 
     Leaves row by row, a query's heads together: results [n G D], not yet divided by their sums, maxima and sums [n G].
     """
     K, P, D = keys[0].shape[1:]
     G = q.shape[1] // K
     start, n, S, m, mask = span
+    scale, window, slopes = rule
     queries, scores = scratch[: n * G * D], scratch[n * G * D :]
     results[:] = _ZERO
     bests[:] = _NOTHING
@@ -78,16 +102,20 @@ def _attend_chunk(
         next_at = ((table[min(first + size, stop - 1) // P] * K + head) * P) * D
         for r in range(n * G):
             query = r // G
-            count = min(size, S - n + query + 1 - first)
+            position = positions[start + query]
+            begin = first + _before_window(window, position, first)
+            count = min(first + size, S - n + query + 1) - begin
             if count > 0:
                 result = results[r * D : r * D + D]
-                at = ((page * K + head) * P + offset) * D
+                place = offset + begin - first
+                at = ((page * K + head) * P + place) * D
                 scores_of(queries[r * D : r * D + D], keys[0], at, count, scores, values[0], at)
-                multiply_scales(scores, keys[1], page, head, offset, count)
+                multiply_scales(scores, keys[1], page, head, place, count)
+                _lower(scores, slopes, head * G + r % G, position, begin, count, S - m, positions[start + n - m :])
                 if query >= n - m:
-                    _hide(scores, first, count, S, m, query - (n - m), seen[mask:])
+                    _hide(scores, begin, count, S, m, query - (n - m), seen[mask:])
                 bests[r], masses[r] = _softmax(scores, count, bests[r], masses[r], result)
-                multiply_scales(scores, values[1], page, head, offset, count)
+                multiply_scales(scores, values[1], page, head, place, count)
                 add_weighted(scores, values[0], at, count, result, keys[0], next_at)
         first += size
 
@@ -111,7 +139,9 @@ def _merge(results: Any, bests: Any, masses: Any, slot: int, step: int, chunks: 
         target[d] /= mass
 
 
-def attend_rows(q: Any, keys: Any, values: Any, plan: Any, scale: Any, parts: Any, scratch: Any, out: Any) -> None:
+def attend_rows(
+    q: Any, keys: Any, values: Any, plan: Any, scale: Any, window: Any, slopes: Any, parts: Any, scratch: Any, out: Any
+) -> None:
     """The sequences that bring few queries, their pieces shared out among the workers.
 
     Args:
@@ -119,13 +149,17 @@ def attend_rows(q: Any, keys: Any, values: Any, plan: Any, scale: Any, parts: An
         keys: pages [pages, K, P, D], and scales [pages, K, P] or None
         values: likewise
         plan: block tables [N, pages of the longest]; spans [N, 5]: first row, rows n, context S, tree size m, where its
-            mask begins; all trees' masks, flat; pieces [pieces, 3]: sequence, chunk, first of its n H slots
+            mask begins; all trees' masks, flat; positions [T]; pieces [pieces, 4]: sequence, chunk, first of its n H
+            slots, how many chunks the sequence has (0 but at its first)
         scale: 1 / sqrt D
+        window: how many positions a query sees, or None
+        slopes: [H] of ALiBi, or None
         parts: [slots, D + 2] numbers for what the pieces leave
         scratch: [workers, scratch_size(rows, D)]
         out: [T, H, D]
     """
-    tables, spans, seen, pieces = plan
+    tables, spans, seen, positions, pieces = plan
+    rule = scale, window, slopes
     H, D = q.shape[1:]
     K = keys[0].shape[1]
     workers, slots = len(scratch), len(parts)
@@ -133,18 +167,19 @@ def attend_rows(q: Any, keys: Any, values: Any, plan: Any, scale: Any, parts: An
     results, bests, masses = flat[: slots * D], flat[slots * D : slots * (D + 1)], flat[slots * (D + 1) :]
     for worker in prange(workers):
         for item in range(worker * len(pieces) * K // workers, (worker + 1) * len(pieces) * K // workers):
-            sequence, chunk, slot = pieces[item // K]
+            sequence, chunk, slot, _ = pieces[item // K]
             rows = spans[sequence, 1] * (H // K)
             slot += item % K * rows
             _attend_chunk(
-                q, keys, values, tables[sequence], spans[sequence], seen, chunk, item % K, scale, scratch[worker],
-                results[slot * D : (slot + rows) * D], bests[slot : slot + rows], masses[slot : slot + rows],
+                q, keys, values, rule, tables[sequence], spans[sequence], seen, positions, chunk, item % K,
+                scratch[worker], results[slot * D : (slot + rows) * D], bests[slot : slot + rows],
+                masses[slot : slot + rows],
             )  # fmt: skip
     for piece in range(len(pieces)):
-        sequence, chunk, slot = pieces[piece]
-        if chunk == 0:
-            start, n, S, G = spans[sequence, 0], spans[sequence, 1], spans[sequence, 2], H // K
+        sequence, _, slot, chunks = pieces[piece]
+        if chunks:
+            start, n, G = spans[sequence, 0], spans[sequence, 1], H // K
             for i in range(n * H):
                 query, head = i // H, i % H
                 row = slot + head // G * n * G + query * G + head % G
-                _merge(results, bests, masses, row, n * H, -(-S // CHUNK), out[start + query, head])
+                _merge(results, bests, masses, row, n * H, chunks, out[start + query, head])

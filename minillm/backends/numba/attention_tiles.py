@@ -29,7 +29,7 @@ _ZERO = np.float32(0)
 def scratch_size(D: int) -> int:
     """float32 numbers that one worker needs."""
     width = -(-D // ROWS) * ROWS
-    return LANES * (BLOCK + 2 * width + 3) + BLOCK * width
+    return LANES * (BLOCK + 2 * width + 5) + BLOCK * width
 
 
 @inner
@@ -63,13 +63,46 @@ def _load_block(pages: Any, table: Any, head: int, first: int, size: int, width:
 
 
 @inner
-def _hide(scores: Any, first: int, size: int, row: int, rows: int, G: int, span: Any, seen: Any) -> None:
-    """Minus infinity where a key lies after its query, or in a tree in another branch."""
-    _, n, S, m, mask = span
+def _window_begins(window: Any, positions: Any) -> Any:
+    """Of queries at `positions`: the first key that any of them sees, and the first from which on all do."""
+    if window is None:
+        return 0, 0
+    return max(0, positions.min() - window + 1), max(0, positions.max() - window + 1)
+
+
+@inner
+def _lower(
+    scores: Any, first: int, size: int, row: int, rows: int, lanes: int, G: int, head: int, span: Any, positions: Any,
+    slopes: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """ALiBi: a score loses its head's slope for each position that the key lies back; none where `slopes` is None."""
+    if slopes is not None:
+        start, n, S, m, _ = span
+        slope, place = scratch[:LANES], scratch[LANES : 2 * LANES]
+        for lane in range(rows):
+            slope[lane] = slopes[head * G + (row + lane) % G]
+            place[lane] = positions[start + (row + lane) // G]
+        for j in range(size):
+            key = first + j
+            position = np.float32(key if key < S - m else positions[start + n - S + key])
+            line = scores[j * LANES : j * LANES + LANES]
+            for i in range(lanes):
+                line[i] -= slope[i] * (place[i] - position)
+
+
+@inner
+def _hide(
+    scores: Any, first: int, size: int, row: int, rows: int, G: int, span: Any, seen: Any, positions: Any, window: Any
+) -> None:
+    """Minus infinity where a key lies after its query or before its window, or in a tree in another branch."""
+    start, n, S, m, mask = span
     for lane in range(rows):
         query = (row + lane) // G
         visible = S - n + query + 1
         for j in range(max(0, visible - first), size):
+            scores[j * LANES + lane] = _NOTHING
+        begin, _ = _window_begins(window, positions[start + query : start + query + 1])
+        for j in range(min(size, begin - first)):
             scores[j * LANES + lane] = _NOTHING
         branch = query - (n - m)
         if branch >= 0:
@@ -116,12 +149,16 @@ def _load_queries(q: Any, start: int, head: int, G: int, row: int, rows: int, sc
 
 @inner
 def _attend_tile(
-    q: Any, keys: Any, values: Any, table: Any, span: Any, seen: Any, row: int, head: int, scale: Any, scratch: Any,
-    out: Any,
+    q: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, row: int, head: int,
+    scratch: Any, out: Any,
 ) -> None:  # fmt: skip
-    """One tile: rows `row` and up to 63 more of the n G rows that belong to one K/V head of one sequence."""
+    """One tile: rows `row` and up to 63 more of the n G rows that belong to one K/V head of one sequence.
+
+    The rule is (scale, window, slopes).
+    """
     K, D = keys[0].shape[1], keys[0].shape[3]
     start, n, S, m, _ = span
+    scale, window, slopes = rule
     G = q.shape[1] // K
     width = -(-D // ROWS) * ROWS
     rows = min(LANES, n * G - row)
@@ -129,20 +166,23 @@ def _attend_tile(
     scores, rest = scratch[: BLOCK * LANES], scratch[BLOCK * LANES :]
     queries, rest = rest[: width * LANES], rest[width * LANES :]
     result, rest = rest[: width * LANES], rest[width * LANES :]
-    best, mass, shrink, block = rest[:LANES], rest[LANES : 2 * LANES], rest[2 * LANES : 3 * LANES], rest[3 * LANES :]
+    best, mass, shrink = rest[:LANES], rest[LANES : 2 * LANES], rest[2 * LANES : 3 * LANES]
+    lowering, block = rest[3 * LANES : 5 * LANES], rest[5 * LANES :]
     _load_queries(q, start, head, G, row, rows, scale, queries)
     result[:] = _ZERO
     block[:] = _ZERO
     best[:] = _NOTHING
     mass[:] = _ZERO
     first_visible, last_visible = S - n + row // G + 1, S - n + (row + rows - 1) // G + 1
-    for first in range(0, last_visible, BLOCK):
+    begin, all_begun = _window_begins(window, positions[start + row // G : start + (row + rows - 1) // G + 1])
+    for first in range(begin // BLOCK * BLOCK, last_visible, BLOCK):
         size = min(BLOCK, last_visible - first)
         _load_block(keys, table, head, first, size, width, block)
         scores[:] = _ZERO
         _add_products(scores, block, width, 1, queries, size, D, lanes)
-        if first + size > min(first_visible, S - m):
-            _hide(scores, first, size, row, rows, G, span, seen)
+        _lower(scores, first, size, row, rows, lanes, G, head, span, positions, slopes, lowering)
+        if first + size > min(first_visible, S - m) or first < all_begun:
+            _hide(scores, first, size, row, rows, G, span, seen, positions, window)
         _softmax(scores, size, lanes, best, mass, shrink)
         for d in range(D):
             line = result[d * LANES : d * LANES + LANES]
@@ -156,7 +196,9 @@ def _attend_tile(
             target[d] = result[d * LANES + lane] / mass[lane]
 
 
-def attend_tiles(q: Any, keys: Any, values: Any, plan: Any, scale: Any, scratch: Any, out: Any) -> None:
+def attend_tiles(
+    q: Any, keys: Any, values: Any, plan: Any, scale: Any, window: Any, slopes: Any, scratch: Any, out: Any
+) -> None:
     """The sequences that bring many queries, their tiles shared out among the workers.
 
     Args:
@@ -165,14 +207,18 @@ def attend_tiles(q: Any, keys: Any, values: Any, plan: Any, scale: Any, scratch:
         values: likewise
         plan: as of `attend_rows`, but at its end tiles [tiles, 2]: sequence, first (query, head) row
         scale: 1 / sqrt D
+        window: how many positions a query sees, or None
+        slopes: [H] of ALiBi, or None
         scratch: [workers, scratch_size(D)]
         out: [T, H, D]
     """
-    tables, spans, seen, tiles = plan
+    tables, spans, seen, positions, tiles = plan
+    rule = scale, window, slopes
     K, workers = keys[0].shape[1], len(scratch)
     for worker in prange(workers):
         for item in range(worker, len(tiles) * K, workers):
             sequence, row = tiles[item // K]
             _attend_tile(
-                q, keys, values, tables[sequence], spans[sequence], seen, row, item % K, scale, scratch[worker], out
-            )
+                q, keys, values, rule, tables[sequence], spans[sequence], seen, positions, row, item % K,
+                scratch[worker], out,
+            )  # fmt: skip

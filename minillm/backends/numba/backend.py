@@ -10,15 +10,18 @@ import numpy as np
 
 from ...batch import Batch
 from ...ops.philox import Keys
+from ...ops.rotary import Rotation
 from ..base import Backend
 from ..pages import Pages
 from ..weights import Weight
 from . import rows
+from .activations import ACTIVATION_CODES
 from .attention import Attention, store_kv
 from .cachedtypes import StoredPages, position_bytes
 from .choice import Sampler
 from .fewrows import linear_few
 from .manyrows import linear_many
+from .rotary import Rotary
 
 FEW_ROWS = 16
 """Up to so many rows a product is bound by reading its weights; beyond, by arithmetic."""
@@ -38,6 +41,7 @@ class NumbaBackend(Backend):
         super().__init__(np, weights=weights)
         self.cache_dtype = cache_dtype
         self._attention = Attention()
+        self._rotary = Rotary()
         self._sampler = Sampler()
 
     def position_bytes(self, K: int, D: int) -> int:
@@ -55,6 +59,8 @@ class NumbaBackend(Backend):
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
+        if activation not in ACTIVATION_CODES:
+            return super().linear(x, weight, activation=activation, residual=residual)
         out = self.arena.take((len(x), weight.shape[0]))
         product = linear_few if len(x) <= FEW_ROWS else linear_many
         return product(x, weight.data, weight.bias, out, activation=activation, residual=residual)
@@ -62,6 +68,20 @@ class NumbaBackend(Backend):
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
         return rows.layer_norm(x, weight.data, weight.bias, epsilon, self.arena.take(x.shape))
+
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """Rows to mean square 1, then gain. [T, E] -> [T, E], or each head's: [T, heads, D] -> [T, heads, D]"""
+        return rows.rms_norm(x, weight.data, epsilon, self.arena.take(x.shape))
+
+    def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
+        """Queries and keys turned by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        return self._rotary.rotate(q, k, batch, rotation, self.arena.take(q.shape), self.arena.take(k.shape))
+
+    def glu(self, x: Any, activation: str) -> Any:
+        """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
+        if activation not in ACTIVATION_CODES:
+            return super().glu(x, activation)
+        return rows.glu(x, activation, self.arena.take((len(x), x.shape[1] // 2)))
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Round the new tokens' keys and values to the cache's dtype and put them into their slots. k, v: [T, K, D]"""
@@ -79,9 +99,9 @@ class NumbaBackend(Backend):
         slopes: Weight | None = None,
     ) -> Any:
         """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
-        if window is not None or slopes is not None:
-            return super().attend(q, cache, layer, batch, scale=scale, window=window, slopes=slopes)
-        return self._attention.attend(q, *cache.layer(layer), batch, scale, self.arena.take(q.shape))
+        bias = None if slopes is None else slopes.data
+        out = self.arena.take(q.shape)
+        return self._attention.attend(q, *cache.layer(layer), batch, scale, out, window=window, slopes=bias)
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""

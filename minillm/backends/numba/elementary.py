@@ -8,6 +8,7 @@ import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import overload
+from numpy.typing import NDArray
 
 from .cachedtypes import NEGLIGIBLE
 from .compiling import FASTMATH
@@ -22,7 +23,8 @@ inner: Callable[[Callable[..., Any]], Any] = _inner(FASTMATH)
 """For functions that only kernels call, and that are compiled into them."""
 exact: Callable[[Callable[..., Any]], Any] = _inner(False)
 """Likewise, where numbers must be rounded just as it is written."""
-_fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
+fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
+"""Likewise, but only a product and a sum may become one: a division by an estimate makes NaN of infinity."""
 
 _LOG2_E = np.float32(1.4426950408889634)
 _ROUNDER = np.float32(1.5 * 2**23)  # added and taken away again, it leaves the nearest whole number
@@ -47,7 +49,7 @@ def _power_of_two(typing_context: Any, rounded: Any) -> Any:
     return types.float32(types.float32), generate
 
 
-@_fused
+@fused
 def exp(x: Any) -> Any:
     """e**x of a float32 up to 88, to 1e-7 of its value; 0 below -87.33, NaN of NaN.
 
@@ -113,12 +115,17 @@ def _multiply_scales(x: Any, scales: Any, page: int, head: int, offset: int, cou
 
 
 def store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
-    """Round x [D] and write it to `pages`, an array of bfloat16 or int8 and its scales. For kernels only."""
+    """Round x [D] and write it to `pages`, an array in a cache dtype and its scales or None. For kernels only."""
     raise NotImplementedError
 
 
 @overload(store_vector)  # type: ignore[untyped-decorator]
 def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
+    def as_float32(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
+        target = pages[0][page, head, offset]
+        for d in range(len(x)):
+            target[d] = x[d]
+
     def as_bfloat16(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
         target = pages[0][page, head, offset]
         for d in range(len(x)):
@@ -134,7 +141,7 @@ def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
             target[d] = _nearest(x[d] * inverse)
         pages[1][page, head, offset] = scale
 
-    return as_bfloat16 if pages[0].dtype == types.uint16 else as_int8
+    return {types.float32: as_float32, types.uint16: as_bfloat16, types.int8: as_int8}[pages[0].dtype]
 
 
 @intrinsic
@@ -205,3 +212,8 @@ def row_of(typing_context: Any, array: Any, index: Any) -> Any:
         return view._getvalue()
 
     return result(array, types.intp), generate
+
+
+def with_whole_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The array [T, heads, D] itself where each x[t] is contiguous, else a copy."""
+    return x if x.strides[1:] == (4 * x.shape[2], 4) else np.ascontiguousarray(x)

@@ -8,7 +8,6 @@ well; on these CPUs, where memory is what limits, that gains nothing.)
 A row's result is the same, bit for bit, however many rows there are, and however many threads.
 """
 
-import math
 from functools import cache
 from typing import Any
 
@@ -17,14 +16,12 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from ...ops.activation import ACTIVATIONS
 from ...ops.quantize import Quantized
+from .activations import ACTIVATION_CODES, finish_row
 from .compiling import kernel
 from .formats import BLOCK, weight_at
 from .tiles import MOST_ROWS, PANEL, multiply_panel
 
-FUSED = {None: 0, "relu": 1, "gelu": 2}
-"""Activations that run inside the kernel; others follow it."""
 NO_SCALES, NO_BIAS = np.empty((1, 0), np.uint16), np.empty(0, np.float32)
 NO_RESIDUAL = np.empty((0, 0), np.float32)
 ELEMENTS = {
@@ -54,7 +51,7 @@ def linear_few(
         weight: [out, in] float32, float16, or bfloat16 as its bits in uint16; or `Quantized`
         bias: [out] or None
         out: [T, out], filled and returned; must not overlap x or residual
-        activation: a name in `ops.activation.ACTIVATIONS`, or None
+        activation: a key of `ACTIVATION_CODES`
         residual: [T, out] or None; left as it is
     """
     scales, shift = NO_SCALES, 0
@@ -62,15 +59,10 @@ def linear_few(
         values, scales, shift = weight.values, weight.scales.view(np.uint16), weight.group // (2 * BLOCK)
     else:
         values = weight.view(np.int16) if weight.dtype == np.float16 else weight
-    fused = activation in FUSED
     compiled(values.dtype)(
-        x, values, scales, shift, NO_BIAS if bias is None else bias, FUSED[activation] if fused else 0,
-        residual if fused and residual is not None else NO_RESIDUAL, out,
+        x, values, scales, shift, NO_BIAS if bias is None else bias, ACTIVATION_CODES[activation],
+        NO_RESIDUAL if residual is None else residual, out,
     )  # fmt: skip
-    if not fused:
-        ACTIVATIONS[str(activation)](out, np)
-        if residual is not None:
-            out += residual
     return out
 
 
@@ -117,17 +109,10 @@ def finish(
     """What a panel's sums still lack: inputs beyond the last whole block, bias, activation, residual."""
     whole = x.shape[1] // BLOCK * BLOCK
     for row in range(len(x)):
-        for o in range(first, stop):
-            value = np.float32(0)
-            for j in range(whole, x.shape[1]):
-                value += x[row, j] * weight_at(weight, scales, group_shift, o, j)
-            value += out[row, o]
-            if bias.size:
-                value += bias[o]
-            if activation == 1:
-                value = value if value > 0 or value != value else np.float32(0)  # NaN stays NaN
-            elif activation == 2:
-                value *= np.float32(0.5) * (np.float32(1) + math.erf(value * np.float32(0.7071067811865476)))
-            if residual.size:
-                value += residual[row, o]
-            out[row, o] = value
+        if whole < x.shape[1]:
+            for o in range(first, stop):
+                value = np.float32(0)
+                for j in range(whole, x.shape[1]):
+                    value += x[row, j] * weight_at(weight, scales, group_shift, o, j)
+                out[row, o] += value
+        finish_row(out[row, first:stop], bias[first:stop], activation, residual[row : row + 1, first:stop])

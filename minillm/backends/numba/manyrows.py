@@ -73,7 +73,7 @@ def linear_many(
         weight: [out, in] float32, float16, or bfloat16 as its bits in uint16; or `Quantized`
         bias: [out] or None
         out: [T, out], filled and returned; must not overlap x or residual
-        activation: a name in `ops.activation.ACTIVATIONS`, or None
+        activation: a key of `activations.ACTIVATION_CODES`
         residual: [T, out] or None; left as it is
     """
     stored = _Stored.of(weight)

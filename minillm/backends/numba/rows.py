@@ -1,4 +1,4 @@
-"""What is done to each row on its own: layer norm, what follows a product, and looking up embeddings."""
+"""What is done to each row on its own: norms, what follows a product, gates, and looking up embeddings."""
 
 from functools import cache
 from typing import Any
@@ -8,18 +8,16 @@ from numba import prange, types
 from numpy.typing import NDArray
 
 from ...ops.quantize import LANE, Quantized
+from .activations import ACTIVATION_CODES, activate, finish_row
 from .compiling import kernel
-from .elementary import exp, inner
+from .elementary import inner, row_of, with_whole_rows
 from .intrinsics import bfloat16_to_float32, float16_to_float32
 
-ACTIVATION_CODES = {None: 0, "relu": 1, "gelu": 2}
-"""What `finish` knows."""
 THREADED = 1 << 16
-"""Numbers from which on `finish` runs on all threads: to begin and to end that costs as much as some thousands."""
+"""Numbers from which on all threads take a share of the rows: to begin and to end that costs as much as thousands."""
 
 _FLOAT = types.float32
-_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
-_ROOT_HALF = np.float32(0.7071067811865476)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _NO_ROW = np.empty(0, np.float32)
 _NO_ROWS = np.empty((0, 0), np.float32)
 
@@ -73,6 +71,56 @@ def _norm(x: Any, gain: Any, bias: Any, epsilon: Any, out: Any) -> None:
                 y[i] += bias[i]
 
 
+def rms_norm(
+    x: NDArray[np.float32], gain: NDArray[np.float32] | None, epsilon: float, out: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """As `ops.rms_norm`.
+
+    Args:
+        x: [T, E] or [T, heads, D]; rows x[t] may lie apart, those of [T, E] are contiguous each
+        gain: [E] or [D], or None
+        epsilon: added to the mean square
+        out: as x, C-contiguous, filled and returned
+    """
+    D, flat, target = x.shape[-1], x, out
+    if x.ndim == 3:
+        size = len(x), x.shape[1] * D
+        flat, target = with_whole_rows(x).reshape(size), out.reshape(size)  # [T, heads, D] -> [T, heads D]
+    _rms_kernel()(flat, D, _NO_ROW if gain is None else gain, epsilon, target)
+    return out
+
+
+@cache
+def _rms_kernel() -> Any:
+    rows, out = types.Array(_FLOAT, 2, "A"), types.Array(_FLOAT, 2, "C")
+    return kernel(types.void(rows, types.int64, _stored(_FLOAT, 1), _FLOAT, out), parallel=True)(_rms_norm)
+
+
+def _rms_norm(x: Any, D: int, gain: Any, epsilon: Any, out: Any) -> None:
+    if out.size < THREADED:
+        for t in range(len(out)):
+            _rms_norm_row(row_of(x, t), D, gain, epsilon, out[t])
+    else:
+        for t in prange(len(out)):
+            _rms_norm_row(row_of(x, t), D, gain, epsilon, out[t])
+
+
+@inner
+def _rms_norm_row(row: Any, D: int, gain: Any, epsilon: Any, out: Any) -> None:
+    """Each D numbers by themselves."""
+    for first in range(0, len(row), D):
+        x, y = row[first : first + D], out[first : first + D]
+        squares = _ZERO
+        for i in range(D):
+            squares += x[i] * x[i]
+        factor = _ONE / np.sqrt(squares / np.float32(D) + epsilon)
+        for i in range(D):
+            y[i] = x[i] * factor
+        if len(gain):
+            for i in range(D):
+                y[i] *= gain[i]
+
+
 # --- what follows a product -------------------------------------------------------------------------------------------
 
 
@@ -105,38 +153,44 @@ def _finish_kernel() -> Any:
 def _finish(y: Any, bias: Any, activation: int, residual: Any) -> None:
     if y.size < THREADED:
         for t in range(len(y)):
-            _finish_row(y[t], bias, activation, residual[t : t + 1])
+            finish_row(y[t], bias, activation, residual[t : t + 1])
     else:
         for t in prange(len(y)):
-            _finish_row(y[t], bias, activation, residual[t : t + 1])
+            finish_row(y[t], bias, activation, residual[t : t + 1])
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+
+def glu(x: NDArray[np.float32], activation: str, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """As `ops.glu`. x [T, 2 F] -> out [T, F], both C-contiguous; `activation` is a key of `ACTIVATION_CODES`."""
+    _glu_kernel()(x, ACTIVATION_CODES[activation], out)
+    return out
+
+
+@cache
+def _glu_kernel() -> Any:
+    rows = types.Array(_FLOAT, 2, "C")
+    return kernel(types.void(rows, types.int64, rows), parallel=True)(_glu)
+
+
+def _glu(x: Any, activation: int, out: Any) -> None:
+    if out.size < THREADED:
+        for t in range(len(out)):
+            _glu_row(x[t], activation, out[t])
+    else:
+        for t in prange(len(out)):
+            _glu_row(x[t], activation, out[t])
 
 
 @inner
-def _finish_row(y: Any, bias: Any, activation: int, residual: Any) -> None:
-    if len(bias):
-        for i in range(len(y)):
-            y[i] += bias[i]
-    if activation == 1:
-        for i in range(len(y)):
-            y[i] = _ZERO if y[i] < _ZERO else y[i]  # NaN stays
-    elif activation == 2:
-        for i in range(len(y)):
-            y[i] = _gelu(y[i])
-    if len(residual):
-        before = residual[0]
-        for i in range(len(y)):
-            y[i] += before[i]
-
-
-@inner
-def _gelu(x: Any) -> Any:
-    """As `ops.activation.gelu`: Abramowitz and Stegun, 7.1.26."""
-    z = abs(x) * _ROOT_HALF
-    t = _ONE / (_ONE + np.float32(0.3275911) * z)
-    series = np.float32(1.061405429) * t + np.float32(-1.453152027)
-    series = (series * t + np.float32(1.421413741)) * t + np.float32(-0.284496736)
-    rest = (series * t + np.float32(0.254829592)) * t * exp(-z * z)  # 1 - erf(z)
-    return x * _HALF * (rest if x < _ZERO else _ONE + (_ONE - rest))
+def _glu_row(x: Any, activation: int, y: Any) -> None:
+    F = len(y)
+    for i in range(F):
+        y[i] = x[i]
+    activate(y, activation)
+    for i in range(F):
+        y[i] *= x[F + i]
 
 
 # --- embeddings -------------------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
 """Attention kernels and what they store, against a plain masked softmax in float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
 from minillm import ops
-from minillm.backends.numba.attention import MOST_ROWS, Attention, store_kv, with_whole_rows
+from minillm.backends.numba.attention import MOST_ROWS, Attention, store_kv
 from minillm.backends.numba.attention_rows import CHUNK
 from minillm.backends.numba.attention_tiles import BLOCK, LANES
 from minillm.backends.numba.cachedtypes import STORAGE, StoredPages, StoredVectors, position_bytes, to_int8
-from minillm.batch import Batch, Sequence
+from minillm.backends.numba.elementary import with_whole_rows
+from minillm.batch import Batch, Sequence, Span
 
 TREE = (-1, 0, 0, 2, 1, -1, 5, 6, 3)
 LENGTHS = {  # cached positions and new tokens of each sequence
@@ -25,9 +28,12 @@ class Case:
 
     def __init__(
         self, lengths: list[tuple[int, int]], H: int = 4, K: int = 2, D: int = 20, P: int = 48,
-        dtype: str = "float32", tree: tuple[int, ...] = (), seed: int = 0,
+        dtype: str = "float32", tree: tuple[int, ...] = (), seed: int = 0, *, window: int | None = None,
+        biased: bool = False,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
+        slopes = rng.uniform(0.01, 0.5, H).astype(np.float32) if biased else None
+        self.looks: dict[str, Any] = {"window": window, "slopes": slopes}
         contexts = [cached + new for cached, new in lengths]
         needed = [-(-S // P) for S in contexts]
         shuffled = rng.permutation(sum(needed)).tolist()
@@ -51,11 +57,13 @@ class Case:
         store_kv(self.k, self.v, self.keys, self.values, self.batch)
 
     def attend(self, scale: float = 0.4) -> np.ndarray:
-        return Attention().attend(self.q, self.keys, self.values, self.batch, scale, np.full_like(self.q, np.nan))
+        out = np.full_like(self.q, np.nan)
+        return Attention().attend(self.q, self.keys, self.values, self.batch, scale, out, **self.looks)
 
     def plain(self, scale: float = 0.4) -> np.ndarray:
         """What the reference operation makes of the same stored numbers."""
-        return ops.attend(self.q, self.keys, self.values, self.batch, scale, np, np.full_like(self.q, np.nan))
+        out = np.full_like(self.q, np.nan)
+        return ops.attend(self.q, self.keys, self.values, self.batch, scale, np, out, **self.looks)
 
     def expected(self, scale: float = 0.4) -> np.ndarray:
         """The same in float64, one query and head at a time."""
@@ -64,17 +72,34 @@ class Case:
         for span in self.batch.spans:
             k, v = (np.concatenate([pages[p] for p in span.pages], axis=1) for pages in (self.keys, self.values))
             m = 0 if span.tree is None else len(span.tree)
+            places = positions_of(span)  # [S]
             for row in range(span.start, span.stop):
                 S = span.context_len - span.stop + row + 1
                 seen = np.ones(S, bool)
                 branch = row - (span.stop - m)
                 if branch >= 0:
                     seen[span.context_len - m :] = span.tree[branch, : branch + 1]
+                back = places[S - 1] - places[:S]
+                if self.looks["window"] is not None:
+                    seen &= back < self.looks["window"]
                 for h in range(self.q.shape[1]):
                     scores = k[h // group, :S][seen].astype(np.float64) @ self.q[row, h].astype(np.float64) * scale
+                    if self.looks["slopes"] is not None:
+                        scores -= np.float64(self.looks["slopes"][h]) * back[seen]
                     weights = np.exp(scores - scores.max())
                     result[row, h] = weights @ v[h // group, :S][seen].astype(np.float64) / weights.sum()
         return result
+
+
+def positions_of(span: Span) -> np.ndarray:
+    """Of every cached token; one of a tree stands one behind the ancestor that has the most of its own. [S]"""
+    m = 0 if span.tree is None else len(span.tree)
+    line = span.context_len - m
+    places = list(range(line))
+    for i in range(m):
+        above = [places[line + j] for j in range(i) if span.tree[i, j]]
+        places.append(max(above, default=line - 1) + 1)
+    return np.array(places)
 
 
 def assert_as_good_as_plain(case: Case) -> None:
@@ -105,6 +130,58 @@ def test_branches_of_a_tree_do_not_see_each_other(lengths: list[tuple[int, int]]
 def test_a_small_tree_takes_the_kernel_for_few_rows() -> None:
     case = Case([(CHUNK - 3, 5)], 8, 8, P=64, tree=(-1, 0, 0, -1, 3))
     assert_as_good_as_plain(case)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])  # to compile
+@pytest.mark.parametrize(
+    "looks", [{"window": 1}, {"window": 13}, {"window": BLOCK + 1}, {"window": CHUNK}, {"biased": True}], ids=str
+)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_windows_and_slopes(lengths: list[tuple[int, int]], looks: dict[str, Any], dtype: str) -> None:
+    assert_as_good_as_plain(Case(lengths, dtype=dtype, **looks))
+
+
+@pytest.mark.parametrize("looks", [{"window": 3}, {"window": 30}, {"biased": True}], ids=str)
+@pytest.mark.parametrize("lengths", [[(50, 9), (1, 9)], [(40, 12)], [(CHUNK - 5, 9), (CHUNK - 5, 40)]])
+@pytest.mark.parametrize(("H", "K"), [(4, 2), (1, 1)])
+def test_a_tree_looks_back_from_its_own_positions(
+    lengths: list[tuple[int, int]], H: int, K: int, looks: dict[str, Any]
+) -> None:
+    assert_as_good_as_plain(Case(lengths, H, K, P=64, tree=TREE, **looks))
+    assert_as_good_as_plain(Case([(CHUNK - 3, 5)], 8, 8, P=64, tree=(-1, 0, 0, -1, 3), **looks))
+
+
+@pytest.mark.slow  # compiles kernels that no family asks for
+def test_windows_and_slopes_together() -> None:
+    assert_as_good_as_plain(Case(LENGTHS["mixed"] + LENGTHS["decode"], window=20, biased=True))
+
+
+@pytest.mark.parametrize("new", [1, 3, 40])
+@pytest.mark.parametrize("window", [7, CHUNK])
+def test_pages_before_the_window_are_not_touched(new: int, window: int) -> None:
+    """Their pages do not exist any more, and the kernel would fail or give NaN."""
+    P = 16
+    case = Case([(3 * CHUNK, new)], P=P, window=window)
+    expected, (span,) = case.attend(), case.batch.spans
+    begin = 3 * CHUNK - window + 1
+    gone = begin // BLOCK * BLOCK // P if new == 40 else begin // P  # tiles begin at whole blocks
+    for page in span.pages[:gone]:
+        case.keys.data[page] = case.values.data[page] = np.nan
+    if new != 40:
+        page, inside = span.pages[gone], begin % P
+        case.keys.data[page, :, :inside] = case.values.data[page, :, :inside] = np.nan
+    np.testing.assert_array_equal(case.attend(), expected)
+    assert np.isfinite(expected).all()
+
+
+def test_layers_with_and_without_a_window_take_turns() -> None:
+    case, shared = Case(LENGTHS["mixed"] + LENGTHS["decode"]), Attention()
+    for window in (None, 9, None, 40, 9):
+        out = shared.attend(
+            case.q, case.keys, case.values, case.batch, 0.4, np.full_like(case.q, np.nan), window=window
+        )
+        case.looks["window"] = window
+        np.testing.assert_array_equal(out, case.attend())
 
 
 def test_an_empty_batch_is_no_work() -> None:

@@ -10,6 +10,7 @@ import numba
 
 from minillm import ops
 from minillm.backends.numba import manyrows
+from minillm.backends.numba.activations import ACTIVATION_CODES
 from minillm.backends.numba.manyrows import linear_many
 from minillm.ops.quantize import Quantized, dequantize, quantize
 
@@ -118,7 +119,7 @@ def test_rounding_activations_costs_no_more_than_in_llama_cpp(bits):
     assert rms(ours) < (0.01 if bits == 8 else 0.12) * largest
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATION_CODES)
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("with_residual", [True, False])
 def test_bias_activation_and_residual_are_those_of_the_reference(path, activation, with_bias, with_residual):

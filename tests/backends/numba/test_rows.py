@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
 from minillm import ops
-from minillm.backends.numba.rows import ACTIVATION_CODES, THREADED, embed, finish, layer_norm
+from minillm.backends.numba.activations import ACTIVATION_CODES
+from minillm.backends.numba.rows import THREADED, embed, finish, glu, layer_norm, rms_norm
 from minillm.backends.weights import expand, narrow
 from minillm.ops.activation import ACTIVATIONS
 from minillm.ops.quantize import quantize
@@ -53,6 +54,54 @@ def test_a_row_of_a_norm_is_the_same_alone() -> None:
         np.testing.assert_array_equal(alone[0], together[i])
 
 
+def plain_rms_norm(x: np.ndarray, gain: np.ndarray | None) -> np.ndarray:
+    return ops.rms_norm(x, gain, 1e-5, np, np.empty_like(x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("T", "E"), [(1, 768), (7, 33), (THREADED // 1000, 1030), (3, 1), (0, 16)])
+def test_rms_norm(T: int, E: int, affine: bool) -> None:
+    rng = RNG(0)
+    x = (rng.standard_normal((T, E)) * 10.0 ** rng.integers(-3, 3, (T, 1))).astype(np.float32)
+    gain = rng.standard_normal(E).astype(np.float32) if affine else None
+    ours = rms_norm(x, gain, 1e-5, np.full_like(x, np.nan))
+    exact = plain_rms_norm(x.astype(np.float64), None if gain is None else gain.astype(np.float64))
+    assert_as_good(ours, plain_rms_norm(x, gain), exact)
+
+
+@pytest.mark.parametrize(("T", "heads", "D"), [(1, 9, 64), (5, 3, 7), (THREADED // 100, 4, 32)])
+def test_rms_norm_of_heads_whose_rows_lie_apart(T: int, heads: int, D: int) -> None:
+    rng = RNG(0)
+    x = rng.standard_normal((T, (heads + 4) * D)).astype(np.float32)[:, D : (heads + 1) * D].reshape(T, heads, D)
+    gain, kept = rng.standard_normal(D).astype(np.float32), x.copy()
+    ours = rms_norm(x, gain, 1e-5, np.full(x.shape, np.nan, np.float32))
+    assert_as_good(ours, plain_rms_norm(x, gain), plain_rms_norm(x.astype(np.float64), gain.astype(np.float64)))
+    np.testing.assert_array_equal(x, kept)
+    for h in range(heads):  # each head by itself
+        alone = rms_norm(np.ascontiguousarray(x[:, h]), gain, 1e-5, np.empty((T, D), np.float32))
+        np.testing.assert_array_equal(alone, ours[:, h])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_new", "gelu", "relu"])
+@pytest.mark.parametrize(("T", "F"), [(1, 1536), (5, 3), (0, 8), (THREADED // 1000 + 1, 1001)])
+def test_gates(T: int, F: int, activation: str) -> None:
+    x = (RNG(0).standard_normal((T, 2 * F)) * 4).astype(np.float32)
+    kept = x.copy()
+    ours = glu(x, activation, np.full((T, F), np.nan, np.float32))
+    plain, exact = (
+        ops.glu(x.astype(dtype), activation, np, np.empty((T, F), dtype)) for dtype in (np.float32, np.float64)
+    )
+    if activation == "gelu":
+        exact = exact_gelu(x[:, :F].astype(np.float64)) * x[:, F:]
+    assert_as_good(ours, plain, exact)
+    np.testing.assert_array_equal(x, kept)
+
+
+def exact_gelu(x: np.ndarray) -> np.ndarray:
+    """The reference has an erf of 1e-7 in float64 too."""
+    return x * (np.vectorize(math.erf, otypes=[float])(x / np.sqrt(2)) + 1) / 2
+
+
 @pytest.mark.parametrize("activation", ACTIVATION_CODES)
 @pytest.mark.parametrize(("T", "F"), [(1, 100), (5, 3), (0, 8), (THREADED // 1000 + 1, 1001)])
 @pytest.mark.parametrize("biased", [True, False])
@@ -68,7 +117,7 @@ def test_what_follows_a_product(activation: str | None, T: int, F: int, biased: 
         if bias is not None:
             result += bias
         if activation == "gelu" and dtype is np.float64:
-            result *= (np.vectorize(math.erf, otypes=[float])(result / np.sqrt(2)) + 1) / 2
+            result = exact_gelu(result)
         elif activation is not None:
             ACTIVATIONS[activation](result, np)
         return result if before is None else result + before
@@ -80,14 +129,37 @@ def test_what_follows_a_product(activation: str | None, T: int, F: int, biased: 
         np.testing.assert_array_equal(before, kept)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "silu"])
+def test_activations_are_exact_where_numbers_are_large_or_small(activation: str) -> None:
+    """To 1e-6, also where squares and exponentials overflow on the way."""
+    x = np.concatenate([np.linspace(-120, 120, 4001), 10.0 ** np.arange(-30, 38, 2), -(10.0 ** np.arange(-30, 38, 2))])
+    y = finish(x.astype(np.float32)[None], None, activation, None)[0]
+    wide = x.astype(np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):
+        exact = exact_gelu(wide) if activation == "gelu" else ACTIVATIONS[activation](wide.copy(), np)
+    np.testing.assert_allclose(y, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("F", [3, 64])  # one by one, and by vectors
 @pytest.mark.parametrize("activation", ACTIVATION_CODES)
-def test_what_is_not_finite_stays(activation: str | None) -> None:
-    y = np.array([[np.nan, np.inf, 1.0]], np.float32)
+def test_what_is_not_finite_stays(activation: str | None, F: int) -> None:
+    y = np.ones((1, F), np.float32)
+    y[0, :2] = np.nan, np.inf
     finish(y, None, activation, None)
-    assert np.isnan(y[0, 0]) and y[0, 1] == np.inf and np.isfinite(y[0, 2])
+    assert np.isnan(y[0, 0]) and y[0, 1] == np.inf and np.isfinite(y[0, 2:]).all()
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_a_norm_of_what_is_not_finite_is_not(norm: str) -> None:
     x = np.array([[1.0, np.nan, 2.0], [1.0, np.inf, 2.0], [1.0, 0.0, 2.0]], np.float32)
-    normed = layer_norm(x, None, None, 1e-5, np.empty_like(x))
-    assert not np.isfinite(normed[:2]).any() and np.isfinite(normed[2]).all()
+    out = np.empty_like(x)
+    normed = layer_norm(x, None, None, 1e-5, out) if norm == "layer" else rms_norm(x, None, 1e-5, out)
+    assert np.isnan(normed[:2]).any(axis=1).all() and np.isfinite(normed[2]).all()
+
+
+def test_every_activation_of_the_reference_has_its_code() -> None:
+    assert ACTIVATION_CODES.keys() == {None, *ACTIVATIONS}
+    assert len(set(ACTIVATION_CODES.values())) == len(ACTIVATION_CODES)
 
 
 def table(form: str, V: int, E: int, seed: int) -> object:

@@ -1,0 +1,107 @@
+"""Tiny models of every family on Numba's kernels, against the reference with the same weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="this back end is compiled by Numba")
+
+from minillm.backends.base import Backend
+from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
+from minillm.backends.numpy import NumpyBackend
+from minillm.batch import Sequence
+
+from ...comparing import assert_same_tokens
+from ...families import CASES, CONFIGS, IDS
+from ...tiny import generate, logits_of, model_of, random_prompts, runner_of
+
+LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
+ROUNDING = 2e-5
+"""Where both compute in float32: a random model of these sizes carries a last bit that far."""
+LOOKS_BACK = [("mistral", "window"), ("bloom", "plain")]
+
+
+@pytest.fixture(params=CASES, ids=IDS)
+def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    family, name = request.param
+    return CONFIGS[family][name]
+
+
+def all_logits(raw: dict[str, Any], ops: Backend, chunk: int) -> np.ndarray:
+    """The logits of every position, computed in chunks. [T, V]"""
+    runner = runner_of(model_of(raw, ops=ops), ops=ops, page_size=16)
+    return np.concatenate([output.logits.copy() for _, output in runner.chunks(Sequence(LINE), len(LINE), chunk)])
+
+
+def error(got: np.ndarray, expected: np.ndarray) -> float:
+    """The largest one as a share of the largest logit."""
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("chunk", [1, 11, 60])
+def test_the_logits_are_the_references(raw: dict[str, Any], chunk: int) -> None:
+    expected = all_logits(raw, NumpyBackend(), len(LINE))
+    assert error(all_logits(raw, NumbaBackend(), chunk), expected) < ROUNDING
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("chunk", [1, 60])
+def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any], weights: str, chunk: int) -> None:
+    """Products of many rows with 8 and 4 bits round their activations to 8, and lose what 8 bits of weights do."""
+    expected, within = all_logits(raw, NumpyBackend(weights=weights), len(LINE)), ROUNDING
+    if weights != "bfloat16" and chunk > FEW_ROWS:
+        plain, rounded = (all_logits(raw, NumpyBackend(weights=form), len(LINE)) for form in ("float32", "int8"))
+        within = 3 * error(rounded, plain)
+    assert error(all_logits(raw, NumbaBackend(weights=weights), chunk), expected) < within
+
+
+def test_greedy_tokens_are_the_references(raw: dict[str, Any]) -> None:
+    """Ragged prompts side by side, with the cache and without."""
+    prompts = random_prompts(5, seed=3)
+    reference = runner_of(model_of(raw), pages=128, page_size=16)
+    ops = NumbaBackend()
+    runner = runner_of(model_of(raw, ops=ops), ops=ops, pages=128, page_size=16)
+    expected = generate(reference, prompts, max_new_tokens=20)
+    for use_cache in (True, False):
+        for ours, theirs, prompt in zip(
+            generate(runner, prompts, max_new_tokens=20, use_cache=use_cache), expected, prompts, strict=True
+        ):
+            assert_same_tokens(ours, theirs, lambda tokens, p=prompt: logits_of(reference, p + tokens)[-1])
+
+
+def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any]) -> None:
+    """Guesses 4-9, 4-8 and 5 after a line: each sees its own ancestors, at its own position."""
+    ops, line = NumbaBackend(), LINE[:30]
+    runner, reference = runner_of(model_of(raw, ops=ops), ops=ops, page_size=16), runner_of(model_of(raw))
+    sequence = Sequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
+    rows = runner.forward([sequence], [sequence.pending], rows=range(30, 34)).logits.copy()
+    for row, branch in zip(rows, ([4], [4, 9], [4, 8], [5]), strict=True):
+        np.testing.assert_allclose(row, logits_of(reference, line + branch)[-1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow  # compiles attention for each way to look back and each dtype
+@pytest.mark.parametrize(("cache_dtype", "within"), [("bfloat16", 0.03), ("int8", 0.05)])
+@pytest.mark.parametrize("chunk", [1, 60])
+@pytest.mark.parametrize(
+    "raw", [CONFIGS[f][name] for f, name in LOOKS_BACK if f in CONFIGS], ids=[f for f, _ in LOOKS_BACK if f in CONFIGS]
+)
+def test_a_narrower_cache_moves_the_logits_a_little(
+    raw: dict[str, Any], cache_dtype: str, within: float, chunk: int
+) -> None:
+    expected = all_logits(raw, NumpyBackend(), len(LINE))
+    got = all_logits(raw, NumbaBackend(cache_dtype=cache_dtype), chunk)
+    assert 1e-5 < error(got, expected) < within
+
+
+def test_an_activation_without_a_kernel_runs_as_the_reference_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minillm import ops as reference
+
+    monkeypatch.setitem(reference.activation.ACTIVATIONS, "cube", lambda y, xp: xp.power(y, 3, out=y))
+    ops, rng = NumbaBackend(weights="int8"), np.random.default_rng(0)
+    x, residual = rng.standard_normal((2, 64)).astype(np.float32), rng.standard_normal((2, 6)).astype(np.float32)
+    weight = ops.prepare_weight("w", [ops.random_tensor("w", (6, 64), 0, 0.1)])
+    plain = ops.linear(x, weight).copy()
+    got = ops.linear(x, weight, activation="cube", residual=residual)
+    np.testing.assert_allclose(got, plain**3 + residual, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ops.glu(plain, "cube"), plain[:, :3] ** 3 * plain[:, 3:], rtol=1e-5)
