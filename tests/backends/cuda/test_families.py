@@ -67,6 +67,38 @@ def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, A
     assert device.replays == 8, "of nine decode steps the first runs plainly, and the second is recorded"
 
 
+def test_the_launches_of_a_decode_step(device: RecordingDevice) -> None:
+    """As kernels/README.md counts them."""
+    attention = ["rms_norm", "gemv_fma", "rotary", "store_kv", "attention_decode", "gemv_fma"]
+    mlp = ["rms_norm", "gemv_fma", "glu", "gemv_fma"]
+    normed = [*attention[:2], "rms_norm", "rms_norm", *attention[2:]]
+    for family, layer in (("llama", attention + mlp), ("qwen3", normed + mlp)):
+        generate(runner_on(device, CONFIGS[family]["grouped"]), PROMPTS[:1], max_new_tokens=4)
+        names = [launch.name for launch in device.records[-1]]
+        assert names == ["embed", *layer * 2, "rms_norm", "gemv_fma", "best_of_chunks", "take_best"]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_texts_longer_than_the_frequencies_were_made_for(scaling: dict[str, Any], device: RecordingDevice) -> None:
+    """Dynamic frequencies sink from token to token, in a recorded step too; YaRN scales cosines and sines."""
+    raw = CONFIGS["llama"]["grouped"] | {"max_position_embeddings": 32, "rope_scaling": scaling}
+    reference, prompts = reference_of(raw), [LONG[:20], LONG[:40], LONG[:8]]
+    ours = generate(runner_on(device, raw), prompts, max_new_tokens=20, chunk=16)
+    expected = generate(reference, prompts, max_new_tokens=20, chunk=16)
+    for prompt, tokens, theirs in zip(prompts, ours, expected, strict=True):
+        assert_same_tokens(tokens, theirs, lambda said, p=prompt: logits_of(reference, p + said)[-1])
+    assert device.replays > 10
+    plain = generate(reference_of(CONFIGS["llama"]["grouped"]), prompts, max_new_tokens=20)
+    assert plain != expected, "the scaling matters"
+
+
 def test_sampled_tokens_and_beams_are_numpys(raw: dict[str, Any], device: RecordingDevice) -> None:
     runner, reference, prompt = runner_on(device, raw), reference_of(raw), LONG[:37]
     drawing: dict[str, Any] = {"do_sample": True, "seed": 9, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
