@@ -6,9 +6,9 @@
 //
 //   out[start + i, h] = softmax(keys[: p + 1, k] @ q[start + i, h] * scale) @ values[: p + 1, k]         k = h // G
 //
-// With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the window of all of a
-// block's queries are not read; with BIASED the score of position s loses slopes[h] * (p - s). Other builds hold no trace
-// of either.
+// With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the windows of all of
+// a block's queries are not read; with BIASED the score of position s loses slopes[h] * (p - s). Other builds hold no
+// trace of either.
 //
 // A sequence without a context (padding) gets zeros; rows past query_starts[N] are left alone.
 //

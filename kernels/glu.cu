@@ -9,8 +9,8 @@
 //
 // Versions:
 //   1. activation and product apart: 5 T F numbers, two launches.
-//   2. this one, in one pass: 3 T F numbers, one launch. Not yet measured on a GPU. Expected next: the projection's rows
-//      of gate and up interleaved, so that its own epilogue multiplies them: no launch, and T F numbers.
+//   2. this one, in one pass: 3 T F numbers, one launch. Not yet measured on a GPU. Expected next: gate and up
+//      interleaved in the projection's rows, so that its own epilogue multiplies them: no launch, and T F numbers.
 #include "activation.cuh"
 #include "rows.cuh"
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ int sequence_of(const int* query_starts, int N, int t
 }
 
 // q: [T, H, D] and k: [T, K, D], heads side by side, rows q_stride and k_stride apart; q_out, k_out: contiguous.
-// positions: [T]. frequencies: [half]. text_lens: [N] or null; query_starts: [N + 1]. Dynamic shared memory: 8 half bytes.
+// positions: [T]. frequencies: [half]. text_lens: [N] or null; query_starts: [N + 1]. Dynamic shared memory: 8 half.
 // Four blocks are to fit on a multiprocessor (the 4): without it ptxas saves registers for more until a number spills.
 extern "C" __global__ void __launch_bounds__(256, 4)
     rotary(storage_t* q_out, storage_t* k_out, const storage_t* q, const storage_t* k, const int* positions,

@@ -26,8 +26,8 @@ __device__ __forceinline__ float neighbours_max(float x) {
 // raw; `scale` (above 0) holds LOG2_E as well. With fmaf the only rounding before the power is that of the maximum's
 // product, which all weights share.
 struct RunningSoftmax {
-    // Of the raw scores so far; before the first one less than any. Not minus infinity: behind a window a whole tile may
-    // be hidden, whose weights are then 0 and not NaN. A power of 2, so that its product with `scale` is exact.
+    // Of the raw scores so far; at first less than any. Not minus infinity: a window may hide all of a tile, and its
+    // weights are then 0 and not NaN. A power of 2, so that its product with `scale` is exact.
     float maximum = -0x1p100f;
     float total = 0.0f;  // of the weights so far, a lane's part of it
 
