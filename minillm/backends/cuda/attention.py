@@ -53,10 +53,13 @@ def has_kernel(storage: str, D: int) -> bool:
     return 0 < D <= MAX_HEAD_DIM and D % (4 if STORAGE[storage] == 32 else 8) == 0
 
 
+def reach(window: int | None, positions: int) -> int:
+    """How many positions a query sees at most, where a block table has room for so many."""
+    return positions if window is None else min(window, positions)
+
+
 def partials_size(N: int, H: int, D: int, positions: int) -> int:
-    """Numbers of `Workspace.partials` for N sequences with room for `positions` each: B P of the block table, or the
-    window where that is less.
-    """
+    """Numbers of `Workspace.partials` for N sequences whose queries see up to so many `positions`, see `reach`."""
     return N * H * _splits(positions) * (D + 2)
 
 
@@ -111,12 +114,9 @@ class Sight(NamedTuple):
     @classmethod
     def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Sight":
         """`positions`: a bound of all contexts. A window that none of them outgrows is none."""
-        constants = {}
-        if window is not None and window < positions:
-            constants["WINDOWED"] = 1
-        if slopes is not None:
-            constants["BIASED"] = 1
-        return cls(min(window or positions, positions), NULL if slopes is None else slopes, constants)
+        seen = reach(window, positions)
+        switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None}
+        return cls(seen, NULL if slopes is None else slopes, {name: 1 for name, on in switches.items() if on})
 
 
 def decode(

@@ -288,8 +288,8 @@ class CudaBackend(Backend):
             self._fall_back()
             return attend_by_reference(q, keys, values, batch, scale, self.xp, out, window, bias)
         N, B = batch.block_table.shape
-        reach = B * self.page_size if window is None else min(window, B * self.page_size)
-        room = self._workspace.attention(N if batch.max_queries == 1 else 0, H, D, reach)
+        seen = attention.reach(window, B * self.page_size)
+        room = self._workspace.attention(N if batch.max_queries == 1 else 0, H, D, seen)
         sight: dict[str, Any] = {"scale": scale, "window": window, "slopes": bias}
         attention.attend(self.kernels, q, keys, values, batch, out, room, max_queries=batch.max_queries, **sight)
         return out
