@@ -36,7 +36,9 @@ LIMITS = {"tests": 100, "ceilings": 25, "kernels": 80, "engine": 100, "transform
 """Part -> seconds that it may take."""
 BUDGET = 460
 SHAPES = ("opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b")
-EMULATED = ("emulated",)
+"""What the budget is made for. Others are asked for by name: --shapes tinyllama-1.1b,llama-3.1-8b"""
+EMULATED = ("emulated-llama", "emulated")
+"""In place of the shapes where there is no GPU: of each kind of layer a tiny one (`gpu_part.EMULATED_SHAPES`)."""
 LEAST_SECONDS = 5
 PACKAGES = ("minillm", "numpy", "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "torch", "transformers", "pytest")
 
@@ -134,7 +136,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Test and measure minillm on a GPU.")
     parser.add_argument("--parts", type=_parts, default=tuple(LIMITS), metavar="A,B", help=f"of {', '.join(LIMITS)}")
     parser.add_argument(
-        "--shapes", type=_names, default=SHAPES, metavar="A,B", help=f"published shapes (default: {','.join(SHAPES)})"
+        "--shapes",
+        type=_names,
+        default=SHAPES,
+        metavar="A,B",
+        help=f"published shapes of any family, as tinyllama-1.1b,llama-3.1-8b (default: {','.join(SHAPES)})",
     )
     parser.add_argument(
         "--budget", type=positive, default=BUDGET, metavar="SECONDS", help=f"for all parts (default: {BUDGET})"
@@ -143,7 +149,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--emulated",
         action="store_true",
-        help="without a GPU, on a tiny shape: shows that everything runs, and measures nothing",
+        help="without a GPU, on tiny shapes: shows that everything runs, and measures nothing",
     )
     return parser.parse_args(arguments)
 
@@ -162,11 +168,11 @@ def _parts(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> None:
     """Run the parts and print what came of them."""
-    from minillm.models.opt import SHAPES as KNOWN
+    from minillm.models import published_names
 
     for shape in args.shapes:
-        if shape not in KNOWN:
-            raise BenchmarkError(f"shape {shape!r} is not known: expected some of {', '.join(KNOWN)}")
+        if shape not in (known := published_names()):
+            raise BenchmarkError(f"shape {shape!r} is not known: expected some of {', '.join(known)}")
     if args.emulated and args.out.resolve() == RESULTS.resolve():
         raise BenchmarkError("emulated figures are no results: name another folder with --out")
     this = Run(args.out, EMULATED if args.emulated else args.shapes, emulated=args.emulated)

@@ -26,6 +26,8 @@ class Sizes(NamedTuple):
     """Prompts in one pass"""
     context: int = 1024
     """Positions in the cache when attention is timed alone"""
+    window: int = 256
+    """Of these, the last that a query sees where it has a window"""
     copy: int = 4 << 30
     """Bytes that the copy reads"""
     product: int = 8192
@@ -35,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 TINY = Sizes(
-    batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, prefills=2, context=40,
+    batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, prefills=2, context=40, window=24,
     copy=1 << 16, product=64, cold=1 << 14, repeats=2,
 )  # fmt: skip
 """For a run without a GPU, which only shows that everything runs."""

@@ -21,7 +21,9 @@ from minillm.accounting import (
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.memory import CupyDevice
 from minillm.batch import Sequence
-from minillm.models.opt import SHAPES, OPTConfig, read_config
+from minillm.config import ModelConfig
+from minillm.models import outline_of, published_config
+from minillm.models.outline import Embed, Linear
 
 HALF = Storage.all_in("float16")
 WARM_UP = 4
@@ -39,7 +41,7 @@ def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
 
 
 def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
-    config, batch = read_config(SHAPES[shape]), max(sizes.batches)
+    config, batch = published_config(shape), max(sizes.batches)
     positions = max(batch * (sizes.prompt + sizes.new_tokens), sizes.prefills * sizes.prefill) + 32 * batch
     room = positions * cache_bytes_per_token(config, HALF)
     with Engine.random(shape, device="cuda", dtype="float16", max_batch_size=batch, cache_bytes=room) as engine:
@@ -62,7 +64,7 @@ def prompt(number: int, length: int, vocab_size: int) -> list[int]:
 
 
 def _decode(
-    engine: Engine, watch: "Watch", sizes: Sizes, config: OPTConfig, shape: str, batch: int
+    engine: Engine, watch: "Watch", sizes: Sizes, config: ModelConfig, shape: str, batch: int
 ) -> Iterator[Figure]:
     """Steps of a batch, as `Engine.step` takes them; then some more for what the device alone takes."""
     prompts = [prompt(i, sizes.prompt, config.vocab_size) for i in range(batch)]
@@ -79,7 +81,7 @@ def _decode(
     for request in requests:
         engine.abort(request)
     engine.step()
-    read = weights_bytes(config, HALF) - 2 * position_parameters(config)
+    read = weights_bytes(config, HALF) - 2 * _looked_up(config)
     cached = batch * (sizes.prompt + sizes.steps // 2) * cache_bytes_per_token(config, HALF)
     amounts: dict[str, Any] = {
         "bytes": read + cached,
@@ -91,7 +93,15 @@ def _decode(
         yield Figure(OURS, shape, DEVICE_TIME.format(batch), **median_and_best(watch.seconds), **amounts)
 
 
-def _prefill(shape: str, config: OPTConfig, sizes: Sizes, prompts: int, run: Callable[[], object]) -> Figure:
+def _looked_up(config: ModelConfig) -> int:
+    """Numbers in tables of which a step reads a row for each token: positions, and tokens where no head shares them."""
+    outline = outline_of(config)
+    tied = any(isinstance(part, Linear) and part.tied for part in outline.head)
+    tokens = sum(part.vectors * part.width for part in outline.before if isinstance(part, Embed))
+    return position_parameters(config) + (0 if tied else tokens)
+
+
+def _prefill(shape: str, config: ModelConfig, sizes: Sizes, prompts: int, run: Callable[[], object]) -> Figure:
     """A prompt through the engine, or several in one pass. The first run compiles, and chooses products by time."""
     run()
     seconds = [_timed(run) for _ in range(max(2, sizes.repeats // 2))]

@@ -9,12 +9,17 @@ from gpu_clock import Clock, Sizes, median_and_best
 from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure
 
 from minillm.accounting import Part
-from minillm.backends.cuda import attention, kv, linear, rows, sampling
+from minillm.backends.cuda import attention, kv, linear, rotary, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.random import fill_normal
 from minillm.backends.cuda.weights import number_type
-from minillm.models.opt import NORM_EPSILON, SHAPES, OPTConfig, read_config
+from minillm.backends.weights import Weight
+from minillm.config import ModelConfig
+from minillm.models import outline_of, published_config
+from minillm.models.opt import NORM_EPSILON
+from minillm.models.outline import Embed, Gate, Linear
+from minillm.ops.rotary import Rotation
 
 PAGE = 16
 NUMBER = 2
@@ -53,8 +58,11 @@ def kernels(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
     """Every kernel in the sizes that a forward pass of each shape gives it."""
     clock = Clock(sizes)
     for shape in shapes:
-        bench = Bench(clock, read_config(SHAPES[shape]))
-        for measure in (bench.products, bench.attention, bench.caches, bench.norms, bench.looking_up, bench.choosing):
+        bench = Bench(clock, published_config(shape))
+        for measure in (
+            bench.products, bench.attention, bench.caches, bench.norms, bench.turning, bench.gates, bench.looking_up,
+            bench.choosing,
+        ):  # fmt: skip
             try:
                 for figure in measure():
                     yield figure._replace(part="kernels", shape=shape)
@@ -65,9 +73,10 @@ def kernels(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
 class Bench:
     """The kernels of one shape. What is read from the cache or from weights is read cold; activations may be warm."""
 
-    def __init__(self, clock: Clock, config: OPTConfig) -> None:
+    def __init__(self, clock: Clock, config: ModelConfig) -> None:
         self.clock, self.config, self.sizes = clock, config, clock.sizes
         self.kernels, self.xp = clock.kernels, clock.xp
+        self.outline = outline_of(config)
         self._seed = 0
 
     def normal(self, *shape: int) -> Any:
@@ -83,17 +92,16 @@ class Bench:
 
     def products(self) -> Iterator[Figure]:
         """Each projection, by as many rows as a step has; for many rows beside the library's product."""
-        E, F, V = self.config.hidden_size, self.config.intermediate_size, self.config.vocab_size
-        for name, outputs, inputs, activation in (
-            ("qkv", 3 * E, E, None), ("out", E, E, None), ("up", F, E, "relu"), ("down", E, F, None),
-            ("head", V, E, None),
-        ):  # fmt: skip
-            weights = [self.normal(outputs, inputs) for _ in range(self.clock.copies(NUMBER * outputs * inputs))]
-            bias = None if name == "head" else self.xp.zeros(outputs, np.float32)
-            for T in (*self.sizes.batches, *([] if name == "head" else [self.sizes.prefill])):
-                out = self.xp.empty((T, outputs), np.float32 if name == "head" else np.float16)
-                residual = self.normal(T, outputs) if name in ("out", "down") else None
-                yield from self._product(name, self.normal(T, inputs), weights, bias, out, activation, residual)
+        linears = [part for part in (*self.outline.layers[0], self.outline.head[-1]) if isinstance(part, Linear)]
+        for name, part in zip(("qkv", "out", "up", "down", "head"), linears, strict=True):
+            shape, is_head = (part.outputs, part.inputs), part.role == "vocabulary"
+            weights = [self.normal(*shape) for _ in range(self.clock.copies(NUMBER * part.outputs * part.inputs))]
+            bias = self.xp.zeros(part.outputs, np.float32) if part.bias else None
+            for T in (*self.sizes.batches, *([] if is_head else [self.sizes.prefill])):
+                out = self.xp.empty((T, part.outputs), np.float32 if is_head else np.float16)
+                residual = self.normal(T, part.outputs) if part.residual else None
+                x = self.normal(T, part.inputs)
+                yield from self._product(name, x, weights, bias, out, part.activation, residual)
 
     def _product(
         self, name: str, x: Any, weights: list[Any], bias: Any, out: Any, activation: str | None, residual: Any
@@ -118,29 +126,38 @@ class Bench:
 
         seconds = [each / len(some) for each in self.clock.singly(library)]
         yield Figure("", "", f"{name}, {T} rows, by the library", **median_and_best(seconds), **amounts)
-        if bias is not None:
+        if bias is not None or residual is not None or activation is not None:
             finish = [lambda: linear.finish_product(self.kernels, bias, out, activation=activation, residual=residual)]
             read = 2 * out.nbytes + (0 if residual is None else residual.nbytes)
             yield self.figure(f"{name}, {T} rows, what the library leaves", 4 * finish, bytes=read)
 
     def attention(self) -> Iterator[Figure]:
-        """One layer's attention: a decode step at some context, and a whole prompt."""
-        H, D, S = self.config.num_heads, self.config.head_dim, self.sizes.context
-        for N in self.sizes.batches:
-            moved = 2 * NUMBER * N * S * H * D + 2 * NUMBER * N * H * D
-            yield self._attend(f"attention, decode, batch {N}", [1] * N, S, moved, 4 * N * S * H * D)
+        """One layer's attention: a decode step at some context, whole or through a window, and a whole prompt."""
+        (H, K, D), S = self.heads, self.sizes.context
+        for window in (None, self.sizes.window):
+            seen, words = (S, "") if window is None else (window, f", window {window}")
+            for N in self.sizes.batches:
+                moved = 2 * NUMBER * N * seen * K * D + 2 * NUMBER * N * H * D
+                flops = 4 * N * seen * H * D
+                yield self._attend(f"attention, decode, batch {N}{words}", [1] * N, S, moved, flops, window)
         T = self.sizes.prefill
         flops = 4 * D * H * Part(T, T).pairs()
-        yield self._attend(PREFILL_ATTENTION.format(T), [T], T, 4 * NUMBER * T * H * D, flops)
+        yield self._attend(PREFILL_ATTENTION.format(T), [T], T, 2 * NUMBER * T * (H + K) * D, flops)
 
-    def _attend(self, what: str, counts: list[int], S: int, moved: int, flops: int) -> Figure:
-        H, D, N, T = self.config.num_heads, self.config.head_dim, len(counts), sum(counts)
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """H, K, D"""
+        return self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+
+    def _attend(
+        self, what: str, counts: list[int], S: int, moved: int, flops: int, window: int | None = None
+    ) -> Figure:
+        (H, K, D), N, T = self.heads, len(counts), sum(counts)
         B = -(-S // PAGE)
         caches = [
-            [self.normal(N * B, H, PAGE, D) for _ in "kv"]
-            for _ in range(self.clock.copies(2 * NUMBER * N * S * H * D, 1 if T > N else 2))
+            [self.normal(N * B, K, PAGE, D) for _ in "kv"] for _ in range(self.clock.copies(moved, 1 if T > N else 2))
         ]
-        q = self.normal(T, 3 * H * D)[:, : H * D].reshape(T, H, D)
+        q = self.normal(T, (H + 2 * K) * D)[:, : H * D].reshape(T, H, D)
         batch: Any = SimpleNamespace(
             query_starts=self.integers(np.cumsum([0, *counts])),
             context_lens=self.integers([S] * N),
@@ -152,29 +169,30 @@ class Bench:
 
         def attend(keys: Any, values: Any) -> Callable[[], object]:
             return lambda: attention.attend(
-                self.kernels, q, keys, values, batch, out, workspace, scale=D**-0.5, max_queries=max(counts)
-            )
+                self.kernels, q, keys, values, batch, out, workspace, scale=D**-0.5, max_queries=max(counts),
+                window=window,
+            )  # fmt: skip
 
         return self.figure(what, [attend(*cache) for cache in caches], bytes=moved, flops=flops)
 
     def caches(self) -> Iterator[Figure]:
         """Filing keys and values, and copying a page for a fork."""
-        H, D, L = self.config.num_heads, self.config.head_dim, self.config.num_layers
+        (H, K, D), L = self.heads, self.config.num_layers
         for T in (*self.sizes.batches, self.sizes.prefill):
-            qkv = self.normal(T, 3, H, D)
-            keys, values = (self.normal(-(-T // PAGE), H, PAGE, D) for _ in "kv")
+            qkv = self.normal(T, H + 2 * K, D)
+            keys, values = (self.normal(-(-T // PAGE), K, PAGE, D) for _ in "kv")
             slots = self.integers(np.arange(T))
 
             def store(qkv: Any = qkv, keys: Any = keys, values: Any = values, slots: Any = slots) -> None:
-                kv.store_kv(self.kernels, qkv[:, 1], qkv[:, 2], keys, values, slots)
+                kv.store_kv(self.kernels, qkv[:, H : H + K], qkv[:, H + K :], keys, values, slots)
 
-            yield self.figure(f"store K and V, {T} tokens", [store] * 8, bytes=4 * NUMBER * T * H * D)
-        keys, values = (self.normal(L, 2, H, PAGE, D) for _ in "kv")
+            yield self.figure(f"store K and V, {T} tokens", [store] * 8, bytes=4 * NUMBER * T * K * D)
+        keys, values = (self.normal(L, 2, K, PAGE, D) for _ in "kv")
 
         def copy() -> None:
             kv.copy_positions(self.kernels, keys, values, 0, 1, 0, PAGE)
 
-        yield self.figure("copy a page of all layers", [copy] * 8, bytes=4 * NUMBER * L * H * PAGE * D)
+        yield self.figure("copy a page of all layers", [copy] * 8, bytes=4 * NUMBER * L * K * PAGE * D)
 
     def norms(self) -> Iterator[Figure]:
         """Both norms."""
@@ -192,17 +210,47 @@ class Bench:
             yield self.figure(f"layer norm, {T} rows", [layer_norm] * 8, bytes=2 * x.nbytes + 8 * E)
             yield self.figure(f"RMS norm, {T} rows", [rms_norm] * 8, bytes=2 * x.nbytes + 4 * E)
 
+    def turning(self) -> Iterator[Figure]:
+        """Rotary position embedding of queries and keys, whether or not the shape has it."""
+        H, K, D = self.heads
+        powers = -np.arange(0, D, 2) / D
+        rotation = Rotation(frequencies=Weight("", self.xp.asarray((10_000.0**powers).astype(np.float32))))
+        for T in (*self.sizes.batches, self.sizes.prefill):
+            qkv = self.normal(T, H + 2 * K, D)
+            batch: Any = SimpleNamespace(positions=self.integers(np.arange(T)), query_starts=self.integers([0, T]))
+            outs = self.xp.empty((T, H, D), np.float16), self.xp.empty((T, K, D), np.float16)
+
+            def turn(qkv: Any = qkv, batch: Any = batch, outs: Any = outs) -> None:
+                rotary.rotary(self.kernels, qkv[:, :H], qkv[:, H : H + K], batch, rotation, *outs)
+
+            moved = 2 * NUMBER * T * (H + K) * D + 4 * T
+            yield self.figure(f"rotary, {T} tokens", [turn] * 8, bytes=moved)
+
+    def gates(self) -> Iterator[Figure]:
+        """The gate of a gated MLP as wide as the shape's own, gated or not."""
+        gated = [part.width for part in self.outline.layers[0] if isinstance(part, Gate)]
+        F = gated[0] if gated else self.config.intermediate_size
+        for T in (*self.sizes.batches, self.sizes.prefill):
+            x, out = self.normal(T, 2 * F), self.xp.empty((T, F), np.float16)
+
+            def glu(x: Any = x, out: Any = out) -> None:
+                rows.glu(self.kernels, x, "silu", out)
+
+            yield self.figure(f"gate, {T} rows", [glu] * 8, bytes=3 * out.nbytes)
+
     def looking_up(self) -> Iterator[Figure]:
         """Embedding, and the choice of rows."""
         E, V = self.config.hidden_size, self.config.vocab_size
-        table, places = self.normal(V, E), self.normal(self.config.max_positions, E)
+        learned = any(isinstance(part, Embed) and part.positions for part in self.outline.before)
+        table, places = self.normal(V, E), self.normal(self.config.max_positions, E) if learned else None
         for T in (*self.sizes.batches, self.sizes.prefill):
             ids, positions, out = self.integers(np.arange(T) % V), self.integers(np.arange(T)), self.normal(T, E)
 
             def embed(ids: Any = ids, positions: Any = positions, out: Any = out) -> None:
                 rows.embed(self.kernels, table, ids, out, position_table=places, positions=positions)
 
-            yield self.figure(f"embedding, {T} tokens", [embed] * 8, bytes=3 * out.nbytes + 8 * T)
+            moved = (3 * out.nbytes + 8 * T) if learned else (2 * out.nbytes + 4 * T)
+            yield self.figure(f"embedding, {T} tokens", [embed] * 8, bytes=moved)
 
     def choosing(self) -> Iterator[Figure]:
         """The likeliest token, and a draw; each is more than one launch."""

@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 from gpu_clock import TINY, Sizes
 from gpu_figures import Figure
 
-EMULATED_SHAPE = {
-    "model_type": "opt", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "ffn_dim": 64, "max_position_embeddings": 64,
+_SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
 }  # fmt: skip
+EMULATED_SHAPES: dict[str, dict[str, Any]] = {
+    "emulated-llama": {"model_type": "llama", "num_key_value_heads": 2, "intermediate_size": 40, **_SIZES},
+    "emulated": {"model_type": "opt", "ffn_dim": 64, **_SIZES},
+}
 
 
 class Task(NamedTuple):
@@ -99,12 +103,12 @@ PARTS: dict[str, Callable[[Task], Iterator[Figure]]] = {
 def main() -> int:
     """See the module's text. Exit code 1 and one line for what minillm refuses; else what Python makes of it."""
     from minillm.errors import MinillmError
-    from minillm.models import opt
+    from minillm.models import FAMILIES
 
     part, task = sys.argv[1], Task(**json.loads(sys.argv[2]))
     if task.emulated:
-        shapes: dict[str, Any] = opt.SHAPES
-        shapes.update(dict.fromkeys(task.shapes, EMULATED_SHAPE))
+        for name in task.shapes:
+            FAMILIES[EMULATED_SHAPES[name]["model_type"]].SHAPES[name] = EMULATED_SHAPES[name]
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not come between the replies
     try:

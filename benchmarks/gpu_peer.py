@@ -13,7 +13,7 @@ from typing import Any
 from gpu_clock import Sizes, median_and_best
 from gpu_figures import COMPILED, DECODE, EAGER, PREFILL, Figure
 
-from minillm.models.opt import SHAPES
+from minillm.models import FAMILIES
 
 WARM_UP = 4
 """Steps before any is timed: the compiled ones trace, then capture their graph."""
@@ -69,14 +69,16 @@ class Peer:
         if device == "cpu":
             torch.set_num_threads(1)  # several would wait for each other longer than so little work takes
         torch.manual_seed(0)
+        raw = next(family.SHAPES[shape] for family in FAMILIES.values() if shape in family.SHAPES)
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float16)
         try:
             with torch.device(device):
-                self.model: Any = transformers.OPTForCausalLM(transformers.OPTConfig(**SHAPES[shape])).eval()
+                config = transformers.AutoConfig.for_model(**raw)
+                self.model: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
         finally:
             torch.set_default_dtype(before)
-        self._vocab = int(SHAPES[shape]["vocab_size"])
+        self._vocab = int(raw["vocab_size"])
         self._takes_cache_position = "cache_position" in inspect.signature(self.model.forward).parameters
 
     def begin(self, batch: int, *, compiled: bool) -> None:

@@ -4,10 +4,13 @@
 //
 //   out[n, h] = softmax(keys[n, :S, k] @ q[n, h] * scale) @ values[n, :S, k]          zeros where S = 0
 //
-// A context is cut into splits of SPLIT positions. A block computes GROUP heads that share one K/V head over one split
-// (so K and V are read once for all of them) and leaves the maximum, the sum of weights and the weighted values. The
-// block that comes last merges all splits of its sequence in their order. What a split holds depends on nothing but its
-// sequence, so the result has the same bits in any batch and under any grid.
+// With WINDOWED only the last `window` of the S positions count, and nothing before them is read; with BIASED the score
+// of position s loses slopes[h] * (S - 1 - s). Other builds hold no trace of either.
+//
+// A context, or its window, is cut into splits of SPLIT positions. A block computes GROUP heads that share one K/V head
+// over one split (so K and V are read once for all of them) and leaves the maximum, the sum of weights and the weighted
+// values. The block that comes last merges all splits of its sequence in their order. What a split holds depends on
+// nothing but its sequence, so the result has the same bits in any batch and under any grid.
 //
 // Grid (splits, H / GROUP, N), block 128. Blocks beyond a sequence's end leave at once, and a block takes every
 // gridDim.x-th split: a grid made for a bucket of sequences stays right while they grow, as a captured graph needs.
@@ -16,8 +19,9 @@
 // in 16 bits 2 % for G = 1 and 13 % for G = 8. Half as long would double that; twice as long would leave
 // OPT-125m (12 heads) at context 1,000 with 48 blocks for 132 multiprocessors.
 //
-// Bytes: 2 b K D S per sequence (b bytes a number), each once; all else is small. OPT-6.7B at S = 2,000 in 16 bits:
-// 33 MB a layer, at 4.3 TB/s a floor of 7.6 us.
+// Bytes: 2 b K D min(S, window) per sequence (b bytes a number), each once; all else is small. In 16 bits at 4.3 TB/s:
+// OPT-6.7B at S = 2,000 33 MB a layer, a floor of 7.6 us; Mistral 7B (K = 8, a window of 4,096) 17 MB and 3.9 us at any
+// S above that.
 //
 // Versions, none measured on a GPU yet:
 //   1. one block per head and sequence: batch 1 of OPT-125m runs on 12 of 132 multiprocessors
@@ -25,7 +29,7 @@
 //   3. this one: the last block merges. For G >= 8 tensor cores are expected to win: the additions and shuffles of a
 //      row take about as long as its bytes.
 #include "paged.cuh"
-#include "softmax.cuh"
+#include "sight.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
@@ -91,9 +95,9 @@ struct Split {
     }
 };
 
-// weights[g][row] = q[g] . keys[row]; `query` is scaled.
-__device__ __forceinline__ void score_keys(Shared& shared, const float query[GROUP][WIDTH], const storage_t* keys,
-                                           const Split& split) {
+// weights[g][row] = q[g] . keys[row]; `query` and `slopes` are scaled. S: of the sequence.
+__device__ __forceinline__ void score_keys(Shared& shared, const float query[GROUP][WIDTH], const float slopes[GROUP],
+                                           const storage_t* keys, const Split& split, int S) {
     for (int base = 0; base < split.count; base += ROWS * BATCH) {
         Piece pieces[BATCH];
         split.load(pieces, keys, base);
@@ -105,7 +109,9 @@ __device__ __forceinline__ void score_keys(Shared& shared, const float query[GRO
 #pragma unroll
                 for (int i = 0; i < WIDTH; i++) score += query[g][i] * pieces[b][i];
                 score = neighbours_sum<LANES>(score);
-                if (threadIdx.x % LANES == 0) shared.weights[g][base + b * ROWS + threadIdx.x / LANES] = score;
+                int row = base + b * ROWS + threadIdx.x / LANES;
+                if (BIASED) score -= slopes[g] * (S - 1 - split.first - row);
+                if (threadIdx.x % LANES == 0) shared.weights[g][row] = score;
             }
         }
     }
@@ -164,9 +170,10 @@ __device__ __forceinline__ void sum_values(Shared& shared, const storage_t* valu
 
 // All of one split: partial[g] = weighted values, maximum, sum of weights.
 __device__ __forceinline__ void attend_split(Shared& shared, float* partial, int head_stride,
-                                             const float query[GROUP][WIDTH], const storage_t* keys,
-                                             const storage_t* values, const Split& split) {
-    score_keys(shared, query, keys, split);
+                                             const float query[GROUP][WIDTH], const float slopes[GROUP],
+                                             const storage_t* keys, const storage_t* values, const Split& split,
+                                             int S) {
+    score_keys(shared, query, slopes, keys, split, S);
     __syncthreads();
     weigh_scores(shared, partial, head_stride, split.count);
     __syncthreads();
@@ -210,21 +217,23 @@ __device__ __forceinline__ void merge_splits(storage_t* out, const float* partia
 
 // q, out: [N, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. context_lens: [N].
 // block_table: [N, table_width]. partials: [N, H, max_splits, D + 2]. arrived: [N, H / GROUP], zeros before and after.
+// slopes: [H], or null where nothing is biased.
 extern "C" __global__ __launch_bounds__(THREADS) void attention_decode(
     storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
-    const int* context_lens, const int* block_table, int H, int K, int pages, int table_width, int max_splits,
-    int q_stride, int out_stride, float scale) {
+    const int* context_lens, const int* block_table, const float* slopes, int H, int K, int pages, int table_width,
+    int max_splits, int q_stride, int out_stride, int window, float scale) {
     __shared__ Shared shared;
     int n = blockIdx.z, first_head = blockIdx.y * GROUP;
-    int S = context_lens[n], splits = (S + SPLIT - 1) / SPLIT;
+    int S = context_lens[n], begin = first_seen(S - 1, window), splits = (S - begin + SPLIT - 1) / SPLIT;
     storage_t* result = out + (long long)n * out_stride + first_head * HEAD_DIM;
     if (S == 0 && blockIdx.x == 0)
         for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) result[i] = from_float(0.0f);
     if (blockIdx.x >= splits) return;
 
-    float query[GROUP][WIDTH];
+    float query[GROUP][WIDTH], scaled_slopes[GROUP];
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
+        scaled_slopes[g] = BIASED ? slopes[first_head + g] * LOG2_E : 0.0f;
         Piece piece;
         piece.load(q + (long long)n * q_stride + (first_head + g) * HEAD_DIM, true);
 #pragma unroll
@@ -234,9 +243,9 @@ extern "C" __global__ __launch_bounds__(THREADS) void attention_decode(
     partials += ((long long)n * H + first_head) * head_stride;
     Split split{block_table + (long long)n * table_width, 0, 0, first_head / (H / K), K, pages};
     for (int i = blockIdx.x; i < splits; i += gridDim.x) {
-        split.first = i * SPLIT;
+        split.first = begin + i * SPLIT;
         split.count = min(SPLIT, S - split.first);
-        attend_split(shared, partials + i * PARTIAL, head_stride, query, keys, values, split);
+        attend_split(shared, partials + i * PARTIAL, head_stride, query, scaled_slopes, keys, values, split, S);
     }
     if (arrives_last(shared, arrived + n * gridDim.y + blockIdx.y, min((int)gridDim.x, splits)))
         merge_splits(result, partials, head_stride, splits);

@@ -6,6 +6,10 @@
 //
 //   out[start + i, h] = softmax(keys[: p + 1, k] @ q[start + i, h] * scale) @ values[: p + 1, k]         k = h // G
 //
+// With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the windows of all of
+// a block's queries are not read; with BIASED the score of position s loses slopes[h] * (p - s). Other builds hold no
+// trace of either.
+//
 // A sequence without a context (padding) gets zeros; rows past query_starts[N] are left alone.
 //
 // Grid (T / QUERIES + N, H), block 2 QUERIES threads (16-bit) or 128. A block takes QUERIES queries of one head; a warp
@@ -25,7 +29,6 @@
 //   2. attention_mma.cuh: tensor cores; the weights go from one product to the next in registers. Expected next: 32
 //      queries a warp, which halves what is read from shared memory.
 #include "paged.cuh"
-#include "softmax.cuh"
 #include "tensor_core.cuh"
 
 #if MINILLM_STORAGE == 32
@@ -65,11 +68,11 @@ __device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value
 }
 
 // q, out: [T, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. query_starts: [N + 1].
-// context_lens: [N]. block_table: [N, table_width].
+// context_lens: [N]. block_table: [N, table_width]. slopes: [H], or null where nothing is biased.
 extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
     storage_t* out, const storage_t* q, const storage_t* keys, const storage_t* values, const int* query_starts,
-    const int* context_lens, const int* block_table, int N, int H, int K, int pages, int table_width, int q_stride,
-    int out_stride, float scale) {
+    const int* context_lens, const int* block_table, const float* slopes, int N, int H, int K, int pages,
+    int table_width, int q_stride, int out_stride, int window, float scale) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     constexpr int TILE = KEYS * STRIDE;
     storage_t* tiles = reinterpret_cast<storage_t*>(dynamic_shared);  // [2][keys, values][KEYS, STRIDE]
@@ -91,9 +94,12 @@ extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
 
     const int* block_row = block_table + (long long)n * table_width;
     int kv_head = head / (H / K);
-    begin_tile(tiles, tiles + TILE, keys, values, block_row, 0, stop, kv_head, K, pages);
+    int begin = first_seen(position, window) / KEYS * KEYS;
+    storage_t* first_tile = tiles + begin / KEYS % 2 * 2 * TILE;
+    begin_tile(first_tile, first_tile + TILE, keys, values, block_row, begin, stop, kv_head, K, pages);
     QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 4 * TILE);
-    for (int first_key = 0; first_key < stop; first_key += KEYS) {
+    Sight sight{window, BIASED ? slopes[head] / scale : 0.0f};
+    for (int first_key = begin; first_key < stop; first_key += KEYS) {
         storage_t* key_tile = tiles + first_key / KEYS % 2 * 2 * TILE;
         cp_async_wait<0>();
         __syncthreads();  // this tile is there for all, and nobody reads the one before any more
@@ -101,7 +107,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
             storage_t* next = tiles + (first_key / KEYS + 1) % 2 * 2 * TILE;
             begin_tile(next, next + TILE, keys, values, block_row, first_key + KEYS, stop, kv_head, K, pages);
         }
-        queries.attend(key_tile, key_tile + TILE, first_key, position, scale * LOG2_E);
+        queries.attend(key_tile, key_tile + TILE, first_key, position, sight, scale * LOG2_E);
     }
     queries.store(out, out_stride, rows);
 }

@@ -3,7 +3,7 @@
 // Also the loads that products share: 16 bytes of a row where it is aligned, single numbers where it is not.
 #pragma once
 
-#include "common.cuh"
+#include "activation.cuh"
 
 // The output is storage_t, or float with -DFLOAT_OUT=1 (the LM head, whose logits are float).
 #if defined(FLOAT_OUT) && FLOAT_OUT
@@ -20,15 +20,6 @@ __device__ __forceinline__ void write(float* to, float x) { *to = x; }
 #if MINILLM_STORAGE != 32
 __device__ __forceinline__ void write(storage_t* to, float x) { *to = from_float(x); }
 #endif
-
-// The numbers by which minillm/backends/cuda/linear.py names the activations of minillm/ops/activation.py.
-constexpr int RELU = 1, GELU = 2;
-
-__device__ __forceinline__ float activate(float x, int activation) {
-    if (activation == RELU) return x < 0.0f ? 0.0f : x;  // not fmaxf, which would hide a NaN
-    if (activation == GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-    return x;
-}
 
 // What becomes of the sums. `bias` [outputs] and `residual` [rows, outputs] may be null.
 struct Epilogue {

@@ -26,8 +26,10 @@ __device__ __forceinline__ float neighbours_max(float x) {
 // raw; `scale` (above 0) holds LOG2_E as well. With fmaf the only rounding before the power is that of the maximum's
 // product, which all weights share.
 struct RunningSoftmax {
-    float maximum = minus_infinity();  // of the raw scores so far
-    float total = 0.0f;              // of the weights so far, a lane's part of it
+    // Of the raw scores so far; at first less than any. Not minus infinity: a window may hide all of a tile, and its
+    // weights are then 0 and not NaN. A power of 2, so that its product with `scale` is exact.
+    float maximum = -0x1p100f;
+    float total = 0.0f;  // of the weights so far, a lane's part of it
 
     // Take in a new tile's maximum; the answer is what all earlier sums are to be multiplied by.
     __device__ __forceinline__ float raise(float tile_maximum, float scale) {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .kernels import STORAGE, Kernels
+from .kernels import NULL, STORAGE, Kernels
 from .kv import row_stride
 
 SPLIT = 128
@@ -53,8 +53,13 @@ def has_kernel(storage: str, D: int) -> bool:
     return 0 < D <= MAX_HEAD_DIM and D % (4 if STORAGE[storage] == 32 else 8) == 0
 
 
+def reach(window: int | None, positions: int) -> int:
+    """How many positions a query sees at most, where a block table has room for so many."""
+    return positions if window is None else min(window, positions)
+
+
 def partials_size(N: int, H: int, D: int, positions: int) -> int:
-    """Numbers of `Workspace.partials` for N sequences with room for `positions` each (B P of the block table)."""
+    """Numbers of `Workspace.partials` for N sequences whose queries see up to so many `positions`, see `reach`."""
     return N * H * _splits(positions) * (D + 2)
 
 
@@ -69,6 +74,8 @@ def attend(
     *,
     scale: float,
     max_queries: int,
+    window: int | None = None,
+    slopes: Any | None = None,
 ) -> None:
     """Causal attention of every sequence of a ragged batch (`ops.attend`).
 
@@ -84,43 +91,76 @@ def attend(
         workspace: for batches of one query per sequence
         scale: above 0: 1 / sqrt D, or what the family uses instead
         max_queries: a bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
+        window: how many positions a query sees, its own included; None: all before it
+        slopes: [H] float32, ALiBi's; None: no key loses anything
     """
     if len(q) == 0:
         return
+    sight = Sight.of(window, slopes, positions=batch.block_table.shape[1] * keys.shape[2])
     if max_queries == 1 and len(q) == len(batch.context_lens):
-        decode(kernels, q, keys, values, batch, out, workspace, scale=scale)
+        decode(kernels, q, keys, values, batch, out, workspace, sight, scale=scale)
     else:
-        prefill(kernels, q, keys, values, batch, out, scale=scale)
+        prefill(kernels, q, keys, values, batch, out, sight, scale=scale)
+
+
+class Sight(NamedTuple):
+    """Which keys a query sees beside the causal mask, and what they lose (`kernels/sight.cuh`)."""
+
+    window: int
+    slopes: Any
+    constants: dict[str, int]
+    """For the compiler: a plain build holds no trace of what a model lacks"""
+
+    @classmethod
+    def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Sight":
+        """`positions`: a bound of all contexts. A window that none of them outgrows is none."""
+        seen = reach(window, positions)
+        switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None}
+        return cls(seen, NULL if slopes is None else slopes, {name: 1 for name, on in switches.items() if on})
 
 
 def decode(
-    kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, workspace: Workspace, *, scale: float
+    kernels: Kernels,
+    q: Any,
+    keys: Any,
+    values: Any,
+    batch: Ragged,
+    out: Any,
+    workspace: Workspace,
+    sight: Sight,
+    *,
+    scale: float,
 ) -> None:
     """One query for each sequence. Arguments as in `attend`."""
     N, H, D = q.shape
     pages, K, P, _ = keys.shape
     B = batch.block_table.shape[1]
-    splits, group = _splits(B * P), _group(H // K)
-    assert workspace.partials.size >= partials_size(N, H, D, B * P) and workspace.arrived.size >= N * H // group
-    kernel = kernels.get("attention_decode", "attention_decode", HEAD_DIM=D, PAGE_SIZE=P, GROUP=group, SPLIT=SPLIT)
+    splits, group = _splits(sight.window), _group(H // K)
+    assert workspace.partials.size >= N * H * splits * (D + 2) and workspace.arrived.size >= N * H // group
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": SPLIT, **sight.constants}
+    kernel = kernels.get("attention_decode", "attention_decode", **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
-    sizes = (np.int32(number) for number in (H, K, pages, B, splits))
-    kernel((blocks, H // group, N), (128,), (*arrays, *sizes, row_stride(q), row_stride(out), np.float32(scale)))
+    sizes = map(np.int32, (H, K, pages, B, splits))
+    strides = row_stride(q), row_stride(out), np.int32(sight.window)
+    kernel((blocks, H // group, N), (128,), (*arrays, sight.slopes, *sizes, *strides, np.float32(scale)))
 
 
-def prefill(kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, *, scale: float) -> None:
+def prefill(
+    kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, sight: Sight, *, scale: float
+) -> None:
     """Any number of queries for each sequence. Arguments as in `attend`."""
     T, H, D = q.shape
     pages, K, P, _ = keys.shape
     N, B = batch.block_table.shape
     tile = PrefillTile.of(kernels.storage, D)
-    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys}
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **sight.constants}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
-    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table
-    sizes = (np.int32(number) for number in (N, H, K, pages, B))
+    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, sight.slopes
+    sizes = map(np.int32, (N, H, K, pages, B))
     grid = T // tile.queries + N, H
-    arguments = (*arrays, *sizes, row_stride(q), row_stride(out), np.float32(scale))
+    strides = row_stride(q), row_stride(out), np.int32(sight.window)
+    arguments = (*arrays, *sizes, *strides, np.float32(scale))
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
 

@@ -2,8 +2,8 @@
 
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator where there is none.
 Numbers are kept in one storage type (weights, results, K/V cache), sums are taken in float32, and logits are float32.
-What has no kernel (attention over a tree of guesses, a head of an odd width, an activation of its own) runs as the
-reference says, on the device's array module.
+What has no kernel (attention over a tree of guesses, or with heads of an odd width) runs as the reference says, on the
+device's array module.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...batch import Batch
-from ...ops.activation import ACTIVATIONS
 from ...ops.philox import Keys
+from ...ops.rotary import Rotation
 from ..base import Backend, Result, Role
 from ..memory import MemoryUse
 from ..numpy import NumpyBackend
 from ..pages import Pages
 from ..random import RandomTensor
 from ..weights import Tensor, Weight
-from . import attention, kv, rows
+from . import attention, kv, rotary, rows
 from .batches import Bucket, DeviceBatch, bucket_of
 from .choosing import Choice, Sampler
 from .kernels import Kernels, Launcher
-from .linear import ACTIVATIONS as FUSED
 from .linear_choice import Products
 from .memory import WORKSPACE, Device
 from .pages import CudaPages
@@ -237,19 +236,30 @@ class CudaBackend(Backend):
         """One launch, or a product of the library's and one. Logits are float32. [T, in] -> [T, out]"""
         is_head = isinstance(weight, DeviceWeight) and weight.role == "vocabulary"
         out = self.arena.take((len(x), weight.shape[0]), np.float32 if is_head else None)
-        if activation in FUSED:
-            return self._products.linear(x, weight.data, weight.bias, out, activation=activation, residual=residual)
-        assert activation is not None
-        self._fall_back()
-        out = ACTIVATIONS[activation](self._products.linear(x, weight.data, weight.bias, out), self.xp)
-        if residual is not None:
-            out += residual
-        return out
+        return self._products.linear(x, weight.data, weight.bias, out, activation=activation, residual=residual)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """One launch. [T, E] -> [T, E]"""
         out = self.arena.take(x.shape)
         rows.layer_norm(self.kernels, x, weight.data, weight.bias, epsilon, out)
+        return out
+
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """One launch. [T, E] -> [T, E], or [T, heads, D] -> [T, heads, D]"""
+        out = self.arena.take(x.shape)
+        rows.rms_norm(self.kernels, x, weight.data, epsilon, out)
+        return out
+
+    def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
+        """One launch. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        q_out, k_out = self.arena.take(q.shape), self.arena.take(k.shape)
+        rotary.rotary(self.kernels, q, k, batch, rotation, q_out, k_out)
+        return q_out, k_out
+
+    def glu(self, x: Any, activation: str) -> Any:
+        """One launch. [T, 2 F] -> [T, F]"""
+        out = self.arena.take((len(x), x.shape[1] // 2))
+        rows.glu(self.kernels, x, activation, out)
         return out
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
@@ -273,14 +283,15 @@ class CudaBackend(Backend):
         out = self.arena.take(q.shape)
         keys, values = cache.layer(layer)
         _, H, D = q.shape
-        plain = window is None and slopes is None
-        if batch.has_tree or not plain or not attention.has_kernel(self.weights, D):
+        bias = None if slopes is None else slopes.data
+        if batch.has_tree or not attention.has_kernel(self.weights, D):
             self._fall_back()
-            bias = None if slopes is None else slopes.data
             return attend_by_reference(q, keys, values, batch, scale, self.xp, out, window, bias)
         N, B = batch.block_table.shape
-        room = self._workspace.attention(N if batch.max_queries == 1 else 0, H, D, B * self.page_size)
-        attention.attend(self.kernels, q, keys, values, batch, out, room, scale=scale, max_queries=batch.max_queries)
+        seen = attention.reach(window, B * self.page_size)
+        room = self._workspace.attention(N if batch.max_queries == 1 else 0, H, D, seen)
+        sight: dict[str, Any] = {"scale": scale, "window": window, "slopes": bias}
+        attention.attend(self.kernels, q, keys, values, batch, out, room, max_queries=batch.max_queries, **sight)
         return out
 
     def take_rows(self, x: Any, wanted: Any) -> Any:

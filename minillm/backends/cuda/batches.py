@@ -24,7 +24,7 @@ class Bucket(NamedTuple):
 class DeviceBatch(Batch):
     """A batch whose arrays are int32 on the device; `spans` stays on the host.
 
-    A padded token has slot -1, and a padded sequence context_lens 0 and no span.
+    A padded token has slot -1, and a padded sequence context_lens and text_lens 0 and no span.
     """
 
     slots: Any
@@ -62,6 +62,7 @@ class BatchBuffers:
         host["query_starts"][: N + 1] = batch.query_starts
         host["query_starts"][N + 1 :] = np.arange(T + 1, T + 1 + padded_N - N)
         host["context_lens"][:N], host["context_lens"][N:] = batch.context_lens, 0
+        host["text_lens"][:N], host["text_lens"][N:] = batch.text_lens, 0
         host["rows"][:R], host["rows"][R:] = rows, np.arange(R, padded_R)
         for i, span in enumerate(batch.spans):
             if self._pages[i] != span.pages:
@@ -69,10 +70,9 @@ class BatchBuffers:
                 self._pages[i] = span.pages
         self._parcel.send()
         there = self._parcel.there
-        names = ("token_ids", "positions", "query_starts", "context_lens")
+        names = ("token_ids", "positions", "query_starts", "context_lens", "text_lens")
         return DeviceBatch(
             **{name: there[name] for name in names},
-            text_lens=batch.text_lens,
             slot_pages=batch.slot_pages,
             slot_offsets=batch.slot_offsets,
             spans=batch.spans,
@@ -82,7 +82,8 @@ class BatchBuffers:
         ), there["rows"]
 
     def _lay_out(self, T: int, N: int, R: int, B: int) -> None:
-        sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "context_lens": N, "rows": R}
+        sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
+        sizes |= {"context_lens": N, "text_lens": N}
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
         self._parcel.lay_out(**fields, block_table=((N, B), np.int32))
         if self._shape != (T, N, R, B):

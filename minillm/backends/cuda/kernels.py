@@ -11,8 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
 """dtype of weights, activations and K/V cache -> the number that `common.cuh` knows it by."""
+
+NULL = np.uintp(0)
+"""What a kernel gets for an array that is not there."""
 
 
 class Kernel(Protocol):

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .kernels import STORAGE, Kernels
+from .kernels import NULL, STORAGE, Kernels
 
-ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2}
-"""Name of an activation in config.json -> its number in `kernels/epilogue.cuh`."""
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
+"""Name of an activation in config.json -> its number in `kernels/activation.cuh`."""
 
 FEW_ROWS = 16
 """The most rows that gemv.cu takes."""
@@ -21,8 +21,6 @@ PROCESSORS = 132
 
 TILES = ((128, 128), (64, 64), (32, 64))
 """Rows and outputs of one block of gemm.cu, the most economical first."""
-
-NULL = np.uintp(0)
 
 
 def linear(

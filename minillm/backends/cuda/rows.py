@@ -1,7 +1,6 @@
-"""Launching what works on whole rows: embedding, choice of rows, norms (`kernels/embed.cu`, `kernels/norm.cu`).
+"""Launching what works on whole rows: embedding, choice of rows, norms, the gate of an MLP (`kernels/embed.cu` ...).
 
-Activations [T, E] are contiguous; tables and what rows are taken from may have a longer row stride. Nothing is
-launched where there is no row.
+Results are contiguous; the rows of what is read may lie further apart. Nothing is launched where there is no row.
 """
 
 from typing import Any
@@ -9,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
-from .kernels import Kernels
+from .kernels import NULL, Kernels
+from .linear import ACTIVATIONS
 
-NULL = np.uintp(0)
-"""What a kernel gets for an array that is not there."""
 WARP = 32
-EMBED_THREADS = 256
+MOST_THREADS = 256
+"""Of a block, where rows are independent of one another."""
 NORM_THREADS = 512
 NORM_VALUES = 64
 """The most numbers of a row that one thread keeps in registers."""
@@ -45,7 +44,7 @@ def embed(
     if T == 0:
         return
     vectors = -(-E // _vector(out))
-    threads = min(EMBED_THREADS, _warps(vectors))
+    threads = min(MOST_THREADS, _warps(vectors))
     kernels.get("embed", "embed")(
         (T, -(-vectors // threads)),
         (threads,),
@@ -69,47 +68,44 @@ def take_rows(kernels: Kernels, x: Any, rows: Any, out: Any) -> None:
     embed(kernels, x, rows, out)
 
 
-def layer_norm(
-    kernels: Kernels,
-    x: Any,
-    gain: Any | None,
-    bias: Any | None,
-    epsilon: float,
-    out: Any,
-    *,
-    residual: Any | None = None,
-    summed: Any | None = None,
-) -> None:
-    """out = layer norm of x, or of x + residual, which is then stored in `summed`.
+def layer_norm(kernels: Kernels, x: Any, gain: Any | None, bias: Any | None, epsilon: float, out: Any) -> None:
+    """out = layer norm of x.
 
     Args:
-        kernels: for the storage type of x, residual, summed and out.
+        kernels: for the storage type of x and out.
         x: [T, E]
         gain: [E] float32, or None
         bias: [E] float32, or None
         epsilon: added to the variance.
         out: [T, E]
-        residual: [T, E]; given together with `summed`.
-        summed: [T, E]; may be x or residual itself.
 
     Raises:
         DeviceError: the row is wider than a block keeps in registers (32,768).
     """
-    _norm(kernels, "layer_norm", x, (_or_null(gain), _or_null(bias)), epsilon, out, residual, summed)
+    _norm(kernels, "layer_norm", x, (_or_null(gain), _or_null(bias)), epsilon, out)
 
 
-def rms_norm(
-    kernels: Kernels,
-    x: Any,
-    gain: Any | None,
-    epsilon: float,
-    out: Any,
-    *,
-    residual: Any | None = None,
-    summed: Any | None = None,
-) -> None:
-    """out = RMS norm of x, or of x + residual, which is then stored in `summed`. Arguments as of `layer_norm`."""
-    _norm(kernels, "rms_norm", x, (_or_null(gain),), epsilon, out, residual, summed)
+def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: Any) -> None:
+    """out = RMS norm of x. Arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D]."""
+    _norm(kernels, "rms_norm", x, (_or_null(gain),), epsilon, out)
+
+
+def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
+    """out = activation(gate) * up.
+
+    Args:
+        kernels: for the storage type of x and out.
+        x: [T, 2 F]: gate and up side by side
+        activation: a name in `linear.ACTIVATIONS`
+        out: [T, F]
+    """
+    T, F = out.shape
+    if T == 0:
+        return
+    vectors = -(-F // _vector(out))
+    threads = min(MOST_THREADS, _warps(vectors))
+    args = (out, x, np.int32(F), np.int32(row_stride(x)), np.int32(ACTIVATIONS[activation]))
+    kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 
 def norm_vectors(E: int, vector: int) -> int:
@@ -122,26 +118,17 @@ def norm_vectors(E: int, vector: int) -> int:
     return vectors
 
 
-def _norm(
-    kernels: Kernels,
-    name: str,
-    x: Any,
-    parameters: tuple[Any, ...],
-    epsilon: float,
-    out: Any,
-    residual: Any | None,
-    summed: Any | None,
-) -> None:
+def _norm(kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsilon: float, out: Any) -> None:
     """Launch a norm; `parameters` are its gain, and its bias where it has one."""
-    assert (residual is None) == (summed is None), "a residual is added in front of the norm, and the sum is kept"
-    T, E = x.shape
+    T, *heads, E = x.shape
     if T == 0:
         return
+    assert not heads or heads == [1] or x.strides[1] == E * x.itemsize, "heads lie side by side"
     vector = _vector(x)
     vectors = norm_vectors(E, vector)
     threads = _warps(-(-E // (vector * vectors)))
-    args = (out, _or_null(summed), x, _or_null(residual), *parameters, np.int32(E), np.float32(epsilon))
-    kernels.get("norm", name, VECTORS=vectors)((T,), (threads,), args)
+    args = (out, x, *parameters, np.int32(E), np.int32(row_stride(x)), np.float32(epsilon))
+    kernels.get("norm", name, VECTORS=vectors)((T, *heads), (threads,), args)
 
 
 def _or_null(array: Any | None) -> Any:

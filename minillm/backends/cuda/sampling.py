@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
-from .kernels import Kernels
-from .rows import NULL, row_stride
+from .kernels import NULL, Kernels
+from .rows import row_stride
 
 CHUNK = 2048
 """Logits that one block looks through: CHUNK of `sampling.cu`."""

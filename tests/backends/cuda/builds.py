@@ -9,13 +9,24 @@ from minillm.backends.cuda.attention import SPLIT, PrefillTile
 
 STORAGES = ("float32", "float16", "bfloat16")
 
+WINDOW, SLOPES = {"WINDOWED": 1}, {"BIASED": 1}
+
 ATTENTION_DECODE = [
-    {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": SPLIT}
-    for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))
+    {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": SPLIT, **sight}
+    for D, group, sight in (
+        *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))),
+        *((128, 4, sight) for sight in (WINDOW, WINDOW | SLOPES)),
+        *((D, 1, SLOPES) for D in (64, 128)),
+    )
 ]
 ATTENTION_PREFILL = [
-    {"HEAD_DIM": D, "PAGE_SIZE": 16, "QUERIES": tile.queries, "KEYS": tile.keys, "storage": (storage,)}
-    for D in (64, 80, 96, 128, 192, 256)
+    {"HEAD_DIM": D, "PAGE_SIZE": 16, "QUERIES": tile.queries, "KEYS": tile.keys, "storage": (storage,), **sight}
+    for D, sight in (
+        *((D, {}) for D in (64, 80, 96, 128, 192, 256)),
+        *((128, sight) for sight in (WINDOW, SLOPES, WINDOW | SLOPES)),
+        (64, SLOPES),
+        (256, WINDOW | SLOPES),
+    )
     for storage in STORAGES
     for tile in [PrefillTile.of(storage, D)]
 ]

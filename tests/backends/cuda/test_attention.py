@@ -1,6 +1,7 @@
 """The attention kernels against the reference in float64, with a cache whose every unused number is NaN."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +27,22 @@ class Case:
     """A ragged batch on the device, its queries inside a fused Q/K/V projection, and shuffled pages."""
 
     def __init__(
-        self, storage: str, lengths: Lengths, *, H: int = 2, K: int = 2, D: int = 64, P: int = 16, rows: int = 0
+        self,
+        storage: str,
+        lengths: Lengths,
+        *,
+        H: int = 2,
+        K: int = 2,
+        D: int = 64,
+        P: int = 16,
+        rows: int = 0,
+        window: int | None = None,
+        biased: bool = False,
     ) -> None:
         """`rows`: rows of each padded sequence."""
         rng = np.random.default_rng(len(lengths) + D + P)
+        self.window = window
+        self.slopes = np.geomspace(0.5, 0.02, H).astype(np.float32) if biased else None
         self.storage, self.scale = storage, D**-0.5
         dtype = STORAGE[storage]
         counts = [new if cached + new else rows for cached, new in lengths]
@@ -57,11 +70,13 @@ class Case:
         T, H, D = self.q.shape
         N, B = self.block_table.shape
         out = np.full((T, H, D), np.nan, self.q.dtype)
-        size = partials_size(N, H, D, B * self.keys.shape[2])
+        positions = B * self.keys.shape[2]
+        size = partials_size(N, H, D, min(positions, self.window or positions))
         workspace = Workspace(np.full(size, np.nan, np.float32), np.zeros(N * H, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
-        attend(kernels, self.q, *self.cache, self, out, workspace, scale=self.scale, max_queries=most)
+        sight: dict[str, Any] = {"scale": self.scale, "window": self.window, "slopes": self.slopes}
+        attend(kernels, self.q, *self.cache, self, out, workspace, max_queries=most, **sight)
         assert not workspace.arrived.any()
         return out
 
@@ -70,19 +85,24 @@ class Case:
         out = np.zeros(self.q.shape)
         cache = self.keys.astype(np.float64), self.values.astype(np.float64)
         batch = SimpleNamespace(spans=[span for span in self.spans if span.context_len])
-        return ops.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out)
+        sight: dict[str, Any] = {"window": self.window, "slopes": self.slopes}
+        return ops.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out, **sight)
 
     def plain(self) -> np.ndarray:
         """The formula as it stands: float32, each sum taken term by term, the result stored in the storage type."""
         out = np.zeros(self.q.shape, np.float32)
         for span in self.spans:
             S, count, pages = span.context_len, span.stop - span.start, list(span.pages)
-            hidden = np.arange(S) > S - count + np.arange(count)[:, None]
+            back = S - count + np.arange(count)[:, None] - np.arange(S)  # steps from a query back to a key
+            hidden = (back < 0) | (back >= (self.window or S))
             for h in range(self.q.shape[1] if S else 0):
                 k = h * self.keys.shape[1] // self.q.shape[1]
                 key, value = (a[pages, k].reshape(-1, a.shape[-1])[:S].astype(np.float32) for a in self.cache)
                 scores = _sum_of_products(self.q[span.start : span.stop, h].astype(np.float32), key.T)
-                scores = np.where(hidden, -np.inf, scores * np.float32(self.scale))
+                scores *= np.float32(self.scale)
+                if self.slopes is not None:
+                    scores -= self.slopes[h] * back.astype(np.float32)
+                scores = np.where(hidden, -np.inf, scores)
                 weights = np.exp(scores - scores.max(axis=1, keepdims=True))
                 total = _sum_of_products(weights, np.ones((S, 1), np.float32))
                 out[span.start : span.stop, h] = _sum_of_products(weights, value) / total
@@ -213,6 +233,73 @@ def test_scores_of_any_size_do_not_overflow(emulator: Emulator, storage: str, le
     case = Case(storage, lengths)
     case.scale = 1e3
     np.testing.assert_allclose(case.run(emulator).astype(np.float64), case.exact(), rtol=0.02, atol=0.02)
+
+
+# --- windows and slopes -----------------------------------------------------------------------------------------------
+
+SIGHTS: dict[str, dict[str, Any]] = {
+    "window": {"window": 70},
+    "slopes": {"biased": True},
+    "both": {"window": 130, "biased": True},
+}
+BACK: dict[str, Lengths] = {
+    "decode": [(68, 1), (69, 1), (70, 1), (129, 1), (0, 1), (70 + 2 * SPLIT, 1), PADDED],
+    "prefill": [(0, 70), (0, 150), (60, 90), (400, 3), PADDED, (200, 1)],
+}
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("lengths", BACK)
+def test_windows_and_slopes_are_the_reference(emulator: Emulator, storage: str, sight: str, lengths: str) -> None:
+    case = Case(storage, BACK[lengths], rows=1, D=16, **SIGHTS[sight])
+    case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize("window", [2, 3, 15, 63, 64, 65, SPLIT, SPLIT + 1, 200, 1000])
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_a_window_of_any_width(emulator: Emulator, storage: str, window: int) -> None:
+    for lengths in [[(SPLIT + 30, 1), (0, 1), (2 * SPLIT - 1, 1)], [(0, 140), (130, 20)]]:
+        case = Case(storage, lengths, D=16, K=1, window=window)
+        case.check(case.run(emulator))
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("lengths", BACK)
+def test_windows_and_slopes_in_any_order_of_threads(any_emulator: Emulator, storage: str, lengths: str) -> None:
+    case = Case(storage, BACK[lengths], rows=1, D=16, K=1, **SIGHTS["both"])
+    out = case.run(any_emulator, debug=True)
+    case.check(out)
+    assert (out == case.run(launcher(), debug=True)).all()
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("lengths", [[(600, 1)], [(600, 5)]], ids=["decode", "prefill"])
+def test_pages_before_the_window_are_not_looked_at(emulator: Emulator, storage: str, lengths: Lengths) -> None:
+    """They belong to nobody: their numbers are NaN, and a debug build would refuse to go there."""
+    case = Case(storage, lengths, D=16, window=70)
+    expected, first = case.run(emulator), (601 - 70) // 64 * 64 // 16
+    case.block_table[0, :first] = -5
+    assert (case.run(emulator, debug=True) == expected).all()
+
+
+def test_a_window_that_no_context_outgrows_is_the_plain_kernel(emulator: Emulator) -> None:
+    compiled: list[dict[str, int]] = []
+
+    class Noting(Kernels):
+        def get(self, module: str, kernel: str, *, shared_mem: int = 0, **constants: int) -> Any:
+            compiled.append(constants)
+            return super().get(module, kernel, shared_mem=shared_mem, **constants)
+
+    for lengths in [[(30, 1)], [(3, 18)]]:
+        plain, wide = (Case("float32", lengths, D=16, window=window) for window in (None, 5000))
+        assert (plain.run(emulator) == wide.run(emulator)).all()
+        T, H, D = wide.q.shape
+        out, room = np.empty((T, H, D), np.float32), np.zeros(10_000, np.float32)
+        workspace = Workspace(room, np.zeros(H, np.int32))
+        kernels = Noting(emulator, "float32")
+        attend(kernels, wide.q, *wide.cache, wide, out, workspace, scale=1.0, max_queries=T, window=5000)
+    assert not any("WINDOWED" in constants for constants in compiled)
 
 
 def test_no_tokens_are_no_launch(emulator: Emulator) -> None:

@@ -7,7 +7,12 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.memory import CupyDevice
+from minillm.batch import Sequence as Tokens
+from tests.comparing import assert_same_tokens
+from tests.families import CONFIGS
+from tests.tiny import generate, logits_of, model_of, runner_of
 
 from .launchers import ON_GPU
 
@@ -43,6 +48,24 @@ def test_logits_are_near_those_of_a_cpu(storage: str, most: float) -> None:
         expected = reference.forward(tokens)
         error = np.abs(ours.forward(tokens) - expected).max()
     assert 0 < error < most * expected.std()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_on_arrays_of_the_device(family: str) -> None:
+    """Greedy tokens of captured steps, and a tree of guesses, which has no kernel: CuPy's arrays beside the host's."""
+    raw = next(iter(CONFIGS[family].values()))
+    backend = CudaBackend(CupyDevice(), CupyLauncher(), "float32", max_batch_size=4)
+    ours, reference = runner_of(model_of(raw, ops=backend), ops=backend), runner_of(model_of(raw))
+    line = np.random.default_rng(5).integers(3, 96, 40).tolist()
+    prompts = [line, line[:7]]
+    both = [generate(runner, prompts, max_new_tokens=12) for runner in (ours, reference)]
+    for prompt, tokens, expected in zip(prompts, *both, strict=True):
+        assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
+    logits = []
+    for runner in (ours, reference):
+        sequence = Tokens([*line, 7, 8, 9], tree=(-1, 0, -1))
+        logits.append(runner.ops.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy())
+    np.testing.assert_allclose(*logits, atol=1e-3)
 
 
 def test_decode_steps_are_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

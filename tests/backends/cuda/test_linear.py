@@ -5,6 +5,7 @@ that reaches too far becomes NaN, a store that does is seen.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.linear import TILES, finish_product, gemm, gemv, linear
+from minillm.backends.cuda.kernels import Kernels, kernel_folder
+from minillm.backends.cuda.linear import ACTIVATIONS, TILES, finish_product, gemm, gemv, linear
+from minillm.ops import activation as ops
 from tests.cuda_emulator import Emulator
 
+from .activations import EXACT
 from .launchers import launcher
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
@@ -56,10 +59,7 @@ class Problem:
     def finish(self, sums: Any) -> Any:
         """What is to become of x W^T, in float64."""
         y = sums.astype(np.float64) + (0 if self.bias is None else self.bias)
-        if self.activation == "relu":
-            y = np.maximum(y, 0)
-        elif self.activation == "gelu":
-            y = y * 0.5 * (1 + np.vectorize(math.erf, otypes=[np.float64])(y / math.sqrt(2)))
+        y = EXACT[self.activation](y)
         return y if self.residual is None else y + self.residual.astype(np.float64)
 
     def check(self) -> None:
@@ -195,10 +195,24 @@ def test_many_rows_in_any_order_of_threads(storage: str, version: str, any_emula
 @pytest.mark.parametrize("rows", [1, 9, 35])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("activation", EXACT)
 def test_epilogue(rows: int, bias: bool, residual: bool, activation: str | None) -> None:
     case = problem("float16", rows, 48, 37, activation=activation, bias=bias, residual=residual)
     run(linear, kernels("float16"), case)
+
+
+@pytest.mark.parametrize("activation", [name for name in EXACT if name])
+@pytest.mark.parametrize("rows", [2, 40])
+def test_activations_in_float32(rows: int, activation: str) -> None:
+    run(linear, kernels("float32"), problem("float32", rows, 48, 37, activation=activation, residual=False))
+
+
+def test_every_activation_has_an_epilogue() -> None:
+    """So no MLP needs the reference, and every decode step can be recorded."""
+    assert set(ACTIVATIONS) == {None, *ops.ACTIVATIONS} == set(EXACT)
+    source = (kernel_folder() / "activation.cuh").read_text()
+    for name, number in ACTIVATIONS.items():
+        assert name is None or re.search(rf"\b{name.upper()} = {number}\b", source)
 
 
 @pytest.mark.parametrize("rows", [1, 40])

@@ -10,8 +10,10 @@ from minillm import ops
 from minillm.backends.cuda import rows
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.errors import DeviceError
+from minillm.ops.activation import ACTIVATIONS
 from tests.cuda_emulator import Emulator, LaunchError
 
+from .activations import EXACT
 from .launchers import ON_GPU
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
@@ -129,16 +131,12 @@ def plain_rms_norm(x: np.ndarray, gain: Any, bias: Any, epsilon: float) -> np.nd
     return ops.rms_norm(x, gain, epsilon, np, np.empty_like(x))
 
 
-def run_layer_norm(kernels: Kernels, x: Any, gain: Any, bias: Any, epsilon: float, out: Any, **fused: Any) -> None:
-    rows.layer_norm(kernels, x, gain, bias, epsilon, out, **fused)
-
-
-def run_rms_norm(kernels: Kernels, x: Any, gain: Any, bias: Any, epsilon: float, out: Any, **fused: Any) -> None:
-    rows.rms_norm(kernels, x, gain, epsilon, out, **fused)
+def run_rms_norm(kernels: Kernels, x: Any, gain: Any, bias: Any, epsilon: float, out: Any) -> None:
+    rows.rms_norm(kernels, x, gain, epsilon, out)
 
 
 NORMS = {
-    "layer_norm": (run_layer_norm, plain_layer_norm, layer_norm_formula),
+    "layer_norm": (rows.layer_norm, plain_layer_norm, layer_norm_formula),
     "rms_norm": (run_rms_norm, plain_rms_norm, rms_norm_formula),
 }
 EPSILON = 1e-5
@@ -212,24 +210,68 @@ def test_gain_and_bias_may_be_missing(emulator: Emulator, norm: Any, storage: st
     assert_close(out, x, norm, gain, bias)
 
 
-@pytest.mark.parametrize("E", [7, 768])
-@pytest.mark.parametrize("into", ["its own", "x", "residual"])
-def test_the_fused_sum_gives_the_bits_of_sum_and_norm_apart(
-    any_emulator: Emulator, norm: Any, storage: str, E: int, into: str
+@pytest.mark.parametrize(("heads", "D"), [(3, 16), (2, 80), (4, 7), (1, 128)])
+def test_each_head_of_a_fused_projection_is_normed_by_itself(
+    any_emulator: Emulator, storage: str, heads: int, D: int
 ) -> None:
-    kernels = Kernels(any_emulator, storage)
-    x, residual = random(3, E, storage=storage), random(3, E, storage=storage, seed=1)
-    gain, bias = random(2, E, seed=2)
-    added = (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
-    apart, fused = np.empty_like(x), np.empty_like(x)
-    norm[0](kernels, added, gain, bias, EPSILON, apart)
-    summed = {"its own": np.empty_like(x), "x": x, "residual": residual}[into]
-    norm[0](kernels, x, gain, bias, EPSILON, fused, residual=residual, summed=summed)
-    np.testing.assert_array_equal(summed, added)
-    np.testing.assert_array_equal(fused, apart)
+    """Keys, as they lie between queries and values; what lies around them is left out and left alone."""
+    guarded = Guarded()
+    fused = guarded.copy(random(3, (heads + 5) * D, storage=storage, seed=D))
+    fused[:, : 4 * D] = np.nan
+    x, gain = fused[:, 4 * D : (4 + heads) * D].reshape(3, heads, D), guarded.copy(random(D, seed=1))
+    assert np.shares_memory(x, fused)
+    out, before = guarded.empty(3, heads, D, like=fused), fused.copy()
+    rows.rms_norm(Kernels(any_emulator, storage), x, gain, EPSILON, out)
+    assert_close(out, x, NORMS["rms_norm"], gain, None)
+    assert fused.tobytes() == before.tobytes()
+    guarded.check()
 
 
 def test_rows_wider_than_a_block_holds_are_refused(emulator: Emulator) -> None:
     x = np.zeros((1, 32769), np.float16)
     with pytest.raises(DeviceError, match=r"up to 32768 numbers, not 32769"):
         rows.layer_norm(Kernels(emulator, "float16"), x, None, None, EPSILON, np.empty_like(x))
+
+
+# The gate of an MLP
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("F", [1, 7, 24, 2200])
+@pytest.mark.parametrize("offset", [32, 3], ids=["aligned", "unaligned"])
+def test_the_gate_is_its_formula(emulator: Emulator, storage: str, activation: str, F: int, offset: int) -> None:
+    check_gate(Kernels(emulator, storage), activation, F, offset)
+
+
+def test_the_gate_in_any_order_of_threads(any_emulator: Emulator, storage: str) -> None:
+    for F in (7, 2200):
+        check_gate(Kernels(any_emulator, storage), "silu", F)
+
+
+def check_gate(kernels: Kernels, activation: str, F: int, offset: int = 32) -> None:
+    """At most twice the error of the plain computation in float32."""
+    guarded = Guarded(offset)
+    x = guarded.copy(random(3, 2 * F, storage=kernels.storage, seed=F))
+    out, before = guarded.empty(3, F, like=x), x.copy()
+    rows.glu(kernels, x, activation, out)
+    wide = x.astype(np.float64)
+    exact = EXACT[activation](wide[:, :F]) * wide[:, F:]
+    plain = ops.glu(x.astype(np.float32), activation, np, np.empty((3, F), np.float32)).astype(x.dtype)
+    allowed = 2 * np.abs(plain - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
+    assert np.abs(out - exact).max() <= allowed
+    np.testing.assert_array_equal(x, before)
+    guarded.check()
+
+
+def test_a_gate_far_from_0_is_shut_or_open(emulator: Emulator) -> None:
+    """Where an exponential overflows nothing becomes NaN; a NaN stays one."""
+    gates = np.array([-3e38, -1e4, -90, 90, 1e4, np.nan], np.float32)
+    for activation in ACTIVATIONS:
+        x, out = np.stack([gates, np.full_like(gates, 0.5)], axis=1), np.empty((6, 1), np.float32)
+        with np.errstate(over="ignore"):
+            rows.glu(Kernels(emulator, "float32"), x, activation, out)
+        np.testing.assert_array_equal(out[:, 0], [0, 0, 0, 45, 5e3, np.nan])
+
+
+def test_no_rows_have_no_gate(emulator: Emulator) -> None:
+    rows.glu(Kernels(emulator, "float32"), np.empty((0, 8), np.float32), "silu", np.empty((0, 4), np.float32))

@@ -1,0 +1,97 @@
+// Rotary position embedding of queries and keys, before keys are stored (Su et al., arXiv 2104.09864).
+//
+//     angle[t, j] = positions[t] * frequencies[j]                                   # [T], [r / 2] -> [T, r / 2]
+//     out[.., :r/2] = x[.., :r/2] * cos - x[.., r/2:r] * sin                          each head of q [T, H, D] and
+//     out[.., r/2:r] = x[.., r/2:r] * cos + x[.., :r/2] * sin                         of k [T, K, D]
+//     out[.., r:] = x[.., r:]
+//
+// with cosines and sines times `scale`. Where `text_lens` is given, a text of S > original tokens has its frequencies
+// divided by a^(2 j / (r - 2)), a = factor S / original - (factor - 1): `Stretch` of minillm/ops/rotary.py.
+//
+// An angle is the float product of position and frequency, as transformers has it, and its sine and cosine are those of
+// the full range (sincosf, not the hardware's): at position 100,000 the hardware's would have no right digit.
+//
+// Grid: T, one block for each token; block: 256. The pairs' cosines and sines come to shared memory once; then threads
+// walk over the heads, 16 bytes of first and of second numbers at a time.
+// Moved: 2 T (H + K) D numbers, and 4 T bytes of positions.
+// Floor: 2 T (H + K) D sizeof(storage_t) / bandwidth. Llama 3.1 8B (40 heads of 128) in 16 bits, a prompt of 2,000
+// tokens: 41 MB a layer, 10 us at 4.3 TB/s; of a decode step it is a launch.
+//
+// Versions:
+//   1. queries and keys apart, an angle for each number: two launches, and as many sines as numbers.
+//   2. this one: one launch, r / 2 sines a token. Not yet measured on a GPU. Expected next: the store of keys into the
+//      cache in the same launch.
+#include "rows.cuh"
+
+// `heads` rows of D, side by side in `x` and `out`: `half` pairs of each turn, the rest is copied.
+__device__ __forceinline__ void turn(storage_t* out, const storage_t* x, const float* cosines, const float* sines,
+                                     int heads, int D, int half, bool wide) {
+    int pieces = (half + VECTOR - 1) / VECTOR, rest = D - 2 * half, rest_pieces = (rest + VECTOR - 1) / VECTOR;
+    wide = wide && D % VECTOR == 0 && half % VECTOR == 0;
+    for (int i = threadIdx.x; i < heads * pieces; i += blockDim.x) {
+        int at = i % pieces * VECTOR, left = half - at, head = i / pieces * D + at;
+        float first[VECTOR], second[VECTOR];
+        load_vector(first, x + head, left, wide);
+        load_vector(second, x + head + half, left, wide);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) {
+            if (j >= left) break;
+            float cosine = cosines[at + j], sine = sines[at + j], before = first[j];
+            first[j] = before * cosine - second[j] * sine;
+            second[j] = second[j] * cosine + before * sine;
+        }
+        store_vector(out + head, first, left, wide);
+        store_vector(out + head + half, second, left, wide);
+    }
+    for (int i = threadIdx.x; i < heads * rest_pieces; i += blockDim.x) {
+        int at = i % rest_pieces * VECTOR, place = i / rest_pieces * D + 2 * half + at;
+        float same[VECTOR];
+        load_vector(same, x + place, rest - at, wide);
+        store_vector(out + place, same, rest - at, wide);
+    }
+}
+
+// The sequence that a token belongs to: the last n with query_starts[n] <= t.
+__device__ __forceinline__ int sequence_of(const int* query_starts, int N, int t) {
+    int low = 0, high = N - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (query_starts[middle] <= t)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+// q: [T, H, D] and k: [T, K, D], heads side by side, rows q_stride and k_stride apart; q_out, k_out: contiguous.
+// positions: [T]. frequencies: [half]. text_lens: [N] or null; query_starts: [N + 1]. Dynamic shared memory: 8 half.
+// Four blocks are to fit on a multiprocessor (the 4): without it ptxas saves registers for more until a number spills.
+extern "C" __global__ void __launch_bounds__(256, 4)
+    rotary(storage_t* q_out, storage_t* k_out, const storage_t* q, const storage_t* k, const int* positions,
+           const float* frequencies, const int* text_lens, const int* query_starts, int N, int H, int K, int D,
+           int half, int q_stride, int k_stride, float scale, double factor, int original) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    float* cosines = reinterpret_cast<float*>(dynamic_shared);  // [half]
+    float* sines = cosines + half;
+    int t = blockIdx.x;
+    float growth = 1.0f;
+    if (text_lens != nullptr) {
+        int length = text_lens[sequence_of(query_starts, N, t)];
+        if (length > original) growth = (float)(factor * length / original - (factor - 1.0));
+    }
+    float position = (float)positions[t];
+    for (int j = threadIdx.x; j < half; j += blockDim.x) {
+        float frequency = frequencies[j];
+        if (growth != 1.0f) frequency /= powf(growth, (float)j / (float)max(half - 1, 1));
+        float cosine, sine;
+        sincosf(__fmul_rn(position, frequency), &sine, &cosine);
+        cosines[j] = cosine * scale;
+        sines[j] = sine * scale;
+    }
+    __syncthreads();
+    bool wide = lies_wide(q, q_stride) && lies_wide(q_out, D);
+    turn(q_out + (long long)t * H * D, q + (long long)t * q_stride, cosines, sines, H, D, half, wide);
+    wide = lies_wide(k, k_stride) && lies_wide(k_out, D);
+    turn(k_out + (long long)t * K * D, k + (long long)t * k_stride, cosines, sines, K, D, half, wide);
+}

@@ -1,0 +1,22 @@
+"""Activations in float64, by their names in config.json: what the kernels are held against."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+EXACT: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
+    "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x * _sigmoid(x),
+}

@@ -1,0 +1,144 @@
+"""Every family's tiny models on the kernels, run by the emulator: NumPy's tokens, and every decode step recorded.
+
+A family that is added to the registry is run here as well. OPT's variants run in test_engine.py too, so here only where
+there is time.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda import linear
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.batch import Sequence as Tokens
+from minillm.footprint import footprints
+from minillm.ops.philox import uniform
+from minillm.runner import Runner
+from minillm.scoring import all_logits
+from tests.comparing import assert_same_draws, assert_same_tokens
+from tests.cuda_emulator import Emulator
+from tests.families import CASES, CONFIGS, IDS
+from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
+
+from .recording import Recorder, RecordingDevice
+
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""By how much a number between 1 and 2 is rounded at most."""
+PROMPTS = random_prompts(4, seed=3)
+LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
+"""Longer than any window, a tile of the prefill kernel's keys, and the length that a stretched rotation begins at."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(CONFIGS[family][name], marks=[pytest.mark.slow] if family == "opt" else [])
+        for family, name in CASES
+    ],
+    ids=IDS,
+)
+def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A config.json."""
+    return request.param
+
+
+@pytest.fixture
+def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
+    """An emulated GPU of one multiprocessor: on a larger one the products' grids would only be wider."""
+    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    return RecordingDevice(Recorder(emulator))
+
+
+def runner_on(device: RecordingDevice, raw: dict[str, Any], storage: str = "float32") -> Runner:
+    backend = CudaBackend(device, device.recorder, storage, max_batch_size=4)
+    return runner_of(model_of(raw, seed=2, ops=backend), ops=backend)
+
+
+def reference_of(raw: dict[str, Any]) -> Runner:
+    return runner_of(model_of(raw, seed=2))
+
+
+def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, Any], device: RecordingDevice) -> None:
+    reference, prompts = reference_of(raw), [PROMPTS[0], LONG, PROMPTS[1]]
+    ours = generate(runner_on(device, raw), prompts, max_new_tokens=10)
+    for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=10), strict=True):
+        assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
+    assert len({token for line in ours for token in line}) > 8
+    assert device.replays == 8, "of nine decode steps the first runs plainly, and the second is recorded"
+
+
+def test_the_launches_of_a_decode_step(device: RecordingDevice) -> None:
+    """As kernels/README.md counts them."""
+    attention = ["rms_norm", "gemv_fma", "rotary", "store_kv", "attention_decode", "gemv_fma"]
+    mlp = ["rms_norm", "gemv_fma", "glu", "gemv_fma"]
+    normed = [*attention[:2], "rms_norm", "rms_norm", *attention[2:]]
+    for family, layer in (("llama", attention + mlp), ("qwen3", normed + mlp)):
+        generate(runner_on(device, CONFIGS[family]["grouped"]), PROMPTS[:1], max_new_tokens=4)
+        names = [launch.name for launch in device.records[-1]]
+        assert names == ["embed", *layer * 2, "rms_norm", "gemv_fma", "best_of_chunks", "take_best"]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_texts_longer_than_the_frequencies_were_made_for(scaling: dict[str, Any], device: RecordingDevice) -> None:
+    """Dynamic frequencies sink from token to token, in a recorded step too; YaRN scales cosines and sines."""
+    raw = CONFIGS["llama"]["grouped"] | {"max_position_embeddings": 32, "rope_scaling": scaling}
+    reference, prompts = reference_of(raw), [LONG[:20], LONG[:40], LONG[:8]]
+    ours = generate(runner_on(device, raw), prompts, max_new_tokens=20, chunk=16)
+    expected = generate(reference, prompts, max_new_tokens=20, chunk=16)
+    for prompt, tokens, theirs in zip(prompts, ours, expected, strict=True):
+        assert_same_tokens(tokens, theirs, lambda said, p=prompt: logits_of(reference, p + said)[-1])
+    assert device.replays > 10
+    plain = generate(reference_of(CONFIGS["llama"]["grouped"]), prompts, max_new_tokens=20)
+    assert plain != expected, "the scaling matters"
+
+
+def test_sampled_tokens_and_beams_are_numpys(raw: dict[str, Any], device: RecordingDevice) -> None:
+    runner, reference, prompt = runner_on(device, raw), reference_of(raw), LONG[:37]
+    drawing: dict[str, Any] = {"do_sample": True, "seed": 9, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
+    ours, expected = (generate(each, [prompt], **drawing)[0] for each in (runner, reference))
+    assert_same_draws(
+        ours,
+        expected,
+        lambda said: logits_of(reference, prompt + said)[-1],
+        lambda i: float(uniform(drawing["seed"], 0, len(prompt) + i)),
+    )
+    beams: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 5}
+    assert generate(runner, PROMPTS[2:3], **beams) == generate(reference, PROMPTS[2:3], **beams)
+    assert runner.cache.free_pages == runner.cache.num_pages
+
+
+def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: RecordingDevice) -> None:
+    def logits(runner: Runner) -> Any:
+        sequences = [Tokens([*LONG, 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), Tokens(PROMPTS[2])]
+        counts = [sequence.pending for sequence in sequences]
+        return runner.ops.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+
+    np.testing.assert_allclose(logits(runner_on(device, raw)), logits(reference_of(raw)), atol=2e-4)
+
+
+@pytest.mark.parametrize("storage", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str, device: RecordingDevice) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+    runner, expected = runner_on(device, raw, storage), all_logits(reference_of(raw), LONG)
+    error = np.abs(all_logits(runner, LONG) - expected)
+    spread = np.sqrt((error**2).mean()) / expected.std()
+    assert 0 < spread < 10 * UNIT[storage], "rounding shows, and no more"
+    assert len(generate(runner, PROMPTS[:2], max_new_tokens=4)[0]) == 4
+
+
+def test_memory_is_what_the_shape_predicts(raw: dict[str, Any], device: RecordingDevice) -> None:
+    runner = runner_on(device, raw, "float16")
+    backend = runner.ops
+    assert isinstance(backend, CudaBackend)
+    runner.forward([Tokens(list(LONG))], [len(LONG)], rows=range(1))
+    taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
+    assert taken["weights"][0] == taken["weights"][1]
+    assert taken["cache"][0] == taken["cache"][1]
+    assert backend._plain.arena.nbytes == taken["workspace"][1]

@@ -1,0 +1,71 @@
+"""Attention without a kernel, on an array module that refuses what CuPy refuses, against the reference on the host."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm import ops
+from minillm.backends.cuda.reference import attend_by_reference
+from minillm.batch import Batch, Sequence
+
+from .strict import Module, OnDevice, fetch
+
+xp = Module()
+P = 4
+
+
+def ragged(trees: bool) -> Batch:
+    """A chunk, a single token, and a line that ends in a tree of guesses (or in a line)."""
+    tree = (-1, 0, -1, 2, 0) if trees else ()
+    lines = [(9, 14, ()), (6, 7, ()), (0, 12, tree), (8, 13, tree)]
+    sequences, page = [], 0
+    for cached, length, parents in lines:
+        pages = list(range(page, page - (-length // P)))
+        page += len(pages)
+        sequences.append(Sequence(list(range(3, 3 + length)), cached, pages, parents))
+    return Batch.of(sequences, [sequence.pending for sequence in sequences], P)
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["lines", "trees"])
+@pytest.mark.parametrize("window", [None, 1, 3, 8])
+@pytest.mark.parametrize("biased", [False, True])
+def test_it_is_the_reference_and_keeps_host_and_device_apart(trees: bool, window: int | None, biased: bool) -> None:
+    batch, rng = ragged(trees), np.random.default_rng(1)
+    H, K, D, pages = 4, 2, 8, 1 + max(page for span in batch.spans for page in span.pages)
+    q = rng.standard_normal((batch.num_tokens, H, D)).astype(np.float32)
+    cache = rng.standard_normal((2, pages, K, P, D)).astype(np.float32)
+    slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32) if biased else None
+    expected = ops.attend(q, *cache, batch, 0.3, np, np.empty_like(q), window=window, slopes=slopes)
+    out = xp.asarray(np.full_like(q, np.nan))
+    device: list[Any] = [xp.asarray(array) for array in (q, *cache)]
+    there = None if slopes is None else xp.asarray(slopes)
+    assert attend_by_reference(*device, batch, 0.3, xp, out, window, there) is out
+    np.testing.assert_allclose(fetch(out), expected, atol=1e-6)
+
+
+def test_the_wall_holds() -> None:
+    """What the test above rests on: every way to mix host and device is refused."""
+    here, there = np.ones(3), xp.asarray(np.ones(3))
+
+    def assign_here() -> None:
+        here[:] = there
+
+    def assign_there() -> None:
+        there[:] = here
+
+    for mix in (
+        lambda: here + there,
+        lambda: there * here,
+        lambda: xp.where(here > 0, there, 0),
+        lambda: np.asarray(there),
+        lambda: there[here > 0],
+        lambda: xp.matmul(there, here),
+        lambda: xp.add(there, 1, out=here),
+        assign_here,
+        assign_there,
+    ):
+        with pytest.raises(TypeError, match="device"):
+            mix()
+    assert isinstance(there + 1, OnDevice)
+    assert fetch(there + there).tolist() == [2, 2, 2]
