@@ -6,6 +6,7 @@ from typing import Any
 from ..backends.base import Backend
 from ..backends.weights import Weight
 from ..batch import Batch
+from .norm import Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +19,15 @@ class Embedding:
     """[positions, E]"""
     project_in: Weight | None = None
     """[E, W]"""
+    norm: Norm | None = None
 
     def __call__(self, ops: Backend, batch: Batch) -> Any:
-        """x = tokens[ids] (W_in) + positions[i]. [T] -> [T, E]"""
+        """x = tokens[ids] (W_in) + positions[i], normed where there is a norm. [T] -> [T, E]"""
+        x = self._vectors(ops, batch)
+        return x if self.norm is None else self.norm(ops, x)
+
+    def _vectors(self, ops: Backend, batch: Batch) -> Any:
+        """[T] -> [T, E]"""
         if self.positions is None:
             return ops.embed(batch.token_ids, self.tokens)  # [T] -> [T, E]
         if self.project_in is None:
