@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests import reference  # noqa: E402
 from tests.families import CONFIGS, GOLDEN_CASES  # noqa: E402
-from tests.tiny import random_prompts  # noqa: E402
+from tests.tiny import NO_REPEATS, random_prompts  # noqa: E402
 
 SEED = 1
 NEW_TOKENS = 30
@@ -78,13 +78,18 @@ def write(folder: Path, raw: dict[str, Any]) -> None:
         },
         "token_ids": line,
         "prompts": prompts,
-        "greedy": [reference.generate(model, prompt, max_new_tokens=NEW_TOKENS)[0][0] for prompt in prompts],
+        "greedy": [greedy(model, prompt) for prompt in prompts],
         "beams": [beams(model, prompts[:3], fields) for fields in BEAMS],
     }
     parts = ",\n".join(f'"{name}": {json.dumps(value)}' for name, value in expected.items())
     (folder / "expected.json").write_text("{\n" + parts + "\n}\n", encoding="utf-8")
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)
+
+
+def greedy(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
+    """The tokens of greedy search."""
+    return reference.generate(model, prompt, max_new_tokens=NEW_TOKENS, **NO_REPEATS)[0][0]
 
 
 def beams(model: transformers.PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:

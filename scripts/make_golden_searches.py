@@ -79,7 +79,7 @@ def write(name: str, variants: tuple[str, ...], count: int, draw: Any) -> None:
     rng = np.random.default_rng(SEED)
     cases, left_out, hashes = [], 0, {}
     for variant in variants:
-        folder = ROOT / "tests" / "golden" / variant
+        folder = ROOT / "tests" / "golden" / "opt" / variant
         hashes[variant] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         model = transformers.OPTForCausalLM.from_pretrained(folder).eval()
         model.generation_config = transformers.GenerationConfig()  # its end-of-sequence token would fill in for None

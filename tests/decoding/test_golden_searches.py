@@ -26,7 +26,7 @@ def runners(name: str) -> dict[str, Runner]:
     """The models that the cases were made with."""
     found = {}
     for variant, digest in GOLDEN[name]["made_by"]["sha256"].items():
-        folder = TESTS / "golden" / variant
+        folder = TESTS / "golden" / "opt" / variant
         assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == digest, "a new model?"
         found[variant] = runner_of(load_model(folder, NumpyBackend()), pages=1500, page_size=8)
     return found

@@ -18,7 +18,7 @@ from minillm.runner import Runner  # noqa: E402
 from .. import reference  # noqa: E402
 from ..comparing import assert_same_tokens  # noqa: E402
 from ..families import CASES, CONFIGS, IDS  # noqa: E402
-from ..tiny import generate, loop_of, random_prompts, request_for, run, runner_of  # noqa: E402
+from ..tiny import NO_REPEATS, generate, loop_of, random_prompts, request_for, run, runner_of  # noqa: E402
 
 pytestmark = pytest.mark.reference
 
@@ -48,13 +48,14 @@ def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, 
     model = reference.build_model(raw, seed)
     reference.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
-    runner, prompts = load(tmp_path), random_prompts(8, seed=seed)
-    expected = [reference.generate(model, prompt, max_new_tokens=30)[0][0] for prompt in prompts]
-    assert sorted(len(set(line)) for line in expected)[1] >= 8  # one of the eight may say the same for ever
-    for use_cache in (True, False):
-        outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache)
-        for prompt, ours, theirs in zip(prompts, outputs, expected, strict=True):
-            assert_same_tokens(ours, theirs, lambda tokens, p=prompt: reference.logits(model, p + tokens)[-1])
+    runner, prompts = load(tmp_path), random_prompts(5, seed=seed)
+    for fields in ({}, NO_REPEATS):
+        expected = [reference.generate(model, prompt, max_new_tokens=30, **fields)[0][0] for prompt in prompts]
+        assert not fields or min(len(set(line)) for line in expected) >= 8
+        for use_cache in (True, False):
+            outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache, **fields)
+            for prompt, ours, theirs in zip(prompts, outputs, expected, strict=True):
+                assert_same_tokens(ours, theirs, lambda tokens, p=prompt: reference.logits(model, p + tokens)[-1])
 
 
 def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
