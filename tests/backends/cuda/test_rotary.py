@@ -110,6 +110,13 @@ def test_any_number_of_heads(emulator: Emulator, H: int, K: int) -> None:
     case.check(case.run(emulator))
 
 
+def test_queries_and_keys_may_be_arrays_of_their_own(emulator: Emulator) -> None:
+    """As the norms of heads leave them: their rows lie differently far apart."""
+    case = Case("float16", H=6, K=2)
+    case.q, case.k = case.q.copy(), case.k.copy()
+    case.check(case.run(emulator))
+
+
 def test_cosines_and_sines_are_scaled_and_the_rest_is_not(emulator: Emulator) -> None:
     case = Case("float32", D=32, half=8, scale=1.25)
     case.check(case.run(emulator))
