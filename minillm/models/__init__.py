@@ -9,7 +9,7 @@ from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError
-from . import gpt2, gpt_neox, llama, mistral, opt, qwen2, qwen3
+from . import bloom, gpt2, gpt_neox, llama, mistral, opt, qwen2, qwen3
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
@@ -22,6 +22,7 @@ FAMILIES: dict[str, ModuleType] = {
     "qwen3": qwen3,
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
+    "bloom": bloom,
 }
 """model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and
 `SHAPES`."""
