@@ -89,7 +89,8 @@ def write(folder: Path, raw: dict[str, Any]) -> None:
 
 def greedy(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
     """The tokens of greedy search."""
-    return reference.generate(model, prompt, max_new_tokens=NEW_TOKENS, **NO_REPEATS)[0][0]
+    lines, _ = reference.generate(model, prompt, max_new_tokens=NEW_TOKENS, **NO_REPEATS)
+    return lines[0]
 
 
 def beams(model: transformers.PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
