@@ -89,7 +89,7 @@ def write(folder: Path, raw: dict[str, Any]) -> None:
 
 def greedy(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
     """The tokens of greedy search."""
-    lines, _ = reference.generate(model, prompt, max_new_tokens=NEW_TOKENS, **NO_REPEATS)
+    lines: list[list[int]] = reference.generate(model, prompt, max_new_tokens=NEW_TOKENS, **NO_REPEATS)[0]
     return lines[0]
 
 

@@ -123,7 +123,7 @@ def _hide_other_branches(scores: Any, span: Span, last: int, xp: Any) -> None:
     stop = m - (span.stop - last)  # the tile ends before this row of the tree
     first = max(0, stop - n)
     if first < stop:
-        seen = span.tree[first:stop, :stop]  # type: ignore[index]
+        seen = xp.asarray(span.tree[first:stop, :stop])  # type: ignore[index]
         scores[:, :, n - (stop - first) :, S - stop :] += xp.where(seen, 0, -xp.inf).astype(scores.dtype)
 
 

@@ -2,21 +2,9 @@
 
 from typing import Any
 
-from ...batch import Batch, IntArray, Span
+from ...batch import Batch
 from ...ops.attention import attention_scores, merge_values
 from ...ops.softmax import softmax
-
-
-class _Alone(Span):
-    """A sequence by itself. The mask of its tree lies on the device; positions are counted on the host, as always."""
-
-    on_host: Span
-
-    def positions(self) -> IntArray:
-        return self.on_host.positions()
-
-    def key_positions(self) -> IntArray:
-        return self.on_host.key_positions()
 
 
 def attend_by_reference(
@@ -36,8 +24,7 @@ def attend_by_reference(
     """
     for span in batch.spans:
         n = span.stop - span.start
-        alone = _Alone(0, n, span.context_len, (0,), None if span.tree is None else xp.asarray(span.tree))
-        alone.on_host = span
+        alone = span._replace(start=0, stop=n, pages=(0,))
         queries = q[span.start : span.stop].astype(xp.float32)
         scores = attention_scores(queries, _gathered(keys, span.pages, xp), alone, n, scale, xp, window, slopes)
         z = xp.empty(queries.shape, xp.float32)
