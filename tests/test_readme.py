@@ -66,7 +66,7 @@ def _module() -> object:
 def test_the_python_example_runs(tmp_path, capsys):
     """The plain example, with the names it leaves open filled in and the demo model in place of a folder."""
     (code,) = re.findall(r"```python\n(from minillm.*?)```", README, re.DOTALL)
-    code = code.replace('"path/to/opt-checkpoint"', "None").replace('Engine.random("opt-1.3b")', "None")
+    code = code.replace('"path/to/checkpoint"', "None").replace('Engine.random("opt-1.3b")', "None")
     names = {"prompt": "A list of colors: red,", "prompt_a": "1, 2,", "prompt_b": "Monday,", "text": "a b c"}
     exec(code, {**names, "token_ids": [2, 5, 6]})
     assert capsys.readouterr().out
