@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .cache import PagedCache, affordable_pages
 from .config import ModelConfig
@@ -15,7 +15,6 @@ from .decoding.parameters import GenerationConfig
 from .decoding.select import strategy_for
 from .decoding.strategy import Request
 from .errors import EngineStateError
-from .footprint import Footprint, footprints
 from .loading import Parts
 from .loop import Stats, StepLoop
 from .prompts import Prompt
@@ -23,6 +22,9 @@ from .requests import RequestMaker
 from .results import Event
 from .runner import Runner
 from .scheduler import Limits
+
+if TYPE_CHECKING:
+    from .footprint import Footprint
 
 PREFILL_CHUNK = 512
 
@@ -109,8 +111,10 @@ class EngineCore:
         return self._loop.stats
 
     @property
-    def device_memory(self) -> list[Footprint]:
+    def device_memory(self) -> "list[Footprint]":
         """Bytes taken on the GPU, kind by kind, beside what the model's shape predicts; empty on a CPU."""
+        from .footprint import footprints
+
         return footprints(self._loop.runners.values())
 
     def close(self) -> None:

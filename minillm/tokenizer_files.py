@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from .sentencepiece_files import read_sentencepiece
 
 if TYPE_CHECKING:
     import tokenizers
@@ -70,6 +69,8 @@ def read_tokenizer(folder: Path) -> "tuple[tokenizers.Tokenizer, dict[str, int],
         _mark_special(backend, _named_tokens(settings))
     else:
         if (folder / "tokenizer.model").is_file():
+            from .sentencepiece_files import read_sentencepiece
+
             backend, named = read_sentencepiece(folder / "tokenizer.model", settings)
             settings = {"add_bos_token": True} | named | settings
             _add_tokens(backend, folder, settings)

@@ -2,19 +2,10 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 
 from ..errors import ParameterError
-from .beam import BeamSearch
-from .contrastive_decoding import ContrastiveDecoding
-from .contrastive_search import ContrastiveSearch
-from .diverse import DiverseBeamSearch
-from .greedy import GreedySearch
-from .lookahead import Lookahead
-from .mirostat import Mirostat
 from .parameters import Settings
-from .prompt_lookup import PromptLookup
-from .sampling import Sampling
-from .speculative import SpeculativeDecoding
 from .strategy import Strategy
 
 
@@ -38,17 +29,18 @@ def strategy_for(settings: Settings) -> Strategy:
 
 @lru_cache(maxsize=64)
 def _strategy(settings: Settings) -> Strategy:
-    for wanted, strategy in (
-        (settings.amateur, ContrastiveDecoding),
-        (settings.num_assistant_tokens > 0, SpeculativeDecoding),
-        (settings.prompt_lookup_num_tokens > 0, PromptLookup),
-        (settings.lookahead_window > 0, Lookahead),
-        (settings.penalty_alpha > 0.0, ContrastiveSearch),
-        (settings.num_beam_groups > 1, DiverseBeamSearch),
-        (settings.num_beams > 1, BeamSearch),
-        (settings.mirostat > 0, Mirostat),
-        (settings.do_sample, Sampling),
-    ):
-        if wanted:
-            return strategy(settings)
-    return GreedySearch(settings)
+    choices = (
+        (settings.amateur, "contrastive_decoding", "ContrastiveDecoding"),
+        (settings.num_assistant_tokens > 0, "speculative", "SpeculativeDecoding"),
+        (settings.prompt_lookup_num_tokens > 0, "prompt_lookup", "PromptLookup"),
+        (settings.lookahead_window > 0, "lookahead", "Lookahead"),
+        (settings.penalty_alpha > 0.0, "contrastive_search", "ContrastiveSearch"),
+        (settings.num_beam_groups > 1, "diverse", "DiverseBeamSearch"),
+        (settings.num_beams > 1, "beam", "BeamSearch"),
+        (settings.mirostat > 0, "mirostat", "Mirostat"),
+        (settings.do_sample, "sampling", "Sampling"),
+        (True, "greedy", "GreedySearch"),
+    )
+    module, name = next((module, name) for wanted, module, name in choices if wanted)
+    strategy: Strategy = getattr(import_module(f".{module}", __package__), name)(settings)  # loaded when first needed
+    return strategy

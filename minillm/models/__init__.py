@@ -1,6 +1,7 @@
 """The families that minillm runs: one file each, named as Hugging Face's model_type."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,23 +10,26 @@ from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError
-from . import bloom, gpt2, gpt_neox, llama, mistral, opt, qwen2, qwen3
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
 
-FAMILIES: dict[str, ModuleType] = {
-    "opt": opt,
-    "llama": llama,
-    "mistral": mistral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "gpt2": gpt2,
-    "gpt_neox": gpt_neox,
-    "bloom": bloom,
-}
-"""model_type -> the module with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and
-`SHAPES`."""
+FAMILIES = (
+    "opt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "gpt_neox",
+    "bloom",
+)
+"""Each is a module here with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and `SHAPES`."""
+
+
+def family_named(model_type: str) -> ModuleType:
+    """The module of a family; loaded when it is needed, since a run needs one of them."""
+    return import_module(f".{model_type}", __package__)
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
@@ -39,7 +43,7 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
         raise UnsupportedModelError(
             f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, FAMILIES))}"
         )
-    return FAMILIES[model_type]
+    return family_named(model_type)
 
 
 def load_model(folder: Path, ops: Backend) -> Model:
@@ -64,13 +68,13 @@ def load_model(folder: Path, ops: Backend) -> Model:
 
 def outline_of(config: ModelConfig) -> Outline:
     """A model as a table of its parts."""
-    outline: Outline = FAMILIES[config.model_type].outline(config)
+    outline: Outline = family_named(config.model_type).outline(config)
     return outline
 
 
 def published_names() -> list[str]:
     """The shapes that families publish."""
-    return [name for family in FAMILIES.values() for name in family.SHAPES]
+    return [name for family in FAMILIES for name in family_named(family).SHAPES]
 
 
 def published_config(shape: str) -> ModelConfig:
@@ -79,7 +83,7 @@ def published_config(shape: str) -> ModelConfig:
     Raises:
         ParameterError: no family publishes it; the message lists those known.
     """
-    for family in FAMILIES.values():
+    for family in map(family_named, FAMILIES):
         if shape in family.SHAPES:
             config: ModelConfig = family.read_config(family.SHAPES[shape])
             return config
@@ -93,7 +97,7 @@ def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
         ParameterError: no family publishes that shape; the message lists those known.
     """
     config = published_config(shape)
-    family = FAMILIES[config.model_type]
+    family = family_named(config.model_type)
     stored = random_tensors(family.tensor_table(config), seed, std, ops)
     model: Model = family.build(config, stored, ops)
     return model
