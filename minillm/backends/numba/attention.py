@@ -114,7 +114,7 @@ class _Plan:
                 seen.append(_branches(span.tree, window).reshape(-1))
                 masked += m * m
             if n * H // K <= MOST_ROWS:
-                chunks = _chunks(span, window)
+                chunks = chunks_in_reach(span, window)
                 for chunk in chunks:
                     pieces.append((i, chunk, slots, len(chunks) if chunk == chunks.start else 0))
                     slots += n * H
@@ -128,7 +128,7 @@ class _Plan:
         (self.tiles_scratch,) = take((workers, attention_tiles.scratch_size(D)))
 
 
-def _chunks(span: Span, window: int | None) -> range:
+def chunks_in_reach(span: Span, window: int | None) -> range:
     """The chunks of a sequence's cache that some of its queries reach."""
     earliest = span.context_len - (span.stop - span.start)  # of the queries' positions, in a tree too
     first = 0 if window is None else max(0, earliest - window + 1)

@@ -78,10 +78,11 @@ class StoredPages(Pages):
         """Reserve memory for [L, pages, K, P, D]; the system provides it as pages are first used."""
         self.keys = StoredVectors.empty(shape, dtype)
         self.values = StoredVectors.empty(shape, dtype)
+        self._layers = [(self.keys.layer(i), self.values.layer(i)) for i in range(shape[0])]  # asked for in every step
 
     def layer(self, layer: int) -> tuple[StoredVectors, StoredVectors]:
         """One layer's keys and values, as kernels and the reference take them. 2 x [pages, K, P, D]"""
-        return self.keys.layer(layer), self.values.layer(layer)
+        return self._layers[layer]
 
     def copy(self, source: int, target: int, part: slice) -> None:
         """Copy some positions of a page to the same places of another, in all layers."""

@@ -24,7 +24,7 @@ inner: Callable[[Callable[..., Any]], Any] = _inner(FASTMATH)
 exact: Callable[[Callable[..., Any]], Any] = _inner(False)
 """Likewise, where numbers must be rounded just as it is written."""
 fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
-"""Likewise, but only a product and a sum may become one: a division by an estimate makes NaN of infinity."""
+"""Likewise, where a product and a sum may become one, but no division an estimate, which makes NaN of infinity."""
 
 _LOG2_E = np.float32(1.4426950408889634)
 _ROUNDER = np.float32(1.5 * 2**23)  # added and taken away again, it leaves the nearest whole number

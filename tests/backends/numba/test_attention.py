@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
 from minillm import ops
-from minillm.backends.numba.attention import MOST_ROWS, Attention, store_kv
+from minillm.backends.numba.attention import MOST_ROWS, Attention, chunks_in_reach, store_kv
 from minillm.backends.numba.attention_rows import CHUNK
 from minillm.backends.numba.attention_tiles import BLOCK, LANES
 from minillm.backends.numba.cachedtypes import STORAGE, StoredPages, StoredVectors, position_bytes, to_int8
@@ -141,7 +141,7 @@ def test_windows_and_slopes(lengths: list[tuple[int, int]], looks: dict[str, Any
     assert_as_good_as_plain(Case(lengths, dtype=dtype, **looks))
 
 
-@pytest.mark.parametrize("looks", [{"window": 3}, {"window": 30}, {"biased": True}], ids=str)
+@pytest.mark.parametrize("looks", [{"window": 2}, {"window": 30}, {"biased": True}], ids=str)
 @pytest.mark.parametrize("lengths", [[(50, 9), (1, 9)], [(40, 12)], [(CHUNK - 5, 9), (CHUNK - 5, 40)]])
 @pytest.mark.parametrize(("H", "K"), [(4, 2), (1, 1)])
 def test_a_tree_looks_back_from_its_own_positions(
@@ -174,9 +174,21 @@ def test_pages_before_the_window_are_not_touched(new: int, window: int) -> None:
     assert np.isfinite(expected).all()
 
 
+def test_a_window_takes_as_many_chunks_as_it_reaches() -> None:
+    def span(cached: int, new: int) -> Span:
+        return Span(0, new, cached + new, ())
+
+    last = 128 * CHUNK - 1
+    assert chunks_in_reach(span(last, 1), None) == range(128)
+    assert chunks_in_reach(span(last, 1), 16 * CHUNK) == range(112, 128)
+    assert chunks_in_reach(span(last, 1), 16 * CHUNK + 1) == range(111, 128)
+    assert chunks_in_reach(span(last - 3, 4), 16 * CHUNK) == range(111, 128)
+    assert chunks_in_reach(span(5, 1), 16 * CHUNK) == range(1)
+
+
 def test_layers_with_and_without_a_window_take_turns() -> None:
     case, shared = Case(LENGTHS["mixed"] + LENGTHS["decode"]), Attention()
-    for window in (None, 9, None, 40, 9):
+    for window in (9, None, 40, 9, None):
         out = shared.attend(
             case.q, case.keys, case.values, case.batch, 0.4, np.full_like(case.q, np.nan), window=window
         )
