@@ -142,13 +142,9 @@ class Backend:
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Queries and keys turned by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
-        growth = None if rotation.stretch is None else self.xp.asarray(rotation.stretch.growth(batch))
-        angles = ops.angles(batch.positions, rotation.frequencies.data, growth, self.xp)  # [T] -> [T, r / 2]
-        cosines, sines = self.xp.cos(angles), self.xp.sin(angles)
-        if rotation.scale != 1:
-            cosines *= rotation.scale
-            sines *= rotation.scale
-        turned = [ops.rotary(x, cosines, sines, self.xp, self.arena.take(x.shape)) for x in (q, k)]
+        frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
+        turns = ops.cosines_and_sines(batch.positions, frequencies, growth, rotation.scale, self.xp)  # 2 x [T, r / 2]
+        turned = [ops.rotary(x, *turns, self.xp, self.arena.take(x.shape)) for x in (q, k)]
         return turned[0], turned[1]
 
     def glu(self, x: Any, activation: str) -> Any:

@@ -6,8 +6,8 @@ from .glu import glu
 from .kv import store_kv
 from .linear import linear
 from .norm import layer_norm, rms_norm
-from .rotary import Rotation, angles, rotary
+from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample
 
-__all__ = ["Rotation", "angles", "attend", "attention_map", "embed", "glu", "layer_norm", "linear"]
+__all__ = ["Rotation", "attend", "attention_map", "cosines_and_sines", "embed", "glu", "layer_norm", "linear"]
 __all__ += ["rms_norm", "rotary", "sample", "store_kv"]

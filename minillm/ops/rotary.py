@@ -44,6 +44,10 @@ class Rotation:
     """Cosines and sines are multiplied by it ("attention factor" of YaRN, arXiv 2309.00071, section 3.4)"""
     stretch: Stretch | None = None
 
+    def growth(self, batch: Batch) -> Any:
+        """a of each new token [T], where frequencies depend on the length of the text; else None."""
+        return None if self.stretch is None else self.stretch.growth(batch)
+
 
 def angles(positions: Any, frequencies: Any, growth: Any, xp: Any) -> Any:
     """p f_j, with f_j / a^(2 j / (r - 2)) where there is a growth a.
@@ -62,6 +66,16 @@ def angles(positions: Any, frequencies: Any, growth: Any, xp: Any) -> Any:
         exponents = xp.arange(half, dtype=xp.float32) / xp.float32(max(half - 1, 1))
         frequencies = frequencies / growth[:, None] ** exponents  # [r / 2] -> [T, r / 2]
     return positions[:, None].astype(xp.float32) * frequencies  # [T], [r / 2] -> [T, r / 2]
+
+
+def cosines_and_sines(positions: Any, frequencies: Any, growth: Any, scale: float, xp: Any) -> tuple[Any, Any]:
+    """Of each new token's angles, scaled; arguments as of `angles`. -> 2 x [T, r / 2]"""
+    turns = angles(positions, frequencies, growth, xp)
+    cosines, sines = xp.cos(turns), xp.sin(turns)
+    if scale != 1:
+        cosines *= scale
+        sines *= scale
+    return cosines, sines
 
 
 def rotary(x: Any, cosines: Any, sines: Any, xp: Any, out: Any) -> Any:

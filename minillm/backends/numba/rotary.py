@@ -27,7 +27,7 @@ class Rotary:
     def __init__(self) -> None:
         self._batch: Batch | None = None
         self._rotation: Rotation | None = None
-        self._turns: NDArray[np.float32] = np.empty((2, 0, 0), np.float32)
+        self._turns: tuple[Any, Any] = (None, None)
 
     def rotate(
         self,
@@ -49,32 +49,20 @@ class Rotary:
             k_out: [T, K, D], likewise
         """
         if batch is not self._batch or rotation is not self._rotation:
-            self._turns = cosines_and_sines(batch, rotation)
+            frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
+            self._turns = ops.cosines_and_sines(batch.positions, frequencies, growth, rotation.scale, np)
             self._batch, self._rotation = batch, rotation
-        _rotate_kernel()(with_whole_rows(q), with_whole_rows(k), self._turns, q_out, k_out)
+        _rotate_kernel()(with_whole_rows(q), with_whole_rows(k), *self._turns, q_out, k_out)
         return q_out, k_out
-
-
-def cosines_and_sines(batch: Batch, rotation: Rotation) -> NDArray[np.float32]:
-    """Of each new token's angles, scaled. -> [2, T, r / 2]"""
-    growth = None if rotation.stretch is None else rotation.stretch.growth(batch)
-    angles = ops.angles(batch.positions, rotation.frequencies.data, growth, np)  # [T] -> [T, r / 2]
-    turns = np.empty((2, *angles.shape), np.float32)
-    np.cos(angles, out=turns[0])
-    np.sin(angles, out=turns[1])
-    if rotation.scale != 1:
-        turns *= np.float32(rotation.scale)
-    return turns
 
 
 @cache
 def _rotate_kernel() -> Any:
-    rows, out = types.Array(_FLOAT, 3, "A"), types.Array(_FLOAT, 3, "C")
-    return kernel(types.void(rows, rows, out, out, out), parallel=True)(_rotate)
+    rows, turns, out = types.Array(_FLOAT, 3, "A"), types.Array(_FLOAT, 2, "C"), types.Array(_FLOAT, 3, "C")
+    return kernel(types.void(rows, rows, turns, turns, out, out), parallel=True)(_rotate)
 
 
-def _rotate(q: Any, k: Any, turns: Any, q_out: Any, k_out: Any) -> None:
-    cosines, sines = turns[0], turns[1]
+def _rotate(q: Any, k: Any, cosines: Any, sines: Any, q_out: Any, k_out: Any) -> None:
     if q.size < THREADED:
         for t in range(len(q)):
             _rotate_row(row_of(q, t), cosines[t], sines[t], q_out[t])

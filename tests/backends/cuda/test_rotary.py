@@ -11,6 +11,7 @@ from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.backends.cuda.rotary import rotary
 from minillm.backends.weights import Weight
 from minillm.ops.rotary import Rotation, Stretch
+from minillm.ops.rotary import angles as plain_angles
 from tests.cuda_emulator import Emulator
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
@@ -68,7 +69,7 @@ class Case:
             spans = [SimpleNamespace(start=0, stop=count) for count in self.counts]
             batch: Any = SimpleNamespace(text_lens=self.text_lens.astype(np.int64), spans=spans)
             growth = self.rotation.stretch.growth(batch)
-        return ops.angles(self.positions, self.rotation.frequencies.data, growth, np)
+        return plain_angles(self.positions, self.rotation.frequencies.data, growth, np)
 
     def check(self, results: list[np.ndarray], slack: float = 0.0) -> None:
         """At most twice the error of the plain computation; `slack` is what the angles may differ by."""
