@@ -16,7 +16,16 @@ its norms, and so on, an OPT step of T new tokens, of which R go through the hea
                 + 2 T F E + b T E + T E                   down, residual
     head        2 R W V                                   (+ 2 R E W where W < E)
 
-where `pairs` counts, over all sequences, the pairs of a new token and a position that it sees.
+where `pairs` counts, over all sequences, the pairs of a new token and a position that it sees. Other families have,
+with r of each head's D numbers turning,
+
+    RMS norm    T (3 E + 4) + g T E                       of each head: H T (3 D + 4) + g H T D, and K for H
+    rotary      3 T (H + K) r + 3 T r / 2                 (+ T r if scaled, + T r if frequencies follow the length)
+    gated MLP   4 T E F + 2 b T F                         gate and up
+                + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
+    ALiBi       2 H pairs
+
+and with a window fewer pairs.
 
 Bytes are those of each operation alone: every array that its formula names is read or written once, the weights once
 for all rows, each sequence's keys and values once for all its queries and all heads that share them. A bias, an
