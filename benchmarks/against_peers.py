@@ -4,8 +4,8 @@ A shared machine's memory bandwidth drifts within minutes, so figures taken apar
 process of its own, where its threads disturb nobody's; short bursts take turns, A B C A B C, and before each burst the
 bandwidth is probed. Reported are medians, extremes and the ratios within each round.
 
-All have the same weights, drawn at random in a published shape of OPT, with one exception that `peer_files.py`
-explains: llama.cpp's are those of GPT-2's architecture.
+All have the same weights, drawn at random in a published shape, with one exception that `peer_gguf.py` explains:
+llama.cpp does not run OPT, and computes GPT-2's architecture with its matrices.
 """
 
 import argparse
@@ -31,7 +31,18 @@ from harness import (
     write_csv,
 )
 from peer_measure import Session, measure_fresh, measure_loaded
-from peer_plans import BITS, CASES, PACKAGES, PLANS, position_bytes, takes_part, tasks, weight_bytes
+from peer_plans import (
+    BITS,
+    CASES,
+    PACKAGES,
+    PLANS,
+    STAND_INS,
+    position_bytes,
+    table_bytes,
+    takes_part,
+    tasks,
+    weight_bytes,
+)
 from peer_process import write_files
 from peer_report import Results, goal_table, other_tables, speed_table
 
@@ -86,13 +97,16 @@ def check(args: argparse.Namespace) -> Any:
     """The configuration of the shape.
 
     Raises:
+        ParameterError: no family publishes the shape.
         BenchmarkError: the arguments ask for what cannot be.
     """
-    from minillm.models.opt import SHAPES, read_config
+    from peer_files import PUBLISHED
 
-    if args.shape not in SHAPES:
-        raise BenchmarkError(f"shape {args.shape!r} is not known: expected one of {', '.join(SHAPES)}")
-    config = read_config(SHAPES[args.shape])
+    from minillm.models import published_config
+
+    config = published_config(args.shape)
+    if config.model_type not in PUBLISHED:
+        raise BenchmarkError(f"{args.shape} is of {config.model_type}: expected a shape of {', '.join(PUBLISHED)}")
     if args.new_tokens < 2:
         raise BenchmarkError("--new-tokens should be at least 2: decode begins after the first")
     timed = [task for case in args.cases for task in tasks(case, args.prefill, args.new_tokens)]
@@ -106,8 +120,6 @@ def check(args: argparse.Namespace) -> Any:
 
 def run(args: argparse.Namespace) -> None:
     """Measure and write."""
-    from minillm.accounting import position_parameters
-
     config = check(args)
     make_folder(args.out)
     engines, missing = sort_out(args.engines)
@@ -122,19 +134,19 @@ def run(args: argparse.Namespace) -> None:
         wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
         wanted += [plan.label for plan in plans if plan.engine == "llama.cpp"]
         gguf = write_files(args.shape, folder, wanted, environment)
-        table = {plan: position_parameters(config) * (2 if BITS[plan.form] == 16 else 4) for plan in plans}
         weights = {plan: weight_bytes(plan, config, gguf) for plan in plans}
-        results = Results(weights, table, position_bytes(config))
+        tables = {plan: table_bytes(plan, config) for plan in plans}
+        results = Results(weights, tables, position_bytes(config))
         session = Session(args, config, environment, folder)
         measure_loaded(session, plans, results)
         measure_fresh(session, plans, results)
-    write(args, missing, results)
+    write(args, config.model_type, missing, results)
 
 
-def write(args: argparse.Namespace, missing: str, results: Results) -> None:
+def write(args: argparse.Namespace, family: str, missing: str, results: Results) -> None:
     """Print the tables, and keep them with every burst."""
     facts = {"question": f"minillm beside other engines, {args.shape}, random weights, greedy"}
-    facts |= {"llama.cpp": "GPT-2's architecture with the same matrices: GELU for ReLU; its cache is float16"}
+    facts |= {"llama.cpp": f"{STAND_INS.get(family, 'the same model')}; its cache is float16"}
     facts |= {"rounds": str(args.rounds), "left out": missing}
     facts |= describe(args.threads, VERSIONS)
     probes = [burst.bandwidth for burst in results.bursts] or [0.0]

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from minillm.accounting import parameter_count, position_parameters
-from minillm.models.opt import OPTConfig
+from minillm.accounting import Storage, cache_bytes_per_token, weights_bytes
+from minillm.config import ModelConfig
+from minillm.models import outline_of
+from minillm.models.outline import Embed, Linear
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "minillm-numpy": (),
@@ -17,8 +19,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits")
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
-MATRIX_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0, "int8": 8.5, "int4": 4.5}
-"""Of a weight in a matrix, a float16 scale for each 32 included."""
+STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"}
+"""A family that llama.cpp does not run -> what it runs instead."""
 OVERHEAD = 400 << 20
 """Bytes that a process takes beside the weights, roughly."""
 
@@ -117,8 +119,8 @@ def takes_part(case: str, plan: Plan) -> bool:
     return case == "decode" or not plan.slow
 
 
-def weight_bytes(plan: Plan, config: OPTConfig, gguf: Mapping[str, int]) -> int:
-    """Bytes of the weights that one token needs: all but the position table.
+def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> int:
+    """Bytes of the weights that one token needs: all but the tables of which it needs a row.
 
     Args:
         plan: an engine and format
@@ -127,18 +129,24 @@ def weight_bytes(plan: Plan, config: OPTConfig, gguf: Mapping[str, int]) -> int:
     """
     if plan.engine == "llama.cpp":
         return gguf[plan.label]
-    vocabulary = config.vocab_size * config.embedding_size
-    E = config.hidden_size
-    projections = config.num_layers * (4 * E * E + 2 * E * config.intermediate_size)
-    vectors = parameter_count(config) - position_parameters(config) - vocabulary - projections
-    table_form = "int8" if plan.form == "int4" else plan.form
-    bits = projections * MATRIX_BITS[plan.form] + vocabulary * MATRIX_BITS[table_form]
-    return round(bits / 8) + 4 * vectors
+    return weights_bytes(config, Storage(weights=plan.form)) - table_bytes(plan, config)
 
 
-def position_bytes(config: OPTConfig) -> int:
+def table_bytes(plan: Plan, config: ModelConfig) -> int:
+    """Bytes of the tables of which a token needs a row: positions, and tokens where the head does not share them."""
+    outline, storage = outline_of(config), Storage(weights=plan.form)
+    tied = any(isinstance(part, Linear) and part.tied for part in outline.head)
+    return sum(
+        part.positions * storage.row_bytes("positions", part.width)
+        + (0 if tied else part.vectors * storage.row_bytes("vocabulary", part.width))
+        for part in outline.before
+        if isinstance(part, Embed)
+    )
+
+
+def position_bytes(config: ModelConfig) -> int:
     """Bytes of minillm's cache that decoding reads for each position before it, in float32."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    return cache_bytes_per_token(config, Storage())
 
 
 def grouped(plans: Sequence[Plan], sizes: Mapping[Plan, int], limit: int) -> list[list[Plan]]:

@@ -36,8 +36,8 @@ class Results:
 
     weights: dict[Plan, int]
     """Bytes of the weights that one token needs"""
-    position_table: dict[Plan, int]
-    """Bytes of the table that no token needs whole"""
+    tables: dict[Plan, int]
+    """Bytes of the tables of which a token needs a row"""
     position_bytes: int
     """Bytes of minillm's cache for each position"""
     bursts: list[Burst] = field(default_factory=list)
@@ -139,7 +139,7 @@ def other_tables(results: Results) -> list[str]:
 
 def _stored(results: Results, plan: Plan) -> int:
     """Bytes of all weights in their format."""
-    return results.weights[plan] + results.position_table[plan]
+    return results.weights[plan] + results.tables[plan]
 
 
 def goal_table(results: Results) -> list[str]:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,19 @@ SMALL = {
     "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128,
     "vocab_size": 96, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+SMALL_KIN = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 96, "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": SMALL_KIN | {"rms_norm_eps": 1e-5},
+    "llama, tied": SMALL_KIN | {"tie_word_embeddings": True, "rope_theta": 100000.0},
+    "qwen2": SMALL_KIN | {"model_type": "qwen2", "tie_word_embeddings": True, "rope_theta": 1000000.0},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+}
+"""Small shapes of what llama.cpp and CTranslate2 know."""
 
 
 @pytest.fixture(autouse=True)

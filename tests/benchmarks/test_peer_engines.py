@@ -84,11 +84,10 @@ def gguf_folder(small: str, tmp_path: Path) -> Path:
     """The small shape in all formats of llama.cpp."""
     pytest.importorskip("llama_cpp", reason="needs the peers extra")
     pytest.importorskip("gguf", reason="needs the peers extra")
-    from peer_files import LLAMA_TYPES, quantize_gguf, write_gguf
+    from peer_files import write_llama_cpp
+    from peer_gguf import LLAMA_TYPES
 
-    write_gguf(small, tmp_path / "f32.gguf")
-    for form in LLAMA_TYPES:
-        quantize_gguf(tmp_path / "f32.gguf", tmp_path / f"{form}.gguf", form)
+    write_llama_cpp(small, tmp_path, list(LLAMA_TYPES))
     return tmp_path
 
 
@@ -96,7 +95,7 @@ def gguf_folder(small: str, tmp_path: Path) -> Path:
 def test_llama_cpp_reads_what_is_written(gguf_folder: Path) -> None:
     """Every format loads; errors grow as bits shrink; a batch decodes; and bytes are counted as minillm counts them."""
     from peer_engines import make
-    from peer_files import gguf_bytes
+    from peer_gguf import gguf_bytes
     from peer_plans import weight_bytes
     from peer_report import find
     from peer_worker import prompt

@@ -1,0 +1,135 @@
+"""The families that llama.cpp and CTranslate2 know: every engine computes the same model, in float32 to rounding."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.weights import Weight
+from minillm.models import FAMILIES, random_model
+
+from .conftest import FAMILIES as SMALL_FAMILIES
+from .conftest import SMALL, SMALL_KIN
+
+TOKENS = 30
+
+
+@pytest.fixture
+def shape(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], str]:
+    """Publishes a configuration, and gives its name."""
+
+    def publish(raw: dict[str, Any]) -> str:
+        monkeypatch.setitem(FAMILIES[raw["model_type"]].SHAPES, "small", raw)
+        return "small"
+
+    return publish
+
+
+@pytest.fixture
+def exact_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's attention in float32: by default its cache, and what it fuses, is float16."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="needs the peers extra")
+    pytest.importorskip("gguf", reason="needs the peers extra")
+    default = llama_cpp.llama_context_default_params
+
+    def exact() -> Any:
+        params = default()
+        params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return params
+
+    monkeypatch.setattr(llama_cpp, "llama_context_default_params", exact)
+
+
+def logits_of(engine: str, folder: Path) -> NDArray[np.float32]:
+    from peer_engines import make
+    from peer_worker import prompt
+
+    form = "f32" if engine == "llama.cpp" else "float32"
+    return make(engine, form, str(folder), 1).logits(prompt(0, TOKENS, 96))
+
+
+def distance(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", SMALL_FAMILIES)
+def test_every_engine_computes_the_same_model(
+    name: str, shape: Callable[[dict[str, Any]], str], exact_llama_cpp: None, tmp_path: Path
+) -> None:
+    """The order of rows in Q and K, biases, heads tied or not, epsilon, bases: what is wrong shows in the logits."""
+    pytest.importorskip("transformers", reason="needs the peers extra")
+    pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    from peer_files import write_checkpoint, write_ctranslate2, write_llama_cpp
+
+    small = shape(SMALL_FAMILIES[name])
+    write_checkpoint(small, tmp_path)
+    write_ctranslate2(tmp_path)
+    write_llama_cpp(small, tmp_path, ["f32"])
+    expected = logits_of("minillm-numpy", tmp_path)
+    for engine in ("transformers", "ctranslate2", "llama.cpp"):
+        by_a_table = name == "gpt2" and engine == "llama.cpp"  # GELU, of float16
+        assert distance(logits_of(engine, tmp_path), expected) < (1e-3 if by_a_table else 2e-6), engine
+
+
+@pytest.mark.reference
+def test_frequencies_that_are_scaled(
+    shape: Callable[[dict[str, Any]], str], exact_llama_cpp: None, tmp_path: Path
+) -> None:
+    """Llama 3's scaling, made for so short a text that some pairs stay, some are divided and one is between."""
+    from peer_files import write_checkpoint, write_llama_cpp
+
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 64}
+    small = shape(SMALL_KIN | {"rope_scaling": scaling, "max_position_embeddings": 512})
+    write_checkpoint(small, tmp_path)
+    write_llama_cpp(small, tmp_path, ["f32"])
+    assert distance(logits_of("llama.cpp", tmp_path), logits_of("minillm-numpy", tmp_path)) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["opt", *SMALL_FAMILIES])
+def test_weights_are_counted_as_they_are_kept(
+    name: str, shape: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes that a token needs are the sum of what the model really holds, but for tables that it looks up."""
+    from peer_plans import PLANS, table_bytes, weight_bytes
+
+    raw = SMALL if name == "opt" else SMALL_FAMILIES[name]
+    small, family = shape(raw), FAMILIES[raw["model_type"]]
+    tables = {"embed_positions", "wpe"} | ({"embed_tokens"} if name == "llama" else set())
+    for plan in (plan for plan in PLANS if plan.engine == "minillm-numpy"):
+        held: list[Weight] = []
+        prepare = NumpyBackend.prepare_weight
+
+        def note(self: Any, *args: Any, held: list[Weight] = held, prepare: Any = prepare) -> Weight:
+            held.append(prepare(self, *args))
+            return held[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NumpyBackend, "prepare_weight", note)
+            random_model(small, 0, 0.02, NumpyBackend(weights=plan.form))
+        config = family.read_config(raw)
+        assert weight_bytes(plan, config, {}) == sum(w.nbytes for w in held if w.name not in tables), plan
+        assert table_bytes(plan, config) == sum(w.nbytes for w in held if w.name in tables), plan
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2"])
+def test_bytes_of_llama_cpps_files(name: str, shape: Callable[[dict[str, Any]], str], tmp_path: Path) -> None:
+    """They are counted as minillm's are."""
+    pytest.importorskip("llama_cpp", reason="needs the peers extra")
+    pytest.importorskip("gguf", reason="needs the peers extra")
+    from peer_files import write_llama_cpp
+    from peer_plans import weight_bytes
+    from peer_report import find
+
+    raw = SMALL_FAMILIES[name]
+    counted = write_llama_cpp(shape(raw), tmp_path, ["f32", "f16", "Q8_0"])
+    config = FAMILIES[raw["model_type"]].read_config(raw)
+    for label, form in (("f32", "float32"), ("f16", "float16"), ("Q8_0", "int8")):
+        assert counted[label] == weight_bytes(find("minillm-numba", form), config, {})
