@@ -16,7 +16,7 @@ from peer_gguf import gguf_bytes, quantize_gguf, write_gguf
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Tensor
-from minillm.models import FAMILIES, gpt2, published_config
+from minillm.models import family_named, gpt2, published_config
 from minillm.models.base import random_tensors
 from minillm.models.rearranged import transposed
 
@@ -53,14 +53,14 @@ def write_checkpoint(shape: str, folder: Path) -> None:
 
 def raw_config(shape: str) -> dict[str, Any]:
     """A shape as its config.json has it."""
-    raw: dict[str, Any] = FAMILIES[published_config(shape).model_type].SHAPES[shape]
+    raw: dict[str, Any] = family_named(published_config(shape).model_type).SHAPES[shape]
     return raw
 
 
 def tensors_of(shape: str) -> dict[str, Tensor]:
     """The weights of `Engine.random(shape)`, by name."""
     config = published_config(shape)
-    return random_tensors(FAMILIES[config.model_type].tensor_table(config), 0, 0.02, NumpyBackend())
+    return random_tensors(family_named(config.model_type).tensor_table(config), 0, 0.02, NumpyBackend())
 
 
 def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ SMALL_KIN = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 96, "max_position_embeddings": 64,
 }  # fmt: skip
-FAMILIES: dict[str, dict[str, Any]] = {
+SMALL_FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SMALL_KIN | {"rms_norm_eps": 1e-5},
     "llama, tied": SMALL_KIN | {"tie_word_embeddings": True, "rope_theta": 100000.0},
     "qwen2": SMALL_KIN | {"model_type": "qwen2", "tie_word_embeddings": True, "rope_theta": 1000000.0},

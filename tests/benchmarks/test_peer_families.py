@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight
-from minillm.models import FAMILIES, random_model
+from minillm.models import family_named, random_model
 
-from .conftest import FAMILIES as SMALL_FAMILIES
-from .conftest import SMALL, SMALL_KIN
+from .conftest import SMALL, SMALL_FAMILIES, SMALL_KIN
 
 TOKENS = 30
 
@@ -23,7 +22,7 @@ def shape(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], str]:
     """Publishes a configuration, and gives its name."""
 
     def publish(raw: dict[str, Any]) -> str:
-        monkeypatch.setitem(FAMILIES[raw["model_type"]].SHAPES, "small", raw)
+        monkeypatch.setitem(family_named(raw["model_type"]).SHAPES, "small", raw)
         return "small"
 
     return publish
@@ -100,7 +99,7 @@ def test_weights_are_counted_as_they_are_kept(
     from peer_plans import PLANS, table_bytes, weight_bytes
 
     raw = SMALL if name == "opt" else SMALL_FAMILIES[name]
-    small, family = shape(raw), FAMILIES[raw["model_type"]]
+    small, family = shape(raw), family_named(raw["model_type"])
     tables = {"embed_positions", "wpe"} | ({"embed_tokens"} if name == "llama" else set())
     for plan in (plan for plan in PLANS if plan.engine == "minillm-numpy"):
         held: list[Weight] = []
@@ -130,6 +129,6 @@ def test_bytes_of_llama_cpps_files(name: str, shape: Callable[[dict[str, Any]], 
 
     raw = SMALL_FAMILIES[name]
     counted = write_llama_cpp(shape(raw), tmp_path, ["f32", "f16", "Q8_0"])
-    config = FAMILIES[raw["model_type"]].read_config(raw)
+    config = family_named(raw["model_type"]).read_config(raw)
     for label, form in (("f32", "float32"), ("f16", "float16"), ("Q8_0", "int8")):
         assert counted[label] == weight_bytes(find("minillm-numba", form), config, {})
