@@ -5,6 +5,7 @@ decoding strategies see only what stands here.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,10 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
+LARGEST = 2**24
+"""Above any size of a model; a larger one would fill the memory before it could be held against the tensors."""
+
+
 class Fields:
     """Reads typed fields out of config.json; what is absent, of another type or out of range is named."""
 
@@ -58,19 +63,33 @@ class Fields:
         if value is None:
             return default
         kind = type(default)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < _FLOAT_MAX:
             return kind(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"{self.source}: {name} should be {_KIND_NAMES[kind]}, found {value!r}")
+        if (
+            not isinstance(value, kind)
+            or (kind is int and isinstance(value, bool))
+            or (kind is float and not math.isfinite(value))
+        ):
+            raise CheckpointError(f"{self.source}: {name} should be {_KIND_NAMES[kind]}, found {value!r:.60}")
         return value
 
-    def size(self, name: str) -> int:
-        """A required whole number of at least 1."""
-        if self.raw.get(name) is None:
+    def size(self, name: str, default: int | None = None, *, most: int = LARGEST) -> int:
+        """A whole number from 1 to `most`; without a default it is required."""
+        if default is None and self.raw.get(name) is None:
             raise CheckpointError(f"{self.source}: {name} is missing")
-        value = self.get(name, 0)
-        if value < 1:
-            raise CheckpointError(f"{self.source}: {name} should be at least 1, found {value}")
+        value = self.get(name, default or 0)
+        if not 1 <= value <= most:
+            bound = "at least 1" if value < 1 else f"at most {most}"
+            raise CheckpointError(f"{self.source}: {name} should be {bound}, found {value!s:.60}")
+        return value
+
+    def number(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
+        """A finite number above a bound; without a default it is required."""
+        if default is None and self.raw.get(name) is None:
+            raise CheckpointError(f"{self.source}: {name} is missing")
+        value = self.get(name, default or 0.0)
+        if value <= above:
+            raise CheckpointError(f"{self.source}: {name} should be above {above:g}, found {value}")
         return value
 
     def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
@@ -78,7 +97,7 @@ class Fields:
         value = self.get(name, default)
         if value not in known:
             raise UnsupportedModelError(
-                f"{self.source}: {name} is {value!r}; minillm runs {', '.join(map(repr, known))}"
+                f"{self.source}: {name} is {value!r:.60}; minillm runs {', '.join(map(repr, known))}"
             )
         return value
 
@@ -92,13 +111,14 @@ class Fields:
         value = self.raw.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-            raise CheckpointError(f"{self.source}: {name} should be token ids, found {value!r}")
+            raise CheckpointError(f"{self.source}: {name} should be token ids, found {value!r:.60}")
         return tuple(ids)
 
 
+_FLOAT_MAX = 2**1023
 _KIND_NAMES: dict[type, str] = {
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     bool: "true or false",
     str: "a text",
     dict: "a table",
@@ -114,10 +134,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} should hold a JSON object, found {type(value).__name__}")
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
 
 

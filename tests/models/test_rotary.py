@@ -77,7 +77,7 @@ def test_the_longest_context_that_a_scaling_is_made_for(scaling: dict[str, Any] 
     [
         ({"rope_type": "linear"}, "rope_scaling: factor is missing"),
         ({"rope_type": "linear", "factor": 0.5}, "factor should be at least 1, found 0.5"),
-        ({"rope_type": "linear", "factor": "2"}, "factor should be a number, found '2'"),
+        ({"rope_type": "linear", "factor": "2"}, "factor should be a finite number, found '2'"),
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, "high_freq_factor is missing"),
         (
             {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
