@@ -29,11 +29,14 @@ from ..layers.norm import LayerNorm
 from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
-from .reading import read_heads, read_layers, refuse_other_attention
+from .reading import merge_names, read_heads, read_layers, refuse_other_layers
 from .rearranged import qkv_apart
 
 ACTIVATION = "gelu_new"
 """config.json does not say it."""
+
+OTHER_NAMES = {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+"""What older files call the sizes."""
 
 TRAINED_LENGTH = 2048
 """The longest context, where config.json does not say `seq_length`."""
@@ -56,13 +59,11 @@ def read_config(raw: Mapping[str, Any]) -> BloomConfig:
 
     Raises:
         CheckpointError: a field is missing or impossible.
-        UnsupportedModelError: `apply_residual_connection_post_layernorm`, which no published model has.
+        UnsupportedModelError: `apply_residual_connection_post_layernorm`, which no published model has, or other
+            attention.
     """
-    older = {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-    defaults = {"bos_token_id": 1, "eos_token_id": 2} | {name: raw.get(old) for name, old in older.items()}
-    given = {name: value for name, value in raw.items() if value is not None or name not in older}
-    fields = Fields(defaults | given)
-    refuse_other_attention(fields)
+    fields = Fields({"bos_token_id": 1, "eos_token_id": 2} | merge_names(raw, OTHER_NAMES))
+    refuse_other_layers(fields)
     if fields.get("apply_residual_connection_post_layernorm", False):
         raise UnsupportedModelError(
             "config.json: apply_residual_connection_post_layernorm is true; minillm adds to what the norm reads"

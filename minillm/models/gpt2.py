@@ -25,11 +25,19 @@ from ..layers.norm import LayerNorm
 from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
-from .reading import read_activation, read_heads, read_layers, refuse_other_attention
+from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
 from .rearranged import transposed
 
 END_OF_TEXT = 50256
 """The token that begins and ends a text, where config.json does not say."""
+
+OTHER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+}
+"""What other families call the sizes; transformers reads either."""
 
 PROJECTIONS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 """What is stored as [in, out]."""
@@ -58,10 +66,10 @@ def read_config(raw: Mapping[str, Any]) -> GPT2Config:
         CheckpointError: a field is missing or impossible.
         UnsupportedModelError: cross-attention, or an activation that is none of ours.
     """
-    fields = Fields({"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} | dict(raw))
+    fields = Fields({"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} | merge_names(raw, OTHER_NAMES))
     if fields.get("add_cross_attention", False):
         raise UnsupportedModelError("config.json: add_cross_attention is true; minillm runs decoders by themselves")
-    refuse_other_attention(fields)
+    refuse_other_layers(fields)
     hidden_size, heads, head_dim = read_heads(fields, "n_embd", "n_head")
     layers = read_layers(fields, "n_layer")
     scale = head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0

@@ -27,7 +27,7 @@ from ..ops.rotary import Rotation
 from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
-from .reading import read_activation, read_heads, read_layers, refuse_other_attention
+from .reading import read_activation, read_heads, read_layers, refuse_other_layers
 from .rearranged import qkv_apart
 from .rotary import BASE, RotaryConfig, read_rotary, rope_table
 
@@ -58,7 +58,7 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
         UnsupportedModelError: an activation or a kind of rotary scaling that is none of ours.
     """
     fields = Fields({"bos_token_id": 0, "eos_token_id": 2} | dict(raw))
-    refuse_other_attention(fields)
+    refuse_other_layers(fields)
     hidden_size, heads, head_dim = read_heads(fields)
     if fields.size("head_dim", head_dim) != head_dim:
         raise CheckpointError(f"config.json: head_dim should be hidden_size / num_attention_heads = {head_dim} here")

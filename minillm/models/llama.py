@@ -27,7 +27,7 @@ from ..ops.rotary import Rotation
 from .base import Shapes, Tensors, linear_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Component, Embed, Gate, Linear, Norm, Outline, head, self_attention
-from .reading import read_activation, read_heads, read_layers, refuse_experts, refuse_other_attention
+from .reading import read_activation, read_heads, read_layers, refuse_experts, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
@@ -61,7 +61,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         UnsupportedModelError: a feature that minillm does not run: an activation, a kind of rotary scaling.
     """
     fields = Fields(TOKENS | dict(raw))
-    refuse_other_attention(fields)
+    refuse_other_layers(fields)
     bias = fields.get("attention_bias", False)
     return read_kin(fields, "llama", qkv_bias=bias, out_bias=bias, mlp_bias=fields.get("mlp_bias", False))
 

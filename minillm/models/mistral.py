@@ -5,7 +5,7 @@ from typing import Any
 
 from ..config import Fields
 from .llama import TOKENS, LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
-from .reading import read_layer_types, read_layers, refuse_other_attention
+from .reading import read_layer_types, read_layers, refuse_other_layers
 
 __all__ = ["SHAPES", "build", "canonical_names", "outline", "read_config", "tensor_table"]
 
@@ -20,7 +20,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         As `llama.read_config`.
     """
     fields = Fields(TOKENS | {"sliding_window": WINDOW} | dict(raw))
-    refuse_other_attention(fields, windows=True)
+    refuse_other_layers(fields, windows=True)
     window = None if fields.raw["sliding_window"] is None else fields.size("sliding_window")
     read_layer_types(fields, ("full_attention" if window is None else "sliding_attention",))
     return read_kin(fields, "mistral", windows=(window,) * read_layers(fields))

@@ -25,7 +25,7 @@ from ..layers.norm import LayerNorm
 from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Component, Embed, Linear, Norm, Outline, head, mlp, self_attention
-from .reading import read_activation, read_heads, read_layers, refuse_other_attention
+from .reading import read_activation, read_heads, read_layers, refuse_other_layers
 
 POSITION_OFFSET = 2
 """OPT's position table begins with two rows that a padded batch once needed."""
@@ -59,7 +59,7 @@ def read_config(raw: Mapping[str, Any]) -> OPTConfig:
         UnsupportedModelError: the activation is none of ours.
     """
     fields = Fields({"bos_token_id": 2, "eos_token_id": 2} | dict(raw))
-    refuse_other_attention(fields)
+    refuse_other_layers(fields)
     hidden_size, heads, head_dim = read_heads(fields)
     pre_norm = fields.get("do_layer_norm_before", True)
     return OPTConfig(

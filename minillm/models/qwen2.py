@@ -6,7 +6,7 @@ from typing import Any
 from ..config import Fields
 from ..errors import CheckpointError
 from .llama import LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
-from .reading import read_layer_types, read_layers, refuse_other_attention
+from .reading import read_layer_types, read_layers, refuse_other_layers
 
 __all__ = ["SHAPES", "build", "canonical_names", "layer_windows", "outline", "read_config", "tensor_table"]
 
@@ -33,7 +33,7 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
         CheckpointError: the list has not one entry for each layer.
         UnsupportedModelError: a layer attends in another way, or has a window and there is none.
     """
-    refuse_other_attention(fields, windows=True)
+    refuse_other_layers(fields, windows=True)
     layers = read_layers(fields)
     window = None
     if fields.get("use_sliding_window", False) and fields.raw.get("sliding_window", WINDOW) is not None:

@@ -1,11 +1,36 @@
 """What families read of config.json alike, and what they refuse alike."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..config import Fields
 from ..errors import CheckpointError, UnsupportedModelError
 from ..ops.activation import ACTIVATIONS, ALIASES
 
 MOST_LAYERS = 10_000
 """Far above any model's; each is built as parts of its own."""
+
+
+def merge_names(raw: Mapping[str, Any], other_names: Mapping[str, str]) -> dict[str, Any]:
+    """config.json where a field may have either of two names, under one of them.
+
+    Args:
+        raw: config.json
+        other_names: of each field that has one
+
+    Raises:
+        CheckpointError: both are there, and they differ.
+    """
+    merged = dict(raw)
+    for name, other in other_names.items():
+        found = merged.pop(other, None)
+        if merged.get(name) is None:
+            merged[name] = found
+        elif found is not None and found != merged[name]:
+            raise CheckpointError(
+                f"config.json: {name} is {merged[name]!r:.60} and {other}, its other name, {found!r:.60}: leave one out"
+            )
+    return merged
 
 
 def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_attention_heads") -> tuple[int, int, int]:
@@ -44,12 +69,12 @@ def refuse_experts(fields: Fields) -> None:
     for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         if fields.get(name, 0) > 1:
             raise UnsupportedModelError(
-                f"{fields.source}: {name} is {fields.raw[name]}: minillm runs no mixture of experts"
+                f"{fields.source}: {name} is {fields.raw[name]!r:.60}: minillm runs no mixture of experts"
             )
 
 
-def refuse_other_attention(fields: Fields, *, windows: bool = False) -> None:
-    """Refuse queries that see something else than all positions before them.
+def refuse_other_layers(fields: Fields, *, windows: bool = False) -> None:
+    """Refuse layers that differ among themselves, and queries that see something else than all positions before them.
 
     transformers reads these fields in every family, some of them only in its cache.
 
@@ -60,8 +85,12 @@ def refuse_other_attention(fields: Fields, *, windows: bool = False) -> None:
     Raises:
         UnsupportedModelError: config.json asks for it.
     """
-    if not fields.get("is_causal", True):
-        raise UnsupportedModelError(f"{fields.source}: is_causal is false; minillm runs causal attention")
+    if fields.raw.get("is_causal", True) is not True:
+        raise UnsupportedModelError(
+            f"{fields.source}: is_causal is {fields.raw['is_causal']!r:.60}; minillm runs causal attention"
+        )
+    if fields.raw.get("per_layer_config"):
+        raise UnsupportedModelError(f"{fields.source}: per_layer_config; minillm runs layers of one shape")
     for name in ("attention_chunk_size",) if windows else ("attention_chunk_size", "sliding_window"):
         if fields.raw.get(name) is not None:
             raise UnsupportedModelError(

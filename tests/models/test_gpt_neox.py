@@ -92,7 +92,7 @@ def test_names_of_transformers_4_beside_the_older_ones() -> None:
             "partial_rotary_factor should be a finite number, found 'all'",
         ),
         ({"rope_theta": 500.0}, CheckpointError, "rope_theta should be 10000 as rotary_emb_base or the rotary table"),
-        ({"partial_rotary_factor": 1.0}, CheckpointError, "partial_rotary_factor should be 0.25 as rotary_pct or"),
+        ({"partial_rotary_factor": 1.0}, CheckpointError, "partial_rotary_factor should be 0.5 as rotary_pct or"),
         ({"head_dim": 16}, CheckpointError, "head_dim should be hidden_size / num_attention_heads = 8"),
         ({"rope_parameters": {"rope_type": "longrope"}}, UnsupportedModelError, "rope_type is 'longrope'"),
         ({"hidden_act": "mish"}, UnsupportedModelError, "hidden_act is 'mish'; minillm runs 'relu', 'gelu'"),
