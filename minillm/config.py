@@ -40,6 +40,9 @@ class ModelConfig:
     """The longest context, in tokens."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    keys_follow_length: bool = False
+    """Keys depend on how long the text was that they were computed in ("dynamic" rotary scaling): another text cannot
+    use them, and guesses that are run together get others than tokens one by one."""
 
     def cache_values_per_token(self) -> int:
         """Numbers (not bytes) that one token leaves in the K/V cache: 2 L K D."""

@@ -75,6 +75,7 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
         max_positions=rotary.longest,
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
+        keys_follow_length=rotary.stretch is not None,
         epsilon=fields.number("layer_norm_eps", 1e-5),
         activation=read_activation(fields, "hidden_act", "gelu"),
         rotary=rotary,

@@ -105,6 +105,7 @@ def read_kin(
         max_positions=rotary.longest,
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
+        keys_follow_length=rotary.stretch is not None,
         epsilon=fields.number("rms_norm_eps", 1e-6),
         activation=read_activation(fields, "hidden_act", "silu"),
         rotary=rotary,
