@@ -150,7 +150,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelNotFoundError: the folder has none.
         CheckpointError: it is not JSON.
+        UnsupportedModelError: the folder holds an adapter, which changes a model's weights.
     """
+    if (folder / "adapter_config.json").exists():
+        raise UnsupportedModelError(
+            f"{folder} holds an adapter (adapter_config.json); minillm runs whole models: merge it into its model first"
+        )
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotFoundError(f"{folder} holds no config.json: expected a Hugging Face checkpoint folder")
