@@ -5,6 +5,7 @@ decoding strategies see only what stands here.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,17 @@ class ModelConfig:
     """The longest context, in tokens."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    keys_follow_length: bool = False
+    """Keys depend on how long the text was that they were computed in ("dynamic" rotary scaling): another text cannot
+    use them, and guesses that are run together get others than tokens one by one."""
 
     def cache_values_per_token(self) -> int:
         """Numbers (not bytes) that one token leaves in the K/V cache: 2 L K D."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+LARGEST = 2**24
+"""Above any size of a model; a larger one would fill the memory before it could be held against the tensors."""
 
 
 class Fields:
@@ -58,19 +66,33 @@ class Fields:
         if value is None:
             return default
         kind = type(default)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < _FLOAT_MAX:
             return kind(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"{self.source}: {name} should be {_KIND_NAMES[kind]}, found {value!r}")
+        if (
+            not isinstance(value, kind)
+            or (kind is int and isinstance(value, bool))
+            or (kind is float and not math.isfinite(value))
+        ):
+            raise CheckpointError(f"{self.source}: {name} should be {_KIND_NAMES[kind]}, found {value!r:.60}")
         return value
 
-    def size(self, name: str) -> int:
-        """A required whole number of at least 1."""
-        if self.raw.get(name) is None:
+    def size(self, name: str, default: int | None = None, *, most: int = LARGEST) -> int:
+        """A whole number from 1 to `most`; without a default it is required."""
+        if default is None and self.raw.get(name) is None:
             raise CheckpointError(f"{self.source}: {name} is missing")
-        value = self.get(name, 0)
-        if value < 1:
-            raise CheckpointError(f"{self.source}: {name} should be at least 1, found {value}")
+        value = self.get(name, default or 0)
+        if not 1 <= value <= most:
+            bound = "at least 1" if value < 1 else f"at most {most}"
+            raise CheckpointError(f"{self.source}: {name} should be {bound}, found {value!s:.60}")
+        return value
+
+    def number(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
+        """A finite number above a bound; without a default it is required."""
+        if default is None and self.raw.get(name) is None:
+            raise CheckpointError(f"{self.source}: {name} is missing")
+        value = self.get(name, default or 0.0)
+        if value <= above:
+            raise CheckpointError(f"{self.source}: {name} should be above {above:g}, found {value}")
         return value
 
     def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
@@ -78,7 +100,7 @@ class Fields:
         value = self.get(name, default)
         if value not in known:
             raise UnsupportedModelError(
-                f"{self.source}: {name} is {value!r}; minillm runs {', '.join(map(repr, known))}"
+                f"{self.source}: {name} is {value!r:.60}; minillm runs {', '.join(map(repr, known))}"
             )
         return value
 
@@ -92,13 +114,14 @@ class Fields:
         value = self.raw.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-            raise CheckpointError(f"{self.source}: {name} should be token ids, found {value!r}")
+            raise CheckpointError(f"{self.source}: {name} should be token ids, found {value!r:.60}")
         return tuple(ids)
 
 
+_FLOAT_MAX = 2**1023
 _KIND_NAMES: dict[type, str] = {
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     bool: "true or false",
     str: "a text",
     dict: "a table",
@@ -114,10 +137,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} should hold a JSON object, found {type(value).__name__}")
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
 
 
@@ -127,7 +150,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelNotFoundError: the folder has none.
         CheckpointError: it is not JSON.
+        UnsupportedModelError: the folder holds an adapter, which changes a model's weights.
     """
+    if (folder / "adapter_config.json").exists():
+        raise UnsupportedModelError(
+            f"{folder} holds an adapter (adapter_config.json); minillm runs whole models: merge it into its model first"
+        )
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotFoundError(f"{folder} holds no config.json: expected a Hugging Face checkpoint folder")

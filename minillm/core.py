@@ -1,5 +1,6 @@
 """The core of an engine: a model, its cache, and a step loop that one thread drives."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +19,15 @@ from .errors import EngineStateError
 from .loading import Parts
 from .loop import Stats, StepLoop
 from .prompts import Prompt
-from .requests import RequestMaker
+from .requests import RequestMaker, refuse_guesses
 from .results import Event
 from .runner import Runner
 from .scheduler import Limits
 
 if TYPE_CHECKING:
     from .footprint import Footprint
+
+logger = logging.getLogger("minillm")
 
 PREFILL_CHUNK = 512
 
@@ -41,6 +44,10 @@ class EngineCore:
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
         helpers = [helper.config for helper in parts.helpers.values()]
+        refuse_guesses(self.config, {"draft": "draft" in parts.helpers})
+        if prefix_cache and any(config.keys_follow_length for config in (self.config, *helpers)):
+            logger.warning("no prefix cache: with dynamic rotary scaling a text's keys are its own")
+            prefix_cache = False
         context = min(config.max_positions for config in (self.config, *helpers))
         self._maker = RequestMaker(
             replace(self.config, max_positions=context), parts.tokenizer, dict(parts.defaults), tuple(parts.helpers)

@@ -1,6 +1,5 @@
 """From what a user names to the parts of an engine: models, tokenizer, chat template, the checkpoint's defaults."""
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 from .backends.base import Backend
 from .chat import ChatTemplate
 from .checkpoint import find_model
-from .config import ModelConfig
+from .config import ModelConfig, read_json
 from .decoding.fields import unfulfilled
 from .errors import CheckpointError, ParameterError
 from .models import load_model
@@ -136,17 +135,5 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or is not a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
+    """The object in a JSON file; empty if there is no such file."""
+    return read_json(path) if path.exists() else {}

@@ -71,6 +71,8 @@ class RequestMaker:
             eos_token_id=self.config.eos_token_ids,
             models=self.models,
         )
+        guessing = ("prompt_lookup_num_tokens", "lookahead_window")
+        refuse_guesses(self.config, {name: getattr(settings, name) for name in guessing})
         if prompt_length > 1 and "forced_bos_token_id" in settings.explicit:
             raise ParameterError(
                 f"forced_bos_token_id={settings.forced_bos_token_id} has no effect on a prompt of {prompt_length}"
@@ -85,6 +87,20 @@ class RequestMaker:
     def prompt_text(self, request: Request) -> str:
         """The prompt as text; empty where there is no tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(request.prompt_ids)
+
+
+def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
+    """Refuse speculation where tokens that are run together are not what they would be one by one.
+
+    Raises:
+        ParameterError: one of what is `wanted`, by name.
+    """
+    for name, value in wanted.items():
+        if value and config.keys_follow_length:
+            raise ParameterError(
+                f"{name} would change what the model says: with dynamic rotary scaling keys depend on how many tokens "
+                "are run; leave it out"
+            )
 
 
 def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:

@@ -90,7 +90,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} should hold a JSON object, not {type(value).__name__}")

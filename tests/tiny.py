@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,9 @@ class Held:
 
     def read_into(self, out: np.ndarray) -> None:
         out[...] = self.values
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        yield self.values
 
     def followed_by(self, other: Any) -> None:
         return None

@@ -27,6 +27,8 @@ EPILOG = """examples:
   minillm analyze path/to/checkpoint --hardware this --png roofline.png
 """
 
+PROMPT_LENGTH = 512
+
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
@@ -41,7 +43,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     work = parser.add_argument_group("work")
     work.add_argument("--batch", type=int, default=1, metavar="N", help="sequences side by side (default: 1)")
-    work.add_argument("--prompt-length", type=int, default=512, metavar="N", help="of each (default: 512)")
+    work.add_argument(
+        "--prompt-length",
+        type=int,
+        metavar="N",
+        help=f"of each (default: {PROMPT_LENGTH}, or what the model has room for)",
+    )
     work.add_argument(
         "--context", type=int, metavar="S", help="that a decode step sees, its token included (default: prompt + 1)"
     )
@@ -108,6 +115,8 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     if found.quantization is not None:
         found.quantization.check_wanted(args.dtype)
     kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
+    fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - 1))
+    prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
         config=found.config,
         storage=storage_for(
@@ -117,7 +126,7 @@ def analyze(args: argparse.Namespace) -> "Analysis":
             on_cpu=args.hardware == THIS,
             group=found.quantization.group if found.quantization is not None else 32,
         ),
-        workload=Workload(batch=args.batch, prompt_length=args.prompt_length, context=args.context),
+        workload=Workload(batch=args.batch, prompt_length=prompt_length, context=args.context),
         hardware=find_hardware(args.hardware),
         conventions=Conventions(
             full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2

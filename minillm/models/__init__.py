@@ -1,5 +1,6 @@
 """The families that minillm runs: one file each, named as Hugging Face's model_type."""
 
+import logging
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..errors import ParameterError, UnsupportedModelError
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
+
+logger = logging.getLogger("minillm")
 
 FAMILIES = (
     "opt",
@@ -56,6 +59,10 @@ def load_model(folder: Path, ops: Backend) -> Model:
     raw = read_config(folder)
     family = family_of(raw)
     config = family.read_config(raw)
+    if raw.get("auto_map"):
+        logger.warning(
+            "%s: config.json names code of its own (auto_map), which is not run: read as %s", folder, config.model_type
+        )
     quantization, stored = read_quantization(raw), open_checkpoint(folder)
     if quantization is None:
         tensors = family.canonical_names(stored, config)

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..backends.base import Backend, Role
 from ..backends.pages import Pages
 from ..backends.weights import Tensor, Weight
 from ..batch import Batch
-from ..config import Fields, ModelConfig
-from ..errors import CheckpointError, UnsupportedModelError
-from ..ops.activation import ACTIVATIONS, ALIASES
+from ..config import ModelConfig
+from ..errors import CheckpointError
 from ..progress import report
 
 Shapes = dict[str, tuple[int, ...]]
@@ -79,27 +80,52 @@ class Tensors:
         return weight
 
 
-def read_activation(fields: Fields, name: str, default: str) -> str:
-    """An activation of config.json, under the name that `ACTIVATIONS` has.
+def shorten(stored: Mapping[str, Tensor], *prefixes: str, left_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Tensors under their names without the `prefixes`, which are taken away in turn.
+
+    Args:
+        stored: as a checkpoint names them
+        *prefixes: what some checkpoints say in front
+        left_out: how the names of those end that no model needs: masks and frequencies, which can be computed
 
     Raises:
-        UnsupportedModelError: minillm does not run it; the message lists what it runs.
+        CheckpointError: a tensor is there twice, with a prefix and without.
     """
-    found = fields.get(name, default)
-    return ALIASES[found] if found in ALIASES else fields.choice(name, default, tuple(ACTIVATIONS))
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        short = name
+        for prefix in prefixes:
+            short = short.removeprefix(prefix)
+        if short.endswith(left_out):
+            continue
+        if short in tensors:
+            raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
+        tensors[short] = tensor
+    return tensors
 
 
-def refuse_experts(fields: Fields) -> None:
-    """Refuse a mixture of experts where a family's MLP is one.
+def without_tied_head(tensors: Mapping[str, Tensor], embedding: str, head: str = "lm_head.weight") -> dict[str, Tensor]:
+    """Leave out the copy of a tied head that some checkpoints keep, or take it where they keep nothing else.
 
     Raises:
-        UnsupportedModelError: config.json names several.
+        CheckpointError: it is no copy. Releases of transformers differ in what they make of that.
     """
-    for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
-        if fields.get(name, 0) > 1:
-            raise UnsupportedModelError(
-                f"{fields.source}: {name} is {fields.raw[name]}: minillm runs no mixture of experts"
-            )
+    kept = dict(tensors)
+    copy = kept.pop(head, None)
+    if copy is None:
+        return kept
+    source = kept.setdefault(embedding, copy)
+    if source is not copy and not _equal(source, copy):
+        raise CheckpointError(
+            f"config.json: tie_word_embeddings says that the LM head is the embedding, but {head} and {embedding} "
+            "differ: set it to false, or leave the former out"
+        )
+    return kept
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two matrices have the same values, read some rows after the others."""
+    return a.shape == b.shape and len(a.shape) == 2 and all(map(np.array_equal, a.chunks(), b.chunks()))
 
 
 def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:

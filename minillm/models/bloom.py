@@ -19,20 +19,24 @@ from numpy.typing import NDArray
 from ..backends.base import Backend
 from ..backends.weights import Tensor, Weight
 from ..config import Fields, ModelConfig
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from ..layers.attention import Attention
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
-from .base import Shapes, Tensors, linear_tensors, norm_tensors
+from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
+from .reading import merge_names, read_heads, read_layers, refuse_other_layers
 from .rearranged import qkv_apart
 
 ACTIVATION = "gelu_new"
 """config.json does not say it."""
+
+OTHER_NAMES = {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+"""What older files call the sizes."""
 
 TRAINED_LENGTH = 2048
 """The longest context, where config.json does not say `seq_length`."""
@@ -55,34 +59,29 @@ def read_config(raw: Mapping[str, Any]) -> BloomConfig:
 
     Raises:
         CheckpointError: a field is missing or impossible.
-        UnsupportedModelError: `apply_residual_connection_post_layernorm`, which no published model has.
+        UnsupportedModelError: `apply_residual_connection_post_layernorm`, which no published model has, or other
+            attention.
     """
-    older = {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-    fields = Fields(
-        {name: raw.get(old) for name, old in older.items()} | {k: v for k, v in raw.items() if v is not None}
-    )
+    fields = Fields({"bos_token_id": 1, "eos_token_id": 2} | merge_names(raw, OTHER_NAMES))
+    refuse_other_layers(fields)
     if fields.get("apply_residual_connection_post_layernorm", False):
         raise UnsupportedModelError(
             "config.json: apply_residual_connection_post_layernorm is true; minillm adds to what the norm reads"
         )
-    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    if hidden_size % heads:
-        raise CheckpointError(
-            f"config.json: hidden_size {hidden_size} should be a multiple of num_attention_heads {heads}"
-        )
+    hidden_size, heads, head_dim = read_heads(fields)
     return BloomConfig(
         model_type="bloom",
         hidden_size=hidden_size,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=read_layers(fields),
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=hidden_size // heads,
+        head_dim=head_dim,
         intermediate_size=4 * hidden_size,
         vocab_size=fields.size("vocab_size"),
-        max_positions=fields.size("seq_length") if "seq_length" in fields.raw else TRAINED_LENGTH,
+        max_positions=fields.size("seq_length", TRAINED_LENGTH),
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        epsilon=fields.get("layer_norm_epsilon", 1e-5),
+        epsilon=fields.number("layer_norm_epsilon", 1e-5),
         tied_head=fields.get("tie_word_embeddings", True),
     )
 
@@ -120,12 +119,13 @@ def canonical_names(stored: Mapping[str, Tensor], config: BloomConfig) -> dict[s
 
     The rows of Q, K and V come apart: Q of all heads, then K, then V, as `layers.attention` has them.
     """
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        short = name.removeprefix("transformer.")
-        if not (short == "lm_head.weight" and config.tied_head):
-            tensors[short] = qkv_apart(tensor, config.num_heads) if ".query_key_value." in short else tensor
-    return tensors
+    tensors = shorten(stored, "transformer.")
+    if config.tied_head:
+        tensors = without_tied_head(tensors, "word_embeddings.weight")
+    return {
+        name: qkv_apart(tensor, config.num_heads) if ".query_key_value." in name else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def build(config: BloomConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:

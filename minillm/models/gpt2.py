@@ -15,20 +15,29 @@ from typing import Any
 from ..backends.base import Backend
 from ..backends.weights import Tensor
 from ..config import Fields, ModelConfig
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from ..layers.attention import Attention
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
-from .base import Shapes, Tensors, linear_tensors, norm_tensors, read_activation
+from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
+from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
 from .rearranged import transposed
 
 END_OF_TEXT = 50256
 """The token that begins and ends a text, where config.json does not say."""
+
+OTHER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+}
+"""What other families call the sizes; transformers reads either."""
 
 PROJECTIONS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 """What is stored as [in, out]."""
@@ -57,13 +66,12 @@ def read_config(raw: Mapping[str, Any]) -> GPT2Config:
         CheckpointError: a field is missing or impossible.
         UnsupportedModelError: cross-attention, or an activation that is none of ours.
     """
-    fields = Fields({"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} | dict(raw))
+    fields = Fields({"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} | merge_names(raw, OTHER_NAMES))
     if fields.get("add_cross_attention", False):
         raise UnsupportedModelError("config.json: add_cross_attention is true; minillm runs decoders by themselves")
-    hidden_size, heads, layers = fields.size("n_embd"), fields.size("n_head"), fields.size("n_layer")
-    if hidden_size % heads:
-        raise CheckpointError(f"config.json: n_embd {hidden_size} should be a multiple of n_head {heads}")
-    head_dim = hidden_size // heads
+    refuse_other_layers(fields)
+    hidden_size, heads, head_dim = read_heads(fields, "n_embd", "n_head")
+    layers = read_layers(fields, "n_layer")
     scale = head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
     by_layer = fields.get("scale_attn_by_inverse_layer_idx", False)
     return GPT2Config(
@@ -73,12 +81,12 @@ def read_config(raw: Mapping[str, Any]) -> GPT2Config:
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=head_dim,
-        intermediate_size=4 * hidden_size if fields.raw.get("n_inner") is None else fields.size("n_inner"),
+        intermediate_size=fields.size("n_inner", 4 * hidden_size),
         vocab_size=fields.size("vocab_size"),
         max_positions=fields.size("n_positions"),
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        epsilon=fields.get("layer_norm_epsilon", 1e-5),
+        epsilon=fields.number("layer_norm_epsilon", 1e-5),
         activation=read_activation(fields, "activation_function", "gelu_new"),
         tied_head=fields.get("tie_word_embeddings", True),
         scales=tuple(scale / (i + 1) if by_layer else scale for i in range(layers)),
@@ -102,14 +110,11 @@ def tensor_table(config: GPT2Config) -> Shapes:
 
 def canonical_names(stored: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
     """Some checkpoints say `transformer.`; some keep a copy of a tied head, old ones each layer's causal mask."""
-    masks = (".attn.bias", ".attn.masked_bias")
+    tensors = shorten(stored, "transformer.", left_out=(".attn.bias", ".attn.masked_bias"))
+    if config.tied_head:
+        tensors = without_tied_head(tensors, "wte.weight")
     weights = tuple(f".{name}.weight" for name in PROJECTIONS)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        short = name.removeprefix("transformer.")
-        if not short.endswith(masks) and not (short == "lm_head.weight" and config.tied_head):
-            tensors[short] = transposed(tensor) if short.endswith(weights) else tensor
-    return tensors
+    return {name: transposed(tensor) if name.endswith(weights) else tensor for name, tensor in tensors.items()}
 
 
 def build(config: GPT2Config, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:

@@ -24,11 +24,12 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from ..ops.rotary import Rotation
-from .base import Shapes, Tensors, linear_tensors, norm_tensors, read_activation
+from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
+from .reading import read_activation, read_heads, read_layers, refuse_other_layers
 from .rearranged import qkv_apart
-from .rotary import RotaryConfig, read_rotary
+from .rotary import BASE, RotaryConfig, read_rotary, rope_table
 
 ROTARY_SHARE = 0.25
 """Of each head's numbers, how many turn, where config.json does not say."""
@@ -57,22 +58,15 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
         UnsupportedModelError: an activation or a kind of rotary scaling that is none of ours.
     """
     fields = Fields({"bos_token_id": 0, "eos_token_id": 2} | dict(raw))
-    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    if hidden_size % heads:
-        raise CheckpointError(
-            f"config.json: hidden_size {hidden_size} should be a multiple of num_attention_heads {heads}"
-        )
-    head_dim = hidden_size // heads
-    rotary = read_rotary(
-        fields,
-        int(head_dim * _rotary_share(fields)),
-        fields.size("max_position_embeddings"),
-        base=fields.get("rotary_emb_base", 10_000.0),
-    )
+    refuse_other_layers(fields)
+    hidden_size, heads, head_dim = read_heads(fields)
+    if fields.size("head_dim", head_dim) != head_dim:
+        raise CheckpointError(f"config.json: head_dim should be hidden_size / num_attention_heads = {head_dim} here")
+    rotary = _read_rotary(fields, head_dim)
     return GPTNeoXConfig(
         model_type="gpt_neox",
         hidden_size=hidden_size,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=read_layers(fields),
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=head_dim,
@@ -81,7 +75,8 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
         max_positions=rotary.longest,
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        epsilon=fields.get("layer_norm_eps", 1e-5),
+        keys_follow_length=rotary.stretch is not None,
+        epsilon=fields.number("layer_norm_eps", 1e-5),
         activation=read_activation(fields, "hidden_act", "gelu"),
         rotary=rotary,
         parallel=fields.get("use_parallel_residual", True),
@@ -90,15 +85,24 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
     )
 
 
-def _rotary_share(fields: Fields) -> float:
-    """Of each head's numbers, how many turn: in the table of transformers 5, or where it stood before."""
-    table = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
-    share = Fields(table, fields.source).get("partial_rotary_factor", fields.get("rotary_pct", ROTARY_SHARE))
-    if not 0 < share <= 1:
+def _read_rotary(fields: Fields, head_dim: int) -> RotaryConfig:
+    """Rotary position embedding of a part of each head: as the table of transformers 5 says, or by names of old."""
+    table = rope_table(fields)
+    old = {"rope_theta": ("rotary_emb_base", BASE), "partial_rotary_factor": ("rotary_pct", ROTARY_SHARE)}
+    found = {}
+    for name, (older, default) in old.items():
+        found[name] = table.number(name, fields.number(older, default))
+        if fields.number(name, found[name]) != found[name]:  # what transformers 4 writes beside the older name
+            raise CheckpointError(
+                f"{fields.source}: {name} should be {found[name]:g} as {older} or the rotary table has it, "
+                f"found {fields.raw[name]}"
+            )
+    share = found["partial_rotary_factor"]
+    if share > 1:
         raise CheckpointError(
             f"{fields.source}: partial_rotary_factor (or rotary_pct) should be above 0 and at most 1, found {share}"
         )
-    return share
+    return read_rotary(fields, int(head_dim * share), fields.size("max_position_embeddings"), base=found["rope_theta"])
 
 
 def tensor_table(config: GPTNeoXConfig) -> Shapes:
@@ -123,14 +127,15 @@ def canonical_names(stored: Mapping[str, Tensor], config: GPTNeoXConfig) -> dict
     The rows of Q, K and V come apart: Q of all heads, then K, then V, as `layers.attention` has them.
     """
     buffers = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        short = name.removeprefix("gpt_neox.")
-        if short == "lm_head.weight":  # transformers 5 has this name for it in memory
-            short = "embed_out.weight"
-        if not short.endswith(buffers) and not (short == "embed_out.weight" and config.tied_head):
-            tensors[short] = qkv_apart(tensor, config.num_heads) if ".query_key_value." in short else tensor
-    return tensors
+    head = "embed_out.weight"
+    in_memory = {"lm_head.weight": head}  # what transformers 5 calls it there
+    tensors = shorten({in_memory.get(name, name): t for name, t in stored.items()}, "gpt_neox.", left_out=buffers)
+    if config.tied_head:
+        tensors = without_tied_head(tensors, "embed_in.weight", head)
+    return {
+        name: qkv_apart(tensor, config.num_heads) if ".query_key_value." in name else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def build(config: GPTNeoXConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:

@@ -24,10 +24,14 @@ from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..ops.rotary import Rotation
-from .base import Shapes, Tensors, linear_tensors, read_activation, refuse_experts
+from .base import Shapes, Tensors, linear_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Component, Embed, Gate, Linear, Norm, Outline, head, self_attention
+from .reading import read_activation, read_heads, read_layers, refuse_experts, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
+
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
+"""What begins and ends a text, where config.json does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,8 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         CheckpointError: a field is missing or impossible.
         UnsupportedModelError: a feature that minillm does not run: an activation, a kind of rotary scaling.
     """
-    fields = Fields(raw)
+    fields = Fields(TOKENS | dict(raw))
+    refuse_other_layers(fields)
     bias = fields.get("attention_bias", False)
     return read_kin(fields, "llama", qkv_bias=bias, out_bias=bias, mlp_bias=fields.get("mlp_bias", False))
 
@@ -76,21 +81,17 @@ def read_kin(
         As `read_config`.
     """
     hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    kv_heads = fields.size("num_key_value_heads") if fields.raw.get("num_key_value_heads") is not None else heads
+    kv_heads = fields.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(
             f"config.json: num_attention_heads {heads} should be a multiple of num_key_value_heads {kv_heads}"
         )
-    head_dim = switches.pop("head_dim", None) or fields.get("head_dim", 0)
-    if not head_dim and hidden_size % heads:
-        raise CheckpointError(
-            f"config.json: hidden_size {hidden_size} should be a multiple of num_attention_heads {heads}, or head_dim "
-            "be given"
-        )
-    head_dim = head_dim or hidden_size // heads
+    head_dim = switches.pop("head_dim", None)
+    if head_dim is None:
+        head_dim = fields.size("head_dim") if fields.raw.get("head_dim") is not None else read_heads(fields)[2]
     refuse_partial(fields)
     refuse_experts(fields)
-    layers = fields.size("num_hidden_layers")
+    layers = read_layers(fields)
     rotary = read_rotary(fields, head_dim, fields.size("max_position_embeddings"))
     return LlamaConfig(
         model_type=model_type,
@@ -104,7 +105,8 @@ def read_kin(
         max_positions=rotary.longest,
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        epsilon=fields.get("rms_norm_eps", 1e-6),
+        keys_follow_length=rotary.stretch is not None,
+        epsilon=fields.number("rms_norm_eps", 1e-6),
         activation=read_activation(fields, "hidden_act", "silu"),
         rotary=rotary,
         tied_head=fields.get("tie_word_embeddings", False),
@@ -141,12 +143,8 @@ def tensor_table(config: LlamaConfig) -> Shapes:
 
 def canonical_names(stored: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
     """The names of published checkpoints say `model.`; some keep a copy of a tied head, old ones the frequencies."""
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        short = name.removeprefix("model.")
-        if not short.endswith("rotary_emb.inv_freq") and not (short == "lm_head.weight" and config.tied_head):
-            tensors[short] = tensor
-    return tensors
+    tensors = shorten(stored, "model.", left_out=("rotary_emb.inv_freq",))
+    return without_tied_head(tensors, "embed_tokens.weight") if config.tied_head else tensors
 
 
 def build(config: LlamaConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:

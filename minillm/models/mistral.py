@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Fields
-from .llama import LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
+from .llama import TOKENS, LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
+from .reading import read_layer_types, read_layers, refuse_other_layers
 
 __all__ = ["SHAPES", "build", "canonical_names", "outline", "read_config", "tensor_table"]
 
@@ -18,11 +19,11 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
     Raises:
         As `llama.read_config`.
     """
-    fields = Fields(raw)
-    window = None
-    if raw.get("sliding_window", WINDOW) is not None:
-        window = fields.size("sliding_window") if "sliding_window" in raw else WINDOW
-    return read_kin(fields, "mistral", windows=(window,) * fields.size("num_hidden_layers"))
+    fields = Fields(TOKENS | {"sliding_window": WINDOW} | dict(raw))
+    refuse_other_layers(fields, windows=True)
+    window = None if fields.raw["sliding_window"] is None else fields.size("sliding_window")
+    read_layer_types(fields, ("full_attention" if window is None else "sliding_attention",))
+    return read_kin(fields, "mistral", windows=(window,) * read_layers(fields))
 
 
 def _shape(**more: Any) -> dict[str, Any]:

@@ -16,16 +16,16 @@ from typing import Any
 from ..backends.base import Backend
 from ..backends.weights import Tensor
 from ..config import Fields, ModelConfig
-from ..errors import CheckpointError
 from ..layers.attention import Attention
 from ..layers.block import PostNorm, PreNorm
 from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
-from .base import Shapes, Tensors, linear_tensors, norm_tensors, read_activation
+from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Component, Embed, Linear, Norm, Outline, head, mlp, self_attention
+from .reading import read_activation, read_heads, read_layers, refuse_other_layers
 
 POSITION_OFFSET = 2
 """OPT's position table begins with two rows that a padded batch once needed."""
@@ -58,26 +58,23 @@ def read_config(raw: Mapping[str, Any]) -> OPTConfig:
         CheckpointError: a field is missing or impossible.
         UnsupportedModelError: the activation is none of ours.
     """
-    fields = Fields(raw)
-    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    if hidden_size % heads:
-        raise CheckpointError(
-            f"config.json: hidden_size {hidden_size} should be a multiple of num_attention_heads {heads}"
-        )
+    fields = Fields({"bos_token_id": 2, "eos_token_id": 2} | dict(raw))
+    refuse_other_layers(fields)
+    hidden_size, heads, head_dim = read_heads(fields)
     pre_norm = fields.get("do_layer_norm_before", True)
     return OPTConfig(
         model_type="opt",
         hidden_size=hidden_size,
-        num_layers=fields.size("num_hidden_layers"),
+        num_layers=read_layers(fields),
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=hidden_size // heads,
+        head_dim=head_dim,
         intermediate_size=fields.size("ffn_dim"),
         vocab_size=fields.size("vocab_size"),
         max_positions=fields.size("max_position_embeddings"),
-        bos_token_id=fields.get("bos_token_id", 2),
-        eos_token_ids=fields.token_ids("eos_token_id") or (2,),
-        embedding_size=fields.get("word_embed_proj_dim", hidden_size),
+        bos_token_id=fields.token_id("bos_token_id"),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        embedding_size=fields.size("word_embed_proj_dim", hidden_size),
         pre_norm=pre_norm,
         final_norm=pre_norm and not fields.get("_remove_final_layer_norm", False),
         activation=read_activation(fields, "activation_function", "relu"),
@@ -116,12 +113,8 @@ def canonical_names(stored: Mapping[str, Tensor], config: OPTConfig) -> dict[str
 
     They say `model.decoder.` or `decoder.`; some keep a copy of a tied head, and the oldest a version number.
     """
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        short = name.removeprefix("model.").removeprefix("decoder.")
-        if short != "version" and not (short == "lm_head.weight" and config.tied_head):
-            tensors[short] = tensor
-    return tensors
+    tensors = shorten(stored, "model.", "decoder.", left_out=("version",))
+    return without_tied_head(tensors, "embed_tokens.weight") if config.tied_head else tensors
 
 
 def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:

@@ -6,8 +6,12 @@ from typing import Any
 from ..config import Fields
 from ..errors import CheckpointError
 from .llama import LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
+from .reading import read_layer_types, read_layers, refuse_other_layers
 
 __all__ = ["SHAPES", "build", "canonical_names", "layer_windows", "outline", "read_config", "tensor_table"]
+
+WINDOW, FIRST_WINDOW = 4096, 28
+"""The window, and the first layer that has one, where config.json does not say."""
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
@@ -27,19 +31,20 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
 
     Raises:
         CheckpointError: the list has not one entry for each layer.
-        UnsupportedModelError: a layer attends in another way.
+        UnsupportedModelError: a layer attends in another way, or has a window and there is none.
     """
-    layers = fields.size("num_hidden_layers")
-    first = fields.get("max_window_layers", 28)
-    kinds = fields.get("layer_types", ["sliding_attention" if i >= first else "full_attention" for i in range(layers)])
+    refuse_other_layers(fields, windows=True)
+    layers = read_layers(fields)
+    window = None
+    if fields.get("use_sliding_window", False) and fields.raw.get("sliding_window", WINDOW) is not None:
+        window = fields.size("sliding_window", WINDOW)
+    full, sliding = "full_attention", "sliding_attention"
+    kinds = read_layer_types(fields, (full,) if window is None else (full, sliding))
+    first = fields.get("max_window_layers", FIRST_WINDOW)
+    kinds = kinds or [sliding if i >= first else full for i in range(layers)]
     if len(kinds) != layers:
         raise CheckpointError(f"config.json: layer_types should have num_hidden_layers {layers} entries")
-    for kind in kinds:
-        Fields({"layer_types": kind}).choice("layer_types", "", ("full_attention", "sliding_attention"))
-    if not fields.get("use_sliding_window", False) or fields.raw.get("sliding_window", 4096) is None:
-        return (None,) * layers
-    window = fields.get("sliding_window", 4096)
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == sliding else None for kind in kinds)
 
 
 def _shape(E: int, L: int, H: int, K: int, F: int, *, tied: bool) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from .outline import Rotate
 BASE = 10_000.0
 """Where config.json does not say."""
 
+_ORIGINAL = "original_max_position_embeddings"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
@@ -75,17 +77,36 @@ def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = B
     """
     if dim < 2 or dim % 2:
         raise CheckpointError(f"config.json: rotary position embedding needs an even width of at least 2, found {dim}")
-    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
-    table = fields.get(name, {})
-    scaling = Fields(table, f"{fields.source}, {name}")
-    kind = scaling.choice("rope_type" if "rope_type" in table else "type", "default", tuple(_KINDS))
-    base = scaling.get("rope_theta", fields.get("rope_theta", base))
-    if base <= 1:
-        raise CheckpointError(f"{fields.source}: rope_theta should be above 1, found {base}")
+    scaling = rope_table(fields)
+    kind = scaling.choice("type" if scaling.raw.get("rope_type") is None else "rope_type", "default", tuple(_KINDS))
+    base = scaling.number("rope_theta", fields.number("rope_theta", base, above=1), above=1)
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers = (base ** exponents.astype(np.float64)).astype(np.float32)  # NumPy's own power of float32 is less exact
     plain = np.reciprocal(powers)  # [r / 2]
     return _KINDS[kind](scaling, plain, base, max_positions)
+
+
+def rope_table(fields: Fields) -> Fields:
+    """What config.json says in `rope_parameters` or in `rope_scaling`; empty where it has neither.
+
+    The original length may stand beside the table; there transformers 5 looks first.
+
+    Raises:
+        CheckpointError: there are two tables or two original lengths, and they differ.
+        UnsupportedModelError: layers of different kinds have a table each.
+    """
+    tables = {name: fields.get(name, {}) for name in ("rope_parameters", "rope_scaling")}
+    name, table = next((item for item in tables.items() if item[1]), ("rope_scaling", {}))
+    source = f"{fields.source}, {name}"
+    if tables["rope_scaling"] and tables["rope_scaling"] != table:
+        raise CheckpointError(f"{fields.source}: rope_parameters and rope_scaling differ: leave one of them out")
+    for key, value in table.items():
+        if isinstance(value, dict):
+            raise UnsupportedModelError(f"{source}: {key!r:.60} is a table; minillm runs one for all layers")
+    beside = fields.size(_ORIGINAL) if fields.raw.get(_ORIGINAL) is not None else None
+    if beside is not None and table.get(_ORIGINAL, beside) != beside:
+        raise CheckpointError(f"{source}: {_ORIGINAL} should be {beside}, as beside the table, or stand once")
+    return Fields(table if beside is None else table | {_ORIGINAL: beside}, source)
 
 
 def refuse_partial(fields: Fields) -> None:
@@ -94,11 +115,10 @@ def refuse_partial(fields: Fields) -> None:
     Raises:
         UnsupportedModelError: `partial_rotary_factor` is not 1.
     """
-    for source in (fields.raw, fields.get("rope_parameters", {})):
-        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
+    for found in (fields, rope_table(fields)):
+        if (share := found.get("partial_rotary_factor", 1.0)) != 1:
             raise UnsupportedModelError(
-                f"{fields.source}: partial_rotary_factor is {source['partial_rotary_factor']!r}; in this family "
-                "minillm runs 1"
+                f"{found.source}: partial_rotary_factor is {share}; in this family minillm runs 1"
             )
 
 
@@ -119,8 +139,8 @@ def _dynamic(scaling: Fields, plain: NDArray[np.float32], _: float, max_position
 
 def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
     """Waves longer than original / low are divided by the factor, those shorter than original / high stay."""
-    factor, original = _factor(scaling), scaling.get("original_max_position_embeddings", max_positions)
-    low, high = _positive(scaling, "low_freq_factor"), _positive(scaling, "high_freq_factor")
+    factor, original = _factor(scaling), scaling.size(_ORIGINAL, max_positions)
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if high <= low:
         raise CheckpointError(f"{scaling.source}: high_freq_factor {high} should be above low_freq_factor {low}")
     wavelengths = 2 * math.pi / plain
@@ -134,7 +154,7 @@ def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions
 
 def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_positions: int) -> RotaryConfig:
     """Pairs that turn more than `beta_fast` times in the original length stay, less than `beta_slow` are divided."""
-    original = scaling.get("original_max_position_embeddings", max_positions)
+    original = scaling.size(_ORIGINAL, max_positions)
     factor = _factor(scaling, max_positions / original)
     dim = 2 * len(plain)
 
@@ -142,7 +162,7 @@ def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_position
         """The pair, as a number with a fraction, that turns so often in the original length."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first, last = pair_of(scaling.get("beta_fast", 32.0) or 32.0), pair_of(scaling.get("beta_slow", 1.0) or 1.0)
+    first, last = pair_of(scaling.number("beta_fast", 32.0)), pair_of(scaling.number("beta_slow", 1.0))
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
@@ -161,8 +181,9 @@ def _attention_factor(scaling: Fields, factor: float) -> float:
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
-    mscale, all_dim = scaling.get("mscale", 0.0), scaling.get("mscale_all_dim", 0.0)
-    return scaling.get("attention_factor", scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1))
+    mscale, all_dim = (scaling.get(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    usual = scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1)
+    return scaling.number("attention_factor", usual)
 
 
 _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConfig]] = {
@@ -175,19 +196,10 @@ _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConf
 
 
 def _factor(scaling: Fields, default: float | None = None) -> float:
-    factor = _positive(scaling, "factor", default)
+    factor = scaling.number("factor", default)
     if factor < 1:
         raise CheckpointError(f"{scaling.source}: factor should be at least 1, found {factor}")
     return factor
-
-
-def _positive(scaling: Fields, name: str, default: float | None = None) -> float:
-    if scaling.raw.get(name) is None and default is None:
-        raise CheckpointError(f"{scaling.source}: {name} is missing")
-    value = scaling.get(name, default or 0.0)
-    if value <= 0:
-        raise CheckpointError(f"{scaling.source}: {name} should be above 0, found {value}")
-    return value
 
 
 def _numbers(frequencies: NDArray[Any]) -> tuple[float, ...]:

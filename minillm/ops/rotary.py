@@ -20,7 +20,9 @@ class Stretch:
 
     For a text of S > original tokens the base b becomes b a^(r / (r - 2)), with
     a = factor S / original - (factor - 1); so f_j is divided by a^(2 j / (r - 2)). Keys that are in the cache already
-    keep the frequencies of the length that they were computed at, as they do in transformers.
+    keep the frequencies of the length that they were computed at, as they do in transformers. So a text that
+    outgrows `original` goes on otherwise with the cache than without, and there is neither a prefix cache nor
+    speculation, which count on the same keys either way (`ModelConfig.keys_follow_length`).
     """
 
     factor: float

@@ -26,6 +26,15 @@ def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return found
 
 
+def test_a_short_model_is_asked_for_as_much_as_it_has_room_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE | {"max_position_embeddings": 64}), encoding="utf-8")
+    found = analyzed(capsys, str(tmp_path))
+    assert (found["prompt_length"], found["context"]) == (63, 64)
+    assert analyzed(capsys, "opt-125m")["prompt_length"] == 512
+
+
 @pytest.mark.parametrize(
     ("model", "parameters"),
     [

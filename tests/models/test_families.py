@@ -7,6 +7,7 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Sequence
+from minillm.errors import CheckpointError
 from minillm.inspection import attention_maps
 from minillm.models import family_of, published_config, published_names
 
@@ -72,6 +73,31 @@ def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
         assert np.abs(logits - plain).max() > 0 or "k_proj.bias" in name, (
             name
         )  # softmax takes no notice of a key's bias
+
+
+def test_a_copy_of_a_tied_head_is_left_out_or_taken_and_another_is_refused(raw: dict[str, Any]) -> None:
+    raw = raw | {"tie_word_embeddings": True}
+    family, tensors = family_of(raw), tiny_tensors(raw)
+    config = family.read_config(raw)
+    embedding = next(iter(family.tensor_table(config)))
+    values = tensors[embedding].load()
+    head = "lm_head.weight"
+    expected = set(family.canonical_names(tensors, config))
+    assert set(family.canonical_names({**tensors, head: Held(values)}, config)) == expected
+    alone = {name: tensor for name, tensor in tensors.items() if name != embedding} | {head: Held(values)}
+    assert set(family.canonical_names(alone, config)) == expected
+    for other in (values + 1, values[:-1]):
+        with pytest.raises(CheckpointError, match=f"tie_word_embeddings says .* and {embedding} differ"):
+            family.canonical_names({**tensors, head: Held(other)}, config)
+
+
+def test_a_tensor_under_two_names_is_refused(raw: dict[str, Any]) -> None:
+    family, tensors = family_of(raw), tiny_tensors(raw)
+    name = list(tensors)[-1]
+    prefix = {"opt": "decoder.", "gpt_neox": "gpt_neox.", "gpt2": "transformer.", "bloom": "transformer."}
+    twice = {**tensors, prefix.get(raw["model_type"], "model.") + name: tensors[name]}
+    with pytest.raises(CheckpointError, match=f"holds tensor {name} twice"):
+        family.canonical_names(twice, family.read_config(raw))
 
 
 @pytest.mark.parametrize("shape", published_names())

@@ -73,6 +73,12 @@ def test_how_many_numbers_turn_and_how_fast(change: dict[str, Any], pairs: int, 
         assert frequencies[1] == pytest.approx(second, rel=1e-6)
 
 
+def test_names_of_transformers_4_beside_the_older_ones() -> None:
+    """It writes both, of which it reads the older; another number under the newer would have no effect there."""
+    both = {"rotary_pct": 0.5, "rotary_emb_base": 100, "rope_theta": 100, "partial_rotary_factor": 0.5}
+    assert gpt_neox.read_config(CONFIG | both).rotary.frequencies == pytest.approx((1.0, 0.1))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -80,7 +86,14 @@ def test_how_many_numbers_turn_and_how_fast(change: dict[str, Any], pairs: int, 
         ({"intermediate_size": None}, CheckpointError, "intermediate_size is missing"),
         ({"rotary_pct": 0.4}, CheckpointError, "needs an even width of at least 2, found 3"),
         ({"rotary_pct": 1.5}, CheckpointError, r"\(or rotary_pct\) should be above 0 and at most 1, found 1.5"),
-        ({"rope_parameters": {"partial_rotary_factor": "all"}}, CheckpointError, "should be a number, found 'all'"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": "all"}},
+            CheckpointError,
+            "partial_rotary_factor should be a finite number, found 'all'",
+        ),
+        ({"rope_theta": 500.0}, CheckpointError, "rope_theta should be 10000 as rotary_emb_base or the rotary table"),
+        ({"partial_rotary_factor": 1.0}, CheckpointError, "partial_rotary_factor should be 0.5 as rotary_pct or"),
+        ({"head_dim": 16}, CheckpointError, "head_dim should be hidden_size / num_attention_heads = 8"),
         ({"rope_parameters": {"rope_type": "longrope"}}, UnsupportedModelError, "rope_type is 'longrope'"),
         ({"hidden_act": "mish"}, UnsupportedModelError, "hidden_act is 'mish'; minillm runs 'relu', 'gelu'"),
     ],

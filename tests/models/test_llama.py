@@ -53,7 +53,7 @@ def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
         (
             {"hidden_size": 33},
             CheckpointError,
-            "33 should be a multiple of num_attention_heads 4, or head_dim be given",
+            "hidden_size 33 should be a multiple of num_attention_heads 4",
         ),
         ({"head_dim": 7}, CheckpointError, "needs an even width of at least 2, found 7"),
         ({"intermediate_size": None}, CheckpointError, "intermediate_size is missing"),

@@ -65,8 +65,13 @@ def test_windows_of_each_layer(fields: dict[str, Any], windows: tuple[int | None
 
 
 def test_other_layers_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="layer_types is 'linear_attention'; minillm runs 'full_attention'"):
-        qwen2.read_config(CONFIG | {"layer_types": ["full_attention", "linear_attention"]})
+    windows = {"use_sliding_window": True, "sliding_window": 5}
+    with pytest.raises(
+        UnsupportedModelError, match="layer_types has 'linear_attention'; minillm runs 'full_attention', 's"
+    ):
+        qwen2.read_config(CONFIG | windows | {"layer_types": ["full_attention", "linear_attention"]})
+    with pytest.raises(UnsupportedModelError, match="layer_types has 'sliding_attention'; minillm runs 'full_att"):
+        qwen2.read_config(CONFIG | {"layer_types": ["full_attention", "sliding_attention"]})  # without a window
     with pytest.raises(CheckpointError, match="layer_types should have num_hidden_layers 2 entries"):
         qwen2.read_config(CONFIG | {"layer_types": ["full_attention"]})
     with pytest.raises(UnsupportedModelError, match="num_experts is 8: minillm runs no mixture of experts"):

@@ -9,7 +9,7 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Sequence
 from minillm.config import Fields
-from minillm.errors import CheckpointError
+from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.models import load_model
 from minillm.models.rotary import read_rotary
 
@@ -77,7 +77,7 @@ def test_the_longest_context_that_a_scaling_is_made_for(scaling: dict[str, Any] 
     [
         ({"rope_type": "linear"}, "rope_scaling: factor is missing"),
         ({"rope_type": "linear", "factor": 0.5}, "factor should be at least 1, found 0.5"),
-        ({"rope_type": "linear", "factor": "2"}, "factor should be a number, found '2'"),
+        ({"rope_type": "linear", "factor": "2"}, "factor should be a finite number, found '2'"),
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, "high_freq_factor is missing"),
         (
             {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
@@ -89,6 +89,26 @@ def test_the_longest_context_that_a_scaling_is_made_for(scaling: dict[str, Any] 
 def test_an_impossible_scaling_is_named(scaling: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_rotary(Fields({"rope_scaling": scaling}), 8, 64)
+
+
+def test_tables_that_contradict_each_other_are_refused() -> None:
+    linear, yarn = SCALINGS["linear"], SCALINGS["yarn"]
+    with pytest.raises(CheckpointError, match="rope_parameters and rope_scaling differ: leave one of them out"):
+        read_rotary(Fields({"rope_parameters": linear | {"rope_theta": 700.0}, "rope_scaling": linear}), 8, 64)
+    read_rotary(Fields({"rope_parameters": linear, "rope_scaling": linear}), 8, 64)
+    with pytest.raises(UnsupportedModelError, match="'full_attention' is a table; minillm runs one for all layers"):
+        read_rotary(Fields({"rope_parameters": {"full_attention": linear, "rope_type": "linear", "factor": 2}}), 8, 64)
+    original = {"original_max_position_embeddings": 16}
+    with pytest.raises(CheckpointError, match="original_max_position_embeddings should be 16, as beside the table"):
+        read_rotary(Fields({"rope_scaling": yarn} | original), 8, 64)
+
+
+def test_the_original_length_may_stand_beside_the_table() -> None:
+    yarn = dict(SCALINGS["yarn"])
+    inside = read_rotary(Fields({"rope_scaling": yarn}), 8, 64)
+    original = yarn.pop("original_max_position_embeddings")
+    beside = {"rope_scaling": yarn, "original_max_position_embeddings": original}
+    assert read_rotary(Fields(beside), 8, 64) == inside != read_rotary(Fields({"rope_scaling": yarn}), 8, 64)
 
 
 @pytest.mark.reference

@@ -1,0 +1,116 @@
+"""What families read of config.json alike, and what they refuse alike."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import Fields
+from ..errors import CheckpointError, UnsupportedModelError
+from ..ops.activation import ACTIVATIONS, ALIASES
+
+MOST_LAYERS = 10_000
+"""Far above any model's; each is built as parts of its own."""
+
+
+def merge_names(raw: Mapping[str, Any], other_names: Mapping[str, str]) -> dict[str, Any]:
+    """config.json where a field may have either of two names, under one of them.
+
+    Args:
+        raw: config.json
+        other_names: of each field that has one
+
+    Raises:
+        CheckpointError: both are there, and they differ.
+    """
+    merged = dict(raw)
+    for name, other in other_names.items():
+        found = merged.pop(other, None)
+        if merged.get(name) is None:
+            merged[name] = found
+        elif found is not None and found != merged[name]:
+            raise CheckpointError(
+                f"config.json: {name} is {merged[name]!r:.60} and {other}, its other name, {found!r:.60}: leave one out"
+            )
+    return merged
+
+
+def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_attention_heads") -> tuple[int, int, int]:
+    """E, H and D = E / H, from the fields of these names.
+
+    Raises:
+        CheckpointError: one is missing or impossible, or the heads do not fill the width.
+    """
+    E, H = fields.size(width), fields.size(heads)
+    if E % H:
+        raise CheckpointError(f"{fields.source}: {width} {E} should be a multiple of {heads} {H}")
+    return E, H, E // H
+
+
+def read_layers(fields: Fields, name: str = "num_hidden_layers") -> int:
+    """L, from the field of this name."""
+    return fields.size(name, most=MOST_LAYERS)
+
+
+def read_activation(fields: Fields, name: str, default: str) -> str:
+    """An activation of config.json, under the name that `ACTIVATIONS` has.
+
+    Raises:
+        UnsupportedModelError: minillm does not run it; the message lists what it runs.
+    """
+    found = fields.get(name, default)
+    return ALIASES[found] if found in ALIASES else fields.choice(name, default, tuple(ACTIVATIONS))
+
+
+def refuse_experts(fields: Fields) -> None:
+    """Refuse a mixture of experts where a family's MLP is one.
+
+    Raises:
+        UnsupportedModelError: config.json names several.
+    """
+    for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
+        if fields.get(name, 0) > 1:
+            raise UnsupportedModelError(
+                f"{fields.source}: {name} is {fields.raw[name]!r:.60}: minillm runs no mixture of experts"
+            )
+
+
+def refuse_other_layers(fields: Fields, *, windows: bool = False) -> None:
+    """Refuse layers that differ among themselves, and queries that see something else than all positions before them.
+
+    transformers reads these fields in every family, some of them only in its cache.
+
+    Args:
+        fields: of config.json
+        windows: the family reads `sliding_window` and `layer_types` itself
+
+    Raises:
+        UnsupportedModelError: config.json asks for it.
+    """
+    if fields.raw.get("is_causal", True) is not True:
+        raise UnsupportedModelError(
+            f"{fields.source}: is_causal is {fields.raw['is_causal']!r:.60}; minillm runs causal attention"
+        )
+    if fields.raw.get("per_layer_config"):
+        raise UnsupportedModelError(f"{fields.source}: per_layer_config; minillm runs layers of one shape")
+    for name in ("attention_chunk_size",) if windows else ("attention_chunk_size", "sliding_window"):
+        if fields.raw.get(name) is not None:
+            raise UnsupportedModelError(
+                f"{fields.source}: {name} is {fields.raw[name]!r:.60}; in this family minillm runs attention to the "
+                "whole text"
+            )
+    if not windows:
+        read_layer_types(fields, ("full_attention",))
+
+
+def read_layer_types(fields: Fields, known: tuple[str, ...]) -> list[str]:
+    """What config.json calls the attention of each layer; empty where it does not say.
+
+    Raises:
+        UnsupportedModelError: one is none of the `known`.
+    """
+    kinds = fields.get("layer_types", [])
+    for kind in kinds:
+        if kind not in known:
+            raise UnsupportedModelError(
+                f"{fields.source}: layer_types has {kind!r:.60}; minillm runs {', '.join(map(repr, known))} here"
+            )
+    return kinds
