@@ -13,6 +13,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Family -> name of a configuration -> its config.json, with which transformers builds the same model"""
 
+PARAMETERS: dict[str, int] = {
+    shape: count
+    for family in FAMILIES
+    for shape, count in import_module(f"tests.models.test_{family}").PARAMETERS.items()
+}
+"""Published shape -> numbers of its checkpoint"""
+
 CASES = [(family, name) for family, configs in CONFIGS.items() for name in configs]
 IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
 

@@ -1,5 +1,6 @@
 """What holds for every family, one path through the engine against another. Needs no torch."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Sequence
 from minillm.errors import CheckpointError
 from minillm.inspection import attention_maps
-from minillm.models import family_of, published_config, published_names
+from minillm.models import family_named, family_of, published_config, published_names
 
 from ..comparing import assert_same_tokens
-from ..families import CASES, CONFIGS, IDS
+from ..families import CASES, CONFIGS, IDS, PARAMETERS
 from ..tiny import Held, generate, logits_of, model_of, random_prompts, runner_of, tiny_tensors
 
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
@@ -98,6 +99,13 @@ def test_a_tensor_under_two_names_is_refused(raw: dict[str, Any]) -> None:
     twice = {**tensors, prefix.get(raw["model_type"], "model.") + name: tensors[name]}
     with pytest.raises(CheckpointError, match=f"holds tensor {name} twice"):
         family.canonical_names(twice, family.read_config(raw))
+
+
+@pytest.mark.parametrize("shape", PARAMETERS)
+def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
+    config = published_config(shape)
+    table = family_named(config.model_type).tensor_table(config)
+    assert sum(math.prod(size) for size in table.values()) == PARAMETERS[shape]
 
 
 @pytest.mark.parametrize("shape", published_names())

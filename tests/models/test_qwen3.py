@@ -1,9 +1,6 @@
 """Qwen3's configuration: norms of heads, and a head's width of its own."""
 
-import math
 from typing import Any
-
-import pytest
 
 from minillm.models import qwen3
 
@@ -25,12 +22,6 @@ PARAMETERS = {
     "qwen3-14b": 14_768_307_200,
 }
 """As the published checkpoints have them."""
-
-
-@pytest.mark.parametrize("shape", PARAMETERS)
-def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
-    table = qwen3.tensor_table(qwen3.read_config(qwen3.SHAPES[shape]))
-    assert sum(math.prod(size) for size in table.values()) == PARAMETERS[shape]
 
 
 def test_heads_have_128_numbers_unless_config_json_says_otherwise() -> None:
