@@ -6,6 +6,7 @@ depth]. A loop over the depth keeps the tile's sums in registers and adds them t
 and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34 (2008).
 """
 
+import math
 from typing import Any
 
 from llvmlite import ir
@@ -179,7 +180,8 @@ def quantise_group(
     """Quantise 32 inputs of 16 rows, float32 [32, 16], to int8 in int32 [8, 16] (`panel_stride` apart), four in each.
 
     Writes scales[place : place + 16], the rows' largest magnitudes / 127, and offsets[place : place + 16], -128 times
-    the rows' sums of integers. What is not finite makes its row's scale NaN or infinite.
+    the rows' sums of integers. Where a row is not finite, its scale is NaN: an infinite one, times whatever integers an
+    infinity was rounded to, could be minus infinity in every output, and nothing after ReLU.
     """
     index = types.intp
     signature = types.void(source, index, panel, index, index, scales, offsets, index)
@@ -207,6 +209,8 @@ def quantise_group(
             _store(builder, four, word)
         scale = builder.select(tiny, constant(FLOAT, LANES, 0.0), largest)
         scale = builder.fmul(scale, constant(FLOAT, LANES, 1 / 127))
+        finite = builder.fcmp_ordered("<", largest, constant(FLOAT, LANES, math.inf))
+        scale = builder.select(finite, scale, constant(FLOAT, LANES, math.nan))
         _store(builder, scale, _element(context, builder, signature, args, 5, args[7]))
         total = builder.sub(total, constant(INT32, LANES, GROUP * _ROUND_BITS % 2**32))
         offset = builder.mul(total, constant(INT32, LANES, -128))

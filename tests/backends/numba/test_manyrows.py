@@ -187,6 +187,28 @@ def test_what_is_not_finite_is_not_hidden_and_stays_in_its_row(path, value):
             assert np.isnan(product(x, stored, activation="relu")[5]).all()
 
 
+@vnni
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_an_infinity_that_is_rounded_shows_behind_relu(value):
+    x, weight = random(40, 96), random(33, 96, seed=1)
+    x[5, 70] = value
+    for bits, group in INTEGERS:
+        y = product(x, quantize(weight, bits, group), activation="relu")
+        assert np.isnan(y[5]).all()
+        assert np.isfinite(np.delete(y, 5, axis=0)).all()
+
+
+@vnni
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize(("bits", "group"), INTEGERS)
+def test_sums_of_the_largest_integers_are_exact(bits, group, side):
+    """127 or -127 by -127 or -8 everywhere: nothing saturates or wraps."""
+    values = np.full((20, 256), -127, np.int8) if bits == 8 else np.zeros((20, 128), np.uint8)  # 0 stands for -8
+    stored = Quantized(values, np.ones((20, 256 // group), np.float16), 256)
+    y = product(np.full((18, 256), side * 127, np.float32), stored)
+    np.testing.assert_array_equal(y, side * 127 * 256 * (-127 if bits == 8 else -8))
+
+
 def test_no_rows_give_no_rows(path):
     for stored in all_formats(random(33, 96)):
         assert product(random(0, 96), stored).shape == (0, 33)
