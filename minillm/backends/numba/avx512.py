@@ -106,22 +106,20 @@ def _integer_tile(registers: int) -> Any:
                         w = splat(builder, builder.load(builder.bitcast(four, INT32.as_pointer()), align=1), LANES)
                         for m in range(registers):
                             i = n * registers + m
-                            integers[i] = call(
-                                builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, integers[i], w, x[m]
-                            )  # fmt: skip
+                            integers[i] = dot(builder, integers[i], w, x[m])
                 scale = _loads(builder, _at(builder, scales, g, width), _FLOATS, registers)
                 result = []
                 for n, row in enumerate(row_scales):
                     w = splat(builder, load(builder, _at(builder, row, g), FLOAT), LANES)
                     for m in range(registers):
                         i = n * registers + m
-                        dot = builder.sitofp(integers[i], _FLOATS)
-                        result.append(fma(builder, dot, builder.fmul(scale[m], w), sums[i]))
+                        result.append(scaled_sum(builder, integers[i], scale[m], w, sums[i]))
                 return result
 
-            zeros = [ir.Constant(_FLOATS, [0.0] * LANES)] * (registers * INTEGER_OUTPUTS)
-            sums = loop(builder, args[11], zeros, step)
-            _add(builder, _element(context, builder, signature, args, 12, args[13]), sums)
+            place = _element(context, builder, signature, args, 12, args[13])
+            sums = loop(builder, args[11], _loads(builder, place, _FLOATS, registers * INTEGER_OUTPUTS), step)
+            for i, value in enumerate(sums):
+                _store(builder, value, _at(builder, place, INT64(i * LANES)))
             return context.get_dummy_value()
 
         return signature, generate
@@ -136,7 +134,8 @@ def transpose(_: Any, source: Any, start: Any, stride: Any, target: Any, target_
     signature = types.void(source, index, index, target, index, index)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows = _transposed(builder, _rows(builder, _element(context, builder, signature, args, 0, args[1]), args[2]))
+        places = _rows(builder, _element(context, builder, signature, args, 0, args[1]), args[2])
+        rows = transposed(builder, [load(builder, place, _FLOATS) for place in places])
         target = _element(context, builder, signature, args, 3, args[4])
         for row, place in zip(rows, _rows(builder, target, args[5]), strict=True):
             _store(builder, row, place)
@@ -161,7 +160,7 @@ def finish_tile(
             return _element(context, builder, signature, args, number, args[number + 1])
 
         added, floor = load(builder, element(3), _FLOATS), splat(builder, args[5], LANES)
-        rows = _transposed(builder, _rows(builder, element(0), args[2]))
+        rows = transposed(builder, [load(builder, place, _FLOATS) for place in _rows(builder, element(0), args[2])])
         residuals, places = _rows(builder, element(6), args[8]), _rows(builder, element(9), args[11])
         for row, before, place in zip(rows, residuals, places, strict=True):
             y = builder.fadd(row, added)
@@ -179,9 +178,8 @@ def quantise_group(
 ) -> Any:  # fmt: skip
     """Quantise 32 inputs of 16 rows, float32 [32, 16], to int8 in int32 [8, 16] (`panel_stride` apart), four in each.
 
-    Writes scales[place : place + 16], the rows' largest magnitudes / 127, and offsets[place : place + 16], -128 times
-    the rows' sums of integers. Where a row is not finite, its scale is NaN: an infinite one, times whatever integers an
-    infinity was rounded to, could be minus infinity in every output, and nothing after ReLU.
+    Writes scales[place : place + 16] (see `group_scale`), and offsets[place : place + 16], -128 times the rows' sums of
+    integers.
     """
     index = types.intp
     signature = types.void(source, index, panel, index, index, scales, offsets, index)
@@ -192,27 +190,19 @@ def quantise_group(
         for x in _loads(builder, source, _INTS, GROUP):
             magnitude = builder.and_(x, constant(INT32, LANES, 0x7FFFFFFF))
             largest = call(builder, "llvm.umax.v16i32", _INTS, largest, magnitude)
-        largest = builder.bitcast(largest, _FLOATS)
-        tiny = builder.fcmp_ordered("<", largest, constant(FLOAT, LANES, _SMALLEST))
-        inverse = builder.fdiv(constant(FLOAT, LANES, 127.0), largest)
-        inverse = builder.select(tiny, constant(FLOAT, LANES, 0.0), inverse)
+        inverse, scale = group_scale(builder, largest)
         total = constant(INT32, LANES, 0)
         words = _rows(builder, _element(context, builder, signature, args, 2, args[3]), args[4], GROUP // 4)
         for k, word in enumerate(words):
             four = constant(INT32, LANES, 0)
             for byte in range(4):
                 x = load(builder, _at(builder, source, INT64((4 * k + byte) * LANES)), _FLOATS)
-                bits = builder.bitcast(fma(builder, x, inverse, constant(FLOAT, LANES, _ROUND)), _INTS)
-                total = builder.add(total, bits)
-                bits = builder.shl(builder.and_(bits, constant(INT32, LANES, 255)), constant(INT32, LANES, 8 * byte))
-                four = builder.or_(four, bits)
+                integer = rounded(builder, x, inverse)
+                total = builder.add(total, integer)
+                integer = builder.and_(integer, constant(INT32, LANES, 255))
+                four = builder.or_(four, builder.shl(integer, constant(INT32, LANES, 8 * byte)))
             _store(builder, four, word)
-        scale = builder.select(tiny, constant(FLOAT, LANES, 0.0), largest)
-        scale = builder.fmul(scale, constant(FLOAT, LANES, 1 / 127))
-        finite = builder.fcmp_ordered("<", largest, constant(FLOAT, LANES, math.inf))
-        scale = builder.select(finite, scale, constant(FLOAT, LANES, math.nan))
         _store(builder, scale, _element(context, builder, signature, args, 5, args[7]))
-        total = builder.sub(total, constant(INT32, LANES, GROUP * _ROUND_BITS % 2**32))
         offset = builder.mul(total, constant(INT32, LANES, -128))
         _store(builder, offset, _element(context, builder, signature, args, 6, args[7]))
         return context.get_dummy_value()
@@ -222,6 +212,62 @@ def quantise_group(
 
 float_tile_16, float_tile_32, float_tile_48 = (_float_tile(registers) for registers in (1, 2, 3))
 integer_tile_16, integer_tile_32, integer_tile_48 = (_integer_tile(registers) for registers in (1, 2, 3))
+
+
+# --- what products of few rows share with those of many ---------------------------------------------------------------
+
+
+def group_scale(builder: ir.IRBuilder, largest: Any) -> tuple[Any, Any]:
+    """127 / largest and largest / 127, of the bits of the largest magnitude in a group: what to round by, the scale.
+
+    Both are 0 for a group of next to nothing. What is not finite makes a scale of NaN, so that it shows.
+    """
+    largest = builder.bitcast(largest, _FLOATS)
+    zero = constant(FLOAT, LANES, 0.0)
+    tiny = builder.fcmp_ordered("<", largest, constant(FLOAT, LANES, _SMALLEST))
+    inverse = builder.select(tiny, zero, builder.fdiv(constant(FLOAT, LANES, 127.0), largest))
+    scale = builder.select(tiny, zero, builder.fmul(largest, constant(FLOAT, LANES, 1 / 127)))
+    finite = builder.fcmp_ordered("<", largest, constant(FLOAT, LANES, math.inf))
+    return inverse, builder.select(finite, scale, constant(FLOAT, LANES, math.nan))
+
+
+def rounded(builder: ir.IRBuilder, x: Any, inverse: Any) -> Any:
+    """The integers nearest to x * inverse, of halves the even one."""
+    bits = builder.bitcast(fma(builder, x, inverse, constant(FLOAT, LANES, _ROUND)), _INTS)
+    return builder.sub(bits, constant(INT32, LANES, _ROUND_BITS))
+
+
+def dot(builder: ir.IRBuilder, sums: Any, unsigned: Any, signed: Any) -> Any:
+    """sums + the products of the four unsigned and the four signed bytes in each lane, added up."""
+    return call(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, sums, unsigned, signed)
+
+
+def scaled_sum(builder: ir.IRBuilder, integer: Any, x_scale: Any, weight_scale: Any, total: Any) -> Any:
+    """total + integer * (x_scale * weight_scale), rounded twice: said once, for the same bits everywhere."""
+    return fma(builder, builder.sitofp(integer, _FLOATS), builder.fmul(x_scale, weight_scale), total)
+
+
+def transposed(builder: ir.IRBuilder, rows: list[Any]) -> list[Any]:
+    """The columns of 16 x 16 numbers of 32 bits, given by rows.
+
+    Four rounds of exchanges between pairs of rows (Eklundh, "A fast computer method for matrix transposing", IEEE
+    Transactions on Computers C-21, 1972), by shuffles that AVX-512 does in one instruction without a table: two that
+    interleave single numbers in each quarter of a register, and transpose blocks of 4 x 4; then two of whole quarters.
+    """
+    interleaved = [quarter + lane for quarter in (0, 4, 8, 12) for lane in (0, 16, 1, 17)]
+    even_quarters = [quarter + lane for quarter in (0, 8, 16, 24) for lane in range(4)]
+    for distance, lanes, shift in (
+        (2, interleaved, 2),
+        (1, interleaved, 2),
+        (4, even_quarters, 4),
+        (8, even_quarters, 4),
+    ):
+        low, high = ir.Constant(_INTS, lanes), ir.Constant(_INTS, [lane + shift for lane in lanes])
+        before, rows = rows, list(rows)
+        for i in (i for i in range(LANES) if not i & distance):
+            pair = before[i], before[i + distance]
+            rows[i], rows[i + distance] = builder.shuffle_vector(*pair, low), builder.shuffle_vector(*pair, high)
+    return rows
 
 
 # --- pieces of generated code -----------------------------------------------------------------------------------------
@@ -245,22 +291,6 @@ def _rows(builder: ir.IRBuilder, first: Any, stride: Any, count: int = LANES) ->
 def _store(builder: ir.IRBuilder, value: Any, pointer: Any) -> None:
     """Write a vector to an address that need not be aligned beyond one element."""
     builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=4)
-
-
-def _transposed(builder: ir.IRBuilder, places: list[Any]) -> list[Any]:
-    """The columns of the 16 x 16 float32 whose rows lie at `places`.
-
-    Each of four rounds exchanges, between pairs of rows, blocks of 1, 2, 4 and 8 columns (Eklundh, "A fast computer
-    method for matrix transposing", IEEE Transactions on Computers C-21, 1972).
-    """
-    rows = [load(builder, place, _FLOATS) for place in places]
-    for d in (1, 2, 4, 8):
-        upper = ir.Constant(_INTS, [j if not j & d else LANES + j - d for j in range(LANES)])
-        lower = ir.Constant(_INTS, [j + d if not j & d else LANES + j for j in range(LANES)])
-        for i in (i for i in range(LANES) if not i & d):
-            a, b = rows[i], rows[i + d]
-            rows[i], rows[i + d] = builder.shuffle_vector(a, b, upper), builder.shuffle_vector(a, b, lower)
-    return rows
 
 
 def _loads(builder: ir.IRBuilder, pointer: Any, kind: ir.VectorType, count: int) -> list[Any]:

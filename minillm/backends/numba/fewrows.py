@@ -1,15 +1,15 @@
 """y = activation(x W^T + b) + residual for 1 to 16 rows, on weights in every stored format.
 
 With few rows a product takes as long as its weights take to be read, so each is read from memory once for all rows
-and widened to float32 in registers; nothing is written back. Products and sums are float32 in every format: only the
-weights are rounded, activations never.
+and widened to float32 in registers; nothing is written back. Products and sums are float32: only the weights are
+rounded, activations never. int4 is the exception where the CPU has VNNI: rows are rounded to int8, as for products of
+many rows, and multiplied as integers (`fewints.py`).
 
-llama.cpp's kernels for its Q8_0 and Q4_0 round activations to 8 bits as well, as products of many rows do here where
-the CPU has VNNI. Integer dot products in place of these kernels, with 16 outputs in the lanes of a register and the
-bits of `manyrows`, were measured on two threads of a Zen 5, interleaved, weights of 768 x 3072 and 3072 x 768 from
-memory. For int8 they took 0.8 to 0.95 times the speed at 1 row, where these kernels read at the memory's bandwidth,
-and were as fast at 4 rows and 1.4 times as fast at 8; for int4 it was 0.9 to 1.25 at 1 row, 1.2 to 1.5 at 4 and 1.7
-to 1.9 at 8. One row is the usual case, and it must have the same bits alone as among others.
+Integer dot products were measured in place of these kernels on two threads of a Zen 5, interleaved, with weights of
+768 x 3072 and 3072 x 768 from memory. For int4 they were 1.25 and 0.94 times as fast at 1 row, 1.6 and 1.25 at 4, 1.9
+and 1.8 at 8. For int8 they had 0.8 to 0.95 times the speed at 1 row, where these kernels read at the memory's
+bandwidth, the same at 4 and 1.4 times at 8: since one row is the usual case, and must have the same bits alone as among
+others, int8 stays in float32.
 
 A row's result is the same, bit for bit, however many rows there are, and however many threads.
 """
@@ -23,8 +23,10 @@ from numba import types
 from numpy.typing import NDArray
 
 from ...ops.quantize import Quantized
+from . import avx512
 from .activations import ACTIVATION_CODES, finish_row
 from .compiling import kernel
+from .fewints import linear_int4
 from .formats import BLOCK, weight_at
 from .tiles import MOST_ROWS, PANEL, multiply_panel
 
@@ -61,13 +63,15 @@ def linear_few(
         residual: [T, out] or None; left as it is
     """
     scales, shift = NO_SCALES, 0
+    bias, residual = NO_BIAS if bias is None else bias, NO_RESIDUAL if residual is None else residual
     if isinstance(weight, Quantized):
+        if weight.values.dtype == np.uint8 and avx512.HAS_INTEGER_TILES and len(x):
+            return linear_int4(x, weight, bias, out, ACTIVATION_CODES[activation], residual)
         values, scales, shift = weight.values, weight.scales.view(np.uint16), weight.group // (2 * BLOCK)
     else:
         values = weight.view(np.int16) if weight.dtype == np.float16 else weight
     compiled(values.dtype)(
-        x, values, scales, shift, NO_BIAS if bias is None else bias, ACTIVATION_CODES[activation],
-        NO_RESIDUAL if residual is None else residual, out,
+        x, values, scales, shift, bias, ACTIVATION_CODES[activation], residual, out
     )  # fmt: skip
     return out
 

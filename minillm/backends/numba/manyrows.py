@@ -13,7 +13,6 @@ OpenBLAS 0.3.31 beside them: 103 to 118, and 180 to 195 when told to use its ker
 choose on this CPU.
 """
 
-import threading
 from typing import Any, NamedTuple
 
 import numba
@@ -27,6 +26,7 @@ from .compiling import kernel
 from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand
 from .rows import finish
 from .tiled import FLOAT_DEPTH, INTEGER_DEPTH, WIDTH, float_product, integer_product
+from .workspace import work
 
 MOST_ROWS = 11 * WIDTH
 """Rows of one pass over the weights: their sums lie in the second-level cache."""
@@ -36,23 +36,6 @@ EXPANDED = 1 << 20
 """Weights that are expanded at once for BLAS."""
 
 _KINDS = {"float32": FLOAT32, "float16": FLOAT16, "uint16": BFLOAT16, "int8": SIGNED8, "uint8": SIGNED4}
-
-
-class _WorkSpace(threading.local):
-    """Arrays that products work in, kept from one call to the next, for each of Python's threads."""
-
-    def __init__(self) -> None:
-        self.arrays: dict[str, NDArray[Any]] = {}
-
-    def take(self, name: str, size: int, dtype: Any) -> NDArray[Any]:
-        """A flat array of at least `size` elements."""
-        array = self.arrays.get(name)
-        if array is None or len(array) < size:
-            array = self.arrays[name] = np.empty(size, dtype)
-        return array
-
-
-_work = _WorkSpace()
 
 
 def linear_many(
@@ -152,9 +135,9 @@ def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> 
     float_product(
         x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
         *epilogue, out, columns, workers,
-        _work.take("panels", padded * depth, np.float32),
-        _work.take("tiles", workers * columns * FLOAT_DEPTH, np.float32),
-        _work.take("sums", workers * columns * padded, np.float32),
+        work.take("panels", padded * depth, np.float32),
+        work.take("tiles", workers * columns * FLOAT_DEPTH, np.float32),
+        work.take("sums", workers * columns * padded, np.float32),
     )  # fmt: skip
 
 
@@ -166,13 +149,13 @@ def _multiply_integers(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -
     integer_product(
         x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
         *epilogue, out, columns, workers,
-        _work.take("integer panels", padded * depth // 4, np.int32),
-        _work.take("offsets", padded * depth // GROUP, np.int32),
-        _work.take("scales", padded * depth // GROUP, np.float32),
-        _work.take("integer tiles", workers * columns * INTEGER_DEPTH, np.uint8),
-        _work.take("tile scales", workers * columns * (INTEGER_DEPTH // GROUP), np.float32),
-        _work.take("sums", workers * columns * padded, np.float32),
-        _work.take("blocks", workers * GROUP * LANES, np.float32),
+        work.take("integer panels", padded * depth // 4, np.int32),
+        work.take("offsets", padded * depth // GROUP, np.int32),
+        work.take("scales", padded * depth // GROUP, np.float32),
+        work.take("integer tiles", workers * columns * INTEGER_DEPTH, np.uint8),
+        work.take("tile scales", workers * columns * (INTEGER_DEPTH // GROUP), np.float32),
+        work.take("sums", workers * columns * padded, np.float32),
+        work.take("blocks", workers * GROUP * LANES, np.float32),
     )  # fmt: skip
 
 
@@ -183,7 +166,7 @@ def _multiply_by_blas(x: Any, weight: _Stored, out: Any) -> None:
         return
     outputs, depth = len(weight.values), weight.inputs
     rows = max(1, EXPANDED // max(1, depth))
-    tile = _work.take("expanded", min(rows, outputs) * depth, np.float32)
+    tile = work.take("expanded", min(rows, outputs) * depth, np.float32)
     for first in range(0, outputs, rows):
         last = min(outputs, first + rows)
         _expand_rows(weight.flat, outputs, weight.scales, weight.kind, weight.group, first, last, depth, tile)

@@ -9,7 +9,7 @@ pytest.importorskip("numba", reason="the fast CPU kernels need numba")
 import numba
 
 from minillm import ops
-from minillm.backends.numba import manyrows
+from minillm.backends.numba import manyrows, workspace
 from minillm.backends.numba.activations import ACTIVATION_CODES
 from minillm.backends.numba.manyrows import linear_many
 from minillm.ops.quantize import Quantized, dequantize, quantize
@@ -229,7 +229,7 @@ def test_the_second_product_works_in_the_memory_of_the_first(path):
     x, formats = random(40, 96), all_formats(random(33, 96, seed=1))
     for stored in formats:
         product(x, stored)
-    before = {name: id(array) for name, array in manyrows._work.arrays.items()}
+    before = {name: id(array) for name, array in workspace.work.arrays.items()}
     for stored in formats:
         product(x, stored)
-    assert {name: id(array) for name, array in manyrows._work.arrays.items()} == before
+    assert {name: id(array) for name, array in workspace.work.arrays.items()} == before

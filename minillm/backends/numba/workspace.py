@@ -1,0 +1,24 @@
+"""The memory that products work in, kept from one call to the next."""
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class WorkSpace(threading.local):
+    """Arrays that products work in, kept from one call to the next, for each of Python's threads."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {}
+
+    def take(self, name: str, size: int, dtype: Any) -> NDArray[Any]:
+        """A flat array of at least `size` elements."""
+        array = self.arrays.get(name)
+        if array is None or len(array) < size:
+            array = self.arrays[name] = np.empty(size, dtype)
+        return array
+
+
+work = WorkSpace()
