@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pages import Pages
+from ..pages import Pages, reserve
 from ..weights import expand, narrow
 
 STORAGE: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
@@ -40,7 +40,7 @@ class StoredVectors:
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: str) -> "StoredVectors":
         """Memory for vectors of a cache dtype."""
-        return cls(np.empty(shape, STORAGE[dtype]), np.empty(shape[:-1], np.float32) if dtype == "int8" else None)
+        return cls(reserve(shape, STORAGE[dtype]), reserve(shape[:-1], np.float32) if dtype == "int8" else None)
 
     @property
     def shape(self) -> tuple[int, ...]:
