@@ -138,6 +138,12 @@ def _phase(title: str, phase: "Phase") -> list[str]:
 
 def _fits(analysis: "Analysis") -> list[str]:
     work, config = analysis.workload, analysis.config
+    if not analysis.largest_batch:
+        weights = bytes_text(memory.weights_bytes(config, analysis.storage))
+        return [
+            f"into {bytes_text(analysis.memory)} fits not one sequence of {work.decode_context:,} tokens: the weights "
+            f"alone take {weights}"
+        ]
     longest = analysis.largest_context
     beyond = f", of which the model has {config.max_positions:,}" if longest > config.max_positions else ""
     return [

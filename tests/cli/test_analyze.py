@@ -95,6 +95,12 @@ def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]
     assert found["decode"]["stage_sends"] == 1 and found["decode"]["stage_bytes"] == 2 * 1024
 
 
+def test_a_model_too_large_for_the_hardware_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["analyze", "bloom", "--hardware", "a100"]) == 0
+    printed = capsys.readouterr().out
+    assert "fits not one sequence of 513 tokens: the weights alone take 352.5 GB" in printed
+
+
 def test_conventions(capsys: pytest.CaptureFixture[str]) -> None:
     plain = analyzed(capsys, "opt-125m")["prefill"]["flops"]
     square = analyzed(capsys, "opt-125m", "--full-square")["prefill"]["flops"]
