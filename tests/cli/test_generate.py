@@ -202,6 +202,7 @@ def test_ctrl_c_ends_cleanly():
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     assert process.stdout is not None
     assert process.stderr is not None

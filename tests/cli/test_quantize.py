@@ -66,6 +66,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
         [sys.executable, "-m", "minillm", "quantize", source, tmp_path / "out", "--dtype", "int4"],
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     until = time.monotonic() + 60
     while not list(tmp_path.glob(".out.partial-*/model.safetensors")) and time.monotonic() < until:
