@@ -64,7 +64,7 @@ class TimingBackend(WrappedBackend):
         super().__init__(inner)
         self._mark = inner.clock.mark
         self._began: Any = None
-        self._noted: list[_Noted] = []
+        self._noted: list[tuple[Any, ...]] = []  # of `_Noted`, which takes longer to make: `take` makes them
         self._counting = CountingBackend(inner)
 
     def before(self, operation: str) -> None:
@@ -73,7 +73,7 @@ class TimingBackend(WrappedBackend):
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Note the end."""
-        self._noted.append(_Noted(operation, self.layer, self._began, self._mark(), weight, result, arguments))
+        self._noted.append((operation, self.layer, self._began, self._mark(), weight, result, arguments))
 
     def take(self, start: Any) -> list[Call]:
         """All calls since the last `take`, their moments counted from the mark `start`."""
@@ -87,7 +87,7 @@ class TimingBackend(WrappedBackend):
                 seconds(noted.began, noted.ended),
                 self._cost(noted),
             )
-            for noted in self._noted
+            for noted in map(_Noted._make, self._noted)
         ]
         self._noted.clear()
         return calls
@@ -104,7 +104,7 @@ class TimingBackend(WrappedBackend):
         """Run and note what is no part of the model."""
         began = self._mark()
         answer = run()
-        self._noted.append(_Noted(operation, None, began, self._mark()))
+        self._noted.append((operation, None, began, self._mark(), None, None, None))
         return answer
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
