@@ -30,7 +30,7 @@ from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, withou
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
 from .reading import merge_names, read_heads, read_layers, refuse_other_layers
-from .rearranged import qkv_apart
+from .rearranged import with_qkv_apart
 
 ACTIVATION = "gelu_new"
 """config.json does not say it."""
@@ -122,10 +122,7 @@ def canonical_names(stored: Mapping[str, Tensor], config: BloomConfig) -> dict[s
     tensors = shorten(stored, "transformer.")
     if config.tied_head:
         tensors = without_tied_head(tensors, "word_embeddings.weight")
-    return {
-        name: qkv_apart(tensor, config.num_heads) if ".query_key_value." in name else tensor
-        for name, tensor in tensors.items()
-    }
+    return with_qkv_apart(tensors, config.num_heads)
 
 
 def build(config: BloomConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:

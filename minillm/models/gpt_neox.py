@@ -28,7 +28,7 @@ from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, withou
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
 from .reading import read_activation, read_heads, read_layers, refuse_other_layers
-from .rearranged import qkv_apart
+from .rearranged import with_qkv_apart
 from .rotary import BASE, RotaryConfig, read_rotary, rope_table
 
 ROTARY_SHARE = 0.25
@@ -132,10 +132,7 @@ def canonical_names(stored: Mapping[str, Tensor], config: GPTNeoXConfig) -> dict
     tensors = shorten({in_memory.get(name, name): t for name, t in stored.items()}, "gpt_neox.", left_out=buffers)
     if config.tied_head:
         tensors = without_tied_head(tensors, "embed_in.weight", head)
-    return {
-        name: qkv_apart(tensor, config.num_heads) if ".query_key_value." in name else tensor
-        for name, tensor in tensors.items()
-    }
+    return with_qkv_apart(tensors, config.num_heads)
 
 
 def build(config: GPTNeoXConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:

@@ -1,7 +1,7 @@
 """Stored matrices whose numbers a family wants in another order: transposed, or rows of heads sorted anew."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,3 +81,8 @@ def qkv_apart(tensor: Tensor, H: int) -> Tensor:
         return heads.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
 
     return Rearranged(tensor, apart)
+
+
+def with_qkv_apart(tensors: Mapping[str, Tensor], H: int) -> dict[str, Tensor]:
+    """All tensors, those named "query_key_value" as `qkv_apart` has them."""
+    return {name: qkv_apart(tensor, H) if ".query_key_value." in name else tensor for name, tensor in tensors.items()}
