@@ -5,11 +5,11 @@ to be where the model's own answers decide: which guess is accepted, when a beam
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from ..backends.base import Backend
-from ..backends.wrapping import WrappedBackend
+from ..backends.wrapping import Runs, WrappedBackend, put_between
 from ..batch import Batch
 
 
@@ -94,12 +94,6 @@ def generation(
         yield Step(parts, len(parts))
 
 
-class Runs(Protocol):
-    """What runs its operations on an exchangeable back end: a `Runner`."""
-
-    ops: Backend
-
-
 class Recorder(WrappedBackend):
     """Writes down the schedule of the forward passes that go through it, and nothing about their operations."""
 
@@ -117,13 +111,6 @@ class Recorder(WrappedBackend):
         return super().upload(batch, rows)
 
 
-@contextmanager
-def recording(runner: Runs) -> Iterator[Recorder]:
+def recording(runner: Runs) -> AbstractContextManager[Recorder]:
     """Record the schedule of what a runner computes inside the `with` block."""
-    inner = runner.ops
-    recorder = Recorder(inner)
-    runner.ops = recorder
-    try:
-        yield recorder
-    finally:
-        runner.ops = inner
+    return put_between(runner, Recorder(runner.ops))

@@ -10,9 +10,9 @@ were made, and added up. `accounting/` says the same from a configuration and a 
 The choice of a token is not counted: `argmax` takes no FLOPs, and those of `sample` depend on the numbers themselves.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from ..ops.attention import cost as attention_cost
 from ..ops.cost import Cost
@@ -26,7 +26,7 @@ from ..ops.rotary import Rotation
 from ..ops.rotary import cost as rotary_cost
 from .base import Backend
 from .weights import Weight
-from .wrapping import WrappedBackend
+from .wrapping import Runs, WrappedBackend, put_between
 
 
 class CountingBackend(WrappedBackend):
@@ -67,22 +67,9 @@ class CountingBackend(WrappedBackend):
         return groups
 
 
-class Runs(Protocol):
-    """What runs its operations on an exchangeable back end: a `Runner`."""
-
-    ops: Backend
-
-
-@contextmanager
-def counting(runner: Runs) -> Iterator[CountingBackend]:
+def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
     """Count what a runner computes inside the `with` block; it costs a few microseconds for each operation."""
-    inner = runner.ops
-    counted = CountingBackend(inner)
-    runner.ops = counted
-    try:
-        yield counted
-    finally:
-        runner.ops = inner
+    return put_between(runner, CountingBackend(runner.ops))
 
 
 def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None) -> Cost:

@@ -4,8 +4,9 @@ What checks, counts or times derives from `WrappedBackend` and overrides `observ
 operation's beginning matters. The layers notice nothing.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from .base import Backend, Result, Role
 from .memory import MemoryUse
 from .pages import Pages
 from .weights import Tensor, Weight
+
+Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
 
 
 class WrappedBackend(Backend):
@@ -179,3 +182,20 @@ class WrappedBackend(Backend):
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """As the wrapped one."""
         return self.inner.sample(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+class Runs(Protocol):
+    """What runs its operations on an exchangeable back end: a `Runner`."""
+
+    ops: Backend
+
+
+@contextmanager
+def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
+    """Let a runner run on a wrapped back end inside the `with` block, and on the one before afterwards."""
+    inner = runner.ops
+    runner.ops = wrapped
+    try:
+        yield wrapped
+    finally:
+        runner.ops = inner
