@@ -59,14 +59,23 @@ class Slice(NamedTuple):
         return Slice(output, 0, self.stop - self.first)
 
 
-def gather(group: Sequence[Active], ops: Backend) -> Rows:
-    """The outputs of several requests' feeds, end to end: where they were made, or on the host if need be."""
+def place_of_choice(group: Sequence[Active], ops: Backend) -> Backend:
+    """Where requests with the same strategy choose: on the back end that made their logits, or on its host.
+
+    They come to the host where anything is done with them but a choice: by the strategy, or by what guides a request.
+    """
+    looked_at = any(active.request.guide is not None for active in group) or not group[0].strategy.on_device
+    return ops.host if looked_at else ops
+
+
+def gather(group: Sequence[Active], ops: Backend, place: Backend) -> Rows:
+    """The outputs of several requests' feeds, end to end: made by `ops`, and where `place` looks for them."""
     slices = [piece for active in group for piece in active.outputs if piece is not None]
     starts = list(accumulate((piece.stop - piece.first for piece in slices), initial=0))
     wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
     hidden = ops.to_host(_end_to_end(slices, attrgetter("hidden"), ops.xp)) if wants_hidden else None
     logits = _end_to_end(slices, attrgetter("logits"), ops.xp)
-    return Rows(logits if group[0].strategy.on_device else ops.to_host(logits), starts, hidden)
+    return Rows(logits if place is ops else ops.to_host(logits), starts, hidden)
 
 
 def _end_to_end(slices: list[Slice], part: Callable[[Output], Any], xp: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from .active import Active, Slice, gather
+from .active import Active, Slice, gather, place_of_choice
 from .batch import Sequence as Tokens
 from .cache import PrefixCache
 from .decoding.continuation import Progress
@@ -236,8 +236,9 @@ class StepLoop:
         states = [active.state for active in group if active.state is not None]
         for active, state in zip(group, states, strict=True):
             state.feeds = len(active.feeds)
-        strategy, ops = group[0].strategy, self.runners["target"].ops
-        answers = strategy.step(ops if strategy.on_device else ops.host, states, gather(group, ops))
+        ops = self.runners["target"].ops
+        place = place_of_choice(group, ops)
+        answers = group[0].strategy.step(place, states, gather(group, ops, place))
         for active, state, feeds in zip(group, states, answers, strict=True):
             self._progress += [(active.id, p) for c in state.results if (p := c.take())]
             active.started = True

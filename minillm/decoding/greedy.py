@@ -35,7 +35,7 @@ class GreedySearch(Strategy):
     @property
     def on_device(self) -> bool:
         """Where the choice itself is all that is wanted."""
-        return not (self.processors or self.filters or self.settings.logprobs or self.settings.guide)
+        return not (self.processors or self.filters or self.settings.logprobs)
 
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""

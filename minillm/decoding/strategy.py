@@ -122,7 +122,10 @@ class Strategy(ABC):
 
     @property
     def on_device(self) -> bool:
-        """Whether all it does with logits is `Backend.argmax` or `Backend.sample`; if not, they come to the host."""
+        """Whether all it does with logits is `Backend.argmax` or `Backend.sample`; if not, they come to the host.
+
+        So do those of a request with a guide.
+        """
         return False
 
     @property
