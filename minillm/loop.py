@@ -17,6 +17,7 @@ from .decoding.continuation import Progress
 from .decoding.speculation import Speculation
 from .decoding.strategy import Feed, Request, Strategy
 from .errors import CacheFullError, ParameterError
+from .ops.sampling import Draw
 from .runner import Runner
 from .scheduler import Limits, Scheduler
 
@@ -187,15 +188,19 @@ class StepLoop:
             return 0
         counts = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
         work = [(active, i, count) for (active, i), count in zip(waiting, counts, strict=True) if count]
+        places: dict[int, int] = {}  # of strategies, so that the rows of each lie end to end
+        work.sort(key=lambda one: places.setdefault(id(one[0].strategy), len(places)))
         rows: list[int] = []
+        draws: list[Draw | None] = []
         owners: list[tuple[Active, int, int, int]] = []
         for (active, i, count), stop in zip(work, accumulate(count for *_, count in work), strict=True):
             if count == active.fed[i].pending:
                 first = stop - 1 if active.feeds[i].rows == "last" else stop - len(active.feeds[i].tokens)
                 owners.append((active, i, len(rows), len(rows) + stop - first))
                 rows += range(first, stop)
+                draws += [*[None] * (stop - first - 1), active.feeds[i].draw]
         runner = self.runners[name]
-        output = runner.forward([active.fed[i] for active, i, _ in work], [count for *_, count in work], rows)
+        output = runner.forward([active.fed[i] for active, i, _ in work], [count for *_, count in work], rows, draws)
         for active, i, first, stop in owners:
             active.outputs[i] = Slice(output, first, stop)
         for active in {id(active): active for active, *_ in owners}.values():

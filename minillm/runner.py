@@ -13,6 +13,7 @@ from .batch import Batch, Sequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
 from .models.base import Model
+from .ops.sampling import Draw
 
 
 class Output(NamedTuple):
@@ -41,7 +42,11 @@ class Runner:
         return self.forward(sequences, [1] * len(sequences))
 
     def forward(
-        self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], rows: SequenceOf[int] | None = None
+        self,
+        sequences: SequenceOf[Sequence],
+        counts: SequenceOf[int],
+        rows: SequenceOf[int] | None = None,
+        draws: SequenceOf[Draw | None] = (),
     ) -> Output:
         """Compute the next `counts[i]` pending tokens of each sequence; their K/V are in the cache afterwards.
 
@@ -49,6 +54,7 @@ class Runner:
             sequences: N of them, each with at least `counts[i]` pending tokens
             counts: at least 1 each; T in all
             rows: rows of the flat batch whose logits are wanted; by default each sequence's last
+            draws: as in `Backend.run`
 
         Raises:
             CacheFullError: the cache cannot take the new tokens; nothing was computed.
@@ -59,14 +65,14 @@ class Runner:
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = batch.query_starts[1:] - 1 if rows is None else np.asarray(rows, np.int64)
         with np.errstate(all="ignore"):  # what is no number is an error with a name below, not a warning
-            output = self._run(self.ops, batch, wanted)
+            output = self._run(self.ops, batch, wanted, draws)
             if not self.ops.finite(output.logits):
                 self._run(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
         return output
 
-    def _run(self, ops: Backend, batch: Batch, rows: Any) -> Output:
+    def _run(self, ops: Backend, batch: Batch, rows: Any, draws: SequenceOf[Draw | None] = ()) -> Output:
         """The forward pass itself. `rows` may be empty: then K and V are all that is computed for."""
 
         def compute(batch: Batch, rows: Any) -> Output:
@@ -76,7 +82,7 @@ class Runner:
             hidden = self.model.states(ops, x)  # [R, E] -> [R, W]
             return Output(self.model.logits(ops, hidden), hidden)  # [R, W] -> [R, V]
 
-        return ops.run(self, batch, rows, compute)
+        return ops.run(self, batch, rows, compute, draws)
 
     def place(self, live: list[Sequence], feeds: SequenceOf[Feed]) -> list[Sequence]:
         """Turn a request's sequences into those its feeds ask for: fork, truncate, free, and append the tokens.

@@ -14,6 +14,7 @@ from .. import ops
 from ..batch import Batch
 from ..ops.philox import Keys
 from ..ops.rotary import Rotation
+from ..ops.sampling import Draw
 from .arena import Arena
 from .clock import Clock, HostClock
 from .memory import MemoryUse, free_memory
@@ -105,12 +106,22 @@ class Backend:
         """A batch, and the rows [R] whose logits are wanted, as operations take them."""
         return batch, rows
 
-    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
         """One forward pass: `compute` with the batch and rows as operations take them.
 
         A back end may record what `compute` launches and replay it the next time that the same owner (a model with
         its cache) comes; so `compute` depends on nothing but its arguments, and its result is a tuple of arrays with
         one row for each of `rows`; the first of them are the logits.
+
+        `draws`, one for each of `rows` or none at all, are what `sample` will be asked for, where that is known. They
+        change no answer; a back end may make them with the pass, so that the host waits once for all.
         """
         return compute(*self.upload(batch, rows))
 

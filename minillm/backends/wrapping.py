@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..batch import Batch
 from ..ops.philox import Keys
 from ..ops.rotary import Rotation
+from ..ops.sampling import Draw
 from .base import Backend, Result, Role
 from .memory import MemoryUse
 from .pages import Pages
@@ -79,7 +80,14 @@ class WrappedBackend(Backend):
         """As the wrapped one."""
         return self.inner.upload(batch, rows)
 
-    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
         """Every operation is called and none replayed, or there would be nothing to see."""
         return compute(*self.upload(batch, rows))
 

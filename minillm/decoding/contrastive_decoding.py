@@ -53,7 +53,7 @@ class ContrastiveDecoding(Strategy):
 
 def to_both(feeds: list[Feed]) -> list[Feed]:
     """The same feeds for the target, then for the amateur."""
-    return feeds + [Feed(feed.tokens, feed.parent, model="amateur") for feed in feeds]
+    return [Feed(feed.tokens, feed.parent, model=model) for model in ("target", "amateur") for feed in feeds]
 
 
 def contrast(expert: Any, amateur: Any, alpha: float, temperature: float, xp: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..errors import ParameterError
+from ..ops.sampling import Draw
 from .continuation import Continuation
 from .guided import restrict
 from .parameters import Settings
@@ -40,7 +41,12 @@ class GreedySearch(Strategy):
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
         continuations = [request.continuation(i) for i in range(request.settings.num_return_sequences)]
-        return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids)]
+        draw = self.next_draw(request, continuations[0]) if len(continuations) == 1 else None
+        return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids, draw=draw)]
+
+    def next_draw(self, request: Request, continuation: Continuation) -> Draw | None:
+        """The draw from the model's own logits by which `choose` will take a continuation's next token, if it will."""
+        return None
 
     def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One token for each row of processed logits. [R, V] -> R ids"""
@@ -93,9 +99,9 @@ class GreedySearch(Strategy):
         """Each continuation that still grows is fed its newest token."""
         shared = state.feeds == 1
         feeds = [
-            Feed((continuation.token_ids[-1],), parent=0 if shared else i)
-            for i, continuation in enumerate(state.growing)
-            if continuation.finish_reason is None
+            Feed((c.token_ids[-1],), parent=0 if shared else i, draw=self.next_draw(state.request, c))
+            for i, c in enumerate(state.growing)
+            if c.finish_reason is None
         ]
         state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
         return feeds

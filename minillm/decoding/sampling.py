@@ -8,11 +8,12 @@ from numpy.typing import ArrayLike
 
 from ..backends.base import Backend
 from ..ops.philox import Keys
+from ..ops.sampling import Draw
 from .continuation import Continuation
 from .filters import MinP, Temperature, TopK, TopP, build_filters
 from .greedy import GreedySearch
 from .parameters import Settings
-from .strategy import State
+from .strategy import Request, State
 
 UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -33,6 +34,13 @@ class Sampling(GreedySearch):
             self.filters = filters
             self.drawn = UNFILTERED
 
+    def next_draw(self, request: Request, continuation: Continuation) -> Draw | None:
+        """As `choose` will ask for it, unless the logits are changed before."""
+        if not self.on_device or request.guide is not None:
+            return None
+        place = _place(request, continuation)
+        return Draw(**self.drawn, seed=request.settings.seed, sequence=continuation.index, position=place)
+
     def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One draw for each row of processed logits. [R, V] -> R ids"""
         return [int(token) for token in ops.sample(logits, keys_of(growing), **self.drawn)]
@@ -40,10 +48,14 @@ class Sampling(GreedySearch):
 
 def keys_of(growing: Sequence[tuple[State, Continuation]], purpose: int = 0, ahead: ArrayLike = 0) -> Keys:
     """What decides over the next token of each continuation, or over one `ahead` tokens further. [R]"""
-    lengths = [len(state.request.prompt_ids) + len(continuation.token_ids) for state, continuation in growing]
     return Keys(
         np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
         np.asarray([continuation.index for _, continuation in growing]),
-        np.asarray(lengths) + np.asarray(ahead),
+        np.asarray([_place(state.request, continuation) for state, continuation in growing]) + np.asarray(ahead),
         purpose,
     )
+
+
+def _place(request: Request, continuation: Continuation) -> int:
+    """The position of a continuation's next token."""
+    return len(request.prompt_ids) + len(continuation.token_ids)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ..backends.base import Backend
+from ..ops.sampling import Draw
 from .continuation import Continuation, TextStream
 from .guided import Guide
 from .parameters import Settings
@@ -52,6 +53,8 @@ class Feed:
     """Where the last tokens are a tree of guesses: of each its parent among them, -1 for the token before them all."""
     hidden: bool = False
     """Whether the hidden states behind the logits are wanted."""
+    draw: Draw | None = None
+    """What `Backend.sample` will be asked for its last row, where that is known: it may be made with the logits."""
 
 
 class Candidate(NamedTuple):

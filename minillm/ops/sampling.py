@@ -24,7 +24,7 @@ and the next uniform number is a share of the mass that is left.
 """
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,19 @@ from ..errors import NumericalError
 _BUCKETS = 4096
 _BUCKETS_PER_NAT = 128
 """4096 / 128 = 32: what is less than e**-32 as likely as the best shares the last bucket."""
+
+
+class Draw(NamedTuple):
+    """All that decides over the draw from one row beside its logits."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    sequence: int
+    position: int
+    """With the two before the key of its uniform number (`philox.uniform`)."""
 
 
 def scale(logits: NDArray[Any], temperature: float) -> NDArray[Any]:

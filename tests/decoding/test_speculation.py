@@ -114,9 +114,9 @@ def test_each_model_is_fed_only_what_it_has_not_seen() -> None:
 
 
 def counting(forward, fed: dict[str, int], name: str):
-    def counted(sequences, counts, rows=None):
+    def counted(sequences, counts, *wanted):
         fed[name] += sum(counts)
-        return forward(sequences, counts, rows)
+        return forward(sequences, counts, *wanted)
 
     return counted
 

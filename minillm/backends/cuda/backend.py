@@ -8,7 +8,7 @@ device's array module.
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...batch import Batch
 from ...ops.philox import Keys
 from ...ops.rotary import Rotation
+from ...ops.sampling import Draw
 from ..base import Backend, Result, Role
 from ..memory import MemoryUse
 from ..numpy import NumpyBackend
@@ -24,14 +25,14 @@ from ..random import RandomTensor
 from ..weights import Tensor, Weight
 from . import attention, kv, rotary, rows
 from .batches import Bucket, DeviceBatch, bucket_of
-from .choosing import Choice, Sampler
+from .choosing import Chooser
 from .kernels import Kernels, Launcher
 from .linear_choice import Products
 from .memory import WORKSPACE, Device
 from .pages import CudaPages
-from .random import DrawnTensor, draw
+from .random import DrawnTensor
 from .reference import attend_by_reference
-from .steps import DecodeStep, StepWorkspace, cut
+from .steps import DecodeStep, Steps, StepWorkspace, cut
 from .weights import DeviceWeight, Uploader, number_type, storage_of
 
 AUTO = "auto"
@@ -44,13 +45,7 @@ class CudaBackend(Backend):
     page_size = 16
 
     def __init__(
-        self,
-        device: Device,
-        launcher: Launcher,
-        storage: str = AUTO,
-        *,
-        max_batch_size: int = 16,
-        debug: bool = False,
+        self, device: Device, launcher: Launcher, storage: str = AUTO, *, max_batch_size: int = 16, debug: bool = False
     ) -> None:
         """Take a device and what compiles its kernels.
 
@@ -68,9 +63,7 @@ class CudaBackend(Backend):
         self._launcher, self._debug = launcher, debug
         self._uploader = Uploader(device)
         self._caches: WeakSet[CudaPages] = WeakSet()
-        self._steps: WeakKeyDictionary[object, dict[Bucket, DecodeStep[Any]]] = WeakKeyDictionary()
         self._step: DecodeStep[Any] | None = None  # the one that runs
-        self._chosen: Choice | None = None  # made with the last logits
         self._largest = (0, 0)  # tokens and rows of a pass
         if storage != AUTO:
             self._settle(storage)
@@ -81,13 +74,9 @@ class CudaBackend(Backend):
         self.dtype = number_type(storage)
         self.kernels = Kernels(self._launcher, storage, debug=self._debug)
         self._products = Products(self.kernels, self.xp, self.device.timer)
-        self._plain = self._workspace = StepWorkspace(self.device, self.dtype)
-        self._other_choice, self._sampler = Choice(self.device), Sampler(self.device)
-        self._use(self._plain)
-
-    def _use(self, workspace: StepWorkspace) -> None:
-        self._workspace, self.arena = workspace, workspace.arena
-        self.arena.restart()
+        self._plain = StepWorkspace(self.device, self.dtype)
+        self._steps = Steps(self.device, self.dtype)
+        self._chooser = Chooser(self.device, self.kernels)
 
     # --- weights and cache ----------------------------------------------------------------------------------------
 
@@ -105,16 +94,7 @@ class CudaBackend(Backend):
             return DeviceWeight(name, self._uploader.vector(tensors), bias, role)
         if self.weights == AUTO:
             self._settle(storage_of(tensors[0].dtype))
-        return DeviceWeight(name, self._matrix(tensors), bias, role)
-
-    def _matrix(self, tensors: Sequence[Tensor]) -> Any:
-        """All tensors [out_i, in] in one, in the storage type: sent, or drawn where they are."""
-        drawn = [tensor for tensor in tensors if isinstance(tensor, DrawnTensor)]
-        if len(drawn) < len(tensors):
-            return self._uploader.matrix(tensors, self.weights)
-        out = self._uploader.empty((sum(tensor.shape[0] for tensor in drawn), *drawn[0].shape[1:]), self.dtype)
-        draw(self.kernels, drawn, out)
-        return out
+        return DeviceWeight(name, self._uploader.matrix(tensors, self.kernels), bias, role)
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A vector on the device."""
@@ -151,17 +131,10 @@ class CudaBackend(Backend):
 
     def memory_use(self) -> MemoryUse:
         """What is on the device now."""
-        steps = (step for steps in self._steps.values() for step in steps.values())
-        workspaces: tuple[Any, ...] = (
-            self._plain,
-            self._other_choice,
-            self._sampler,
-            *(step.workspace for step in steps),
-        )
         return MemoryUse(
             self._uploader.sent_bytes,
             sum(pages.nbytes for pages in self._caches),
-            sum(workspace.nbytes for workspace in workspaces),
+            self._plain.nbytes + self._steps.nbytes + self._chooser.nbytes,
             int(self.dtype.itemsize),
             *self._largest,
         )
@@ -170,58 +143,52 @@ class CudaBackend(Backend):
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """Send a batch as it is."""
-        self.device.activate()
-        self._chosen, self._step = None, None
-        self._use(self._plain)
         self._largest = max(self._largest[0], batch.num_tokens), max(self._largest[1], len(rows))
-        return self._plain.batch.fill(batch, rows, self.page_size)
+        return self._begin(None, batch, rows)
 
-    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
-        """A decode step padded and recorded, any other pass as it is.
+    def _begin(
+        self, step: DecodeStep[Any] | None, batch: Batch, rows: Any, bucket: Bucket | None = None
+    ) -> tuple[Batch, Any]:
+        """Send a batch to where a step reads it, or all that is not a recorded one."""
+        self.device.activate()
+        self._chooser.forget()
+        self._step = step
+        self._workspace = self._plain if step is None else step.workspace
+        self.arena = self._workspace.arena
+        self.arena.restart()
+        return self._workspace.batch.fill(batch, rows, self.page_size, bucket)
+
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
+        """A decode step padded and recorded, any other pass as it is; then the choice of tokens.
 
         Raises:
             DeviceError: the device lacks the memory. Nothing is lost but this pass.
         """
-        with self.device.out_of_memory(WORKSPACE):
-            bucket = bucket_of(batch, rows, self.max_batch_size)
-            if bucket is None:
-                result = compute(*self.upload(batch, rows))
-                self._choose(result[0])
-                return result
-            return self._run_step(owner, bucket, batch, rows, compute)
-
-    def _run_step(
-        self, owner: object, bucket: Bucket, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
-    ) -> Result:
-        self.device.activate()
-        steps = self._steps.setdefault(owner, {})
-        if bucket not in steps:
-            steps[bucket] = DecodeStep(self.device, self.dtype)
-        step = self._step = steps[bucket]
-        self._chosen = None
-        self._use(step.workspace)
-        arrays = step.workspace.batch.fill(batch, rows, self.page_size, bucket)
 
         def launch() -> Result:
             result = compute(*arrays)
-            self._choose(result[0])
+            self._workspace.choice.take_likeliest(self.kernels, result[0])
             return result
 
-        with self._products.only_ours():
-            result: Result = step.run(launch)
-        self._chosen = step.workspace.choice
-        return cut(result, len(batch.spans), bucket.sequences)
-
-    def _choose(self, logits: Any) -> None:
-        """Launch the choice of the likeliest tokens, whose flags `finite` asks for."""
-        if len(logits):
-            self._chosen = self._workspace.choice
-            self._chosen.take_likeliest(self.kernels, logits)
-
-    def _fall_back(self) -> None:
-        """Tell that the step launches something that cannot be recorded."""
-        if self._step is not None:
-            self._step.plain = True
+        with self.device.out_of_memory(WORKSPACE):
+            bucket = bucket_of(batch, rows, self.max_batch_size)
+            if bucket is None:
+                arrays = self.upload(batch, rows)
+                result = launch()
+            else:
+                step: DecodeStep[Result] = self._steps.of(owner, bucket)
+                arrays = self._begin(step, batch, rows, bucket)
+                with self._products.only_ours():
+                    result = cut(step.run(launch), len(rows), bucket.sequences)
+            self._chooser.follow(self._workspace.choice, draws)
+            return result
 
     # --- operations -----------------------------------------------------------------------------------------------
 
@@ -285,7 +252,8 @@ class CudaBackend(Backend):
         _, H, D = q.shape
         bias = None if slopes is None else slopes.data
         if batch.has_tree or not attention.has_kernel(self.weights, D):
-            self._fall_back()
+            if self._step is not None:
+                self._step.plain = True  # it launches what cannot be recorded
             return attend_by_reference(q, keys, values, batch, scale, self.xp, out, window, bias)
         N, B = batch.block_table.shape
         seen = attention.reach(window, B * self.page_size)
@@ -309,41 +277,23 @@ class CudaBackend(Backend):
 
     def to_host(self, array: Any) -> Any:
         """A copy on the host, as float32."""
-        if not array.size:
-            return np.empty(array.shape, np.float32)
-        self.device.activate()
-        array = self.xp.ascontiguousarray(array)
-        copy = self.device.pinned(array.shape, array.dtype)
-        self.device.fetch(array, copy)
-        self.device.wait()
-        return copy.astype(np.float32, copy=False)
+        return self.device.copy_of(array).astype(np.float32, copy=False)
 
     def finite(self, logits: Any) -> bool:
-        """Whether no logit is NaN or plus infinity. The ids of the likeliest tokens come in the same copy. [R, V]"""
-        return not len(logits) or not self._likeliest(logits)[1].any()
+        """Whether no logit is NaN or plus infinity. What was chosen from them comes in the same copy. [R, V]"""
+        return not len(logits) or not self._chooser.likeliest(logits)[1].any()
 
     def argmax(self, logits: Any) -> Any:
-        """The likeliest token of each row, on the host; known already of the last step's logits. [R, V] -> [R]"""
-        return self._likeliest(logits)[0]
+        """The likeliest token of each row, on the host; known already of the last pass's logits. [R, V] -> [R]"""
+        return self._chooser.likeliest(logits)[0]
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """One draw for each row, on the host. [R, V] -> [R]"""
+        """One draw for each row, on the host; known already where `run` was told of it. [R, V] -> [R]"""
         assert keys.purpose == 0, "the kernel draws tokens; other draws are made on the host"
-        self.device.activate()
-        filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        return self._sampler.sample(self.kernels, logits, keys, **filters)
-
-    def _likeliest(self, logits: Any) -> tuple[Any, Any]:
-        """Ids, and whether a row is not finite."""
-        self.device.activate()
-        chosen, part = self._chosen, None
-        if chosen is not None:
-            part = chosen.rows_of(logits)
-        if chosen is None or part is None:
-            chosen, part = self._other_choice, slice(None)
-            chosen.take_likeliest(self.kernels, logits)
-        ids, flags = chosen.fetch()
-        return ids[part], flags[part]
+        columns = keys.seeds.tolist(), keys.sequences.tolist(), keys.positions.tolist()
+        return self._chooser.drawn(
+            logits, [Draw(temperature, top_k, top_p, min_p, *key) for key in zip(*columns, strict=True)]
+        )
 
 
 _HOST = NumpyBackend()

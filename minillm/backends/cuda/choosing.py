@@ -1,127 +1,171 @@
-"""The token of each row chosen on the device; only ids, and whether the row is fit to choose from, come back."""
+"""The token of each row chosen on the device; only ids, and whether the row is fit to choose from, come back.
 
+Behind a pass the likeliest tokens are chosen, and those drawn that are known to be asked for. The first question about
+its logits, which is whether they are finite, waits for all of that; later ones find their answer on the host.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NumericalError
-from ...ops.philox import Keys
+from ...ops.sampling import Draw
 from .kernels import Kernels
 from .memory import WORKSPACE, Device, Parcel
 from .sampling import Draws, Workspace, argmax, sample
 
+Answer = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Token ids [R], and of each row whether it is unfit to choose from [R]."""
+
+_LIKELIEST = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sequence=0, position=0)
+"""For a row that nobody draws from."""
+
 
 class Choice:
-    """One token for each row of some logits."""
+    """What is chosen from some logits: the likeliest token of each row, and one draw."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._draws = Parcel(device)
         self._workspace: Workspace | None = None
-        self._chosen: Any = None  # ids and flags on the device, [2, rows] int32
+        self._chosen: Any = None  # on the device: ids and flags, then those of draws, [4, rows] int32
         self._pinned: NDArray[np.int32] | None = None
         self._fetched: NDArray[np.int32] | None = None
-        self._V = 0
-        self.logits: Any = None
-        """What was chosen from, [R, V]"""
+        self._logits: Any = None  # [R, V]
+        self._drawn: list[Draw | None] = []  # of the first rows
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
         if self._workspace is None:
             return 0
-        return int(sum(array.nbytes for array in (*vars(self._workspace).values(), self._chosen)))
+        arrays = (*vars(self._workspace).values(), self._chosen)
+        return self._draws.nbytes + int(sum(array.nbytes for array in arrays))
+
+    def look_at(self, logits: Any) -> Workspace:
+        """Forget what was chosen before, and have room for these logits."""
+        R, V = logits.shape
+        if self._workspace is None or self._chosen.shape[1] < R or self._logits.shape[1] != V:
+            workspace = Workspace.allocate(_Empty(self._device), R, V)
+            chosen = self._device.empty((4, R), np.int32, WORKSPACE)
+            self._workspace, self._chosen, self._pinned = workspace, chosen, self._device.pinned((4, R), np.int32)
+        self._logits, self._drawn, self._fetched = logits, [], None
+        return self._workspace
 
     def take_likeliest(self, kernels: Kernels, logits: Any) -> None:
         """Launch the choice of each row's likeliest token."""
-        ids, flags = self._room(logits)
-        argmax(kernels, logits, self._workspace_of_room, ids, flags)
+        workspace, R = self.look_at(logits), len(logits)
+        argmax(kernels, logits, workspace, self._chosen[0, :R], self._chosen[1, :R])
 
-    def draw(self, kernels: Kernels, logits: Any, draws: Draws) -> None:
-        """Launch a draw for each row."""
-        ids, flags = self._room(logits)
-        sample(kernels, logits, draws, self._workspace_of_room, ids, flags)
+    def repeated(self) -> None:
+        """Tell that `take_likeliest` was launched once more, on the same logits: a recorded step is replayed."""
+        self._drawn, self._fetched = [], None
 
-    def launched(self) -> None:
-        """Tell that what was launched last runs once more, on the same logits: a recorded step is replayed."""
-        self._fetched = None
+    def draw(self, kernels: Kernels, draws: Sequence[Draw | None]) -> None:
+        """Launch a draw from each of the first rows of the logits that were looked at last."""
+        assert self._workspace is not None
+        R = len(draws)
+        table = np.array([draw or _LIKELIEST for draw in draws], _COLUMNS)
+        self._draws.lay_out(**{name: ((R,), dtype) for name, dtype in _COLUMNS})
+        for name, _ in _COLUMNS:
+            self._draws.host[name][:] = table[name]
+        self._draws.send()
+        there = Draws(**self._draws.there)
+        sample(kernels, self._logits[:R], there, self._workspace, self._chosen[2, :R], self._chosen[3, :R])
+        self._drawn, self._fetched = list(draws), None
 
     def rows_of(self, logits: Any) -> slice | None:
         """Which of the rows these logits are, where they are a part of the same memory; else None."""
-        if self.logits is None or logits.shape[1] != self.logits.shape[1]:
+        if self._logits is None or logits.shape[1] != self._logits.shape[1]:
             return None
-        distance = self._device.address(logits) - self._device.address(self.logits)
+        distance = self._device.address(logits) - self._device.address(self._logits)
         first = distance // (4 * logits.shape[1])
-        inside = distance >= 0 and first + len(logits) <= len(self.logits)
+        inside = distance >= 0 and first + len(logits) <= len(self._logits)
         return slice(first, first + len(logits)) if inside else None
 
-    def fetch(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Token ids [R], and of each row whether it is unfit to choose from [R]. The host waits, once."""
+    def likeliest(self, rows: slice) -> Answer:
+        """Of some rows the likeliest tokens; a flag marks NaN and plus infinity."""
+        ids, flags = self._fetch()[:2, rows]
+        return ids, flags
+
+    def drawn(self, rows: slice, draws: list[Draw | None]) -> Answer | None:
+        """Of some rows what was drawn; None where it was not, or otherwise. A flag marks what is no distribution."""
+        if self._drawn[rows] != draws:
+            return None
+        ids, flags = self._fetch()[2:, rows]
+        return ids, flags
+
+    def _fetch(self) -> NDArray[np.int32]:
+        """All ids and flags. The host waits, once."""
         if self._fetched is None:
             assert self._pinned is not None
             self._device.fetch(self._chosen, self._pinned)
             self._device.wait()
             self._fetched = self._pinned.copy()
-        ids, flags = self._fetched[:, : len(self.logits)]
-        return ids, flags
-
-    def _room(self, logits: Any) -> tuple[Any, Any]:
-        R, V = logits.shape
-        if self._chosen is None or self._chosen.shape[1] < R or self._V != V:
-            self._workspace = Workspace.allocate(_Empty(self._device), R, V)
-            self._chosen = self._device.empty((2, R), np.int32, WORKSPACE)
-            self._pinned = self._device.pinned((2, R), np.int32)
-            self._V = V
-        self.logits, self._fetched = logits, None
-        return self._chosen[0, :R], self._chosen[1, :R]
-
-    @property
-    def _workspace_of_room(self) -> Workspace:
-        assert self._workspace is not None
-        return self._workspace
+        return self._fetched
 
 
-class Sampler:
-    """Draws rows that have settings in common."""
+_COLUMNS: list[tuple[str, Any]] = [
+    ("temperatures", np.float32),
+    ("top_ks", np.int32),
+    ("top_ps", np.float64),
+    ("min_ps", np.float32),
+    ("seeds", np.uint64),
+    ("sequences", np.int32),
+    ("positions", np.int32),
+]
+"""The fields of `Draw`, as the kernels read them: those of `Draws`."""
 
-    def __init__(self, device: Device) -> None:
-        self._settings = Parcel(device)
-        self._choice = Choice(device)
+
+class Chooser:
+    """Answers what a back end is asked about logits."""
+
+    def __init__(self, device: Device, kernels: Kernels) -> None:
+        self._device, self._kernels = device, kernels
+        self._last: Choice | None = None  # from the logits of the pass that ran last
+        self._other = Choice(device)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held on the device."""
-        return self._settings.nbytes + self._choice.nbytes
+        """Bytes held on the device, but for the last pass's."""
+        return self._other.nbytes
 
-    def sample(
-        self, kernels: Kernels, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float
-    ) -> NDArray[np.int32]:
+    def forget(self) -> None:
+        """A pass begins: its logits may lie where the last one's do."""
+        self._last = None
+
+    def follow(self, choice: Choice, draws: Sequence[Draw | None]) -> None:
+        """A pass has ended with the choice of the likeliest tokens: launch the draws that are known to come."""
+        self._last = choice
+        if any(draw is not None for draw in draws):
+            choice.draw(self._kernels, draws)
+
+    def likeliest(self, logits: Any) -> Answer:
+        """The likeliest tokens, with flags for NaN and plus infinity. [R, V] -> [R], [R]"""
+        self._device.activate()
+        rows = self._last.rows_of(logits) if self._last is not None else None
+        if self._last is not None and rows is not None:
+            return self._last.likeliest(rows)
+        self._other.take_likeliest(self._kernels, logits)
+        return self._other.likeliest(slice(len(logits)))
+
+    def drawn(self, logits: Any, draws: list[Draw | None]) -> NDArray[np.int32]:
         """One draw for each row. [R, V] -> [R]
 
         Raises:
             NumericalError: a row holds NaN or +inf, or nothing but -inf.
         """
-        R = len(logits)
-        self._settings.lay_out(
-            top_ps=((R,), np.float64),
-            seeds=((R,), np.uint64),
-            temperatures=((R,), np.float32),
-            top_ks=((R,), np.int32),
-            min_ps=((R,), np.float32),
-            sequences=((R,), np.int32),
-            positions=((R,), np.int32),
-        )
-        host = self._settings.host
-        host["temperatures"][:], host["top_ks"][:], host["top_ps"][:], host["min_ps"][:] = (
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-        )
-        host["seeds"][:], host["sequences"][:], host["positions"][:] = keys.seeds, keys.sequences, keys.positions
-        self._settings.send()
-        self._choice.draw(kernels, logits, Draws(**self._settings.there))
-        ids, flags = self._choice.fetch()
+        self._device.activate()
+        rows = self._last.rows_of(logits) if self._last is not None else None
+        answer = self._last.drawn(rows, draws) if self._last is not None and rows is not None else None
+        if answer is None:
+            self._other.look_at(logits)
+            self._other.draw(self._kernels, draws)
+            answer = self._other.drawn(slice(len(logits)), draws)
+        assert answer is not None
+        ids, flags = answer
         if flags.any():
             raise NumericalError(f"row {int(flags.argmax())} of the logits cannot be sampled from: it is not finite")
         return ids

@@ -96,6 +96,15 @@ class Device:
         """Copy a contiguous array of the device to a pinned one of the host, which is complete after `wait`."""
         target[...] = source
 
+    def copy_of(self, array: Any) -> NDArray[Any]:
+        """A copy of an array of the device, for which the host waits."""
+        self.activate()
+        copy = self.pinned(array.shape, array.dtype)
+        if array.size:
+            self.fetch(self.xp.ascontiguousarray(array), copy)
+            self.wait()
+        return copy
+
     def wait(self) -> None:
         """Let the host wait for all that was asked for."""
         self.waits += 1

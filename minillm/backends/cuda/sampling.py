@@ -3,7 +3,7 @@
 What is drawn is what `ops.sample` draws with the uniform of `ops.philox.uniform(seed, sequence, position)`, but where
 rounding decides: where the uniform lies within 1e-5 of the edge between two candidates, or the share of top-p or min-p
 within 1e-6 of itself of where it would keep one more. All settings are read from the device, row by row, so one
-captured step serves requests with any settings. Only the ids need to leave the device.
+launch serves requests with any settings. Only the ids need to leave the device.
 """
 
 from dataclasses import dataclass

@@ -7,11 +7,12 @@ has the kernels compiled; the second is recorded; from then on it is replayed.
 
 from collections.abc import Callable
 from typing import Any, Generic
+from weakref import WeakKeyDictionary
 
 from ..arena import Arena
 from ..base import Result
 from . import attention
-from .batches import BatchBuffers
+from .batches import BatchBuffers, Bucket
 from .choosing import Choice
 from .memory import WORKSPACE, Device
 
@@ -66,9 +67,29 @@ class DecodeStep(Generic[Result]):
             self._result = launch()
         else:
             self._replay()
-            self.workspace.choice.launched()
+            self.workspace.choice.repeated()
         assert self._result is not None
         return self._result
+
+
+class Steps:
+    """The steps of all owners, a bucket's each; an owner that is gone takes its own along."""
+
+    def __init__(self, device: Device, dtype: Any) -> None:
+        self._device, self._dtype = device, dtype
+        self._steps: WeakKeyDictionary[object, dict[Bucket, DecodeStep[Any]]] = WeakKeyDictionary()
+
+    def of(self, owner: object, bucket: Bucket) -> DecodeStep[Any]:
+        """An owner's step for a bucket; a new one where it has not run yet."""
+        steps = self._steps.setdefault(owner, {})
+        if bucket not in steps:
+            steps[bucket] = DecodeStep(self._device, self._dtype)
+        return steps[bucket]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return sum(step.workspace.nbytes for steps in self._steps.values() for step in steps.values())
 
 
 def cut(result: Result, rows: int, padded: int) -> Result:

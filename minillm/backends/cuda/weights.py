@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from ...errors import DeviceError
 from ..base import Role
 from ..weights import Tensor, Weight, join, narrow
+from .kernels import Kernels
 from .memory import WEIGHTS, Device, Wait
+from .random import DrawnTensor, draw
 
 STAGE_BYTES = 8 << 20
 """Bytes of one copy. There are two stages: one is filled while the other is sent."""
@@ -34,25 +36,32 @@ class Uploader:
         self.sent_bytes = 0
         """Bytes that parameters take on the device so far"""
 
-    def matrix(self, tensors: Sequence[Tensor], storage: str) -> Any:
-        """All tensors [out_i, in], one after the other along the first axis, as numbers of `storage`."""
+    def matrix(self, tensors: Sequence[Tensor], kernels: Kernels) -> Any:
+        """All tensors [out_i, in], one after the other along the first axis, in the storage type of `kernels`.
+
+        They are sent, or drawn on the device if all of them can be.
+        """
         shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
-        pieces = (piece for tensor in tensors for piece in stored_as(tensor, storage))
-        return self._send(shape, number_type(storage), pieces)
+        dtype = number_type(kernels.storage)
+        drawn = [tensor for tensor in tensors if isinstance(tensor, DrawnTensor)]
+        if len(drawn) < len(tensors):
+            return self._send(shape, dtype, (piece for each in tensors for piece in stored_as(each, kernels.storage)))
+        out = self._empty(shape, dtype)
+        draw(kernels, drawn, out)
+        return out
 
     def vector(self, tensors: Sequence[Tensor]) -> Any:
         """All tensors [n_i] in one, float32."""
         values = join(tensors)
         return self._send(values.shape, np.dtype(np.float32), [values])
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Room for a parameter that is made on the device."""
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         out = self._device.empty(shape, dtype, WEIGHTS)
         self.sent_bytes += out.nbytes
         return out
 
     def _send(self, shape: tuple[int, ...], dtype: Any, pieces: Iterable[NDArray[Any]]) -> Any:
-        target = self.empty(shape, dtype)
+        target = self._empty(shape, dtype)
         offset = 0
         for piece in pieces:
             data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)

@@ -71,7 +71,7 @@ def test_several_tensors_become_one_matrix_in_pieces_of_any_size(storage: str, m
     monkeypatch.setattr(weights, "STAGE_BYTES", 24)
     tensors = [RandomTensor(name, (rows, 5), 0, 1.0) for name, rows in (("q", 7), ("k", 3))]
     uploader = Uploader(Device())
-    matrix = uploader.matrix(tensors, storage)
+    matrix = uploader.matrix(tensors, Kernels(Recorder(launcher()), storage))
     expected = np.concatenate([tensor.load() for tensor in tensors]).astype(number_type(storage))
     np.testing.assert_array_equal(matrix.view(np.uint8), expected.view(np.uint8))
     np.testing.assert_array_equal(uploader.vector(tensors[:1])[:7], tensors[0].load())
@@ -107,7 +107,7 @@ def test_a_stage_is_not_filled_before_its_last_copy_is_done(monkeypatch: pytest.
     monkeypatch.setattr(weights, "STAGE_BYTES", 16)
     device = Late()
     tensor = RandomTensor("w", (9, 5), 0, 1.0)
-    matrix = Uploader(device).matrix([tensor], "float32")
+    matrix = Uploader(device).matrix([tensor], Kernels(Recorder(launcher()), "float32"))
     device.wait()
     np.testing.assert_array_equal(matrix, tensor.load())
     parcel = Parcel(device)

@@ -324,10 +324,10 @@ def test_recorded_steps_go_with_their_runner(backend: CudaBackend) -> None:
     runner = runner_on(backend)
     generate(runner, PROMPTS[:1], max_new_tokens=4)
     before = backend.memory_use()
-    assert len(backend._steps) == 1
+    assert backend._steps.nbytes > 0
     del runner
     after = backend.memory_use()
-    assert not backend._steps
+    assert backend._steps.nbytes == 0
     assert after.cache == 0 < before.cache
     assert after.workspace < before.workspace
 
