@@ -1,4 +1,4 @@
-// What every kernel shares: the storage type, sums and maxima over a warp, and the only places with PTX.
+// What every kernel shares: the storage type, sums and maxima over a warp, and the check of indices.
 //
 // A module is compiled for one storage type, chosen by -DMINILLM_STORAGE=32 (float), 16 (half) or 17 (bfloat16):
 // weights, activations and the K/V cache are storage_t, and every sum is taken in float.

@@ -9,8 +9,8 @@
 // arithmetic is the longer of the two. 2048 x 4096 x 4096 in 16 bits: 69 GFLOP, 88 us at the 780 TFLOP/s of a large
 // library product on an H200; the 67 MB take 16 us.
 //
-// Grid: (ceil(T / TILE_ROWS), ceil(out / TILE_OUTS)). Row tiles are neighbours in time, so they find their part of W in
-// the L2 cache, where all of x stays in any case.
+// Grid: (ceil(T / TILE_ROWS), ceil(out / TILE_OUTS)), tiles of 8 x 32 for gemm_naive; block: 128 (gemm_mma) or 256. Row
+// tiles are neighbours in time, so they find their part of W in the L2 cache, where all of x stays in any case.
 //
 // Versions (none measured on a GPU yet):
 //   gemm_naive  One thread, one output, no reuse but the caches': the specification that the others are held against.

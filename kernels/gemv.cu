@@ -11,10 +11,11 @@
 // less than a launch. Nothing is used twice, so what counts is bytes in flight: about 20 kB on every processor at all
 // times (4.3 TB/s x 600 ns of latency / 132). Hence 16-byte loads, several of them issued before the first is used.
 //
-// Grid. A warp owns OUTS neighbouring rows of W and reads each vector of x once for all of them. The warps of a block
-// split `in` between them where there are too few outputs to occupy every processor, and add up through shared memory
-// in a fixed order: equal input gives equal bits. x is not staged in shared memory: it stays in the L1 cache, its
-// loads need no barrier, and so they are under way together with those of W.
+// Grid: out / outputs of a block; block: 128 (gemv_fma) or 256 (gemv_mma). A warp owns OUTS neighbouring rows of W and
+// reads each vector of x once for all of them. The warps of a block split `in` between them where there are too few
+// outputs to occupy every processor, and add up through shared memory in a fixed order: equal input gives equal bits.
+// x is not staged in shared memory: it stays in the L1 cache, its loads need no barrier, and so they are under way
+// together with those of W.
 //
 // Versions (none measured on a GPU yet):
 //   gemv_fma  Multiply-adds in float. At 4.3 TB/s 2.15 T 16-bit weights arrive a second; with R rows they want R times

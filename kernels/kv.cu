@@ -3,8 +3,9 @@
 //   store_kv         keys[slots // P, :, slots % P] = k.reshape(T, K, D); likewise v. Slots below 0 are skipped.
 //   copy_positions   pages[:, target, :, first:stop] = pages[:, source, :, first:stop], for keys and values
 //
-// Grid and block: store_kv takes one block per token and side (keys, values), copy_positions one per layer and head
-// and side. Threads walk along the row in pieces of 16 bytes where the addresses allow it, else number by number.
+// Grid: (T, 2) for store_kv, a block per token and side (keys, values); (L K, 2) for copy_positions, one per layer and
+// head and side. Block: 256 threads that walk along the row, in pieces of 16 bytes where the addresses allow it, else
+// number by number.
 //
 // Bytes moved, with b bytes a number: store_kv 4 T K D b, copy_positions 4 L K (stop - first) D b (each number read and
 // written, twice for keys and values). At 4.3 TB/s one decode step of OPT-6.7B in 16 bits (K D = 4096, one token) has a

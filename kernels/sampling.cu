@@ -3,13 +3,13 @@
 //     argmax:  logits.argmax(-1)                                                      # [R, V] -> [R]
 //     sample:  ops.sample(logits, uniform(seed, sequence, position), temperature=..., top_k=..., top_p=..., min_p=...)
 //
-// How the draw is defined is said in minillm/ops/sampling.py. The tokens here are the same, but where rounding decides
-// (exp is rounded otherwise): u within 1e-5 of the edge between two candidates, or a share of top-p or min-p within 1e-6
-// of itself of where it keeps one more. Nothing is sorted. Three things make that work:
+// How the draw is defined is said in minillm/ops/sampling.py. The tokens here are the same, but where rounding
+// decides (exp is rounded otherwise): u within 1e-5 of the edge between two candidates, or a share of top-p or min-p
+// within 1e-6 of itself of where it keeps one more. Nothing is sorted. Three things make that work:
 //
 //   - In the order of the candidates (score, then id) each filter keeps a prefix, so all it does is to lower the mass
-//     that the uniform number is a share of. Each question (where does top-k end, where top-p, which token) is the same:
-//     at which candidate does a running count or a running mass reach a target?
+//     that the uniform number is a share of. Each question (where does top-k end, where top-p, which token) is the
+//     same: at which candidate does a running count or a running mass reach a target?
 //   - Scores are counted into BINS bins of 1/64 nat below the best. The bin in which the target is reached is divided
 //     again by the bits of its scores, until it holds one candidate or equals only. Typically one division is enough.
 //   - Masses are whole numbers, weight * 2^44 cut off, so atomic additions give the same bits in any order. What

@@ -51,5 +51,5 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
 }
 """Module -> list of constants, given to the compiler as macros."""
 
-TENSOR_CORE: tuple[str, ...] = ("attention_prefill", "gemm")
-"""Modules whose 16-bit builds must use the tensor cores."""
+TENSOR_CORE: dict[str, tuple[str, ...]] = {"attention_prefill": (), "gemm": (), "gemv": ("ROWS=8", "ROWS=16")}
+"""Modules whose 16-bit builds must use the tensor cores; of gemv those for more than four rows."""

@@ -75,6 +75,12 @@ class RecordingDevice(Device):
         self.replays = 0
         self.reserved: list[int] = []
         """Bytes of each array that was asked for"""
+        self.fetched: list[int] = []
+        """Bytes of each copy to the host"""
+
+    def fetch(self, source: Any, target: Any) -> None:
+        super().fetch(source, target)
+        self.fetched.append(target.nbytes)
 
     def empty(self, shape: Any, dtype: Any, purpose: Any) -> Any:
         assert self.recorder.recording is None, f"{shape} is reserved while a step is recorded"

@@ -11,9 +11,9 @@ from minillm.backends.cuda import attention
 from minillm.backends.cuda.attention import SPLIT, PrefillTile, Workspace, attend, has_kernel, partials_size
 from minillm.backends.cuda.kernels import Kernels
 from minillm.batch import Span
-from tests.cuda_emulator import Emulator
+from tests.cuda_emulator import Emulator, LaunchError
 
-from .launchers import launcher
+from .launchers import ON_GPU, launcher
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 
@@ -300,6 +300,20 @@ def test_a_window_that_no_context_outgrows_is_the_plain_kernel(emulator: Emulato
         kernels = Noting(emulator, "float32")
         attend(kernels, wide.q, *wide.cache, wide, out, workspace, scale=1.0, max_queries=T, window=5000)
     assert not any("WINDOWED" in constants for constants in compiled)
+
+
+@pytest.mark.skipif(ON_GPU, reason="ends the process on a GPU")
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("lengths", [[(0, 1), (40, 1)], [(0, 5), (30, 11)]], ids=["decode", "prefill"])
+@pytest.mark.parametrize("page", [-1, 5])
+def test_a_debug_build_refuses_a_page_that_is_not_there(
+    emulator: Emulator, storage: str, lengths: Lengths, page: int
+) -> None:
+    case = Case(storage, lengths, D=16)
+    assert len(case.keys) == 5
+    case.block_table[1, 1] = page
+    with pytest.raises(LaunchError, match=rf"paged\.cuh:\d+: page is {page}, should be from 0 to below 5"):
+        case.run(emulator, debug=True)
 
 
 def test_no_tokens_are_no_launch(emulator: Emulator) -> None:

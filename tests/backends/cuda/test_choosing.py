@@ -80,6 +80,7 @@ def test_a_step_of_requests_that_choose_in_many_ways_waits_once(runner: Runner, 
     tokens, waits = tokens_and_waits(runner, device, requests())
     assert tokens == numpys(requests())
     assert waits == [1] * 12
+    assert max(device.fetched) <= 4 * 8 * 4, "ids and flags, and no logits"
     assert device.replays >= 4, "recorded steps are among them"
 
 

@@ -26,6 +26,13 @@ def name(build: Build) -> str:
     return "-".join(filter(None, (build.module, build.constants.replace(" ", ","), build.storage, f"sm_{build.arch}")))
 
 
+def wants_tensor_cores(build: Build) -> bool:
+    one_of = TENSOR_CORE.get(build.module)
+    if one_of is None or build.storage == "float32":
+        return False
+    return not one_of or not set(one_of).isdisjoint(build.constants.split())
+
+
 @needs_cupy
 @pytest.mark.slow
 @pytest.mark.parametrize("build", builds(), ids=name)
@@ -53,7 +60,7 @@ def test_every_listed_module_exists() -> None:
 
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [b for b in builds() if b.module in TENSOR_CORE and b.storage != "float32"], ids=name)
+@pytest.mark.parametrize("build", [build for build in builds() if wants_tensor_cores(build)], ids=name)
 def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
     ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
     kind = "f16.f16" if build.storage == "float16" else "bf16.bf16"
@@ -62,7 +69,7 @@ def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
 
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [b for b in builds() if b.module in TENSOR_CORE and b.storage != "float32"], ids=name)
+@pytest.mark.parametrize("build", [build for build in builds() if wants_tensor_cores(build)], ids=name)
 def test_tensor_core_kernels_run_hmma(build: Build, tmp_path: Path) -> None:
     if not shutil.which("nvdisasm"):
         pytest.skip("nvdisasm is not installed")

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import Engine
 from minillm.backends.counting import counting
 from minillm.backends.cuda import batches, linear
 from minillm.backends.cuda.backend import CudaBackend
@@ -210,22 +209,6 @@ def test_sixteen_bits_stay_near_the_reference(storage: str, most: float, device:
     batch, alone = generate(runner, PROMPTS[:3], max_new_tokens=6), generate(runner, PROMPTS[:1], max_new_tokens=6)
     assert len(batch[0]) == len(alone[0]) == 6
     assert runner.cache.storage.keys.dtype.name == storage
-
-
-def test_the_demo_model(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(placement: Any, max_batch_size: int) -> CudaBackend:
-        return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
-
-    with Engine(max_batch_size=2) as plain:
-        prompt = "A list of colors: red,"
-        greedy, sampled = (
-            plain.generate(prompt, max_new_tokens=4),
-            plain.generate(prompt, max_new_tokens=4, seed=3, do_sample=True),
-        )
-    monkeypatch.setattr("minillm.engine.choose_backend", choose)
-    with Engine(max_batch_size=2, dtype="float32") as engine:
-        assert engine.generate(prompt, max_new_tokens=4).text == greedy.text
-        assert engine.generate(prompt, max_new_tokens=4, seed=3, do_sample=True).text == sampled.text
 
 
 def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:

@@ -5,7 +5,9 @@ import pytest
 
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.kv import copy_positions, store_kv
-from tests.cuda_emulator import Emulator
+from tests.cuda_emulator import Emulator, LaunchError
+
+from .launchers import ON_GPU
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
 
@@ -41,6 +43,18 @@ def test_rows_at_odd_addresses_are_read_number_by_number(emulator: Emulator) -> 
     keys, values = np.zeros((2, 1, K, P, D), np.float16)
     store_kv(Kernels(emulator, "float16"), k, v, keys, values, np.arange(3, dtype=np.int32))
     assert (keys[0, :, :3].swapaxes(0, 1) == k).all() and (values[0, :, :3].swapaxes(0, 1) == v).all()
+
+
+@pytest.mark.skipif(ON_GPU, reason="ends the process on a GPU")
+def test_a_debug_build_refuses_a_page_that_is_not_there(emulator: Emulator) -> None:
+    kernels, (k, v) = Kernels(emulator, "float32", debug=True), np.ones((2, 1, 2, 8), np.float32)
+    keys, values = np.zeros((2, 1, 3, 2, 4, 8), np.float32)
+    store_kv(kernels, k, v, keys[0], values[0], np.array([11], np.int32))
+    with pytest.raises(LaunchError, match=r"kv\.cu:\d+: page is 3, should be from 0 to below 3"):
+        store_kv(kernels, k, v, keys[0], values[0], np.array([12], np.int32))
+    for pair in ((3, 0), (0, -1)):
+        with pytest.raises(LaunchError, match=r"kv\.cu:\d+: (source|target) is (3|-1), should be from 0 to below 3"):
+            copy_positions(kernels, keys, values, *pair, 0, 4)
 
 
 def test_no_tokens_are_no_launch(emulator: Emulator) -> None:

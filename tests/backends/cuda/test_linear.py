@@ -255,12 +255,12 @@ def test_no_rows() -> None:
 
 @pytest.mark.parametrize("storage", ["float32", "float16"])
 @pytest.mark.parametrize(("bias", "residual"), [(True, True), (True, False), (False, True)])
-def test_finish_product(storage: str, bias: bool, residual: bool) -> None:
+def test_finish_product(any_emulator: Emulator, storage: str, bias: bool, residual: bool) -> None:
     """What a library's product leaves to be done."""
     case = problem(storage, 5, 1, 1037, activation="gelu", bias=bias, residual=residual)
     case.out[:] = case.x.astype(np.float32) @ case.weight.astype(np.float32).T
     expected = case.finish(case.out)
-    finish_product(kernels(storage), case.bias, case.out, activation="gelu", residual=case.residual)
+    finish_product(Kernels(any_emulator, storage), case.bias, case.out, activation="gelu", residual=case.residual)
     np.testing.assert_allclose(case.out.astype(np.float64), expected, rtol=2 * UNIT[storage], atol=4 * UNIT["float32"])
     case.around[2:-2, 8:-3] = UNTOUCHED
     assert (case.around == UNTOUCHED).all()

@@ -1,0 +1,87 @@
+"""`Engine` and the command line on the emulated GPU: the demo model's tokens, and what a user is told."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from minillm import Engine
+from minillm.backends.cuda import linear
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.cli.main import run
+from minillm.devices import Placement
+from minillm.errors import MinillmError
+from tests.cuda_emulator import Emulator
+
+from .recording import Recorder, RecordingDevice
+
+PROMPTS = ["A list of colors: red,", "One two", "The"]
+
+
+@pytest.fixture
+def on_device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+    """Makes engines on the emulated GPU, which record their decode steps."""
+    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    device = RecordingDevice(Recorder(emulator))
+
+    def choose(placement: Placement, max_batch_size: int) -> CudaBackend:
+        assert placement.device == "cuda"
+        return CudaBackend(device, device.recorder, placement.dtype, max_batch_size=max_batch_size)
+
+    def engine() -> Engine:
+        with monkeypatch.context() as patch:
+            patch.setattr("minillm.engine.choose_backend", choose)
+            return Engine(device="cuda", dtype="float32", max_batch_size=4)
+
+    yield engine
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fields"),
+    [
+        (PROMPTS[:1], {}),
+        (PROMPTS[:1], {"do_sample": True, "seed": 3}),
+        pytest.param(PROMPTS, {}, marks=pytest.mark.slow),
+        pytest.param(PROMPTS, {"do_sample": True, "seed": 3, "top_p": 0.9}, marks=pytest.mark.slow),
+        pytest.param(PROMPTS[:1], {"num_beams": 3}, marks=pytest.mark.slow),
+    ],
+    ids=["greedy", "sampled", "ragged", "ragged and sampled", "beams"],
+)
+def test_the_demo_model(prompts: list[str], fields: dict[str, Any], on_device: Callable[..., Engine]) -> None:
+    texts = []
+    for make in (on_device, lambda: Engine(backend="numpy", dtype="float32", max_batch_size=4)):
+        with make() as engine:
+            texts.append([each.text for each in engine.generate(prompts, max_new_tokens=4, **fields)])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields"),
+    [
+        ("A list", {"num_return_sequences": 5, "do_sample": True}),
+        ("A list", {"num_beams": 5}),
+        ([5] * 5000, {}),
+        ([5, 10**6], {}),
+    ],
+    ids=["batch too large", "too many beams", "context full", "no such token"],
+)
+def test_a_mistake_is_told_as_on_a_cpu(prompt: Any, fields: dict[str, Any], on_device: Callable[..., Engine]) -> None:
+    said = []
+    for make in (on_device, lambda: Engine(max_batch_size=4)):
+        with make() as engine:
+            with pytest.raises(MinillmError) as error:
+                engine.generate(prompt, max_new_tokens=2, **fields)
+            said.append((type(error.value), str(error.value)))
+            assert not engine.busy
+    assert said[0] == said[1]
+
+
+def test_the_command_line_says_in_one_line_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    cupy = pytest.importorskip("cupy", reason="without CuPy another line is said")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert run(["generate", "--prompt", "A list", "--device", "cuda"]) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert "device 'cuda' needs an NVIDIA GPU" in err
