@@ -101,7 +101,8 @@ class Device:
         self.activate()
         copy = self.pinned(array.shape, array.dtype)
         if array.size:
-            self.fetch(self.xp.ascontiguousarray(array), copy)
+            contiguous = self.xp.ascontiguousarray(array)  # which must be there until the copy is done
+            self.fetch(contiguous, copy)
             self.wait()
         return copy
 
