@@ -4,7 +4,6 @@ Sequences that bring few query rows (decode, short guesses) go to `attention_row
 Both work on the cache as it lies, in any of its dtypes, and know trees, windows and ALiBi.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,14 +15,29 @@ from numpy.typing import NDArray
 from ...batch import Batch, Span
 from . import attention_rows, attention_tiles
 from .cachedtypes import StoredVectors
-from .compiling import kernel
-from .elementary import row_of, store_vector, with_whole_rows
+from .compiling import kernel, shared_kernel
+from .elementary import store_vector, with_whole_rows
+from .launching import (
+    as_numbers,
+    launch,
+    not_recorded,
+    row_at,
+    rows_of,
+    share_of,
+    shares_of,
+    stored_vectors,
+    vector,
+)
+from .rows import shares_of_rows
 
 MOST_ROWS = 8
 """Query rows (new tokens x query heads of a K/V head) up to which `attention_rows` is the faster one."""
 
 _FLOAT = types.float32
 _INDICES, _POSITIONS = types.Array(types.int64, 2, "C"), types.Array(types.int64, 1, "C")
+_NO_SLOPES, _NO_SCALES = np.empty(0, np.float32), np.empty((0, 0, 0), np.float32)
+_NO_MASK = np.empty(0, np.bool_)
+_NO_WINDOW = 1 << 62
 
 
 class Attention:
@@ -33,6 +47,12 @@ class Attention:
         self._batch: Batch | None = None
         self._plans: dict[tuple[tuple[int, ...], int, int | None], _Plan] = {}
         self._memory = np.empty(0, np.float32)
+
+    def refill(self, batch: Batch) -> None:
+        """Bring what a recorded step reads up to date for its next batch, which is cut up like the one before."""
+        self._batch = batch
+        for plan in self._plans.values():
+            plan.fill(batch)
 
     def attend(
         self,
@@ -58,15 +78,19 @@ class Attention:
             window: how many positions a query sees, its own included; None: all before it
             slopes: [H], ALiBi's; None: no key loses anything
         """
-        dtype, keys, values = _parts(keys, values)
-        plan, q = self._plan_of(batch, q.shape, keys[0].shape[1], window), with_whole_rows(q)
-        windowed, biased = window is not None, slopes is not None
+        K, plan = keys.shape[1], self._plan_of(batch, q.shape, keys.shape[1], window)
+        stored = _parts(keys, values)
         if plan.pieces:
-            run = _rows_kernel(dtype, windowed, biased)
-            run(q, keys, values, plan.pieces, scale, window, slopes, plan.parts, plan.rows_scratch, out)
-        if plan.tiles:
-            run = _tiles_kernel(dtype, windowed, biased)
-            run(q, keys, values, plan.tiles, scale, window, slopes, plan.tiles_scratch, out)
+            bias, reach = _NO_SLOPES if slopes is None else slopes, _NO_WINDOW if window is None else window
+            arguments = *stored, rows_of(q), float(scale), reach, bias, plan.state, plan.scratch, rows_of(out)
+            launch(_rows_kernel(stored[0].dtype), *arguments, shares=shares_of(plan.pieces * K))
+            launch(_merge_kernel(), *arguments, shares=shares_of_rows(out))
+        if plan.tiles is not None:
+            not_recorded()
+            dtype, sides = stored[0].dtype.name, _with_scales(stored)
+            scratch = self._take(numba.get_num_threads(), attention_tiles.scratch_size(q.shape[2]))
+            run = _tiles_kernel(dtype, window is not None, slopes is not None)
+            run(with_whole_rows(q), *sides, (*plan.shared, plan.tiles), scale, window, slopes, scratch, out)
         return out
 
     def _plan_of(self, batch: Batch, shape: tuple[int, ...], K: int, window: int | None) -> "_Plan":
@@ -76,34 +100,34 @@ class Attention:
         key = shape, K, window
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = _Plan(batch, (shape[1], K, shape[2]), window, self._take)
+            plan = self._plans[key] = _Plan((shape[1], K, shape[2]), window)
+            plan.fill(batch)
         return plan
 
-    def _take(self, *shapes: tuple[int, int]) -> list[NDArray[np.float32]]:
-        """Arrays that may be overwritten, one after the other in memory that only grows."""
-        sizes = [rows * columns for rows, columns in shapes]
-        if len(self._memory) < sum(sizes):
-            self._memory = np.empty(sum(sizes), np.float32)
-        stops = np.cumsum(sizes)
-        return [
-            self._memory[stop - size : stop].reshape(shape)
-            for stop, size, shape in zip(stops, sizes, shapes, strict=True)
-        ]
+    def _take(self, rows: int, columns: int) -> NDArray[np.float32]:
+        """An array that may be overwritten, in memory that only grows."""
+        if len(self._memory) < rows * columns:
+            self._memory = np.empty(rows * columns, np.float32)
+        return self._memory[: rows * columns].reshape(rows, columns)
 
 
 class _Plan:
     """How a batch is cut up, in the arrays that kernels read; and the memory that they work in."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        heads: tuple[int, int, int],
-        window: int | None,
-        take: Callable[..., list[NDArray[np.float32]]],
-    ) -> None:
-        H, K, D = heads
+    def __init__(self, heads: tuple[int, int, int], window: int | None) -> None:
+        self.state = np.zeros(20, np.int64)
+        """What `attention_rows` finds the arrays by"""
+        workers, D = numba.get_num_threads(), heads[2]
+        self.scratch = np.empty((workers, attention_rows.scratch_size(MOST_ROWS, D)), np.float32)
+        self._heads = heads
+        self._window = window
+        self._parts = np.empty((0, D + 2), np.float32)
+
+    def fill(self, batch: Batch) -> None:
+        """Cut up a batch."""
+        H, K, D = self._heads
         tables = np.zeros((len(batch.spans), max((len(s.pages) for s in batch.spans), default=0)), np.int64)
-        spans, pieces, tiles, seen = [], [], [], [np.empty(0, np.bool_)]
+        spans, pieces, tiles, seen = [], [], [], [_NO_MASK]
         slots = masked = 0
         for i, span in enumerate(batch.spans):
             n = span.stop - span.start
@@ -111,21 +135,23 @@ class _Plan:
             m = 0 if span.tree is None else len(span.tree)
             spans.append((span.start, n, span.context_len, m, masked))
             if span.tree is not None:
-                seen.append(_branches(span.tree, window).reshape(-1))
+                seen.append(_branches(span.tree, self._window).reshape(-1))
                 masked += m * m
             if n * H // K <= MOST_ROWS:
-                chunks = chunks_in_reach(span, window)
+                chunks = chunks_in_reach(span, self._window)
                 for chunk in chunks:
                     pieces.append((i, chunk, slots, len(chunks) if chunk == chunks.start else 0))
                     slots += n * H
             else:
                 tiles += [(i, row) for row in range(0, n * H // K, attention_tiles.LANES)]
-        shared = tables, np.array(spans, np.int64).reshape(-1, 5), np.concatenate(seen), batch.positions
-        self.pieces = (*shared, np.array(pieces)) if pieces else None
-        self.tiles = (*shared, np.array(tiles)) if tiles else None
-        workers = numba.get_num_threads()
-        self.parts, self.rows_scratch = take((slots, D + 2), (workers, attention_rows.scratch_size(MOST_ROWS, D)))
-        (self.tiles_scratch,) = take((workers, attention_tiles.scratch_size(D)))
+        masks = np.concatenate(seen) if masked else _NO_MASK
+        self.shared = tables, np.array(spans, np.int64).reshape(-1, 5), masks, batch.positions
+        self.tiles = np.array(tiles) if tiles else None
+        self.pieces = len(pieces)
+        if slots > len(self._parts):
+            self._parts = np.empty((slots, D + 2), np.float32)
+        self._pieces = np.array(pieces, np.int64).reshape(-1, 4)
+        self.state[:] = as_numbers((*self.shared, self._pieces, self._parts))
 
 
 def chunks_in_reach(span: Span, window: int | None) -> range:
@@ -151,15 +177,26 @@ def store_kv(k: NDArray[np.float32], v: NDArray[np.float32], keys: Any, values: 
         values: likewise
         batch: the slots
     """
-    dtype, keys, values = _parts(keys, values)
-    _store_kernel(dtype)(with_whole_rows(k), with_whole_rows(v), keys, values, batch.slot_pages, batch.slot_offsets)
+    stored = _parts(keys, values)
+    launch(
+        _store_kernel(stored[0].dtype), *stored, rows_of(k), rows_of(v), batch.slot_pages, batch.slot_offsets,
+        shares=shares_of_rows(k),
+    )  # fmt: skip
 
 
 def _parts(keys: Any, values: Any) -> Any:
-    """The type of the numbers by its NumPy name; then of keys and of values the array and its scales."""
+    """Keys and values, and the scales of each, or nothing."""
     if isinstance(keys, StoredVectors):
-        return keys.data.dtype.name, (keys.data, keys.scales), (values.data, values.scales)
-    return "float32", (keys, None), (values, None)
+        scales = (_NO_SCALES if side.scales is None else side.scales for side in (keys, values))
+        return keys.data, values.data, *scales
+    return keys, values, _NO_SCALES, _NO_SCALES
+
+
+def _with_scales(stored: Any) -> tuple[Any, Any]:
+    """Keys and values, each with its scales or None."""
+    keys, values, *scales = stored
+    key_scales, value_scales = (side if side.size else None for side in scales)
+    return (keys, key_scales), (values, value_scales)
 
 
 def _pages(dtype: str) -> tuple[Any, Any]:
@@ -178,9 +215,13 @@ def _signature(dtype: str, windowed: bool, biased: bool, *scratch: Any) -> Any:
 
 
 @cache
-def _rows_kernel(dtype: str, windowed: bool, biased: bool) -> Any:
-    scratch = types.Array(_FLOAT, 2, "C")
-    return kernel(_signature(dtype, windowed, biased, scratch, scratch), parallel=True)(attention_rows.attend_rows)
+def _rows_kernel(dtype: np.dtype[Any]) -> int:
+    return shared_kernel(getattr(types, dtype.name))(attention_rows.attend_pieces)
+
+
+@cache
+def _merge_kernel() -> int:
+    return shared_kernel(_FLOAT)(attention_rows.merge_pieces)
 
 
 @cache
@@ -190,17 +231,18 @@ def _tiles_kernel(dtype: str, windowed: bool, biased: bool) -> Any:
 
 
 @cache
-def _store_kernel(dtype: str) -> Any:
-    rows, indices = types.Array(_FLOAT, 3, "A"), _POSITIONS
-    pages = types.Tuple(_pages(dtype))
-    return kernel(types.void(rows, rows, pages, pages, indices, indices))(_store)
+def _store_kernel(dtype: np.dtype[Any]) -> int:
+    return shared_kernel(getattr(types, dtype.name))(_store)
 
 
-def _store(k: Any, v: Any, keys: Any, values: Any, slot_pages: Any, slot_offsets: Any) -> None:
-    K, D = k.shape[1:]
-    for t in range(len(slot_pages)):
+def _store(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    keys, values = stored_vectors(arguments, 0, 12, data), stored_vectors(arguments, 6, 17, data)
+    slot_pages, slot_offsets = vector(arguments, 30, np.int64), vector(arguments, 32, np.int64)
+    K, D = keys[0].shape[1], keys[0].shape[3]
+    first, stop = share_of(len(slot_pages), share, shares)
+    for t in range(first, stop):
         page, offset = slot_pages[t], slot_offsets[t]
-        key, value = row_of(k, t), row_of(v, t)
+        key, value = row_at(arguments, 22, t), row_at(arguments, 26, t)
         for head in range(K):
             store_vector(key[head * D : head * D + D], keys, page, head, offset)
             store_vector(value[head * D : head * D + D], values, page, head, offset)

@@ -8,14 +8,21 @@ even where there are few heads; the pieces' softmaxes are merged by their maxima
 from typing import Any
 
 import numpy as np
-from numba import prange
 
-from .elementary import exp, inner, multiply_scales, row_of
+from .elementary import exp, inner, multiply_scales
+from .launching import flat, matrix, number, row_at, share_of, stored_vectors, vector
 from .row_products import VECTOR, add_weighted, highest_of, scores_of
 
 CHUNK = 256
 """Positions in one piece of work: a page of the usual size, so that a worker reads memory from one end to the other."""
 
+_QUERIES = 22
+"""Which argument the queries are. In order: keys, values, their scales, queries [T, H D], scale, window, slopes [H] or
+nothing, the plan, scratch [workers, scratch_size], out [T, H D]. The plan is a list of numbers that stays where it is
+while what it names changes with the batch, as arguments of its own: block tables [N, pages of the longest]; spans
+[N, 5]: first row, rows n, context S, tree size m, where its mask begins; all trees' masks, flat; positions [T]; pieces
+[pieces, 4]: sequence, chunk, first of its n H slots, how many chunks the sequence has (0 but at its first); and
+[slots, D + 2] numbers for what the pieces leave."""
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
 
@@ -45,19 +52,17 @@ def _softmax(scores: Any, count: int, best: Any, mass: Any, result: Any) -> Any:
 
 @inner
 def _before_window(window: Any, position: int, first: int) -> Any:
-    """How many keys from number `first` on a query at `position` does not reach; 0 where `window` is None."""
-    if window is None:
-        return 0
+    """How many keys from number `first` on a query at `position` does not reach."""
     return max(0, position - window + 1 - first)
 
 
 @inner
 def _lower(scores: Any, slopes: Any, head: int, position: int, first: int, count: int, line: int, tree: Any) -> None:
-    """ALiBi: a score loses its head's slope for each position that the key lies back; nothing where `slopes` is None.
+    """ALiBi: a score loses its head's slope for each position that the key lies back, if there are slopes.
 
     `line` is how many keys lie in a line, one at each position; `tree` has the positions of those that follow.
     """
-    if slopes is not None:
+    if len(slopes):
         slope = slopes[head]
         plain = min(count, line - first)
         for j in range(plain):
@@ -76,23 +81,22 @@ def _hide(scores: Any, first: int, count: int, S: int, m: int, branch: int, seen
 
 @inner
 def _attend_chunk(
-    q: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, chunk: int, head: int,
-    scratch: Any, results: Any, bests: Any, masses: Any,
+    arguments: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, chunk: int,
+    head: int, scratch: Any, results: Any, bests: Any, masses: Any,
 ) -> None:  # fmt: skip
-    """All query rows of one K/V head against one chunk, by the rule (scale, window, slopes).
+    """All query rows of one K/V head against one chunk, by the rule (scale, window, slopes, G).
 
     Leaves row by row, a query's heads together: results [n G D], not yet divided by their sums, maxima and sums [n G].
     """
     K, P, D = keys[0].shape[1:]
-    G = q.shape[1] // K
     start, n, S, m, mask = span
-    scale, window, slopes = rule
+    scale, window, slopes, G = rule
     queries, scores = scratch[: n * G * D], scratch[n * G * D :]
     results[:] = _ZERO
     bests[:] = _NOTHING
     masses[:] = _ZERO
     for i in range(n):
-        source = row_of(q, start + i)[head * G * D :]
+        source = row_at(arguments, _QUERIES, start + i)[head * G * D :]
         for d in range(G * D):
             queries[i * G * D + d] = source[d] * scale
     first, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, S)
@@ -139,47 +143,50 @@ def _merge(results: Any, bests: Any, masses: Any, slot: int, step: int, chunks: 
         target[d] /= mass
 
 
-def attend_rows(
-    q: Any, keys: Any, values: Any, plan: Any, scale: Any, window: Any, slopes: Any, parts: Any, scratch: Any, out: Any
-) -> None:
-    """The sequences that bring few queries, their pieces shared out among the workers.
+def attend_pieces(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """The kernel for the first part: some pieces, each with all query rows of one K/V head."""
+    keys, values = stored_vectors(arguments, 0, 12, data), stored_vectors(arguments, 6, 17, data)
+    K, D = keys[0].shape[1], keys[0].shape[3]
+    tables, spans, seen, positions, pieces, results, bests, masses = _plan(arguments, D)
+    G = arguments[_QUERIES + 2] // D // K
+    slopes, scratch = vector(arguments, 28, np.float32), matrix(arguments, 32, np.float32)
+    rule = np.float32(number(arguments[26])), arguments[27], slopes, G
+    first, stop = share_of(len(pieces) * K, share, shares)
+    for item in range(first, stop):
+        sequence, chunk, slot, _ = pieces[item // K]
+        rows = spans[sequence, 1] * G
+        slot += item % K * rows
+        _attend_chunk(
+            arguments, keys, values, rule, tables[sequence], spans[sequence], seen, positions, chunk, item % K,
+            scratch[worker], results[slot * D : (slot + rows) * D], bests[slot : slot + rows],
+            masses[slot : slot + rows],
+        )  # fmt: skip
 
-    Args:
-        q: [T, H, D], each row contiguous
-        keys: pages [pages, K, P, D], and scales [pages, K, P] or None
-        values: likewise
-        plan: block tables [N, pages of the longest]; spans [N, 5]: first row, rows n, context S, tree size m, where its
-            mask begins; all trees' masks, flat; positions [T]; pieces [pieces, 4]: sequence, chunk, first of its n H
-            slots, how many chunks the sequence has (0 but at its first)
-        scale: 1 / sqrt D
-        window: how many positions a query sees, or None
-        slopes: [H] of ALiBi, or None
-        parts: [slots, D + 2] numbers for what the pieces leave
-        scratch: [workers, scratch_size(rows, D)]
-        out: [T, H, D]
-    """
-    tables, spans, seen, positions, pieces = plan
-    rule = scale, window, slopes
-    H, D = q.shape[1:]
-    K = keys[0].shape[1]
-    workers, slots = len(scratch), len(parts)
-    flat = parts.reshape(-1)
-    results, bests, masses = flat[: slots * D], flat[slots * D : slots * (D + 1)], flat[slots * (D + 1) :]
-    for worker in prange(workers):
-        for item in range(worker * len(pieces) * K // workers, (worker + 1) * len(pieces) * K // workers):
-            sequence, chunk, slot, _ = pieces[item // K]
-            rows = spans[sequence, 1] * (H // K)
-            slot += item % K * rows
-            _attend_chunk(
-                q, keys, values, rule, tables[sequence], spans[sequence], seen, positions, chunk, item % K,
-                scratch[worker], results[slot * D : (slot + rows) * D], bests[slot : slot + rows],
-                masses[slot : slot + rows],
-            )  # fmt: skip
-    for piece in range(len(pieces)):
+
+def merge_pieces(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """The kernel for the second part: what the pieces left, sequence by sequence."""
+    K, D = arguments[2], arguments[4]
+    _, spans, _, _, pieces, results, bests, masses = _plan(arguments, D)
+    H = arguments[_QUERIES + 2] // D
+    G = H // K
+    first, stop = share_of(len(pieces), share, shares)
+    for piece in range(first, stop):
         sequence, _, slot, chunks = pieces[piece]
         if chunks:
-            start, n, G = spans[sequence, 0], spans[sequence, 1], H // K
+            start, n = spans[sequence, 0], spans[sequence, 1]
             for i in range(n * H):
                 query, head = i // H, i % H
                 row = slot + head // G * n * G + query * G + head % G
-                _merge(results, bests, masses, row, n * H, chunks, out[start + query, head])
+                target = row_at(arguments, 36, start + query)[head * D : head * D + D]
+                _merge(results, bests, masses, row, n * H, chunks, target)
+
+
+@inner
+def _plan(arguments: Any, D: int) -> Any:
+    """How a batch is cut up, and where pieces leave what they found."""
+    plan = vector(arguments, 30, np.int64)
+    tables, spans, pieces = matrix(plan, 0, np.int64), matrix(plan, 4, np.int64), matrix(plan, 12, np.int64)
+    seen, positions = vector(plan, 8, np.bool_), vector(plan, 10, np.int64)
+    parts, slots = flat(plan, 16, np.float32), plan[17]
+    results, bests, masses = parts[: slots * D], parts[slots * D : slots * (D + 1)], parts[slots * (D + 1) :]
+    return tables, spans, seen, positions, pieces, results, bests, masses

@@ -4,24 +4,27 @@ Weights stay as they are stored, in 32, 16, 8 or 4 bits, and each is read from m
 not overridden here runs as the reference says.
 """
 
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ...batch import Batch
 from ...ops.philox import Keys
 from ...ops.rotary import Rotation
-from ..base import Backend
+from ..base import Backend, Result
 from ..pages import Pages
 from ..weights import Weight
 from . import rows
 from .activations import ACTIVATION_CODES
-from .attention import Attention, store_kv
+from .attention import store_kv
 from .cachedtypes import StoredPages, position_bytes
 from .choice import Sampler
 from .fewrows import linear_few
+from .launching import not_recorded
 from .manyrows import linear_many
-from .rotary import Rotary
+from .steps import MOST_STEPS, Kind, RecordedStep, Workspace, kind_of
 
 FEW_ROWS = 16
 """Up to so many rows a product is bound by reading its weights; beyond, by arithmetic."""
@@ -40,9 +43,13 @@ class NumbaBackend(Backend):
         """
         super().__init__(np, weights=weights)
         self.cache_dtype = cache_dtype
-        self._attention = Attention()
-        self._rotary = Rotary()
         self._sampler = Sampler()
+        self._plain = Workspace()
+        self._steps: WeakKeyDictionary[object, dict[Kind, RecordedStep[Any]]] = WeakKeyDictionary()
+        self._use(self._plain)
+
+    def _use(self, workspace: Workspace) -> None:
+        self._workspace, self.arena = workspace, workspace.arena
 
     def position_bytes(self, K: int, D: int) -> int:
         """Bytes that one position's keys and values take in one layer of the cache."""
@@ -52,6 +59,33 @@ class NumbaBackend(Backend):
         """Memory for a K/V cache [L, pages, K, P, D]."""
         return StoredPages(shape, self.cache_dtype)
 
+    # --- a forward pass -------------------------------------------------------------------------------------------
+
+    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+        """A small pass as a program that was recorded when such a one ran first; any other call by call."""
+        kind = kind_of(batch, rows, FEW_ROWS)
+        if kind is None:
+            return compute(batch, rows)
+        steps = self._steps.setdefault(owner, {})
+        step: RecordedStep[Result] | None = steps.pop(kind, None)
+        if step is None:
+            step = RecordedStep()
+            self._use(step.workspace)
+            try:
+                result = step.record(batch, rows, compute)
+            finally:
+                self._use(self._plain)
+        elif step.complete:
+            result = step.run(batch)
+        else:
+            result = compute(batch, rows)
+        steps[kind] = step  # the last that was used comes last
+        if len(steps) > MOST_STEPS:
+            del steps[next(iter(steps))]
+        return result
+
+    # --- operations -----------------------------------------------------------------------------------------------
+
     def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.arena.take((len(ids), table.shape[1]))
@@ -60,6 +94,7 @@ class NumbaBackend(Backend):
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         if activation not in ACTIVATION_CODES:
+            not_recorded()
             return super().linear(x, weight, activation=activation, residual=residual)
         out = self.arena.take((len(x), weight.shape[0]))
         product = linear_few if len(x) <= FEW_ROWS else linear_many
@@ -75,11 +110,12 @@ class NumbaBackend(Backend):
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Queries and keys turned by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
-        return self._rotary.rotate(q, k, batch, rotation, self.arena.take(q.shape), self.arena.take(k.shape))
+        return self._workspace.rotary.rotate(q, k, batch, rotation, self.arena.take(q.shape), self.arena.take(k.shape))
 
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
         if activation not in ACTIVATION_CODES:
+            not_recorded()
             return super().glu(x, activation)
         return rows.glu(x, activation, self.arena.take((len(x), x.shape[1] // 2)))
 
@@ -101,7 +137,12 @@ class NumbaBackend(Backend):
         """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
         bias = None if slopes is None else slopes.data
         out = self.arena.take(q.shape)
-        return self._attention.attend(q, *cache.layer(layer), batch, scale, out, window=window, slopes=bias)
+        return self._workspace.attention.attend(q, *cache.layer(layer), batch, scale, out, window=window, slopes=bias)
+
+    def take_rows(self, x: Any, rows: Any) -> Any:
+        """The rows whose logits are wanted. [T, E] -> [R, E]"""
+        not_recorded()
+        return super().take_rows(x, rows)
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""

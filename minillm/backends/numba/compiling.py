@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba import types
 
 _LOGGER = logging.getLogger("minillm.kernels")
 
@@ -46,11 +47,41 @@ def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callab
                 *signatures, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel, cache=cached
             )(function)
         if compiled.stats.cache_misses:
-            name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-            _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - began)
+            _report(function, began)
         return compiled
 
     return compile_it
+
+
+def shared_kernel(element: Any) -> Callable[[Callable[..., None]], int]:
+    """Compile a function of `(arguments, data, share, shares, worker)` for `launching.launch`. -> its address
+
+    Args:
+        element: the type of the numbers in `data`, in Numba's notation
+    """
+    signature = types.void(types.CPointer(types.int64), types.CPointer(element), types.int64, types.int64, types.int64)
+
+    def compile_it(function: Callable[..., None]) -> int:
+        _announce()
+        began = time.perf_counter()
+        with _cache_in(cache_folder()) as cached:
+            compiled = numba.cfunc(signature, fastmath=FASTMATH, error_model="numpy", cache=cached)(function)
+        if not compiled.cache_hits:
+            _report(function, began)
+        address: int = compiled.address
+        _KEPT.append(compiled)
+        return address
+
+    return compile_it
+
+
+_KEPT: list[Any] = []
+"""What addresses point into."""
+
+
+def _report(function: Callable[..., Any], began: float) -> None:
+    name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+    _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - began)
 
 
 @cache

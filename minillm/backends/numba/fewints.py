@@ -8,14 +8,15 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import types
+from numba import carray, types
 from numpy.typing import NDArray
 
 from ...ops.quantize import Quantized
 from .activations import finish_row
 from .avx512 import GROUP, LANES
-from .compiling import kernel
+from .compiling import shared_kernel
 from .integer_rows import GROUPS_A_STEP, STEP, gather_scales, multiply_tile, round_row
+from .launching import flat, launch, matrix, share_of, shares_of, vector
 from .tiles import MOST_ROWS
 from .workspace import work
 
@@ -38,57 +39,76 @@ def linear_int4(
         activation: one of `ACTIVATION_CODES`
         residual: [T, out], or nothing
     """
-    workers, groups = numba.get_num_threads(), weight.scales.shape[1]
+    rows, groups = len(x), weight.scales.shape[1]
     depth = 2 * weight.values.shape[1]
-    rounded = depth // 2 + 4 * GROUPS_A_STEP * GROUP  # more than a row's integers, scales and corrections take
-    scratch = work.take("few", rounded * len(x) + (groups + LANES) * LANES * workers, np.float32)
-    _kernel()(
-        x, weight.values, weight.scales.view(np.uint16), int(depth > groups * GROUP), bias, activation, residual, out,
-        workers, scratch,
+    padded = -(-weight.values.shape[1] // STEP) * GROUPS_A_STEP  # groups of 32 inputs of whole steps
+    size = padded * GROUP
+    integers = work.take("few integers", rows * size, np.int8)[: rows * size].reshape(rows, size)
+    row_scales, corrections = (
+        work.take(f"few {name}", rows * padded, dtype)[: rows * padded].reshape(rows, padded)
+        for name, dtype in (("scales", np.float32), ("corrections", np.int32))
+    )
+    workers = numba.get_num_threads()
+    gathered = work.take("few gathered", (groups + LANES) * LANES * workers, np.float32)
+    launch(_round_kernel(), x, integers, row_scales, corrections, shares=1 if rows == 1 else shares_of(rows))
+    launch(
+        _kernel(), weight.values, weight.scales.view(np.uint16), int(depth > groups * GROUP), integers, row_scales,
+        corrections, bias, activation, residual, out, gathered[: (groups + LANES) * LANES * workers], workers,
+        shares=shares_of(-(-len(weight.values) // LANES)),
     )  # fmt: skip
     return out
 
 
 @cache
-def _kernel() -> Any:
-    def matrix(element: Any, dimensions: int = 2) -> Any:
-        return types.Array(element, dimensions, "C", readonly=True, aligned=False)
-
-    signature = types.void(
-        matrix(types.float32), matrix(types.uint8), matrix(types.uint16), types.int64, matrix(types.float32, 1),
-        types.int64, matrix(types.float32), types.Array(types.float32, 2, "C"), types.int64,
-        types.Array(types.float32, 1, "C"),
-    )  # fmt: skip
-    return kernel(signature, parallel=True)(_multiply)
+def _round_kernel() -> int:
+    return shared_kernel(types.float32)(_round)
 
 
-def _multiply(
-    x: Any, weight: Any, scales: Any, group_shift: int, bias: Any, activation: int, residual: Any, out: Any,
-    workers: int, scratch: Any,
-) -> None:  # fmt: skip
-    """The kernel. Threads take shares of the outputs, in tiles of 16. [T, in] -> [T, out]"""
+@cache
+def _kernel() -> int:
+    return shared_kernel(types.uint8)(_multiply)
+
+
+def _round(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """Some rows of x as integers, with the scales and corrections of their groups. [T, in]"""
+    x, integers = matrix(arguments, 0, np.float32), flat(arguments, 4, np.int8)
+    scales, corrections, groups = flat(arguments, 8, np.float32), flat(arguments, 12, np.int32), arguments[14]
+    first, stop = share_of(len(x), share, shares)
+    for row in range(first, stop):
+        round_row(x, row, integers, row * groups * GROUP, groups, scales, corrections, row * groups)
+
+
+def _multiply(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """A run of the outputs, in tiles of 16. [T, in] -> [T, out]"""
+    weight, scales, group_shift = (
+        carray(data, (arguments[1], arguments[2])),
+        matrix(arguments, 4, np.uint16),
+        arguments[8],
+    )
+    integers, x_scales, corrections = (
+        flat(arguments, 9, np.int8),
+        flat(arguments, 13, np.float32),
+        flat(arguments, 17, np.int32),
+    )
+    groups, bias, activation = arguments[15], vector(arguments, 21, np.float32), arguments[23]
+    residual, out, gathered = (
+        matrix(arguments, 24, np.float32),
+        matrix(arguments, 28, np.float32),
+        vector(arguments, 32, np.float32),
+    )
+    steps = groups // GROUPS_A_STEP
     rows, outputs = out.shape
-    steps = (weight.shape[1] + STEP - 1) // STEP
-    groups = steps * GROUPS_A_STEP
-    x_scales = scratch[: rows * groups]
-    corrections = scratch[rows * groups : 2 * rows * groups].view(np.int32)
-    words = 2 * rows * groups + rows * groups * GROUP // 4
-    integers = scratch[2 * rows * groups : words].view(np.int8)
-    gathered = scratch[words:]
+    start = worker * (len(gathered) // arguments[34])
+    parts = (rows + MOST_ROWS - 1) // MOST_ROWS
+    first_tile, last_tile = share_of((outputs + LANES - 1) // LANES, share, shares)
+    begin, end = first_tile * LANES, min(last_tile * LANES, outputs)
+    for first in range(begin, end, LANES):
+        gather_scales(scales, first, outputs - 1, gathered, start)
+        for part in range(parts):
+            row = rows * part // parts  # as even as can be: 9 rows are 4 and 5
+            multiply_tile(
+                weight, first, outputs - 1, gathered, start, group_shift, integers, row * groups * GROUP, x_scales,
+                corrections, row * groups, steps, out, row, rows * (part + 1) // parts - row,
+            )  # fmt: skip
     for row in range(rows):
-        round_row(x, row, integers, row * groups * GROUP, groups, x_scales, corrections, row * groups)
-    tiles, parts = (outputs + LANES - 1) // LANES, (rows + MOST_ROWS - 1) // MOST_ROWS
-    for worker in numba.prange(workers):
-        begin = tiles * worker // workers * LANES
-        end = min(tiles * (worker + 1) // workers * LANES, outputs)
-        start = worker * (len(gathered) // workers)
-        for first in range(begin, end, LANES):
-            gather_scales(scales, first, outputs - 1, gathered, start)
-            for part in range(parts):
-                row = rows * part // parts  # as even as can be: 9 rows are 4 and 5
-                multiply_tile(
-                    weight, first, outputs - 1, gathered, start, group_shift, integers, row * groups * GROUP, x_scales,
-                    corrections, row * groups, steps, out, row, rows * (part + 1) // parts - row,
-                )  # fmt: skip
-        for row in range(rows):
-            finish_row(out[row, begin:end], bias[begin:end], activation, residual[row : row + 1, begin:end])
+        finish_row(out[row, begin:end], bias[begin:end], activation, residual[row : row + 1, begin:end])

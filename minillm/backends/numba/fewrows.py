@@ -17,17 +17,18 @@ A row's result is the same, bit for bit, however many rows there are, and howeve
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
-from numba import types
+from numba import carray, types
 from numpy.typing import NDArray
 
 from ...ops.quantize import Quantized
 from . import avx512
 from .activations import ACTIVATION_CODES, finish_row
-from .compiling import kernel
+from .compiling import shared_kernel
+from .elementary import inner
 from .fewints import linear_int4
 from .formats import BLOCK, weight_at
+from .launching import launch, matrix, share_of, shares_of, vector
 from .tiles import MOST_ROWS, PANEL, multiply_panel
 
 NO_SCALES, NO_BIAS = np.empty((1, 0), np.uint16), np.empty(0, np.float32)
@@ -70,49 +71,40 @@ def linear_few(
         values, scales, shift = weight.values, weight.scales.view(np.uint16), weight.group // (2 * BLOCK)
     else:
         values = weight.view(np.int16) if weight.dtype == np.float16 else weight
-    compiled(values.dtype)(
-        x, values, scales, shift, bias, ACTIVATION_CODES[activation], residual, out
+    panels = -(-len(values) // PANEL)
+    launch(
+        _kernel(values.dtype), values, x, scales, shift, bias, ACTIVATION_CODES[activation], residual, out,
+        shares=shares_of(panels),
     )  # fmt: skip
     return out
 
 
 @cache
-def compiled(dtype: np.dtype[Any]) -> Any:
-    """The kernel for weights in an array of `dtype` (float16 viewed as int16), compiled or loaded when first asked for.
-
-    Its signature takes arrays that may not be written to and are not aligned, as a mapped file's are; others convert.
-    """
-
-    def matrix(element: Any, dimensions: int = 2) -> Any:
-        return types.Array(element, dimensions, "C", readonly=True, aligned=False)
-
-    signature = types.void(
-        matrix(types.float32), matrix(ELEMENTS[dtype]), matrix(types.uint16), types.int64,
-        matrix(types.float32, 1), types.int64, matrix(types.float32), types.Array(types.float32, 2, "C"),
-    )  # fmt: skip
-    return kernel(signature, parallel=True)(multiply)
+def _kernel(dtype: np.dtype[Any]) -> int:
+    """The kernel for weights in an array of `dtype` (float16 viewed as int16)."""
+    return shared_kernel(ELEMENTS[dtype])(_multiply)
 
 
-def multiply(
-    x: Any, weight: Any, scales: Any, group_shift: int, bias: Any, activation: int, residual: Any, out: Any
-) -> None:
-    """The kernel. Threads take panels of outputs, each a run of neighbours.
-
-    bias and residual have size 0 where there is none. [T, in] -> [T, out]
-    """
+def _multiply(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """A run of panels of outputs, each a run of neighbours. [T, in] -> [T, out]"""
+    weight = carray(data, (arguments[1], arguments[2]))
+    x, scales = matrix(arguments, 4, np.float32), matrix(arguments, 8, np.uint16)
+    group_shift, bias, activation = arguments[12], vector(arguments, 13, np.float32), arguments[15]
+    residual, out = matrix(arguments, 16, np.float32), matrix(arguments, 20, np.float32)
     rows, outputs = out.shape
     parts = (rows + MOST_ROWS - 1) // MOST_ROWS
-    for panel in numba.prange((outputs + PANEL - 1) // PANEL):
+    begin, end = share_of((outputs + PANEL - 1) // PANEL, share, shares)
+    for panel in range(begin, end):
         first = panel * PANEL
         stop = min(first + PANEL, outputs)
         for part in range(parts):
             row = rows * part // parts  # as even as can be: 9 rows are 4 and 5
             multiply_panel(x, weight, scales, group_shift, out, row, rows * (part + 1) // parts - row, first, stop)
-        finish(x, weight, scales, group_shift, bias, activation, residual, out, first, stop)
+        _finish(x, weight, scales, group_shift, bias, activation, residual, out, first, stop)
 
 
-@kernel()
-def finish(
+@inner
+def _finish(
     x: Any, weight: Any, scales: Any, group_shift: int, bias: Any, activation: int, residual: Any, out: Any,
     first: int, stop: int,
 ) -> None:  # fmt: skip

@@ -24,6 +24,7 @@ from . import avx512
 from .avx512 import GROUP, LANES
 from .compiling import kernel
 from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand
+from .launching import not_recorded
 from .rows import finish
 from .tiled import FLOAT_DEPTH, INTEGER_DEPTH, WIDTH, float_product, integer_product
 from .workspace import work
@@ -59,6 +60,7 @@ def linear_many(
         activation: a key of `activations.ACTIVATION_CODES`
         residual: [T, out] or None; left as it is
     """
+    not_recorded()
     stored = _Stored.of(weight)
     fused = avx512.HAS_FLOAT_TILES and activation in (None, "relu")
     if avx512.HAS_FLOAT_TILES:

@@ -8,17 +8,16 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import types
 from numpy.typing import NDArray
 
 from ... import ops
 from ...batch import Batch
 from ...ops.rotary import Rotation
-from .compiling import kernel
-from .elementary import inner, row_of, with_whole_rows
-from .rows import THREADED
-
-_FLOAT = types.float32
+from .compiling import shared_kernel
+from .elementary import inner
+from .launching import launch, matrix, row_at, rows_of, share_of
+from .rows import shares_of_rows
 
 
 class Rotary:
@@ -26,8 +25,14 @@ class Rotary:
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
-        self._rotation: Rotation | None = None
-        self._turns: tuple[Any, Any] = (None, None)
+        self._turns: dict[Rotation, tuple[Any, Any]] = {}
+
+    def refill(self, batch: Batch) -> None:
+        """Bring what a recorded step reads up to date for its next batch, which is cut up like the one before."""
+        self._batch = batch
+        for rotation, turns in self._turns.items():
+            for target, new in zip(turns, _turns(batch, rotation), strict=True):
+                target[...] = new
 
     def rotate(
         self,
@@ -48,37 +53,44 @@ class Rotary:
             q_out: [T, H, D], C-contiguous, filled and returned
             k_out: [T, K, D], likewise
         """
-        if batch is not self._batch or rotation is not self._rotation:
-            frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
-            self._turns = ops.cosines_and_sines(batch.positions, frequencies, growth, rotation.scale, np)
-            self._batch, self._rotation = batch, rotation
-        _rotate_kernel()(with_whole_rows(q), with_whole_rows(k), *self._turns, q_out, k_out)
+        if batch is not self._batch:
+            self._batch, self._turns = batch, {}
+        if rotation not in self._turns:
+            self._turns[rotation] = _turns(batch, rotation)
+        launch(
+            _rotate_kernel(), rows_of(q_out), rows_of(k_out), rows_of(q), rows_of(k), q.shape[2],
+            *self._turns[rotation],
+            shares=shares_of_rows(q_out),
+        )  # fmt: skip
         return q_out, k_out
 
 
+def _turns(batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
+    """Cosines and sines of a batch, 2 x [T, r / 2]"""
+    frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
+    cosines, sines = ops.cosines_and_sines(batch.positions, frequencies, growth, rotation.scale, np)
+    return cosines, sines
+
+
 @cache
-def _rotate_kernel() -> Any:
-    rows, turns, out = types.Array(_FLOAT, 3, "A"), types.Array(_FLOAT, 2, "C"), types.Array(_FLOAT, 3, "C")
-    return kernel(types.void(rows, rows, turns, turns, out, out), parallel=True)(_rotate)
+def _rotate_kernel() -> int:
+    return shared_kernel(types.float32)(_rotate)
 
 
-def _rotate(q: Any, k: Any, cosines: Any, sines: Any, q_out: Any, k_out: Any) -> None:
-    if q.size < THREADED:
-        for t in range(len(q)):
-            _rotate_row(row_of(q, t), cosines[t], sines[t], q_out[t])
-            _rotate_row(row_of(k, t), cosines[t], sines[t], k_out[t])
-    else:
-        for t in prange(len(q)):
-            _rotate_row(row_of(q, t), cosines[t], sines[t], q_out[t])
-            _rotate_row(row_of(k, t), cosines[t], sines[t], k_out[t])
+def _rotate(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    D, cosines, sines = arguments[16], matrix(arguments, 17, np.float32), matrix(arguments, 21, np.float32)
+    first, stop = share_of(arguments[1], share, shares)
+    for t in range(first, stop):
+        _rotate_row(row_at(arguments, 8, t), cosines[t], sines[t], D, row_at(arguments, 0, t))
+        _rotate_row(row_at(arguments, 12, t), cosines[t], sines[t], D, row_at(arguments, 4, t))
 
 
 @inner
-def _rotate_row(row: Any, cosines: Any, sines: Any, out: Any) -> None:
-    """All heads of a token. [heads D] -> out [heads, D]"""
-    D, half = out.shape[1], len(cosines)
-    for head in range(len(out)):
-        x, y = row[head * D : head * D + D], out[head]
+def _rotate_row(row: Any, cosines: Any, sines: Any, D: int, out: Any) -> None:
+    """All heads of a token. [heads D] -> [heads D]"""
+    half = len(cosines)
+    for first in range(0, len(row), D):
+        x, y = row[first : first + D], out[first : first + D]
         for j in range(half):
             y[j] = x[j] * cosines[j] - x[j + half] * sines[j]
             y[j + half] = x[j + half] * cosines[j] + x[j] * sines[j]

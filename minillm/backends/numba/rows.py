@@ -4,14 +4,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import carray, types
 from numpy.typing import NDArray
 
 from ...ops.quantize import LANE, Quantized
 from .activations import ACTIVATION_CODES, activate, finish_row
-from .compiling import kernel
-from .elementary import inner, row_of, with_whole_rows
+from .compiling import shared_kernel
+from .elementary import inner
 from .intrinsics import bfloat16_to_float32, float16_to_float32
+from .launching import launch, matrix, number, row_at, rows_of, share_of, shares_of, vector
 
 THREADED = 1 << 16
 """Numbers from which on all threads take a share of the rows: to begin and to end that costs as much as thousands."""
@@ -20,11 +21,12 @@ _FLOAT = types.float32
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _NO_ROW = np.empty(0, np.float32)
 _NO_ROWS = np.empty((0, 0), np.float32)
+_NO_SCALES = np.empty((1, 0), np.uint16)
 
 
-def _stored(element: Any, dimensions: int) -> Any:
-    """The type of a parameter: it may be mapped from a file, read-only and at any address."""
-    return types.Array(element, dimensions, "C", readonly=True, aligned=False)
+def shares_of_rows(out: NDArray[np.float32]) -> int:
+    """In how many shares rows are cut: small ones are done by one worker."""
+    return 1 if out.size < THREADED else shares_of(len(out))
 
 
 # --- layer norm -------------------------------------------------------------------------------------------------------
@@ -38,27 +40,33 @@ def layer_norm(
     out: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """As `ops.layer_norm`. x [T, E] -> out [T, E], both C-contiguous; gain and bias [E] or None."""
-    _norm_kernel()(x, _NO_ROW if gain is None else gain, _NO_ROW if bias is None else bias, epsilon, out)
+    gain, bias = _NO_ROW if gain is None else gain, _NO_ROW if bias is None else bias
+    launch(_norm_kernel(), x, gain, bias, float(epsilon), out, shares=shares_of_rows(out))
     return out
 
 
 @cache
-def _norm_kernel() -> Any:
-    rows, parameter = types.Array(_FLOAT, 2, "C"), _stored(_FLOAT, 1)
-    return kernel(types.void(rows, parameter, parameter, _FLOAT, rows))(_norm)
+def _norm_kernel() -> int:
+    return shared_kernel(_FLOAT)(_norm)
 
 
-def _norm(x: Any, gain: Any, bias: Any, epsilon: Any, out: Any) -> None:
-    T, E = x.shape
-    for t in range(T):
+def _norm(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    x, gain, bias = matrix(arguments, 0, np.float32), vector(arguments, 4, np.float32), vector(arguments, 6, np.float32)
+    epsilon, out = np.float32(number(arguments[8])), matrix(arguments, 9, np.float32)
+    E = x.shape[1]
+    first, stop = share_of(len(x), share, shares)
+    for t in range(first, stop):
         row, y = x[t], out[t]
         total = 0.0  # float64: where the mean is large, its rounding is most of the error
         for i in range(E):
             total += np.float64(row[i])
         mean = total / E
-        squares = _ZERO
         for i in range(E):
             y[i] = np.float32(np.float64(row[i]) - mean)
+        squares = (
+            _ZERO  # summed apart: a loop that also writes has another order of sums where x and y lie side by side
+        )
+        for i in range(E):
             squares += y[i] * y[i]
         factor = _ONE / np.sqrt(squares / np.float32(E) + epsilon)
         for i in range(E):
@@ -82,27 +90,24 @@ def rms_norm(
         epsilon: added to the mean square
         out: as x, C-contiguous, filled and returned
     """
-    D, flat, target = x.shape[-1], x, out
+    D, rows, target = x.shape[-1], x, out
     if x.ndim == 3:
-        size = len(x), x.shape[1] * D
-        flat, target = with_whole_rows(x).reshape(size), out.reshape(size)  # [T, heads, D] -> [T, heads D]
-    _rms_kernel()(flat, D, _NO_ROW if gain is None else gain, epsilon, target)
+        rows, target = rows_of(x), rows_of(out)  # [T, heads, D] -> [T, heads D]
+    gain = _NO_ROW if gain is None else gain
+    launch(_rms_kernel(), target, rows, gain, D, float(epsilon), shares=shares_of_rows(out))
     return out
 
 
 @cache
-def _rms_kernel() -> Any:
-    rows, out = types.Array(_FLOAT, 2, "A"), types.Array(_FLOAT, 2, "C")
-    return kernel(types.void(rows, types.int64, _stored(_FLOAT, 1), _FLOAT, out), parallel=True)(_rms_norm)
+def _rms_kernel() -> int:
+    return shared_kernel(_FLOAT)(_rms_norm)
 
 
-def _rms_norm(x: Any, D: int, gain: Any, epsilon: Any, out: Any) -> None:
-    if out.size < THREADED:
-        for t in range(len(out)):
-            _rms_norm_row(row_of(x, t), D, gain, epsilon, out[t])
-    else:
-        for t in prange(len(out)):
-            _rms_norm_row(row_of(x, t), D, gain, epsilon, out[t])
+def _rms_norm(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    gain, D, epsilon = vector(arguments, 8, np.float32), arguments[10], np.float32(number(arguments[11]))
+    first, stop = share_of(arguments[1], share, shares)
+    for t in range(first, stop):
+        _rms_norm_row(row_at(arguments, 4, t), D, gain, epsilon, row_at(arguments, 0, t))
 
 
 @inner
@@ -138,25 +143,22 @@ def finish(
         activation: a key of `ACTIVATION_CODES`
         residual: C-contiguous, or None; left as it is
     """
-    _finish_kernel()(
-        y, _NO_ROW if bias is None else bias, ACTIVATION_CODES[activation], _NO_ROWS if residual is None else residual
-    )
+    bias, before = _NO_ROW if bias is None else bias, _NO_ROWS if residual is None else residual
+    launch(_finish_kernel(), y, bias, ACTIVATION_CODES[activation], before, shares=shares_of_rows(y))
     return y
 
 
 @cache
-def _finish_kernel() -> Any:
-    rows = types.Array(_FLOAT, 2, "C")
-    return kernel(types.void(rows, _stored(_FLOAT, 1), types.int64, rows), parallel=True)(_finish)
+def _finish_kernel() -> int:
+    return shared_kernel(_FLOAT)(_finish)
 
 
-def _finish(y: Any, bias: Any, activation: int, residual: Any) -> None:
-    if y.size < THREADED:
-        for t in range(len(y)):
-            finish_row(y[t], bias, activation, residual[t : t + 1])
-    else:
-        for t in prange(len(y)):
-            finish_row(y[t], bias, activation, residual[t : t + 1])
+def _finish(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    y, bias, activation = matrix(arguments, 0, np.float32), vector(arguments, 4, np.float32), arguments[6]
+    residual = matrix(arguments, 7, np.float32)
+    first, stop = share_of(len(y), share, shares)
+    for t in range(first, stop):
+        finish_row(y[t], bias, activation, residual[t : t + 1])
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------
@@ -164,23 +166,20 @@ def _finish(y: Any, bias: Any, activation: int, residual: Any) -> None:
 
 def glu(x: NDArray[np.float32], activation: str, out: NDArray[np.float32]) -> NDArray[np.float32]:
     """As `ops.glu`. x [T, 2 F] -> out [T, F], both C-contiguous; `activation` is a key of `ACTIVATION_CODES`."""
-    _glu_kernel()(x, ACTIVATION_CODES[activation], out)
+    launch(_glu_kernel(), x, ACTIVATION_CODES[activation], out, shares=shares_of_rows(out))
     return out
 
 
 @cache
-def _glu_kernel() -> Any:
-    rows = types.Array(_FLOAT, 2, "C")
-    return kernel(types.void(rows, types.int64, rows), parallel=True)(_glu)
+def _glu_kernel() -> int:
+    return shared_kernel(_FLOAT)(_glu)
 
 
-def _glu(x: Any, activation: int, out: Any) -> None:
-    if out.size < THREADED:
-        for t in range(len(out)):
-            _glu_row(x[t], activation, out[t])
-    else:
-        for t in prange(len(out)):
-            _glu_row(x[t], activation, out[t])
+def _glu(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    x, activation, out = matrix(arguments, 0, np.float32), arguments[4], matrix(arguments, 5, np.float32)
+    first, stop = share_of(len(out), share, shares)
+    for t in range(first, stop):
+        _glu_row(x[t], activation, out[t])
 
 
 @inner
@@ -216,50 +215,60 @@ def embed(
 
 def _look_up(ids: NDArray[np.int64], table: Any, out: NDArray[np.float32], *, add: bool) -> None:
     if isinstance(table, Quantized):
-        name = "int8" if table.bits == 8 else "int4"
-        _embed_kernel(name)(ids, table.values, table.scales.view(np.uint16), table.group, add, out)
-    elif table.dtype == np.float16:
-        _embed_kernel("float16")(ids, table.view(np.uint16), add, out)
+        name, values, scales, group = f"int{table.bits}", table.values, table.scales.view(np.uint16), table.group
     else:
-        _embed_kernel("float32" if table.dtype == np.float32 else "bfloat16")(ids, table, add, out)
+        name = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}[table.dtype.name]
+        values, scales, group = table.view(np.uint16) if name == "float16" else table, _NO_SCALES, 1
+    launch(_embed_kernel(name), values, scales, group, ids, add, out, shares=shares_of_rows(out))
 
 
 @cache
-def _embed_kernel(name: str) -> Any:
-    ids, out = types.Array(types.int64, 1, "C"), types.Array(_FLOAT, 2, "C")
-    plain: dict[str, Any] = {"float32": (_FLOAT, _embed_float32), "float16": (types.uint16, _embed_float16)}
-    plain["bfloat16"] = (types.uint16, _embed_bfloat16)
-    if name in plain:
-        element, function = plain[name]
-        return kernel(types.void(ids, _stored(element, 2), types.boolean, out))(function)
-    element, quantised = {"int8": (types.int8, _embed_int8), "int4": (types.uint8, _embed_int4)}[name]
-    scales = _stored(types.uint16, 2)
-    return kernel(types.void(ids, _stored(element, 2), scales, types.int64, types.boolean, out))(quantised)
+def _embed_kernel(name: str) -> int:
+    element, function = {
+        "float32": (_FLOAT, _embed_float32),
+        "float16": (types.uint16, _embed_float16),
+        "bfloat16": (types.uint16, _embed_bfloat16),
+        "int8": (types.int8, _embed_int8),
+        "int4": (types.uint8, _embed_int4),
+    }[name]
+    return shared_kernel(element)(function)
 
 
-def _embed_float32(ids: Any, table: Any, add: bool, out: Any) -> None:
-    for t in range(len(ids)):
+@inner
+def _operands(arguments: Any, data: Any, share: int, shares: int) -> Any:
+    """table, its scales, how many weights share one; ids, whether to add, out; which rows"""
+    table, scales = carray(data, (arguments[1], arguments[2])), matrix(arguments, 4, np.uint16)
+    ids, out = vector(arguments, 9, np.int64), matrix(arguments, 12, np.float32)
+    return table, scales, arguments[8], ids, arguments[11] != 0, out, share_of(len(out), share, shares)
+
+
+def _embed_float32(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    table, _, _, ids, add, out, (first, stop) = _operands(arguments, data, share, shares)
+    for t in range(first, stop):
         row, y = table[ids[t]], out[t]
         for i in range(len(y)):
             y[i] = row[i] + (y[i] if add else _ZERO)
 
 
-def _embed_float16(ids: Any, table: Any, add: bool, out: Any) -> None:
-    for t in range(len(ids)):
+def _embed_float16(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    table, _, _, ids, add, out, (first, stop) = _operands(arguments, data, share, shares)
+    for t in range(first, stop):
         row, y = table[ids[t]], out[t]
         for i in range(len(y)):
             y[i] = float16_to_float32(row[i]) + (y[i] if add else _ZERO)
 
 
-def _embed_bfloat16(ids: Any, table: Any, add: bool, out: Any) -> None:
-    for t in range(len(ids)):
+def _embed_bfloat16(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    table, _, _, ids, add, out, (first, stop) = _operands(arguments, data, share, shares)
+    for t in range(first, stop):
         row, y = table[ids[t]], out[t]
         for i in range(len(y)):
             y[i] = bfloat16_to_float32(row[i]) + (y[i] if add else _ZERO)
 
 
-def _embed_int8(ids: Any, table: Any, scales: Any, group: int, add: bool, out: Any) -> None:
-    for t in range(len(ids)):
+def _embed_int8(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    table, scales, group, ids, add, out, (begin, end) = _operands(arguments, data, share, shares)
+    for t in range(begin, end):
         row, y = table[ids[t]], out[t]
         for g in range(scales.shape[1]):
             scale = float16_to_float32(scales[ids[t], g])
@@ -267,8 +276,9 @@ def _embed_int8(ids: Any, table: Any, scales: Any, group: int, add: bool, out: A
                 y[i] = scale * np.float32(row[i]) + (y[i] if add else _ZERO)
 
 
-def _embed_int4(ids: Any, table: Any, scales: Any, group: int, add: bool, out: Any) -> None:
-    for t in range(len(ids)):
+def _embed_int4(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    table, scales, group, ids, add, out, (begin, end) = _operands(arguments, data, share, shares)
+    for t in range(begin, end):
         row, y = table[ids[t]], out[t]
         for first in range(0, len(y), LANE):  # 16 bytes: weight j in byte j's low half, weight j + 16 in its high half
             scale = float16_to_float32(scales[ids[t], first // group])
