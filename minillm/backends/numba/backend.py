@@ -4,7 +4,7 @@ Weights stay as they are stored, in 32, 16, 8 or 4 bits, and each is read from m
 not overridden here runs as the reference says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ import numpy as np
 from ...batch import Batch
 from ...ops.philox import Keys
 from ...ops.rotary import Rotation
+from ...ops.sampling import Draw
 from ..base import Backend, Result
 from ..pages import Pages
 from ..weights import Weight
@@ -61,7 +62,14 @@ class NumbaBackend(Backend):
 
     # --- a forward pass -------------------------------------------------------------------------------------------
 
-    def run(self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
         """A small pass as a program that was recorded when such a one ran first; any other call by call."""
         kind = kind_of(batch, rows, FEW_ROWS)
         if kind is None:
