@@ -110,26 +110,27 @@ class Batch:
         """
         token_ids: list[int] = []
         spans: list[Span] = []
+        slots: list[int] = []  # plain numbers: for a few tokens they are quicker than NumPy's calls
+        slot_pages: list[int] = []
         for sequence, count in zip(sequences, counts, strict=True):
-            start, context_len = len(token_ids), sequence.cached + count
+            start, context_len, pages = len(token_ids), sequence.cached + count, sequence.pages
             token_ids += sequence.token_ids[sequence.cached : context_len]
             assert not sequence.tree or count == sequence.pending  # a tree is computed whole
             tree = ancestors(sequence.tree) if sequence.tree else None
-            spans.append(Span(start, len(token_ids), context_len, tuple(sequence.pages), tree))
-        slots = np.concatenate([np.arange(s.cached, s.cached + n) for s, n in zip(sequences, counts, strict=True)])
-        positions = slots
-        if any(span.tree is not None for span in spans):
-            positions = np.concatenate([span.positions() for span in spans])
-        block_rows = [np.asarray(s.pages, np.int64) for s in sequences]
-        page_of = [row[slots[span.start : span.stop] // page_size] for row, span in zip(block_rows, spans, strict=True)]
+            spans.append(Span(start, len(token_ids), context_len, tuple(pages), tree))
+            places = range(sequence.cached, context_len)
+            slots += places
+            slot_pages += [pages[place // page_size] for place in places]
+        flat = np.array(slots, np.int64)
+        has_tree = any(span.tree is not None for span in spans)
         return cls(
-            token_ids=np.asarray(token_ids, np.int64),
-            positions=positions,
-            query_starts=np.asarray([0, *(span.stop for span in spans)], np.int64),
-            context_lens=np.asarray([span.context_len for span in spans], np.int64),
-            text_lens=np.asarray([len(s.token_ids) for s in sequences], np.int64),
-            slot_pages=np.concatenate(page_of),
-            slot_offsets=slots % page_size,
+            token_ids=np.array(token_ids, np.int64),
+            positions=np.concatenate([span.positions() for span in spans]) if has_tree else flat,
+            query_starts=np.array([0, *[span.stop for span in spans]], np.int64),
+            context_lens=np.array([span.context_len for span in spans], np.int64),
+            text_lens=np.array([len(s.token_ids) for s in sequences], np.int64),
+            slot_pages=np.array(slot_pages, np.int64),
+            slot_offsets=flat % page_size,
             spans=tuple(spans),
         )
 

@@ -36,7 +36,6 @@ MOST_ROWS = 8
 _FLOAT = types.float32
 _INDICES, _POSITIONS = types.Array(types.int64, 2, "C"), types.Array(types.int64, 1, "C")
 _NO_SLOPES, _NO_SCALES = np.empty(0, np.float32), np.empty((0, 0, 0), np.float32)
-_NO_MASK = np.empty(0, np.bool_)
 _NO_WINDOW = 1 << 62
 
 
@@ -44,13 +43,11 @@ class Attention:
     """Runs `attend`; keeps the memory that it needs, and how a batch is cut up, from call to call."""
 
     def __init__(self) -> None:
-        self._batch: Batch | None = None
-        self._plans: dict[tuple[tuple[int, ...], int, int | None], _Plan] = {}
+        self._plans: dict[tuple[int | None, ...], _Plan] = {}
         self._memory = np.empty(0, np.float32)
 
     def refill(self, batch: Batch) -> None:
         """Bring what a recorded step reads up to date for its next batch, which is cut up like the one before."""
-        self._batch = batch
         for plan in self._plans.values():
             plan.fill(batch)
 
@@ -78,7 +75,8 @@ class Attention:
             window: how many positions a query sees, its own included; None: all before it
             slopes: [H], ALiBi's; None: no key loses anything
         """
-        K, plan = keys.shape[1], self._plan_of(batch, q.shape, keys.shape[1], window)
+        K = keys.shape[1]
+        plan = self._plan_of(batch, *q.shape[1:], K, window)
         stored = _parts(keys, values)
         if plan.pieces:
             bias, reach = _NO_SLOPES if slopes is None else slopes, _NO_WINDOW if window is None else window
@@ -93,14 +91,13 @@ class Attention:
             run(with_whole_rows(q), *sides, (*plan.shared, plan.tiles), scale, window, slopes, scratch, out)
         return out
 
-    def _plan_of(self, batch: Batch, shape: tuple[int, ...], K: int, window: int | None) -> "_Plan":
-        """Made for a batch's first layer, and kept for the others that are alike."""
-        if batch is not self._batch:
-            self._batch, self._plans = batch, {}
-        key = shape, K, window
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = _Plan((shape[1], K, shape[2]), window)
+    def _plan_of(self, batch: Batch, H: int, D: int, K: int, window: int | None) -> "_Plan":
+        """Filled in a batch's first layer, and kept for the others that are alike."""
+        key = H, D, K, window, numba.get_num_threads()
+        if key not in self._plans:
+            self._plans[key] = _Plan(H, D, K, window)
+        plan = self._plans[key]
+        if plan.batch is not batch:
             plan.fill(batch)
         return plan
 
@@ -114,24 +111,24 @@ class Attention:
 class _Plan:
     """How a batch is cut up, in the arrays that kernels read; and the memory that they work in."""
 
-    def __init__(self, heads: tuple[int, int, int], window: int | None) -> None:
+    def __init__(self, H: int, D: int, K: int, window: int | None) -> None:
+        self.batch: Batch | None = None
         self.state = np.zeros(20, np.int64)
         """What `attention_rows` finds the arrays by"""
-        workers, D = numba.get_num_threads(), heads[2]
-        self.scratch = np.empty((workers, attention_rows.scratch_size(MOST_ROWS, D)), np.float32)
-        self._heads = heads
+        self.scratch = np.empty((numba.get_num_threads(), attention_rows.scratch_size(MOST_ROWS, D)), np.float32)
+        self._heads = H, K
         self._window = window
+        self._tables, self._spans, self._pieces = (np.zeros((0, width), np.int64) for width in (0, 5, 4))
+        self._seen, self._positions = np.zeros(0, np.bool_), np.zeros(0, np.int64)
         self._parts = np.empty((0, D + 2), np.float32)
 
     def fill(self, batch: Batch) -> None:
         """Cut up a batch."""
-        H, K, D = self._heads
-        tables = np.zeros((len(batch.spans), max((len(s.pages) for s in batch.spans), default=0)), np.int64)
-        spans, pieces, tiles, seen = [], [], [], [_NO_MASK]
+        self.batch, (H, K) = batch, self._heads
+        spans, pieces, tiles, seen = [], [], [], []
         slots = masked = 0
         for i, span in enumerate(batch.spans):
             n = span.stop - span.start
-            tables[i, : len(span.pages)] = span.pages
             m = 0 if span.tree is None else len(span.tree)
             spans.append((span.start, n, span.context_len, m, masked))
             if span.tree is not None:
@@ -144,14 +141,47 @@ class _Plan:
                     slots += n * H
             else:
                 tiles += [(i, row) for row in range(0, n * H // K, attention_tiles.LANES)]
-        masks = np.concatenate(seen) if masked else _NO_MASK
-        self.shared = tables, np.array(spans, np.int64).reshape(-1, 5), masks, batch.positions
         self.tiles = np.array(tiles) if tiles else None
-        self.pieces = len(pieces)
-        if slots > len(self._parts):
-            self._parts = np.empty((slots, D + 2), np.float32)
-        self._pieces = np.array(pieces, np.int64).reshape(-1, 4)
-        self.state[:] = as_numbers((*self.shared, self._pieces, self._parts))
+        self.pieces = self.state[13] = len(pieces)
+        if self._grow(batch, len(pieces), masked, slots):
+            arrays = self._tables, self._spans, self._seen, self._positions, self._pieces, self._parts
+            self.state[:] = as_numbers(arrays)
+            self.state[13] = len(pieces)
+        for row, span in zip(self._tables, batch.spans, strict=False):
+            row[: len(span.pages)] = span.pages
+        self._positions[: batch.num_tokens] = batch.positions
+        if spans:
+            self._spans[: len(spans)] = spans
+        if pieces:
+            self._pieces[: len(pieces)] = pieces
+        if masked:
+            self._seen[:masked] = np.concatenate(seen)
+
+    def _grow(self, batch: Batch, pieces: int, masked: int, slots: int) -> bool:
+        """Make anew what is too small, so that addresses seldom change. -> whether anything was"""
+        N, T = len(batch.spans), batch.num_tokens
+        most = max((len(span.pages) for span in batch.spans), default=0)
+        if (
+            len(self._tables) >= N
+            and most <= self._tables.shape[1]
+            and len(self._positions) >= T
+            and pieces <= len(self._pieces)
+            and masked <= len(self._seen)
+            and slots <= len(self._parts)
+        ):
+            return False
+        self._tables, self._spans = np.zeros((N, 2 * most), np.int64), np.zeros((N, 5), np.int64)
+        self._pieces, self._positions = np.zeros((2 * pieces, 4), np.int64), np.zeros(T, np.int64)
+        self._seen, self._parts = (
+            np.zeros(2 * masked, np.bool_),
+            np.empty((2 * slots, self._parts.shape[1]), np.float32),
+        )
+        return True
+
+    @property
+    def shared(self) -> tuple[NDArray[Any], ...]:
+        """What all kernels read: block tables, spans, trees' masks, positions."""
+        return self._tables, self._spans, self._seen, self._positions
 
 
 def chunks_in_reach(span: Span, window: int | None) -> range:

@@ -51,7 +51,7 @@ class RecordedStep(Generic[Result]):
     def __init__(self) -> None:
         self.workspace = Workspace()
         self._program = Program()
-        self._batch: Batch | None = None
+        self._read: list[Any] = []
         self._result: Result | None = None
 
     @property
@@ -61,17 +61,17 @@ class RecordedStep(Generic[Result]):
 
     def record(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
         """Run `compute` on the step's own workspace, and keep what it launches."""
-        self._batch = replace(batch, **{name: getattr(batch, name).copy() for name in _READ})
+        self._read = [getattr(batch, name).copy() for name in _READ]
         with recording(self._program):
-            self._result = compute(self._batch, rows)
+            self._result = compute(replace(batch, **dict(zip(_READ, self._read, strict=True))), rows)
         return self._result
 
     def run(self, batch: Batch) -> Result:
         """What was recorded, on another batch of the kind."""
-        assert self._batch is not None and self._result is not None
-        for name in _READ:
-            getattr(self._batch, name)[...] = getattr(batch, name)
-        self.workspace.attention.refill(replace(batch, positions=self._batch.positions))
+        assert self._result is not None
+        for target, name in zip(self._read, _READ, strict=True):
+            target[...] = getattr(batch, name)
+        self.workspace.attention.refill(batch)
         self.workspace.rotary.refill(batch)
         self._program.run()
         return self._result
