@@ -1,7 +1,7 @@
 """Moments within a forward pass, as the device that computes can tell them."""
 
 import time
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Clock(Protocol):
@@ -28,3 +28,14 @@ class HostClock:
     def seconds(self, began: int, ended: int) -> float:
         """Seconds from one mark to another."""
         return (ended - began) / 1e9
+
+
+class Moments(NamedTuple):
+    """When the launches of a pass ended that was recorded before."""
+
+    step: object
+    """What was recorded: the same object each time"""
+    began: Any
+    """A mark of the back end's clock"""
+    ended: Any
+    """A mark for each launch; None where the pass has just been recorded"""

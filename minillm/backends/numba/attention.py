@@ -75,8 +75,8 @@ class Attention:
             window: how many positions a query sees, its own included; None: all before it
             slopes: [H], ALiBi's; None: no key loses anything
         """
-        K = keys.shape[1]
-        plan = self._plan_of(batch, *q.shape[1:], K, window)
+        H, D, K = *q.shape[1:], keys.shape[1]
+        plan = self._plan_of(batch, H, D, K, window)
         stored = _parts(keys, values)
         if plan.pieces:
             bias, reach = _NO_SLOPES if slopes is None else slopes, _NO_WINDOW if window is None else window

@@ -15,6 +15,7 @@ from ...ops.philox import Keys
 from ...ops.rotary import Rotation
 from ...ops.sampling import Draw
 from ..base import Backend, Result
+from ..clock import Moments
 from ..pages import Pages
 from ..weights import Weight
 from . import rows
@@ -23,7 +24,7 @@ from .attention import store_kv
 from .cachedtypes import StoredPages, position_bytes
 from .choice import Sampler
 from .fewrows import linear_few
-from .launching import not_recorded
+from .launching import TELLS_TIME, not_recorded, recorded_so_far
 from .manyrows import linear_many
 from .steps import MOST_STEPS, Kind, RecordedStep, Workspace, kind_of
 
@@ -35,6 +36,7 @@ class NumbaBackend(Backend):
     """Runs on a CPU through kernels written here."""
 
     name = "numba"
+    tells_moments = TELLS_TIME
 
     def __init__(self, *, weights: str = "auto", cache_dtype: str = "float32") -> None:
         """Take a format of `weights.FORMATS` or "auto", and what the K/V cache is kept in.
@@ -71,11 +73,28 @@ class NumbaBackend(Backend):
         draws: Sequence[Draw | None] = (),
     ) -> Result:
         """A small pass as a program that was recorded when such a one ran first; any other call by call."""
+        result, _ = self._run(owner, batch, rows, compute, watched=False)
+        return result
+
+    def run_watched(
+        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
+    ) -> tuple[Result, Moments | None]:
+        """As `run`; programs note when their kernels ended."""
+        return self._run(owner, batch, rows, compute, watched=True)
+
+    def recorded_so_far(self) -> int:
+        """Launches of the program that records."""
+        return recorded_so_far()
+
+    def _run(
+        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result], *, watched: bool
+    ) -> tuple[Result, Moments | None]:
         kind = kind_of(batch, rows, FEW_ROWS)
         if kind is None:
-            return compute(batch, rows)
+            return compute(batch, rows), None
         steps = self._steps.setdefault(owner, {})
         step: RecordedStep[Result] | None = steps.pop(kind, None)
+        moments: Moments | None = None
         if step is None:
             step = RecordedStep()
             self._use(step.workspace)
@@ -83,14 +102,16 @@ class NumbaBackend(Backend):
                 result = step.record(batch, rows, compute)
             finally:
                 self._use(self._plain)
+            moments = Moments(step, None, None)
         elif step.complete:
-            result = step.run(batch)
+            result = step.run(batch, watched=watched)
+            moments = step.moments() if watched else None
         else:
             result = compute(batch, rows)
         steps[kind] = step  # the last that was used comes last
         if len(steps) > MOST_STEPS:
             del steps[next(iter(steps))]
-        return result
+        return result, moments
 
     # --- operations -----------------------------------------------------------------------------------------------
 

@@ -32,12 +32,18 @@ from .intrinsics import INT32, INT64, call, intrinsic
 
 _COUNTERS = 8
 """int64 numbers in a line of memory: the counters of two kernels share none."""
+_ENDED = 2
+"""Which counter is the moment at which a launch ended; the first two are shares that were taken, and done."""
 _SHARES_A_WORKER = 4
 """So that a worker that is slower than the others takes fewer."""
-_CLOCK = 1
 _PATIENCE = 2000
 """How often a worker looks whether the others are done before it offers its core to someone else."""
 
+
+_CLOCK = {"linux": 1, "darwin": 8}.get(sys.platform)
+"""What `time.perf_counter_ns` counts by, as C's clock_gettime knows it: CLOCK_MONOTONIC, CLOCK_UPTIME_RAW."""
+TELLS_TIME = _CLOCK is not None
+"""Whether a program can note when its kernels ended."""
 
 # --- what kernels read their arguments with ---------------------------------------------------------------------------
 
@@ -196,11 +202,11 @@ def _offer_core(typing_context: Any) -> Any:
 
 @intrinsic
 def _now(typing_context: Any) -> Any:
-    """Nanoseconds since some moment in the past."""
+    """Nanoseconds by the clock of `time.perf_counter_ns`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         time = cgutils.alloca_once(builder, INT64, size=2)  # a timespec
-        call(builder, "clock_gettime", INT32, INT32(_CLOCK), time)
+        call(builder, "clock_gettime", INT32, INT32(_CLOCK or 0), time)
         seconds, rest = (builder.load(builder.gep(time, [INT64(i)])) for i in (0, 1))
         return builder.add(builder.mul(seconds, INT64(1_000_000_000)), rest)
 
@@ -208,8 +214,8 @@ def _now(typing_context: Any) -> Any:
 
 
 @inner
-def _work(launches: Any, counters: Any, worker: int) -> None:
-    """What one worker does of a program."""
+def _work(launches: Any, counters: Any, watched: int, worker: int) -> None:
+    """What one worker does of a program; the first notes when each launch has ended, where that is asked for."""
     for i in range(len(launches)):
         function, arguments, data, shares = launches[i]
         share = _add_one(counters, i, 0)
@@ -224,24 +230,25 @@ def _work(launches: Any, counters: Any, worker: int) -> None:
                 _wait_a_little()
             else:
                 _offer_core()
-        if worker == 0:
-            counters[i, 2] = _now()
+        if watched and worker == 0:
+            counters[i, _ENDED] = _now()
 
 
 @cache
 def _drive(parallel: bool) -> Any:
-    """Run launches [n, 4] with counters [n, 8], which are zeros, on so many workers."""
-    signature = types.void(types.Array(types.int64, 2, "C"), types.Array(types.int64, 2, "C"), types.int64)
+    """Run launches [n, 4] with counters [n, 8], which are zeros, on so many workers, watched (1) or not (0)."""
+    numbers = types.Array(types.int64, 2, "C")
+    signature = types.void(numbers, numbers, types.int64, types.int64)
     return kernel(signature, parallel=parallel)(_drive_all if parallel else _drive_alone)
 
 
-def _drive_all(launches: Any, counters: Any, workers: int) -> None:
+def _drive_all(launches: Any, counters: Any, watched: int, workers: int) -> None:
     for worker in prange(workers):
-        _work(launches, counters, worker)
+        _work(launches, counters, watched, worker)
 
 
-def _drive_alone(launches: Any, counters: Any, workers: int) -> None:
-    _work(launches, counters, 0)
+def _drive_alone(launches: Any, counters: Any, watched: int, workers: int) -> None:
+    _work(launches, counters, watched, 0)
 
 
 # --- launching --------------------------------------------------------------------------------------------------------
@@ -265,13 +272,17 @@ class Program:
         """Append a launch."""
         self._launches.append(launch)
 
-    def run(self) -> None:
+    def run(self, *, watched: bool = False) -> None:
         """All launches, one after the other."""
         if len(self._table) < len(self._launches):
             self._table = np.array([launch.row for launch in self._launches], np.int64).reshape(-1, 4)
             self._counters = np.empty((len(self._table), _COUNTERS), np.int64)
         self._counters.fill(0)
-        _drive(self.workers > 1)(self._table, self._counters, self.workers)
+        _drive(self.workers > 1)(self._table, self._counters, int(watched), self.workers)
+
+    def ended(self) -> NDArray[np.int64]:
+        """When each launch of the last run ended, if that was watched, by `time.perf_counter_ns`. [n]"""
+        return self._counters[:, _ENDED].copy()
 
 
 class _Open(threading.local):
@@ -291,6 +302,11 @@ def recording(program: Program) -> Iterator[None]:
         yield
     finally:
         _open.program = None
+
+
+def recorded_so_far() -> int:
+    """How many launches the program has that records; 0 where none does."""
+    return 0 if _open.program is None else len(_open.program)
 
 
 def not_recorded() -> None:
@@ -322,7 +338,7 @@ def launch(function: int, data: NDArray[Any], *arguments: Any, shares: int = 1) 
     if _open.program is not None:
         _open.program.add(one)
     workers = numba.get_num_threads() if shares > 1 else 1
-    _drive(workers > 1)(np.array([one.row], np.int64), np.zeros((1, _COUNTERS), np.int64), workers)
+    _drive(workers > 1)(np.array([one.row], np.int64), np.zeros((1, _COUNTERS), np.int64), 0, workers)
 
 
 def rows_of(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ Of opt-125m's step at batch 1, on two threads of a Zen 5, this took from a fifth
 reading weights; see `launching.py`.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Generic
@@ -18,6 +19,7 @@ import numpy as np
 from ...batch import Batch
 from ..arena import Arena
 from ..base import Result
+from ..clock import Moments
 from .attention import Attention
 from .launching import Program, recording
 from .rotary import Rotary
@@ -52,6 +54,7 @@ class RecordedStep(Generic[Result]):
         self.workspace = Workspace()
         self._program = Program()
         self._read: list[Any] = []
+        self._began = 0
         self._result: Result | None = None
 
     @property
@@ -66,15 +69,20 @@ class RecordedStep(Generic[Result]):
             self._result = compute(replace(batch, **dict(zip(_READ, self._read, strict=True))), rows)
         return self._result
 
-    def run(self, batch: Batch) -> Result:
+    def run(self, batch: Batch, *, watched: bool = False) -> Result:
         """What was recorded, on another batch of the kind."""
         assert self._result is not None
         for target, name in zip(self._read, _READ, strict=True):
             target[...] = getattr(batch, name)
         self.workspace.attention.refill(batch)
         self.workspace.rotary.refill(batch)
-        self._program.run()
+        self._began = time.perf_counter_ns()
+        self._program.run(watched=watched)
         return self._result
+
+    def moments(self) -> Moments:
+        """When the last run began and its launches ended, if it was watched."""
+        return Moments(self, self._began, self._program.ended())
 
 
 _READ = ("token_ids", "positions", "slot_pages", "slot_offsets")

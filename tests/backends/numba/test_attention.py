@@ -1,5 +1,6 @@
 """Attention kernels and what they store, against a plain masked softmax in float64."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
 from minillm import ops
-from minillm.backends.numba.attention import MOST_ROWS, Attention, chunks_in_reach, store_kv
+from minillm.backends.numba.attention import MOST_ROWS, Attention, _Plan, chunks_in_reach, store_kv
 from minillm.backends.numba.attention_rows import CHUNK
 from minillm.backends.numba.attention_tiles import BLOCK, LANES
 from minillm.backends.numba.cachedtypes import STORAGE, StoredPages, StoredVectors, position_bytes, to_int8
@@ -314,3 +315,14 @@ def test_rows_that_are_not_contiguous_are_copied() -> None:
     assert np.shares_memory(with_whole_rows(x[::2]), x)
     assert not np.shares_memory(with_whole_rows(x[:, :, :4]), x)
     assert not np.shares_memory(with_whole_rows(x.swapaxes(1, 2)), x)
+
+
+def test_a_plan_has_room_for_what_its_pieces_leave() -> None:
+    """More pieces of the sequence that brings more rows: no other array of the plan needs to grow."""
+    plan = _Plan(4, 8, 2, None)
+    for lengths, slots in [((3 * CHUNK, CHUNK), 3 + 4), ((CHUNK, 5 * CHUNK), 1 + 5 * 4)]:
+        spans = (Span(0, 1, lengths[0], (0,) * 5), Span(1, 5, lengths[1], (0,) * 5))
+        batch: Any = SimpleNamespace(spans=spans, num_tokens=5, positions=np.zeros(5, np.int64))
+        plan.fill(batch)
+        assert len(plan._parts) >= slots * 4
+        assert plan.state[16] == plan._parts.ctypes.data and plan.state[17] == len(plan._parts)

@@ -1,6 +1,8 @@
 """Small passes are recorded once and replayed: to the last bit what the same operations give call by call."""
 
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ numba = pytest.importorskip("numba", reason="this back end is compiled by Numba"
 from minillm.backends.numba import steps  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend  # noqa: E402
+from minillm.backends.timing import TimingBackend  # noqa: E402
 from minillm.backends.wrapping import WrappedBackend  # noqa: E402
 from minillm.batch import Sequence  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
@@ -29,9 +32,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
     run = steps.Program.run
 
-    def counted(program: steps.Program) -> None:
+    def counted(program: steps.Program, **options: bool) -> None:
         seen.append(len(program))
-        run(program)
+        run(program, **options)
 
     monkeypatch.setattr(steps.Program, "run", counted)
     return seen
@@ -191,3 +194,25 @@ def test_what_is_no_number_is_found_in_a_replayed_step(replays: list[int]) -> No
     with pytest.raises(NumericalError, match=r"layers\.1"):
         replaying.decode([sequence])
     assert len(replays) == 3
+
+
+def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(replays: list[int]) -> None:
+    """The same operations, layers and costs, one after the other within the pass; nothing of the pass before."""
+    replaying, calling = pair(WINDOWED)
+    assert isinstance(calling.ops, WrappedBackend)
+    watched, plain = TimingBackend(replaying.ops), TimingBackend(calling.ops.inner)
+    plain._replaying = None
+    replaying.ops, calling.ops = watched, plain
+    runs = zip(decode(replaying, [LINE] * 2, [9, 2]), decode(calling, [LINE] * 2, [9, 2]), strict=True)
+    start, before = time.perf_counter_ns(), len(replays)
+    for _ in runs:
+        whole = (time.perf_counter_ns() - start) / 1e9
+        got, expected = ([c for c in timing.take(start) if c.cost is not None] for timing in (watched, plain))
+        assert [(c.name, c.layer, c.cost) for c in got] == [(c.name, c.layer, c.cost) for c in expected]
+        if len(replays) > before:
+            within = [c for c in got if c.cost is not None]
+            assert all(a.ended <= b.began + 1e-12 for a, b in pairwise(within))
+            assert within[0].began > 0 and within[-1].ended < whole
+            assert all(c.seconds > 0 for c in within)
+        start, before = time.perf_counter_ns(), len(replays)
+    assert len(replays) > 45
