@@ -17,6 +17,8 @@ from typing import Any
 
 import numba
 
+from .stored import enable_caching
+
 _LOGGER = logging.getLogger("minillm.kernels")
 
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
@@ -35,16 +37,18 @@ def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callab
         signature: types of the arguments in Numba's notation, or None
         parallel: whether `numba.prange` runs on all threads
     """
-    signatures = [] if signature is None else [signature]
 
     def compile_it(function: Callable[..., Any]) -> Any:
         if signature is not None:
             _announce()
         began = time.perf_counter()
         with _cache_in(cache_folder()) as cached:
-            compiled = numba.njit(
-                *signatures, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel, cache=cached
-            )(function)
+            compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel)(function)
+            if cached:
+                enable_caching(compiled)
+            if signature is not None:
+                compiled.compile(signature)
+                compiled.disable_compile()
         if compiled.stats.cache_misses:
             name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
             _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - began)
