@@ -22,10 +22,10 @@ KNOWN = ((0, 68),)
 
 
 def enable_caching(kernel: Any) -> None:
-    """Have a function's kernels kept in a cache, in the folder that Numba's settings name now."""
+    """Have what is compiled of a kernel (or a C callback) kept, in the folder that Numba's settings name now."""
     kernel.enable_caching()
     if numba.version_info.short in KNOWN:
-        kernel._cache = KernelCache(kernel.py_func)
+        kernel._cache = KernelCache(kernel.__wrapped__)
 
 
 class StoredKernel(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types
@@ -42,7 +42,7 @@ class StoredKernel(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types
         self._finalize_final_module()
 
     def get_pointer_to_function(self, name: str) -> int:
-        """The address of a function that is in it."""
+        """The address of a function that is in it, 0 if it is not."""
         return int(self._codegen._engine.get_function_address(name))
 
     def _get_module_for_linking(self) -> Any:

@@ -12,13 +12,15 @@ numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pi
 from minillm.backends.numba import compiling, stored  # noqa: E402
 
 SCRIPT = '''
-"""Kernels of each kind: called by another one, on all threads, raising, with memory of their own."""
+"""Kernels of each kind: called by another one, on all threads, raising, with memory of their own, called from C."""
 
 import numba
 import numpy as np
+from numba.core.ccallback import CFunc
 from numba.core.runtime import rtsys
 
 from minillm.backends.numba.compiling import kernel
+from minillm.backends.numba.stored import enable_caching
 
 
 @kernel()
@@ -35,6 +37,10 @@ def roots(given, out):
     out[:] = own
 
 
+def square(x):
+    return x * x
+
+
 def root_of_first(given):
     return root(given[0])
 
@@ -47,6 +53,10 @@ try:
     kernel("float64(float64[::1])")(root_of_first)(-numbers[1:])
 except ValueError as error:
     print(error.args)
+callback = CFunc(square, ((numba.float64,), numba.float64), {}, {})
+enable_caching(callback)
+callback.compile()
+print(callback.ctypes(5.0))
 print("compiler awake" if rtsys._init else "compiler asleep")
 '''
 
@@ -72,7 +82,7 @@ def test_a_run_out_of_the_cache_does_the_same_and_leaves_the_compiler_asleep(tmp
         subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
         for _ in range(2)
     )
-    results = ["[0.0, 1.0, 2.0, 3.0] 4.0", "('no root', -1.0)"]
+    results = ["[0.0, 1.0, 2.0, 3.0] 4.0", "('no root', -1.0)", "25.0"]
     assert first.stdout.splitlines() == [*results, "compiler awake"]
     assert second.stdout.splitlines() == [*results, "compiler asleep"]
 
