@@ -17,13 +17,14 @@ from typing import Any
 
 import numba
 
-from .stored import enable_caching
-
 _LOGGER = logging.getLogger("minillm.kernels")
 
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
 """Sums may be reordered and products fused. NaN and infinity keep their meaning ("nnan" and "ninf" are not here):
 the engine finds them in logits."""
+
+KNOWN_NUMBA = ((0, 68),)
+"""Versions whose inner workings are those that `stored.py` leans on; others use Numba's own cache."""
 
 
 def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
@@ -45,7 +46,7 @@ def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callab
         with _cache_in(cache_folder()) as cached:
             compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel)(function)
             if cached:
-                enable_caching(compiled)
+                _enable_caching(compiled)
             if signature is not None:
                 compiled.compile(signature)
                 compiled.disable_compile()
@@ -89,6 +90,15 @@ def _user_cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _enable_caching(kernel: Any) -> None:
+    """Have what is compiled of a kernel (or a C callback) kept, in the folder that Numba's settings name now."""
+    kernel.enable_caching()
+    if numba.version_info.short in KNOWN_NUMBA:
+        from .stored import KernelCache
+
+        kernel._cache = KernelCache(kernel.__wrapped__)
 
 
 @contextmanager

@@ -5,27 +5,17 @@ its memory management, and parses, of each kernel, the code that others would in
 the cache uses none of it. Without it such a run of opt-125m in int4 takes 224 MB of memory at most, 274 MB with it;
 the first token comes 0.1 s of processor time earlier.
 
-This leans on Numba's inner workings, so only with the versions in `KNOWN`; with others Numba's own cache is used.
+This leans on Numba's inner workings: `compiling.py` says with which versions it is used.
 """
 
 from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
-import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import compile_result
 from numba.core.runtime import _nrt_python
-
-KNOWN = ((0, 68),)
-
-
-def enable_caching(kernel: Any) -> None:
-    """Have what is compiled of a kernel (or a C callback) kept, in the folder that Numba's settings name now."""
-    kernel.enable_caching()
-    if numba.version_info.short in KNOWN:
-        kernel._cache = KernelCache(kernel.__wrapped__)
 
 
 class StoredKernel(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types

@@ -19,8 +19,7 @@ import numpy as np
 from numba.core.ccallback import CFunc
 from numba.core.runtime import rtsys
 
-from minillm.backends.numba.compiling import kernel
-from minillm.backends.numba.stored import enable_caching
+from minillm.backends.numba.compiling import _enable_caching, kernel
 
 
 @kernel()
@@ -54,7 +53,7 @@ try:
 except ValueError as error:
     print(error.args)
 callback = CFunc(square, ((numba.float64,), numba.float64), {}, {})
-enable_caching(callback)
+_enable_caching(callback)
 callback.compile()
 print(callback.ctypes(5.0))
 print("compiler awake" if rtsys._init else "compiler asleep")
@@ -103,7 +102,7 @@ def test_a_kernel_out_of_the_cache_becomes_part_of_one_that_is_compiled_later(fo
 
 
 def test_with_a_numba_that_is_not_known_its_own_cache_is_used(folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "KNOWN", ())
+    monkeypatch.setattr(compiling, "KNOWN_NUMBA", ())
     assert compiling.kernel("int64(int64)")(double)(4) == 8
     again = compiling.kernel("int64(int64)")(double)
     assert not isinstance(again._cache, stored.KernelCache)
