@@ -2,8 +2,7 @@
 
 Numba makes its compiler ready before it looks into its cache: it imports the rules of all that it can compile, compiles
 its memory management, and parses, of each kernel, the code that others would inline. A run whose kernels all come from
-the cache uses none of it. Without it such a run of opt-125m in int4 takes 224 MB of memory at most, 274 MB with it;
-the first token comes 0.1 s of processor time earlier.
+the cache uses none of it. Without it such a run of opt-125m in int4 takes 224 MB of memory at most, 274 MB with it.
 
 This leans on Numba's inner workings: `compiling.py` says with which versions it is used.
 """
