@@ -24,6 +24,9 @@ FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
 """Sums may be reordered and products fused. NaN and infinity keep their meaning ("nnan" and "ninf" are not here):
 the engine finds them in logits."""
 
+KNOWN_NUMBA = ((0, 68),)
+"""Versions whose inner workings are those that `stored.py` leans on; others use Numba's own cache."""
+
 
 def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function by Numba, as all kernels here are: without the interpreter's lock, and cached.
@@ -36,16 +39,18 @@ def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callab
         signature: types of the arguments in Numba's notation, or None
         parallel: whether `numba.prange` runs on all threads
     """
-    signatures = [] if signature is None else [signature]
 
     def compile_it(function: Callable[..., Any]) -> Any:
         if signature is not None:
             _announce()
         began = time.perf_counter()
         with _cache_in(cache_folder()) as cached:
-            compiled = numba.njit(
-                *signatures, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel, cache=cached
-            )(function)
+            compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel)(function)
+            if cached:
+                _enable_caching(compiled)
+            if signature is not None:
+                compiled.compile(signature)
+                compiled.disable_compile()
         if compiled.stats.cache_misses:
             _report(function, began)
         return compiled
@@ -116,6 +121,15 @@ def _user_cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _enable_caching(kernel: Any) -> None:
+    """Have what is compiled of a kernel (or a C callback) kept, in the folder that Numba's settings name now."""
+    kernel.enable_caching()
+    if numba.version_info.short in KNOWN_NUMBA:
+        from .stored import KernelCache
+
+        kernel._cache = KernelCache(kernel.__wrapped__)
 
 
 @contextmanager
