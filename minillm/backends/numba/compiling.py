@@ -17,6 +17,8 @@ from typing import Any
 
 import numba
 from numba import types
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 
 _LOGGER = logging.getLogger("minillm.kernels")
 
@@ -70,12 +72,16 @@ def shared_kernel(element: Any) -> Callable[[Callable[..., None]], int]:
         _announce()
         began = time.perf_counter()
         with _cache_in(cache_folder()) as cached:
-            compiled = numba.cfunc(signature, fastmath=FASTMATH, error_model="numpy", cache=cached)(function)
+            compiled = CFunc(
+                function, normalize_signature(signature), {}, {"fastmath": FASTMATH, "error_model": "numpy"}
+            )
+            if cached:
+                _enable_caching(compiled)
+            compiled.compile()
         if not compiled.cache_hits:
             _report(function, began)
-        address: int = compiled.address
         _KEPT.append(compiled)
-        return address
+        return int(compiled.address or 0)
 
     return compile_it
 
