@@ -34,7 +34,7 @@ _COUNTERS = 8
 """int64 numbers in a line of memory: the counters of two kernels share none."""
 _ENDED = 2
 """Which counter is the moment at which a launch ended; the first two are shares that were taken, and done."""
-_SHARES_A_WORKER = 4
+_SHARES_A_WORKER = 2
 """So that a worker that is slower than the others takes fewer."""
 _PATIENCE = 2000
 """How often a worker looks whether the others are done before it offers its core to someone else."""
