@@ -14,20 +14,11 @@ from numpy.typing import NDArray
 
 from ...batch import Batch, Span
 from . import attention_rows, attention_tiles
+from .arguments import as_numbers, row_at, share_of, stored_vectors, vector
 from .cachedtypes import StoredVectors
 from .compiling import kernel, shared_kernel
 from .elementary import store_vector, with_whole_rows
-from .launching import (
-    as_numbers,
-    launch,
-    not_recorded,
-    row_at,
-    rows_of,
-    share_of,
-    shares_of,
-    stored_vectors,
-    vector,
-)
+from .launching import launch, most_shares, not_recorded, rows_of
 from .rows import shares_of_rows
 
 MOST_ROWS = 8
@@ -81,7 +72,7 @@ class Attention:
         if plan.pieces:
             bias, reach = _NO_SLOPES if slopes is None else slopes, _NO_WINDOW if window is None else window
             arguments = *stored, rows_of(q), float(scale), reach, bias, plan.state, plan.scratch, rows_of(out)
-            launch(_rows_kernel(stored[0].dtype), *arguments, shares=shares_of(plan.pieces * K))
+            launch(_rows_kernel(stored[0].dtype), *arguments, shares=most_shares())  # pieces become more later
             launch(_merge_kernel(), *arguments, shares=shares_of_rows(out))
         if plan.tiles is not None:
             not_recorded()
@@ -229,21 +220,6 @@ def _with_scales(stored: Any) -> tuple[Any, Any]:
     return (keys, key_scales), (values, value_scales)
 
 
-def _pages(dtype: str) -> tuple[Any, Any]:
-    """Types of an array of pages and of its scales."""
-    element = getattr(types, dtype)
-    return types.Array(element, 4, "C"), types.Array(_FLOAT, 3, "C") if dtype == "int8" else types.none
-
-
-def _signature(dtype: str, windowed: bool, biased: bool, *scratch: Any) -> Any:
-    """Without a window or slopes these are None, and compiled away."""
-    pages = types.Tuple(_pages(dtype))
-    plan = types.Tuple((_INDICES, _INDICES, types.Array(types.boolean, 1, "C"), _POSITIONS, _INDICES))
-    rule = _FLOAT, types.int64 if windowed else types.none, types.Array(_FLOAT, 1, "C") if biased else types.none
-    queries, out = types.Array(_FLOAT, 3, "A"), types.Array(_FLOAT, 3, "C")
-    return types.void(queries, pages, pages, plan, *rule, *scratch, out)
-
-
 @cache
 def _rows_kernel(dtype: np.dtype[Any]) -> int:
     return shared_kernel(getattr(types, dtype.name))(attention_rows.attend_pieces)
@@ -256,7 +232,13 @@ def _merge_kernel() -> int:
 
 @cache
 def _tiles_kernel(dtype: str, windowed: bool, biased: bool) -> Any:
-    signature = _signature(dtype, windowed, biased, types.Array(_FLOAT, 2, "C"))
+    """Without a window or slopes these are None, and compiled away."""
+    scales = types.Array(_FLOAT, 3, "C") if dtype == "int8" else types.none
+    pages = types.Tuple((types.Array(getattr(types, dtype), 4, "C"), scales))
+    plan = types.Tuple((_INDICES, _INDICES, types.Array(types.boolean, 1, "C"), _POSITIONS, _INDICES))
+    rule = _FLOAT, types.int64 if windowed else types.none, types.Array(_FLOAT, 1, "C") if biased else types.none
+    queries, scratch, out = (types.Array(_FLOAT, n, layout) for n, layout in ((3, "A"), (2, "C"), (3, "C")))
+    signature = types.void(queries, pages, pages, plan, *rule, scratch, out)
     return kernel(signature, parallel=True)(attention_tiles.attend_tiles)
 
 
@@ -266,6 +248,7 @@ def _store_kernel(dtype: np.dtype[Any]) -> int:
 
 
 def _store(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """Keys, values, the scales of each; k and v [T, K D]; pages and offsets of the slots [T]."""
     keys, values = stored_vectors(arguments, 0, 12, data), stored_vectors(arguments, 6, 17, data)
     slot_pages, slot_offsets = vector(arguments, 30, np.int64), vector(arguments, 32, np.int64)
     K, D = keys[0].shape[1], keys[0].shape[3]

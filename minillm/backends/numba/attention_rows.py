@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import flat, matrix, number, row_at, share_of, stored_vectors, vector
 from .elementary import exp, inner, multiply_scales
-from .launching import flat, matrix, number, row_at, share_of, stored_vectors, vector
 from .row_products import VECTOR, add_weighted, highest_of, scores_of
 
 CHUNK = 256

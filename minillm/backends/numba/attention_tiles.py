@@ -205,7 +205,7 @@ def attend_tiles(
         q: [T, H, D], each row contiguous
         keys: pages [pages, K, P, D], and scales [pages, K, P] or None
         values: likewise
-        plan: as of `attend_rows`, but at its end tiles [tiles, 2]: sequence, first (query, head) row
+        plan: what `_Plan.shared` says, and then tiles [tiles, 2]: sequence, first (query, head) row
         scale: 1 / sqrt D
         window: how many positions a query sees, or None
         slopes: [H] of ALiBi, or None

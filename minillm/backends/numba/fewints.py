@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from ...ops.quantize import Quantized
 from .activations import finish_row
+from .arguments import flat, matrix, share_of, vector
 from .avx512 import GROUP, LANES
 from .compiling import shared_kernel
 from .integer_rows import GROUPS_A_STEP, STEP, gather_scales, multiply_tile, round_row
-from .launching import flat, launch, matrix, share_of, shares_of, vector
+from .launching import launch, shares_of
 from .tiles import MOST_ROWS
 from .workspace import work
 

@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from ...ops.quantize import Quantized
 from . import avx512
 from .activations import ACTIVATION_CODES, finish_row
+from .arguments import matrix, share_of, vector
 from .compiling import shared_kernel
 from .elementary import inner
 from .fewints import linear_int4
 from .formats import BLOCK, weight_at
-from .launching import launch, matrix, share_of, shares_of, vector
+from .launching import launch, shares_of
 from .tiles import MOST_ROWS, PANEL, multiply_panel
 
 NO_SCALES, NO_BIAS = np.empty((1, 0), np.uint16), np.empty(0, np.float32)

@@ -6,11 +6,10 @@ and `_drive` runs a whole forward pass of them in one call: each worker takes th
 and goes on to the next kernel when all shares of this one are done. A program thus ends with however many workers turn
 up, and a core that is slower than the others does less.
 
-What this gained, on two threads of a Zen 5: between two kernels of a program about 0.1 us pass, where leaving and
-entering Numba's own parallel loops took 4.4 us and the way through Python two more.
+On two threads of a Zen 5 about 0.1 us pass between two kernels of a program. Leaving one of Numba's own parallel loops
+and entering the next took 4.4 us, and the way through Python two more.
 """
 
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,19 +20,19 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, prange, types
+from numba import prange, types
 from numba.core import cgutils
-from numba.extending import overload
 from numpy.typing import NDArray
 
+from .arguments import address_of, as_numbers
 from .compiling import kernel
 from .elementary import inner, with_whole_rows
 from .intrinsics import INT32, INT64, call, intrinsic
 
 _COUNTERS = 8
 """int64 numbers in a line of memory: the counters of two kernels share none."""
-_ENDED = 2
-"""Which counter is the moment at which a launch ended; the first two are shares that were taken, and done."""
+_TAKEN, _DONE, _ENDED = range(3)
+"""Which counter is what: shares that were taken, shares that were done, the moment at which all were."""
 _SHARES_A_WORKER = 2
 """So that a worker that is slower than the others takes fewer."""
 _PATIENCE = 2000
@@ -44,94 +43,6 @@ _CLOCK = {"linux": 1, "darwin": 8}.get(sys.platform)
 """What `time.perf_counter_ns` counts by, as C's clock_gettime knows it: CLOCK_MONOTONIC, CLOCK_UPTIME_RAW."""
 TELLS_TIME = _CLOCK is not None
 """Whether a program can note when its kernels ended."""
-
-# --- what kernels read their arguments with ---------------------------------------------------------------------------
-
-
-@intrinsic
-def pointer_to(typing_context: Any, address: Any, dtype: Any) -> Any:
-    """An address as a pointer to numbers of a type."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(dtype.dtype)(types.int64, dtype), generate
-
-
-@intrinsic
-def pointer_like(typing_context: Any, address: Any, other: Any) -> Any:
-    """An address as a pointer of the type of another."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return other(types.int64, other), generate
-
-
-@intrinsic
-def number(typing_context: Any, bits: Any) -> Any:
-    """The float64 that was an argument."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
-
-
-@inner
-def vector(arguments: Any, at: int, dtype: Any) -> Any:
-    """The array [n] that is argument number `at`."""
-    return carray(pointer_to(arguments[at], dtype), (arguments[at + 1],))
-
-
-@inner
-def matrix(arguments: Any, at: int, dtype: Any) -> Any:
-    """The contiguous array [rows, columns] that is argument number `at`."""
-    return carray(pointer_to(arguments[at], dtype), (arguments[at + 1], arguments[at + 2]))
-
-
-@inner
-def flat(arguments: Any, at: int, dtype: Any) -> Any:
-    """The contiguous array [rows, columns] that is argument number `at`, as one row."""
-    return carray(pointer_to(arguments[at], dtype), (arguments[at + 1] * arguments[at + 2],))
-
-
-@inner
-def row_at(arguments: Any, at: int, row: int) -> Any:
-    """A row of the float32 array [rows, columns] that is argument number `at`; rows may lie apart."""
-    start = arguments[at] + 4 * row * arguments[at + 3]
-    return carray(pointer_to(start, np.float32), (arguments[at + 2],))
-
-
-def _scales(arguments: Any, at: int, data: Any) -> Any:
-    """The scales [pages, K, P] that are argument number `at`, where `data` has some. For kernels only."""
-    raise NotImplementedError
-
-
-@overload(_scales)  # type: ignore[untyped-decorator]
-def _scales_by_type(arguments: Any, at: int, data: Any) -> Any:
-    def none(arguments: Any, at: int, data: Any) -> Any:
-        return None
-
-    def some(arguments: Any, at: int, data: Any) -> Any:
-        shape = arguments[at + 1], arguments[at + 2], arguments[at + 3]
-        return carray(pointer_to(arguments[at], np.float32), shape)
-
-    return some if data.dtype == types.int8 else none
-
-
-@inner
-def stored_vectors(arguments: Any, at: int, scales: int, data: Any) -> Any:
-    """A layer's keys or values [pages, K, P, D] that are argument number `at`, and their scales or None."""
-    shape = arguments[at + 1], arguments[at + 2], arguments[at + 3], arguments[at + 4]
-    return carray(pointer_like(arguments[at], data), shape), _scales(arguments, scales, data)
-
-
-@inner
-def share_of(size: int, share: int, shares: int) -> Any:
-    """Where a share of `size` equal things begins and ends."""
-    return size * share // shares, size * (share + 1) // shares
-
 
 # --- running a program ------------------------------------------------------------------------------------------------
 
@@ -218,13 +129,13 @@ def _work(launches: Any, counters: Any, watched: int, worker: int) -> None:
     """What one worker does of a program; the first notes when each launch has ended, where that is asked for."""
     for i in range(len(launches)):
         function, arguments, data, shares = launches[i]
-        share = _add_one(counters, i, 0)
+        share = _add_one(counters, i, _TAKEN)
         while share < shares:
             _call_share(function, arguments, data, share, shares, worker)
-            _add_one(counters, i, 1)
-            share = _add_one(counters, i, 0)
+            _add_one(counters, i, _DONE)
+            share = _add_one(counters, i, _TAKEN)
         patience = _PATIENCE
-        while _value_of(counters, i, 1) < shares:
+        while _value_of(counters, i, _DONE) < shares:
             patience -= 1
             if patience > 0:
                 _wait_a_little()
@@ -330,8 +241,7 @@ def launch(function: int, data: NDArray[Any], *arguments: Any, shares: int = 1) 
     Args:
         function: the address of what `shared_kernel` compiled
         data: the array whose type the kernel was compiled for; it is its first argument too
-        arguments: arrays, whole numbers and floats. An array of one axis becomes its address and length; one of more
-            its address, shape, and the numbers from one row to the next, which may lie apart.
+        arguments: arrays, whole numbers and floats; `arguments.py` says how a kernel finds them
         shares: in how many shares; 1 is done by the calling thread alone
     """
     one = _Launch(function, shares, (data, *arguments))
@@ -350,28 +260,11 @@ def rows_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def shares_of(pieces: int) -> int:
-    """In how many shares a kernel's work is cut that comes in so many pieces: some for each worker."""
+    """In how many shares a kernel's work is cut that comes in so many pieces."""
+    return min(pieces, most_shares())
+
+
+def most_shares() -> int:
+    """In how many shares work is cut at most: some for each worker."""
     workers: int = numba.get_num_threads()
-    return min(pieces, _SHARES_A_WORKER * workers)
-
-
-def address_of(array: NDArray[Any]) -> int:
-    """Where an array's numbers begin."""
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def as_numbers(arguments: tuple[Any, ...]) -> list[int]:
-    """Arguments as kernels find them (see `launch`)."""
-    numbers: list[int] = []
-    for argument in arguments:
-        if isinstance(argument, np.ndarray):
-            numbers.append(address_of(argument))
-            numbers += argument.shape
-            if argument.ndim > 1:
-                numbers.append(argument.strides[0] // argument.itemsize)
-        elif isinstance(argument, float):
-            numbers += struct.unpack("q", struct.pack("d", argument))
-        else:
-            numbers.append(argument)
-    return numbers
+    return _SHARES_A_WORKER * workers

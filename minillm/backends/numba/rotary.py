@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from ... import ops
 from ...batch import Batch
 from ...ops.rotary import Rotation
+from .arguments import matrix, row_at, share_of
 from .compiling import shared_kernel
 from .elementary import inner
-from .launching import launch, matrix, row_at, rows_of, share_of
+from .launching import launch, rows_of
 from .rows import shares_of_rows
 
 

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from ...ops.quantize import LANE, Quantized
 from .activations import ACTIVATION_CODES, activate, finish_row
+from .arguments import matrix, number, row_at, share_of, vector
 from .compiling import shared_kernel
 from .elementary import inner
 from .intrinsics import bfloat16_to_float32, float16_to_float32
-from .launching import launch, matrix, number, row_at, rows_of, share_of, shares_of, vector
+from .launching import launch, rows_of, shares_of
 
 THREADED = 1 << 16
 """Numbers from which on all threads take a share of the rows: to begin and to end that costs as much as thousands."""

@@ -4,8 +4,8 @@ A program repeats launches with the same addresses. So each kind of pass has a w
 changes from pass to pass is read from there. The first run launches call by call and records; from then on the program
 is run. Decode steps are of one kind while as many sequences take part; so are guesses that are looked at together.
 
-Of opt-125m's step at batch 1, on two threads of a Zen 5, this took from a fifth (float32) to half of what is not
-reading weights; see `launching.py`.
+On two threads of a Zen 5 a step of the demo model took 377 us call by call and takes 195 so, one of opt-125m in int4
+3.2 ms and 2.5.
 """
 
 import time

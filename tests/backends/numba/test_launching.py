@@ -9,19 +9,9 @@ import pytest
 numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pip install 'minillm[fast]'")
 
 from minillm.backends.numba import launching  # noqa: E402
+from minillm.backends.numba.arguments import matrix, number, row_at, share_of, vector  # noqa: E402
 from minillm.backends.numba.compiling import shared_kernel  # noqa: E402
-from minillm.backends.numba.launching import (  # noqa: E402
-    Program,
-    launch,
-    matrix,
-    number,
-    recording,
-    row_at,
-    rows_of,
-    share_of,
-    shares_of,
-    vector,
-)
+from minillm.backends.numba.launching import Program, launch, recording, rows_of, shares_of  # noqa: E402
 
 
 @pytest.fixture(params=[1, 2, 3], ids="{} threads".format)
