@@ -117,8 +117,8 @@ class Backend:
         """One forward pass: `compute` with the batch and rows as operations take them.
 
         A back end may record what `compute` launches and replay it the next time that the same owner (a model with
-        its cache) comes; so `compute` depends on nothing but its arguments, and its result is a tuple of arrays with
-        one row for each of `rows`; the first of them are the logits.
+        its cache) comes; so `compute` depends on nothing but its arguments and computes by operations alone, and its
+        result is a tuple of arrays with one row for each of `rows`; the first of them are the logits.
 
         `draws`, one for each of `rows` or none at all, are what `sample` will be asked for, where that is known. They
         change no answer; a back end may make them with the pass, so that the host waits once for all.
