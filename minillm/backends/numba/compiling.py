@@ -117,7 +117,7 @@ def set_threads(threads: int) -> None:
 def _announce() -> None:
     """Say once that this run compiles, where nothing is in the cache yet."""
     if next(cache_folder().rglob("*.nbc"), None) is None:
-        _LOGGER.warning("compiling kernels for this processor; this happens once and takes about half a minute")
+        _LOGGER.warning("compiling kernels for this processor; this happens once and takes about 20 seconds")
 
 
 def _user_cache_folder() -> Path:
