@@ -5,7 +5,7 @@ lie from the beginning of one row to that of the next. So a vector takes two pla
 """
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -23,10 +23,22 @@ def address_of(array: NDArray[Any]) -> int:
     return address
 
 
+class Rows(NamedTuple):
+    """An array whose rows may lie apart, each in one piece: what `row_at` reads."""
+
+    array: NDArray[np.float32]
+    """[rows, columns]"""
+
+
 def as_numbers(arguments: tuple[Any, ...]) -> list[int]:
-    """Arguments as kernels find them (see `launch`)."""
+    """Arguments as kernels find them: contiguous arrays, `Rows`, whole numbers and floats."""
     numbers: list[int] = []
     for argument in arguments:
+        if isinstance(argument, Rows):
+            argument = argument.array
+            assert argument.size == 0 or argument.strides[1] == argument.itemsize, "a row is not in one piece"
+        elif isinstance(argument, np.ndarray):
+            assert argument.flags.c_contiguous, "the array is not contiguous"
         if isinstance(argument, np.ndarray):
             numbers.append(address_of(argument))
             numbers += argument.shape

@@ -17,9 +17,8 @@ from .arguments import flat, matrix, share_of, vector
 from .avx512 import GROUP, LANES
 from .compiling import shared_kernel
 from .integer_rows import GROUPS_A_STEP, STEP, gather_scales, multiply_tile, round_row
-from .launching import launch, shares_of
+from .launching import launch, scratch, shares_of
 from .tiles import MOST_ROWS
-from .workspace import work
 
 
 def linear_int4(
@@ -44,17 +43,20 @@ def linear_int4(
     depth = 2 * weight.values.shape[1]
     padded = -(-weight.values.shape[1] // STEP) * GROUPS_A_STEP  # groups of 32 inputs of whole steps
     size = padded * GROUP
-    integers = work.take("few integers", rows * size, np.int8)[: rows * size].reshape(rows, size)
-    row_scales, corrections = (
-        work.take(f"few {name}", rows * padded, dtype)[: rows * padded].reshape(rows, padded)
-        for name, dtype in (("scales", np.float32), ("corrections", np.int32))
-    )
-    workers = numba.get_num_threads()
-    gathered = work.take("few gathered", (groups + LANES) * LANES * workers, np.float32)
+    space, workers = scratch(), numba.get_num_threads()
+
+    def rows_of_work(name: str, columns: int, dtype: Any) -> Any:
+        return space.take(f"few {name}", rows * columns, dtype)[: rows * columns].reshape(rows, columns)
+
+    integers = rows_of_work("integers", size, np.int8)
+    row_scales = rows_of_work("scales", padded, np.float32)
+    corrections = rows_of_work("corrections", padded, np.int32)
+    gathered_size = (groups + LANES) * LANES * workers
+    gathered = space.take("few gathered", gathered_size, np.float32)[:gathered_size]
     launch(_round_kernel(), x, integers, row_scales, corrections, shares=1 if rows == 1 else shares_of(rows))
     launch(
         _kernel(), weight.values, weight.scales.view(np.uint16), int(depth > groups * GROUP), integers, row_scales,
-        corrections, bias, activation, residual, out, gathered[: (groups + LANES) * LANES * workers], workers,
+        corrections, bias, activation, residual, out, gathered, workers,
         shares=shares_of(-(-len(weight.values) // LANES)),
     )  # fmt: skip
     return out
@@ -81,22 +83,12 @@ def _round(arguments: Any, data: Any, share: int, shares: int, worker: int) -> N
 
 def _multiply(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
     """A run of the outputs, in tiles of 16. [T, in] -> [T, out]"""
-    weight, scales, group_shift = (
-        carray(data, (arguments[1], arguments[2])),
-        matrix(arguments, 4, np.uint16),
-        arguments[8],
-    )
-    integers, x_scales, corrections = (
-        flat(arguments, 9, np.int8),
-        flat(arguments, 13, np.float32),
-        flat(arguments, 17, np.int32),
-    )
-    groups, bias, activation = arguments[15], vector(arguments, 21, np.float32), arguments[23]
-    residual, out, gathered = (
-        matrix(arguments, 24, np.float32),
-        matrix(arguments, 28, np.float32),
-        vector(arguments, 32, np.float32),
-    )
+    weight = carray(data, (arguments[1], arguments[2]))
+    scales, group_shift = matrix(arguments, 4, np.uint16), arguments[8]
+    integers, x_scales = flat(arguments, 9, np.int8), flat(arguments, 13, np.float32)
+    corrections, groups = flat(arguments, 17, np.int32), arguments[15]
+    bias, activation, residual = vector(arguments, 21, np.float32), arguments[23], matrix(arguments, 24, np.float32)
+    out, gathered = matrix(arguments, 28, np.float32), vector(arguments, 32, np.float32)
     steps = groups // GROUPS_A_STEP
     rows, outputs = out.shape
     start = worker * (len(gathered) // arguments[34])

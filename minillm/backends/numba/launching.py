@@ -24,10 +24,11 @@ from numba import prange, types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from .arguments import address_of, as_numbers
+from .arguments import Rows, address_of, as_numbers
 from .compiling import kernel
 from .elementary import inner, with_whole_rows
 from .intrinsics import INT32, INT64, call, intrinsic
+from .workspace import WorkSpace, work
 
 _COUNTERS = 8
 """int64 numbers in a line of memory: the counters of two kernels share none."""
@@ -172,6 +173,7 @@ class Program:
         self.complete = True
         """All that was asked for while recording is a launch"""
         self.workers = numba.get_num_threads()
+        self.work = WorkSpace()
         self._launches: list[_Launch] = []
         self._table = np.empty((0, 4), np.int64)
         self._counters = np.empty((0, _COUNTERS), np.int64)
@@ -235,7 +237,7 @@ class _Launch:
         self.row = (function, address_of(self._numbers), int(self._numbers[0]), shares)
 
 
-def launch(function: int, data: NDArray[Any], *arguments: Any, shares: int = 1) -> None:
+def launch(function: int, data: NDArray[Any] | Rows, *arguments: Any, shares: int = 1) -> None:
     """Run a kernel, and have it recorded where something records.
 
     Args:
@@ -251,12 +253,17 @@ def launch(function: int, data: NDArray[Any], *arguments: Any, shares: int = 1) 
     _drive(workers > 1)(np.array([one.row], np.int64), np.zeros((1, _COUNTERS), np.int64), 0, workers)
 
 
-def rows_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def rows_of(x: NDArray[np.float32]) -> Rows:
     """Heads as rows of one piece each; only where they are not are they copied. [T, heads, D] -> [T, heads D]"""
     whole = with_whole_rows(x)
     if whole is not x:
         not_recorded()
-    return whole.reshape(len(x), x.shape[1] * x.shape[2])
+    return Rows(whole.reshape(len(x), x.shape[1] * x.shape[2]))
+
+
+def scratch() -> WorkSpace:
+    """Where launches find memory to work in: a program's own while it is recorded, since it may run on any thread."""
+    return work if _open.program is None else _open.program.work
 
 
 def shares_of(pieces: int) -> int:

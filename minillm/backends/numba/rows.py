@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...ops.quantize import LANE, Quantized
 from .activations import ACTIVATION_CODES, activate, finish_row
-from .arguments import matrix, number, row_at, share_of, vector
+from .arguments import Rows, matrix, number, row_at, share_of, vector
 from .compiling import shared_kernel
 from .elementary import inner
 from .intrinsics import bfloat16_to_float32, float16_to_float32
@@ -91,11 +91,9 @@ def rms_norm(
         epsilon: added to the mean square
         out: as x, C-contiguous, filled and returned
     """
-    D, rows, target = x.shape[-1], x, out
-    if x.ndim == 3:
-        rows, target = rows_of(x), rows_of(out)  # [T, heads, D] -> [T, heads D]
+    rows, target = (rows_of(x), rows_of(out)) if x.ndim == 3 else (Rows(x), Rows(out))  # [T, heads, D] -> [T, heads D]
     gain = _NO_ROW if gain is None else gain
-    launch(_rms_kernel(), target, rows, gain, D, float(epsilon), shares=shares_of_rows(out))
+    launch(_rms_kernel(), target, rows, gain, x.shape[-1], float(epsilon), shares=shares_of_rows(out))
     return out
 
 

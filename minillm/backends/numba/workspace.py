@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class WorkSpace(threading.local):
-    """Arrays that products work in, kept from one call to the next, for each of Python's threads."""
+class WorkSpace:
+    """Arrays that products work in, kept from one call to the next."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
@@ -21,4 +21,8 @@ class WorkSpace(threading.local):
         return array
 
 
-work = WorkSpace()
+class _ThreadsWorkSpace(WorkSpace, threading.local):
+    """One for each of Python's threads."""
+
+
+work = _ThreadsWorkSpace()

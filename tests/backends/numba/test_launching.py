@@ -9,9 +9,9 @@ import pytest
 numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pip install 'minillm[fast]'")
 
 from minillm.backends.numba import launching  # noqa: E402
-from minillm.backends.numba.arguments import matrix, number, row_at, share_of, vector  # noqa: E402
+from minillm.backends.numba.arguments import Rows, matrix, number, row_at, share_of, vector  # noqa: E402
 from minillm.backends.numba.compiling import shared_kernel  # noqa: E402
-from minillm.backends.numba.launching import Program, launch, recording, rows_of, shares_of  # noqa: E402
+from minillm.backends.numba.launching import Program, launch, recording, rows_of, scratch, shares_of  # noqa: E402
 
 
 @pytest.fixture(params=[1, 2, 3], ids="{} threads".format)
@@ -131,10 +131,30 @@ def test_heads_that_do_not_lie_together_are_copied_and_a_program_is_told() -> No
     with recording(program):
         rows_of(heads[:, 1:3])
         assert program.complete
-        assert rows_of(heads[:, :, :4]).shape == (3, 16)
+        assert rows_of(heads[:, :, :4]).array.shape == (3, 16)
     assert not program.complete
 
 
 def test_there_are_some_shares_for_each_worker_but_no_more_than_pieces(threads: int) -> None:
     assert shares_of(1) == 1 and shares_of(3) == min(3, shares_of(1000))
     assert shares_of(1000) == threads * launching._SHARES_A_WORKER
+
+
+def test_an_array_that_is_not_contiguous_is_refused() -> None:
+    x = np.zeros((4, 6), np.float32)
+    for array in (x[:, :3], x.T, Rows(x[:, ::2])):
+        with pytest.raises(AssertionError, match=r"contiguous|one piece"):
+            launch(counting(), np.zeros(1, np.int64), array)
+    launch(counting(), np.zeros(1, np.int64), Rows(x[:, :3]))
+
+
+def test_programs_work_in_memory_of_their_own() -> None:
+    """Two that one thread recorded may run on two threads at once."""
+    programs = Program(), Program()
+    places = [scratch().take("x", 8, np.float32)]
+    for program in programs:
+        with recording(program):
+            places.append(scratch().take("x", 8, np.float32))
+            assert scratch().take("x", 8, np.float32) is places[-1]
+    assert len({id(place) for place in places}) == 3
+    assert scratch().take("x", 8, np.float32) is places[0]
