@@ -20,6 +20,7 @@ from .compiling import kernel, shared_kernel
 from .elementary import store_vector, with_whole_rows
 from .launching import launch, most_shares, not_recorded, rows_of
 from .rows import shares_of_rows
+from .workspace import work
 
 MOST_ROWS = 8
 """Query rows (new tokens x query heads of a K/V head) up to which `attention_rows` is the faster one."""
@@ -31,11 +32,10 @@ _NO_WINDOW = 1 << 62
 
 
 class Attention:
-    """Runs `attend`; keeps the memory that it needs, and how a batch is cut up, from call to call."""
+    """Runs `attend`; keeps how a batch is cut up from call to call."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[int | None, ...], _Plan] = {}
-        self._memory = np.empty(0, np.float32)
 
     def refill(self, batch: Batch) -> None:
         """Bring what a recorded step reads up to date for its next batch, which is cut up like the one before."""
@@ -77,7 +77,7 @@ class Attention:
         if plan.tiles is not None:
             not_recorded()
             dtype, sides = stored[0].dtype.name, _with_scales(stored)
-            scratch = self._take(numba.get_num_threads(), attention_tiles.scratch_size(q.shape[2]))
+            scratch = work.rows("attention", numba.get_num_threads(), attention_tiles.scratch_size(D), np.float32)
             run = _tiles_kernel(dtype, window is not None, slopes is not None)
             run(with_whole_rows(q), *sides, (*plan.shared, plan.tiles), scale, window, slopes, scratch, out)
         return out
@@ -91,12 +91,6 @@ class Attention:
         if plan.batch is not batch:
             plan.fill(batch)
         return plan
-
-    def _take(self, rows: int, columns: int) -> NDArray[np.float32]:
-        """An array that may be overwritten, in memory that only grows."""
-        if len(self._memory) < rows * columns:
-            self._memory = np.empty(rows * columns, np.float32)
-        return self._memory[: rows * columns].reshape(rows, columns)
 
 
 class _Plan:

@@ -42,17 +42,11 @@ def linear_int4(
     rows, groups = len(x), weight.scales.shape[1]
     depth = 2 * weight.values.shape[1]
     padded = -(-weight.values.shape[1] // STEP) * GROUPS_A_STEP  # groups of 32 inputs of whole steps
-    size = padded * GROUP
     space, workers = scratch(), numba.get_num_threads()
-
-    def rows_of_work(name: str, columns: int, dtype: Any) -> Any:
-        return space.take(f"few {name}", rows * columns, dtype)[: rows * columns].reshape(rows, columns)
-
-    integers = rows_of_work("integers", size, np.int8)
-    row_scales = rows_of_work("scales", padded, np.float32)
-    corrections = rows_of_work("corrections", padded, np.int32)
-    gathered_size = (groups + LANES) * LANES * workers
-    gathered = space.take("few gathered", gathered_size, np.float32)[:gathered_size]
+    integers = space.rows("few integers", rows, padded * GROUP, np.int8)
+    row_scales = space.rows("few scales", rows, padded, np.float32)
+    corrections = space.rows("few corrections", rows, padded, np.int32)
+    gathered = space.rows("few gathered", workers, (groups + LANES) * LANES, np.float32).reshape(-1)
     launch(_round_kernel(), x, integers, row_scales, corrections, shares=1 if rows == 1 else shares_of(rows))
     launch(
         _kernel(), weight.values, weight.scales.view(np.uint16), int(depth > groups * GROUP), integers, row_scales,

@@ -20,6 +20,10 @@ class WorkSpace:
             array = self.arrays[name] = np.empty(size, dtype)
         return array
 
+    def rows(self, name: str, rows: int, columns: int, dtype: Any) -> NDArray[Any]:
+        """An array [rows, columns]."""
+        return self.take(name, rows * columns, dtype)[: rows * columns].reshape(rows, columns)
+
 
 class _ThreadsWorkSpace(WorkSpace, threading.local):
     """One for each of Python's threads."""
