@@ -28,9 +28,9 @@ FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 def main() -> None:
     arguments = parse()
     os.environ.update(thread_environment(arguments.threads))
-    import numba
+    from minillm.backends.numba.compiling import set_threads
 
-    numba.set_num_threads(arguments.threads)
+    set_threads(arguments.threads)
     print("format     rows  probe GB/s   GB/s  share  GFLOP/s  x NumPy float32")
     for form, rows in product(arguments.formats, arguments.rows):
         print(measure(form, rows, arguments), flush=True)

@@ -1,10 +1,9 @@
 """A request while it waits or runs: its sequences, its feeds, and the rows that these gave."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from operator import attrgetter
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 from .backends.base import Backend
 from .batch import Sequence as Tokens
@@ -37,6 +36,10 @@ class Active:
         """All that the feeds asked for is there."""
         return bool(self.outputs) and None not in self.outputs
 
+    def keep_outputs(self) -> None:
+        """Copy what is there, so that it outlives the next forward pass."""
+        self.outputs = [piece and piece.copy() for piece in self.outputs]
+
     def divisible(self, i: int) -> bool:
         """A feed may be computed in parts when only its last row is wanted and there is no other to its model."""
         feed = self.feeds[i]
@@ -51,12 +54,16 @@ class Slice(NamedTuple):
     output: Output
     first: int
     stop: int
+    own: bool = False
+    """The output is a copy, and holds nothing else"""
 
     def copy(self) -> "Slice":
         """The same rows in arrays of their own, which outlive the next forward pass."""
+        if self.own:
+            return self
         rows = slice(self.first, self.stop)
         output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
-        return Slice(output, 0, self.stop - self.first)
+        return Slice(output, 0, self.stop - self.first, own=True)
 
 
 def place_of_choice(group: Sequence[Active], ops: Backend) -> Backend:
@@ -70,16 +77,23 @@ def place_of_choice(group: Sequence[Active], ops: Backend) -> Backend:
 
 def gather(group: Sequence[Active], ops: Backend, place: Backend) -> Rows:
     """The outputs of several requests' feeds, end to end: made by `ops`, and where `place` looks for them."""
-    slices = [piece for active in group for piece in active.outputs if piece is not None]
-    starts = list(accumulate((piece.stop - piece.first for piece in slices), initial=0))
-    wants_hidden = any(feed.hidden for active in group for feed in active.feeds)
-    hidden = ops.to_host(_end_to_end(slices, attrgetter("hidden"), ops.xp)) if wants_hidden else None
-    logits = _end_to_end(slices, attrgetter("logits"), ops.xp)
+    slices: list[Slice] = []
+    starts, wants_hidden = [0], False
+    for active in group:
+        for feed, piece in zip(active.feeds, active.outputs, strict=True):
+            assert piece is not None
+            slices.append(piece)
+            starts.append(starts[-1] + piece.stop - piece.first)
+            wants_hidden = wants_hidden or feed.hidden
+    logits = _end_to_end(slices, "logits", ops.xp)
+    hidden = ops.to_host(_end_to_end(slices, "hidden", ops.xp)) if wants_hidden else None
     return Rows(logits if place is ops else ops.to_host(logits), starts, hidden)
 
 
-def _end_to_end(slices: list[Slice], part: Callable[[Output], Any], xp: Any) -> Any:
-    """One part of the outputs; without a copy where the slices lie end to end already."""
-    if all(a.output is b.output and a.stop == b.first for a, b in pairwise(slices)):
-        return part(slices[0].output)[slices[0].first : slices[-1].stop]
-    return xp.concatenate([part(piece.output)[piece.first : piece.stop] for piece in slices])
+def _end_to_end(slices: list[Slice], part: Literal["logits", "hidden"], xp: Any) -> Any:
+    """One part of the outputs; without a copy where the slices lie end to end, and itself where they are all of it."""
+    for a, b in pairwise(slices):
+        if a.output is not b.output or a.stop != b.first:
+            return xp.concatenate([getattr(piece.output, part)[piece.first : piece.stop] for piece in slices])
+    whole, first, stop = getattr(slices[0].output, part), slices[0].first, slices[-1].stop
+    return whole if stop - first == len(whole) else whole[first:stop]

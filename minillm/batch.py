@@ -49,6 +49,8 @@ class Span(NamedTuple):
     stop: int
     context_len: int
     """S: cached positions and the new ones."""
+    text_len: int
+    """The same, and the tokens of later chunks."""
     pages: tuple[int, ...]
     tree: NDArray[np.bool_] | None = None
     """[m, m], where the last m tokens are a tree: whether the row's token sees the column's"""
@@ -79,18 +81,12 @@ class Batch:
     """[T]"""
     positions: IntArray
     """[T], from 0; in a tree several tokens stand at one position"""
-    query_starts: IntArray
-    """[N + 1]: sequence i owns the rows query_starts[i] : query_starts[i + 1]"""
-    context_lens: IntArray
-    """[N]: S of each sequence, its new tokens included"""
-    text_lens: IntArray
-    """[N]: the same, and the tokens of later chunks included"""
     slot_pages: IntArray
     """[T]: the page that takes each new token's K and V"""
     slot_offsets: IntArray
     """[T]: the place inside that page"""
     spans: tuple[Span, ...]
-    """The same once more, and the block table, as plain numbers."""
+    """Each sequence's part, its pages among it."""
 
     @property
     def num_tokens(self) -> int:
@@ -110,27 +106,29 @@ class Batch:
         """
         token_ids: list[int] = []
         spans: list[Span] = []
-        slots: list[int] = []  # plain numbers: for a few tokens they are quicker than NumPy's calls
+        positions: list[int] = []  # plain numbers: for a few tokens they are quicker than NumPy's calls
         slot_pages: list[int] = []
+        slot_offsets: list[int] = []
+        has_tree = False
         for sequence, count in zip(sequences, counts, strict=True):
             start, context_len, pages = len(token_ids), sequence.cached + count, sequence.pages
             token_ids += sequence.token_ids[sequence.cached : context_len]
             assert not sequence.tree or count == sequence.pending  # a tree is computed whole
             tree = ancestors(sequence.tree) if sequence.tree else None
-            spans.append(Span(start, len(token_ids), context_len, tuple(pages), tree))
-            places = range(sequence.cached, context_len)
-            slots += places
-            slot_pages += [pages[place // page_size] for place in places]
-        flat = np.array(slots, np.int64)
-        has_tree = any(span.tree is not None for span in spans)
+            has_tree = has_tree or tree is not None
+            spans.append(Span(start, len(token_ids), context_len, len(sequence.token_ids), tuple(pages), tree))
+            for place in range(sequence.cached, context_len):
+                positions.append(place)
+                slot_pages.append(pages[place // page_size])
+                slot_offsets.append(place % page_size)
+        tokens = np.array([token_ids, positions, slot_pages, slot_offsets], np.int64)  # [4, T]: one call, four arrays
+        if has_tree:
+            tokens[1] = np.concatenate([span.positions() for span in spans])
         return cls(
-            token_ids=np.array(token_ids, np.int64),
-            positions=np.concatenate([span.positions() for span in spans]) if has_tree else flat,
-            query_starts=np.array([0, *[span.stop for span in spans]], np.int64),
-            context_lens=np.array([span.context_len for span in spans], np.int64),
-            text_lens=np.array([len(s.token_ids) for s in sequences], np.int64),
-            slot_pages=np.array(slot_pages, np.int64),
-            slot_offsets=flat % page_size,
+            token_ids=tokens[0],
+            positions=tokens[1],
+            slot_pages=tokens[2],
+            slot_offsets=tokens[3],
             spans=tuple(spans),
         )
 

@@ -240,10 +240,9 @@ class Engine(EngineCore):
             with self._exclusive():
                 for request in [self._maker.make(prompt, config, batch_id=i) for i, prompt in enumerate(prompts)]:
                     requests[self._submit(request)] = request
-            self._mail.update({request_id: deque() for request_id in requests})
-            for request_id in requests:
-                while self._loop.knows(request_id):
-                    with self._exclusive():
+                self._mail.update({request_id: deque() for request_id in requests})
+                for request_id in requests:
+                    while self._loop.knows(request_id):
                         self._advance()
             return [self._collect(request, self._mail[i]) for i, request in requests.items()]
         finally:

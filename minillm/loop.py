@@ -8,7 +8,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from .active import Active, Slice, gather, place_of_choice
 from .batch import Sequence as Tokens
@@ -186,27 +185,34 @@ class StepLoop:
         waiting = self._waiting(name)
         if not waiting:
             return 0
-        counts = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
-        work = [(active, i, count) for (active, i), count in zip(waiting, counts, strict=True) if count]
+        limits = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
+        work = [(active, i, count) for (active, i), count in zip(waiting, limits, strict=True) if count]
         places: dict[int, int] = {}  # of strategies, so that the rows of each lie end to end
         work.sort(key=lambda one: places.setdefault(id(one[0].strategy), len(places)))
+        sequences: list[Tokens] = []
+        counts: list[int] = []
         rows: list[int] = []
         draws: list[Draw | None] = []
         owners: list[tuple[Active, int, int, int]] = []
-        for (active, i, count), stop in zip(work, accumulate(count for *_, count in work), strict=True):
-            if count == active.fed[i].pending:
-                first = stop - 1 if active.feeds[i].rows == "last" else stop - len(active.feeds[i].tokens)
-                owners.append((active, i, len(rows), len(rows) + stop - first))
-                rows += range(first, stop)
-                draws += [*[None] * (stop - first - 1), active.feeds[i].draw]
-        runner = self.runners[name]
-        output = runner.forward([active.fed[i] for active, i, _ in work], [count for *_, count in work], rows, draws)
+        stop = 0
+        for active, i, count in work:
+            feed, sequence = active.feeds[i], active.fed[i]
+            sequences.append(sequence)
+            counts.append(count)
+            stop += count
+            if count == sequence.pending:
+                wanted = 1 if feed.rows == "last" else len(feed.tokens)
+                owners.append((active, i, len(rows), len(rows) + wanted))
+                rows += range(stop - wanted, stop)
+                draws += [None] * (wanted - 1)
+                draws.append(feed.draw)
+        output = self.runners[name].forward(sequences, counts, rows, draws)
         for active, i, first, stop in owners:
             active.outputs[i] = Slice(output, first, stop)
-        for active in {id(active): active for active, *_ in owners}.values():
-            if not active.ready or len(self.runners) > 1:  # the next pass may come before the strategy is asked
-                active.outputs = [piece and piece.copy() for piece in active.outputs]
-        return sum(count for *_, count in work)
+        for active, *_ in owners:
+            if len(self.runners) > 1 or not active.ready:  # the next pass may come before the strategy is asked
+                active.keep_outputs()
+        return sum(counts)
 
     def _waiting(self, name: str) -> list[tuple[Active, int]]:
         """The feeds to one model that are not computed yet, with the request they belong to."""
@@ -233,7 +239,7 @@ class StepLoop:
                 for active in group:
                     self._progress += [(active.id, p) for p in self.abort(active.id)]
                 for active in ready:
-                    active.outputs = [piece and piece.copy() for piece in active.outputs]
+                    active.keep_outputs()
                 raise
 
     def _advance(self, group: list[Active]) -> None:

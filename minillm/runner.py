@@ -1,6 +1,5 @@
 """One forward pass over pending tokens. Prefill and decode are the same pass; people think of them as two."""
 
-from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
@@ -63,11 +62,10 @@ class Runner:
         for sequence, count in zip(sequences, counts, strict=True):
             self.cache.reserve(sequence, sequence.cached + count)
         batch = Batch.of(sequences, counts, self.cache.page_size)
-        wanted = batch.query_starts[1:] - 1 if rows is None else np.asarray(rows, np.int64)
-        with np.errstate(all="ignore"):  # what is no number is an error with a name below, not a warning
-            output = self._run(self.ops, batch, wanted, draws)
-            if not self.ops.finite(output.logits):
-                self._run(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
+        wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
+        output = self._run(self.ops, batch, wanted, draws)
+        if not self.ops.finite(output.logits):
+            self._run(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
         return output
@@ -76,11 +74,12 @@ class Runner:
         """The forward pass itself. `rows` may be empty: then K and V are all that is computed for."""
 
         def compute(batch: Batch, rows: Any) -> Output:
-            x = self.model.forward(ops, batch, self.cache.storage)  # [T] -> [T, E]
-            if len(rows) < batch.num_tokens:
-                x = ops.take_rows(x, rows)  # [T, E] -> [R, E]
-            hidden = self.model.states(ops, x)  # [R, E] -> [R, W]
-            return Output(self.model.logits(ops, hidden), hidden)  # [R, W] -> [R, V]
+            with np.errstate(all="ignore"):  # what is no number becomes an error with a name, not a warning
+                x = self.model.forward(ops, batch, self.cache.storage)  # [T] -> [T, E]
+                if len(rows) < batch.num_tokens:
+                    x = ops.take_rows(x, rows)  # [T, E] -> [R, E]
+                hidden = self.model.states(ops, x)  # [R, E] -> [R, W]
+                return Output(self.model.logits(ops, hidden), hidden)  # [R, W] -> [R, V]
 
         return ops.run(self, batch, rows, compute, draws)
 
@@ -89,12 +88,11 @@ class Runner:
 
         A parent that several feeds name is forked for all but the last of them, which takes it over.
         """
-        uses = Counter(feed.parent for feed in feeds)
-        spares = [sequence for i, sequence in enumerate(live) if not uses[i]]
+        parents = [feed.parent for feed in feeds]
+        spares = [sequence for i, sequence in enumerate(live) if i not in parents]
         placed = []
-        for feed in feeds:
-            placed.append(self._continue(live, feed, spares, last_use=uses[feed.parent] == 1))
-            uses[feed.parent] -= 1
+        for i, feed in enumerate(feeds):
+            placed.append(self._continue(live, feed, spares, last_use=feed.parent not in parents[i + 1 :]))
         for sequence in spares:
             self.cache.free(sequence)
         return placed

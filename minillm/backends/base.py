@@ -104,7 +104,7 @@ class Backend:
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """A batch, and the rows [R] whose logits are wanted, as operations take them."""
-        return batch, rows
+        return batch, np.asarray(rows, np.int64)
 
     def run(
         self,
@@ -201,10 +201,11 @@ class Backend:
 
     def finite(self, logits: Any) -> bool:
         """Whether no logit is NaN or plus infinity. [R, V]"""
-        return bool(self.xp.isfinite(logits.max(initial=0.0)))
+        with np.errstate(all="ignore"):
+            return bool(self.xp.isfinite(logits.max(initial=0.0)))
 
     def argmax(self, logits: Any) -> Any:
-        """The likeliest token of each row; of equal ones the smallest id. [R, V] -> [R]"""
+        """The likeliest token of each row, as an array or a list; of equal ones the smallest id. [R, V] -> [R]"""
         return logits.argmax(axis=-1)
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:

@@ -23,8 +23,7 @@ from .parameters import Settings
 from .speculation import Speculation
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Logits of the last feeds of some requests, in the order of their feeds."""
 
     logits: Any
@@ -35,8 +34,7 @@ class Rows:
     """[R, W], the states behind the logits; None unless a feed wanted them"""
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(NamedTuple):
     """One sequence that goes on."""
 
     tokens: Sequence[int]

@@ -31,7 +31,8 @@ class Stretch:
 
     def growth(self, batch: Batch) -> Any:
         """a of each new token, by the length of its whole text. -> [T] float32"""
-        lengths = np.repeat(batch.text_lens, [span.stop - span.start for span in batch.spans])  # [N] -> [T]
+        spans = batch.spans
+        lengths = np.repeat([span.text_len for span in spans], [span.stop - span.start for span in spans])  # [N] -> [T]
         growth = self.factor * lengths / self.original - (self.factor - 1)
         return np.where(lengths > self.original, growth, 1).astype(np.float32)
 

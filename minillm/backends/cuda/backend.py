@@ -219,6 +219,7 @@ class CudaBackend(Backend):
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """One launch. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        assert isinstance(batch, DeviceBatch)
         q_out, k_out = self.arena.take(q.shape), self.arena.take(k.shape)
         rotary.rotary(self.kernels, q, k, batch, rotation, q_out, k_out)
         return q_out, k_out

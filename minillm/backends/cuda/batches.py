@@ -27,6 +27,12 @@ class DeviceBatch(Batch):
     A padded token has slot -1, and a padded sequence context_lens and text_lens 0 and no span.
     """
 
+    query_starts: Any
+    """[N + 1]: sequence i owns the rows query_starts[i] : query_starts[i + 1]"""
+    context_lens: Any
+    """[N]: S of each sequence, its new tokens included"""
+    text_lens: Any
+    """[N]: the same, and the tokens of later chunks included"""
     slots: Any
     """[T]: page * P + offset of each new token's K and V"""
     block_table: Any
@@ -59,10 +65,10 @@ class BatchBuffers:
         host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
         host["positions"][:T], host["positions"][T:] = batch.positions, 0
         host["slots"][:T], host["slots"][T:] = batch.slot_pages * page_size + batch.slot_offsets, -1
-        host["query_starts"][: N + 1] = batch.query_starts
+        host["query_starts"][: N + 1] = [0, *[span.stop for span in batch.spans]]
         host["query_starts"][N + 1 :] = np.arange(T + 1, T + 1 + padded_N - N)
-        host["context_lens"][:N], host["context_lens"][N:] = batch.context_lens, 0
-        host["text_lens"][:N], host["text_lens"][N:] = batch.text_lens, 0
+        host["context_lens"][:N], host["context_lens"][N:] = [span.context_len for span in batch.spans], 0
+        host["text_lens"][:N], host["text_lens"][N:] = [span.text_len for span in batch.spans], 0
         host["rows"][:R], host["rows"][R:] = rows, np.arange(R, padded_R)
         for i, span in enumerate(batch.spans):
             if self._pages[i] != span.pages:

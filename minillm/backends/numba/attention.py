@@ -7,7 +7,6 @@ Both work on the cache as it lies, in any of its dtypes, and know trees, windows
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from ...batch import Batch, Span
 from . import attention_rows, attention_tiles
 from .arguments import as_numbers, row_at, share_of, stored_vectors, vector
 from .cachedtypes import StoredVectors
-from .compiling import kernel, shared_kernel
+from .compiling import kernel, num_threads, shared_kernel
 from .elementary import store_vector, with_whole_rows
 from .launching import launch, most_shares, not_recorded, rows_of
 from .rows import shares_of_rows
@@ -77,14 +76,14 @@ class Attention:
         if plan.tiles is not None:
             not_recorded()
             dtype, sides = stored[0].dtype.name, _with_scales(stored)
-            scratch = work.rows("attention", numba.get_num_threads(), attention_tiles.scratch_size(D), np.float32)
+            scratch = work.rows("attention", num_threads(), attention_tiles.scratch_size(D), np.float32)
             run = _tiles_kernel(dtype, window is not None, slopes is not None)
             run(with_whole_rows(q), *sides, (*plan.shared, plan.tiles), scale, window, slopes, scratch, out)
         return out
 
     def _plan_of(self, batch: Batch, H: int, D: int, K: int, window: int | None) -> "_Plan":
         """Filled in a batch's first layer, and kept for the others that are alike."""
-        key = H, D, K, window, numba.get_num_threads()
+        key = H, D, K, window, num_threads()
         if key not in self._plans:
             self._plans[key] = _Plan(H, D, K, window)
         plan = self._plans[key]
@@ -100,15 +99,18 @@ class _Plan:
         self.batch: Batch | None = None
         self.state = np.zeros(20, np.int64)
         """What `attention_rows` finds the arrays by"""
-        self.scratch = np.empty((numba.get_num_threads(), attention_rows.scratch_size(MOST_ROWS, D)), np.float32)
+        self.scratch = np.empty((num_threads(), attention_rows.scratch_size(MOST_ROWS, D)), np.float32)
         self._heads = H, K
         self._window = window
+        self.pieces = 0
+        self.tiles: NDArray[np.int64] | None = None
+        self._cut: Any = None
         self._tables, self._spans, self._pieces = (np.zeros((0, width), np.int64) for width in (0, 5, 4))
         self._seen, self._positions = np.zeros(0, np.bool_), np.zeros(0, np.int64)
         self._parts = np.empty((0, D + 2), np.float32)
 
     def fill(self, batch: Batch) -> None:
-        """Cut up a batch."""
+        """Cut up a batch. What is as it was before is not written again: most decode steps only become longer."""
         self.batch, (H, K) = batch, self._heads
         spans, pieces, tiles, seen = [], [], [], []
         slots = masked = 0
@@ -126,26 +128,31 @@ class _Plan:
                     slots += n * H
             else:
                 tiles += [(i, row) for row in range(0, n * H // K, attention_tiles.LANES)]
-        self.tiles = np.array(tiles) if tiles else None
-        self.pieces = self.state[13] = len(pieces)
-        if self._grow(batch, len(pieces), masked, slots):
-            arrays = self._tables, self._spans, self._seen, self._positions, self._pieces, self._parts
-            self.state[:] = as_numbers(arrays)
-            self.state[13] = len(pieces)
-        for row, span in zip(self._tables, batch.spans, strict=False):
-            row[: len(span.pages)] = span.pages
+        cut = batch.num_tokens, [span.pages for span in batch.spans], pieces, tiles, slots, masked
+        if cut != self._cut:
+            self._cut = cut
+            self._write(*cut)
         self._positions[: batch.num_tokens] = batch.positions
         if spans:
             self._spans[: len(spans)] = spans
-        if pieces:
-            self._pieces[: len(pieces)] = pieces
         if masked:
             self._seen[:masked] = np.concatenate(seen)
 
-    def _grow(self, batch: Batch, pieces: int, masked: int, slots: int) -> bool:
+    def _write(self, T: int, tables: Any, pieces: Any, tiles: Any, slots: int, masked: int) -> None:
+        """What stays the same from step to step while no sequence reaches a page or a chunk."""
+        if self._grow(T, tables, len(pieces), slots, masked):
+            arrays = self._tables, self._spans, self._seen, self._positions, self._pieces, self._parts
+            self.state[:] = as_numbers(arrays)
+        self.pieces = self.state[13] = len(pieces)
+        self.tiles = np.array(tiles) if tiles else None
+        for row, pages in zip(self._tables, tables, strict=False):
+            row[: len(pages)] = pages
+        if pieces:
+            self._pieces[: len(pieces)] = pieces
+
+    def _grow(self, T: int, tables: Any, pieces: int, slots: int, masked: int) -> bool:
         """Make anew what is too small, so that addresses seldom change. -> whether anything was"""
-        N, T = len(batch.spans), batch.num_tokens
-        most = max((len(span.pages) for span in batch.spans), default=0)
+        N, most = len(tables), max(map(len, tables), default=0)
         if (
             len(self._tables) >= N
             and most <= self._tables.shape[1]

@@ -16,6 +16,7 @@ from ...ops.rotary import Rotation
 from ...ops.sampling import Draw
 from ..base import Backend, Result
 from ..clock import Moments
+from ..numpy import NumpyBackend
 from ..pages import Pages
 from ..weights import Weight
 from . import rows
@@ -23,8 +24,10 @@ from .activations import ACTIVATION_CODES
 from .attention import store_kv
 from .cachedtypes import StoredPages, position_bytes
 from .choice import Sampler
+from .compiling import claim_threads
 from .fewrows import linear_few
 from .launching import TELLS_TIME, not_recorded, recorded_so_far
+from .likeliest import Likeliest
 from .manyrows import linear_many
 from .steps import MOST_STEPS, Kind, RecordedStep, Workspace, kind_of
 
@@ -46,7 +49,8 @@ class NumbaBackend(Backend):
         """
         super().__init__(np, weights=weights)
         self.cache_dtype = cache_dtype
-        self._sampler = Sampler()
+        self._host = NumbaHost()
+        self._likeliest: Likeliest | None = None  # in the logits of the pass that ran last
         self._plain = Workspace()
         self._steps: WeakKeyDictionary[object, dict[Kind, RecordedStep[Any]]] = WeakKeyDictionary()
         self._use(self._plain)
@@ -90,8 +94,10 @@ class NumbaBackend(Backend):
         self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result], *, watched: bool
     ) -> tuple[Result, Moments | None]:
         kind = kind_of(batch, rows, FEW_ROWS)
+        self._likeliest = None
         if kind is None:
-            return compute(batch, rows), None
+            claim_threads()
+            return compute(*self.upload(batch, rows)), None
         steps = self._steps.setdefault(owner, {})
         step: RecordedStep[Result] | None = steps.pop(kind, None)
         moments: Moments | None = None
@@ -107,7 +113,8 @@ class NumbaBackend(Backend):
             result = step.run(batch, watched=watched)
             moments = step.moments() if watched else None
         else:
-            result = compute(batch, rows)
+            result = compute(*self.upload(batch, rows))
+        self._likeliest = step.likeliest if step.complete else None
         steps[kind] = step  # the last that was used comes last
         if len(steps) > MOST_STEPS:
             del steps[next(iter(steps))]
@@ -172,6 +179,37 @@ class NumbaBackend(Backend):
         """The rows whose logits are wanted. [T, E] -> [R, E]"""
         not_recorded()
         return super().take_rows(x, rows)
+
+    # --- logits ---------------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> Backend:
+        """One that knows nothing of a pass, since there logits may be changed in place."""
+        return self._host
+
+    def finite(self, logits: Any) -> bool:
+        """Whether no logit is NaN or plus infinity. A program has found out of its own. [R, V]"""
+        found = self._likeliest
+        return super().finite(logits) if found is None or found.logits is not logits else found.finite()
+
+    def argmax(self, logits: Any) -> Any:
+        """The likeliest token of each row. A program has found those of its own logits. [R, V] -> [R]"""
+        found = self._likeliest
+        return super().argmax(logits) if found is None or found.logits is not logits else found.tokens()
+
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+        """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
+        return self._host.sample(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+class NumbaHost(NumpyBackend):
+    """NumPy, with the draw by a kernel."""
+
+    name = "numba"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sampler = Sampler()
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""

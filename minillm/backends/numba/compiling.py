@@ -108,9 +108,25 @@ def cache_folder() -> Path:
     return base / "minillm" / f"numba-{digest.hexdigest()[:16]}"
 
 
+_threads: int | None = None
+
+
 def set_threads(threads: int) -> None:
     """Run kernels on so many threads, but on no more than were there when Numba was imported."""
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    global _threads
+    _threads = min(threads, numba.config.NUMBA_NUM_THREADS)
+    claim_threads()
+
+
+def num_threads() -> int:
+    """How many threads kernels run on."""
+    most: int = numba.config.NUMBA_NUM_THREADS
+    return _threads or most
+
+
+def claim_threads() -> None:
+    """Have Numba's own parallel loops run on as many: for that it keeps a number of its own for each Python thread."""
+    numba.set_num_threads(num_threads())
 
 
 @cache

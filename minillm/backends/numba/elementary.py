@@ -134,7 +134,7 @@ def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
     def as_int8(x: Any, pages: Any, page: int, head: int, offset: int) -> None:
         highest = np.int32(0)
         for d in range(len(x)):
-            highest = max(highest, _magnitude(x[d]))
+            highest = max(highest, magnitude(x[d]))
         scale, inverse = _int8_scale(highest)
         target = pages[0][page, head, offset]
         for d in range(len(x)):
@@ -145,7 +145,7 @@ def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
 
 
 @intrinsic
-def _magnitude(typing_context: Any, x: Any) -> Any:
+def magnitude(typing_context: Any, x: Any) -> Any:
     """The bits of |x| as int32: ordered as the numbers are, infinity and NaN above all.
 
     The largest of integers is found by vectors, that of floats one by one.

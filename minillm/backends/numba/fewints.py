@@ -6,7 +6,6 @@ Rows are rounded to int8 first. A result has the bits of `manyrows.linear_many`,
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from ...ops.quantize import Quantized
 from .activations import finish_row
 from .arguments import flat, matrix, share_of, vector
 from .avx512 import GROUP, LANES
-from .compiling import shared_kernel
+from .compiling import num_threads, shared_kernel
 from .integer_rows import GROUPS_A_STEP, STEP, gather_scales, multiply_tile, round_row
 from .launching import launch, scratch, shares_of
 from .tiles import MOST_ROWS
@@ -42,7 +41,7 @@ def linear_int4(
     rows, groups = len(x), weight.scales.shape[1]
     depth = 2 * weight.values.shape[1]
     padded = -(-weight.values.shape[1] // STEP) * GROUPS_A_STEP  # groups of 32 inputs of whole steps
-    space, workers = scratch(), numba.get_num_threads()
+    space, workers = scratch(), num_threads()
     integers = space.rows("few integers", rows, padded * GROUP, np.int8)
     row_scales = space.rows("few scales", rows, padded, np.float32)
     corrections = space.rows("few corrections", rows, padded, np.int32)

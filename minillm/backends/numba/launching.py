@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import prange, types
@@ -25,7 +24,7 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from .arguments import Rows, address_of, as_numbers
-from .compiling import kernel
+from .compiling import kernel, num_threads
 from .elementary import inner, with_whole_rows
 from .intrinsics import INT32, INT64, call, intrinsic
 from .workspace import WorkSpace, work
@@ -148,18 +147,25 @@ def _work(launches: Any, counters: Any, watched: int, worker: int) -> None:
 
 @cache
 def _drive(parallel: bool) -> Any:
-    """Run launches [n, 4] with counters [n, 8], which are zeros, on so many workers, watched (1) or not (0)."""
+    """Run launches [n, 4] with counters [n, 8] on so many workers, watched (1) or not (0)."""
     numbers = types.Array(types.int64, 2, "C")
     signature = types.void(numbers, numbers, types.int64, types.int64)
     return kernel(signature, parallel=parallel)(_drive_all if parallel else _drive_alone)
 
 
+@inner
+def _clear(counters: Any) -> None:
+    counters[:] = 0
+
+
 def _drive_all(launches: Any, counters: Any, watched: int, workers: int) -> None:
+    _clear(counters)
     for worker in prange(workers):
         _work(launches, counters, watched, worker)
 
 
 def _drive_alone(launches: Any, counters: Any, watched: int, workers: int) -> None:
+    _clear(counters)
     _work(launches, counters, watched, 0)
 
 
@@ -172,7 +178,7 @@ class Program:
     def __init__(self) -> None:
         self.complete = True
         """All that was asked for while recording is a launch"""
-        self.workers = numba.get_num_threads()
+        self.workers = num_threads()
         self.work = WorkSpace()
         self._launches: list[_Launch] = []
         self._table = np.empty((0, 4), np.int64)
@@ -190,7 +196,6 @@ class Program:
         if len(self._table) < len(self._launches):
             self._table = np.array([launch.row for launch in self._launches], np.int64).reshape(-1, 4)
             self._counters = np.empty((len(self._table), _COUNTERS), np.int64)
-        self._counters.fill(0)
         _drive(self.workers > 1)(self._table, self._counters, int(watched), self.workers)
 
     def ended(self) -> NDArray[np.int64]:
@@ -249,8 +254,8 @@ def launch(function: int, data: NDArray[Any] | Rows, *arguments: Any, shares: in
     one = _Launch(function, shares, (data, *arguments))
     if _open.program is not None:
         _open.program.add(one)
-    workers = numba.get_num_threads() if shares > 1 else 1
-    _drive(workers > 1)(np.array([one.row], np.int64), np.zeros((1, _COUNTERS), np.int64), 0, workers)
+    workers = num_threads() if shares > 1 else 1
+    _drive(workers > 1)(np.array([one.row], np.int64), np.empty((1, _COUNTERS), np.int64), 0, workers)
 
 
 def rows_of(x: NDArray[np.float32]) -> Rows:
@@ -273,5 +278,4 @@ def shares_of(pieces: int) -> int:
 
 def most_shares() -> int:
     """In how many shares work is cut at most: some for each worker."""
-    workers: int = numba.get_num_threads()
-    return _SHARES_A_WORKER * workers
+    return _SHARES_A_WORKER * num_threads()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...ops.quantize import Quantized
 from . import avx512
 from .avx512 import GROUP, LANES
-from .compiling import kernel
+from .compiling import kernel, num_threads
 from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand
 from .launching import not_recorded
 from .rows import finish
@@ -131,7 +131,7 @@ def _columns(outputs: int, workers: int) -> int:
 
 def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> None:
     """x [rows, in] by weights in any format, with the tiles of float32."""
-    workers, outputs = numba.get_num_threads(), len(weight.values)
+    workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = (-(-size // LANES) * LANES for size in (len(x), weight.inputs))
     float_product(
@@ -145,7 +145,7 @@ def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> 
 
 def _multiply_integers(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> None:
     """x [rows, in] by int8 or int4, with the tiles of integers."""
-    workers, outputs = numba.get_num_threads(), len(weight.values)
+    workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = -(-len(x) // LANES) * LANES, weight.inputs
     integer_product(

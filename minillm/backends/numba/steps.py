@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Generic
 
-import numba
 import numpy as np
 
 from ...batch import Batch
@@ -21,7 +20,9 @@ from ..arena import Arena
 from ..base import Result
 from ..clock import Moments
 from .attention import Attention
+from .compiling import num_threads
 from .launching import Program, recording
+from .likeliest import Likeliest
 from .rotary import Rotary
 
 MOST_STEPS = 8
@@ -35,7 +36,7 @@ def kind_of(batch: Batch, rows: Any, most_rows: int) -> Kind | None:
     """Which program could compute a pass; None where it is too large, or some of its rows are not wanted."""
     if not 0 < batch.num_tokens <= most_rows or len(rows) != batch.num_tokens:
         return None
-    return (numba.get_num_threads(), *(span.stop - span.start for span in batch.spans))
+    return (num_threads(), *(span.stop - span.start for span in batch.spans))
 
 
 class Workspace:
@@ -52,6 +53,8 @@ class RecordedStep(Generic[Result]):
 
     def __init__(self) -> None:
         self.workspace = Workspace()
+        self.likeliest: Likeliest | None = None
+        """What the program finds in its logits"""
         self._program = Program()
         self._read: list[Any] = []
         self._began = 0
@@ -67,6 +70,7 @@ class RecordedStep(Generic[Result]):
         self._read = [getattr(batch, name).copy() for name in _READ]
         with recording(self._program):
             self._result = compute(replace(batch, **dict(zip(_READ, self._read, strict=True))), rows)
+            self.likeliest = Likeliest(self._result[0])
         return self._result
 
     def run(self, batch: Batch, *, watched: bool = False) -> Result:

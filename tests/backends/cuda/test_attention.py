@@ -58,7 +58,7 @@ class Case:
         for n, (S, count) in enumerate(zip(self.context_lens.tolist(), needed, strict=True)):
             own = [shuffled.pop() for _ in range(count)]
             self.block_table[n, :count] = own
-            self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, tuple(own)))
+            self.spans.append(Span(int(self.query_starts[n]), int(self.query_starts[n + 1]), S, S, tuple(own)))
             for position in range(S):
                 place = own[position // P], slice(None), position % P
                 self.keys[place], self.values[place] = rng.standard_normal((2, K, D)).astype(dtype)

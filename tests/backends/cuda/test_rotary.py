@@ -66,8 +66,9 @@ class Case:
         """As every family takes them, in float32: [T, half]."""
         growth = None
         if self.rotation.stretch is not None:
-            spans = [SimpleNamespace(start=0, stop=count) for count in self.counts]
-            batch: Any = SimpleNamespace(text_lens=self.text_lens.astype(np.int64), spans=spans)
+            texts = self.text_lens.tolist()
+            spans = [SimpleNamespace(start=0, stop=n, text_len=S) for n, S in zip(self.counts, texts, strict=True)]
+            batch: Any = SimpleNamespace(spans=spans)
             growth = self.rotation.stretch.growth(batch)
         return plain_angles(self.positions, self.rotation.frequencies.data, growth, np)
 

@@ -13,6 +13,7 @@ from minillm.backends.numba.attention import MOST_ROWS, Attention, _Plan, chunks
 from minillm.backends.numba.attention_rows import CHUNK
 from minillm.backends.numba.attention_tiles import BLOCK, LANES
 from minillm.backends.numba.cachedtypes import STORAGE, StoredPages, StoredVectors, position_bytes, to_int8
+from minillm.backends.numba.compiling import num_threads, set_threads
 from minillm.backends.numba.elementary import with_whole_rows
 from minillm.batch import Batch, Sequence, Span
 
@@ -177,7 +178,7 @@ def test_pages_before_the_window_are_not_touched(new: int, window: int) -> None:
 
 def test_a_window_takes_as_many_chunks_as_it_reaches() -> None:
     def span(cached: int, new: int) -> Span:
-        return Span(0, new, cached + new, ())
+        return Span(0, new, cached + new, cached + new, ())
 
     last = 128 * CHUNK - 1
     assert chunks_in_reach(span(last, 1), None) == range(128)
@@ -218,16 +219,15 @@ def test_a_batch_changes_no_bit() -> None:
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    import numba
 
     case = Case(LENGTHS["mixed"] + LENGTHS["decode"])
-    before = numba.get_num_threads()
+    before = num_threads()
     several = case.attend()
     try:
-        numba.set_num_threads(1)
+        set_threads(1)
         np.testing.assert_array_equal(case.attend(), several)
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
 
 
 @pytest.mark.parametrize("new", [1, 40])
@@ -321,7 +321,7 @@ def test_a_plan_has_room_for_what_its_pieces_leave() -> None:
     """More pieces of the sequence that brings more rows: no other array of the plan needs to grow."""
     plan = _Plan(4, 8, 2, None)
     for lengths, slots in [((3 * CHUNK, CHUNK), 3 + 4), ((CHUNK, 5 * CHUNK), 1 + 5 * 4)]:
-        spans = (Span(0, 1, lengths[0], (0,) * 5), Span(1, 5, lengths[1], (0,) * 5))
+        spans = (Span(0, 1, lengths[0], lengths[0], (0,) * 5), Span(1, 5, lengths[1], lengths[1], (0,) * 5))
         batch: Any = SimpleNamespace(spans=spans, num_tokens=5, positions=np.zeros(5, np.int64))
         plan.fill(batch)
         assert len(plan._parts) >= slots * 4

@@ -13,6 +13,7 @@ numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pi
 from minillm import ops  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
 from minillm.backends.numba.avx512 import HAS_INTEGER_TILES  # noqa: E402
+from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
 from minillm.backends.numba.fewrows import linear_few  # noqa: E402
 from minillm.backends.numba.manyrows import linear_many  # noqa: E402
 from minillm.ops.quantize import dequantize, quantize  # noqa: E402
@@ -98,14 +99,14 @@ def test_a_row_alone_is_bitwise_the_row_in_a_batch(form: str, inputs: int, outpu
 def test_the_number_of_threads_changes_no_bit(form: str) -> None:
     weight, _ = stored(numbers(100, 80), form)
     x = numbers(5, 80)
-    before = numba.get_num_threads()
+    before = num_threads()
     results = []
     try:
         for threads in range(1, min(numba.config.NUMBA_NUM_THREADS, 4) + 1):
-            numba.set_num_threads(threads)
+            set_threads(threads)
             results.append(run(x, weight, 100))
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     for result in results:
         np.testing.assert_array_equal(result, results[0])
 

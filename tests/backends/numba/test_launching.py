@@ -10,18 +10,18 @@ numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pi
 
 from minillm.backends.numba import launching  # noqa: E402
 from minillm.backends.numba.arguments import Rows, matrix, number, row_at, share_of, vector  # noqa: E402
-from minillm.backends.numba.compiling import shared_kernel  # noqa: E402
+from minillm.backends.numba.compiling import num_threads, set_threads, shared_kernel  # noqa: E402
 from minillm.backends.numba.launching import Program, launch, recording, rows_of, scratch, shares_of  # noqa: E402
 
 
 @pytest.fixture(params=[1, 2, 3], ids="{} threads".format)
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = numba.get_num_threads()
+    before = num_threads()
     if request.param > numba.config.NUMBA_NUM_THREADS:
         pytest.skip("Numba was started with fewer threads")
-    numba.set_num_threads(request.param)
+    set_threads(request.param)
     yield request.param
-    numba.set_num_threads(before)
+    set_threads(before)
 
 
 @cache

@@ -6,11 +6,10 @@ import pytest
 
 pytest.importorskip("numba", reason="the fast CPU kernels need numba")
 
-import numba
-
 from minillm import ops
 from minillm.backends.numba import manyrows, workspace
 from minillm.backends.numba.activations import ACTIVATION_CODES
+from minillm.backends.numba.compiling import num_threads, set_threads
 from minillm.backends.numba.manyrows import linear_many
 from minillm.ops.quantize import Quantized, dequantize, quantize
 
@@ -164,14 +163,14 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it():
 @tiles
 def test_the_number_of_threads_changes_no_bit():
     x, weight = random(60, 320), random(250, 320, seed=1)
-    threads = numba.get_num_threads()
+    threads = num_threads()
     for stored in all_formats(weight):
         usual = product(x, stored)
         try:
-            numba.set_num_threads(1)
+            set_threads(1)
             np.testing.assert_array_equal(product(x, stored), usual)
         finally:
-            numba.set_num_threads(threads)
+            set_threads(threads)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's product says so

@@ -13,6 +13,7 @@ numba = pytest.importorskip("numba", reason="this back end is compiled by Numba"
 from minillm.backends.numba import steps  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend  # noqa: E402
+from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
 from minillm.backends.timing import TimingBackend  # noqa: E402
 from minillm.backends.wrapping import WrappedBackend  # noqa: E402
 from minillm.batch import Sequence  # noqa: E402
@@ -164,7 +165,7 @@ def test_a_pass_of_many_rows_or_with_unwanted_rows_is_called(replays: list[int])
 
 
 def test_other_numbers_of_threads_have_steps_of_their_own(replays: list[int]) -> None:
-    before = numba.get_num_threads()
+    before = num_threads()
     if numba.config.NUMBA_NUM_THREADS < 2:
         pytest.skip("Numba was started with one thread")
     replaying, calling = pair(OPT)
@@ -173,9 +174,9 @@ def test_other_numbers_of_threads_have_steps_of_their_own(replays: list[int]) ->
         expected = list(decode(calling, [LINE], [3]))
         for i, logits in enumerate(steps_of):
             assert np.array_equal(logits, expected[i])
-            numba.set_num_threads(1 + i % 2)
+            set_threads(1 + i % 2)
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     assert replays
 
 
