@@ -181,6 +181,7 @@ class Program:
         self.workers = num_threads()
         self.work = WorkSpace()
         self._launches: list[_Launch] = []
+        self._drive = _drive(self.workers > 1)
         self._table = np.empty((0, 4), np.int64)
         self._counters = np.empty((0, _COUNTERS), np.int64)
 
@@ -196,7 +197,7 @@ class Program:
         if len(self._table) < len(self._launches):
             self._table = np.array([launch.row for launch in self._launches], np.int64).reshape(-1, 4)
             self._counters = np.empty((len(self._table), _COUNTERS), np.int64)
-        _drive(self.workers > 1)(self._table, self._counters, int(watched), self.workers)
+        self._drive(self._table, self._counters, int(watched), self.workers)
 
     def ended(self) -> NDArray[np.int64]:
         """When each launch of the last run ended, if that was watched, by `time.perf_counter_ns`. [n]"""

@@ -14,6 +14,9 @@ from minillm.backends.numba import compiling, stored  # noqa: E402
 SCRIPT = '''
 """Kernels of each kind: called by another one, on all threads, raising, with memory of their own, called from C."""
 
+import ctypes
+import sys
+
 import numba
 import numpy as np
 from numba.core.ccallback import CFunc
@@ -36,8 +39,11 @@ def roots(given, out):
     out[:] = own
 
 
-def square(x):
-    return x * x
+def total(numbers, count):
+    result = 0.0
+    for x in numba.carray(numbers, (count,)):  # a function out of Numba's module for arrays
+        result += x
+    return result
 
 
 def root_of_first(given):
@@ -52,11 +58,11 @@ try:
     kernel("float64(float64[::1])")(root_of_first)(-numbers[1:])
 except ValueError as error:
     print(error.args)
-callback = CFunc(square, ((numba.float64,), numba.float64), {}, {})
+callback = CFunc(total, ((numba.types.CPointer(numba.float64), numba.int64), numba.float64), {}, {})
 _enable_caching(callback)
 callback.compile()
-print(callback.ctypes(5.0))
-print("compiler awake" if rtsys._init else "compiler asleep")
+print(callback.ctypes(numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_double)), len(numbers)))
+print("compiler awake" if rtsys._init or "numba.np.arrayobj" in sys.modules else "compiler asleep")
 '''
 
 
@@ -81,7 +87,7 @@ def test_a_run_out_of_the_cache_does_the_same_and_leaves_the_compiler_asleep(tmp
         subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
         for _ in range(2)
     )
-    results = ["[0.0, 1.0, 2.0, 3.0] 4.0", "('no root', -1.0)", "25.0"]
+    results = ["[0.0, 1.0, 2.0, 3.0] 4.0", "('no root', -1.0)", "6.0"]
     assert first.stdout.splitlines() == [*results, "compiler awake"]
     assert second.stdout.splitlines() == [*results, "compiler asleep"]
 
