@@ -61,6 +61,7 @@ def test_shares_of_a_size_make_it_up() -> None:
         for shares in (1, 2, 7):
             pieces = [share_of.py_func(size, share, shares) for share in range(shares)]
             assert [i for first, stop in pieces for i in range(first, stop)] == list(range(size))
+    assert [stop - first for first, stop in (share_of.py_func(32, share, 4) for share in range(4))] == [14, 10, 6, 2]
 
 
 def test_a_program_runs_its_launches_in_order_and_on_what_is_in_the_arrays_then(threads: int) -> None:
