@@ -32,6 +32,8 @@ class Format:
     """(builder, address of a block, number j in it) -> one weight, without its scale"""
     scaled: bool = False
     """Whether a group has a scale."""
+    alone: int | None = None
+    """With AVX-512, outputs of a tile of one row; None: as many as in any format"""
 
 
 def load_block(builder: ir.IRBuilder, address: Any, element: Any, bytes_each: int) -> list[Any]:
@@ -102,9 +104,9 @@ def expand_one_int4(builder: ir.IRBuilder, address: Any, j: Any) -> Any:
 
 
 FORMATS = {
-    types.float32: Format(128, expand_float32, expand_one_float32),
-    types.int16: Format(64, expand_float16, expand_one_float16),
-    types.uint16: Format(64, expand_bfloat16, expand_one_bfloat16),
+    types.float32: Format(128, expand_float32, expand_one_float32, alone=2),
+    types.int16: Format(64, expand_float16, expand_one_float16, alone=1),
+    types.uint16: Format(64, expand_bfloat16, expand_one_bfloat16, alone=1),
     types.int8: Format(32, expand_int8, expand_one_int8, scaled=True),
     types.uint8: Format(16, expand_int4, expand_one_int4, scaled=True),
 }

@@ -7,17 +7,17 @@ the cache uses none of it. Without it such a run of opt-125m in int4 takes 224 M
 This leans on Numba's inner workings: `compiling.py` says with which versions it is used.
 """
 
+import pickle
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
-from numba.core import environment
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import compile_result
+from numba.core.environment import Environment, _rebuild_env, lookup_environment
 from numba.core.runtime import _nrt_python
 
 
@@ -64,40 +64,51 @@ class StoredResult(CompileResultCacheImpl):  # type: ignore[misc]
         )  # fmt: skip
 
 
+class _Unpickler(pickle.Unpickler):
+    """Reads a kernel without importing the modules of the functions that were compiled into it.
+
+    Each brings along its module's names (an environment), which only the interpreter would look up. Numba imports the
+    module for that, and the one of its own functions for arrays is the largest part of its compiler.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What the file calls by its name."""
+        usual = super().find_class(module, name)
+        return _environment_of if usual is _rebuild_env else usual
+
+
+def _environment_of(module: str, constants: list[Any], name: str) -> Any:
+    """As Numba makes it, of a module that is there; else without names."""
+    if module in sys.modules:
+        return _rebuild_env(module, constants, name)
+    found = lookup_environment(name)
+    if found is None:
+        found = Environment({"__name__": module})
+        found.consts[:] = constants
+        found.env_name = name
+        Environment._memo[name] = found
+    return found
+
+
 class KernelCache(FunctionCache):  # type: ignore[misc]
     """Numba's cache of one function, which leaves the compiler asleep until something is not in it."""
 
     _impl_class = StoredResult
 
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file._load_data = self._read
+
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The kernel for a signature, None if it is not there."""
         _make_linker_ready(target_context.codegen())
-        with self._guard_against_spurious_io_errors(), _importing_nothing():
+        with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, target_context)
 
-
-@contextmanager
-def _importing_nothing() -> Iterator[None]:
-    """A function that was compiled into a kernel brings along the names of its module, which only the interpreter
-    would look up; Numba imports that module, and its own for arrays is its compiler's largest part.
-    """
-    usual = environment._rebuild_env
-    environment._rebuild_env = lambda module, constants, name: (
-        usual(module, constants, name) if module in sys.modules else _without_names(module, constants, name)
-    )
-    try:
-        yield
-    finally:
-        environment._rebuild_env = usual
-
-
-def _without_names(module: str, constants: list[Any], name: str) -> Any:
-    """What Numba calls an environment, for functions of a module that is not there."""
-    found = environment.lookup_environment(name) or environment.Environment({"__name__": module})
-    found.consts[:] = constants
-    found.env_name = name
-    environment.Environment._memo[name] = found
-    return found
+    def _read(self, name: str) -> Any:
+        """What the cache holds of a kernel."""
+        with Path(self._cache_file._data_path(name)).open("rb") as file:
+            return _Unpickler(file).load()
 
 
 @cache
