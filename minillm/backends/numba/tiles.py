@@ -6,8 +6,8 @@ partial sums, which are added up in one order at the end. That order is the same
 not depend, in any bit, on how many rows there are beside it.
 
 On a Zen 5 core (256 GFLOP/s at most) with weights in its cache, tiles of 4 to 8 rows ran at 210 to 225 GFLOP/s on
-16-bit weights and at 175 to 190 on 8- and 4-bit ones. One row went through 156 (float32), 117 (16-bit), 43 (8-bit)
-and 23 GB/s (4-bit); two such cores read 42 to 47 GB/s from memory.
+16-bit weights and at 175 to 190 on 8- and 4-bit ones. One row with 4 outputs went through 156 (float32), 117 (16-bit),
+43 (8-bit) and 23 GB/s (4-bit); two such cores read 42 to 47 GB/s from memory.
 """
 
 from dataclasses import dataclass
