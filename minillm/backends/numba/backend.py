@@ -205,8 +205,6 @@ class NumbaBackend(Backend):
 class NumbaHost(NumpyBackend):
     """NumPy, with the draw by a kernel."""
 
-    name = "numba"
-
     def __init__(self) -> None:
         super().__init__()
         self._sampler = Sampler()

@@ -155,6 +155,7 @@ def _drive(parallel: bool) -> Any:
 
 @inner
 def _clear(counters: Any) -> None:
+    """Nothing is taken or done yet. Within `_drive_all` this would become a parallel loop of its own."""
     counters[:] = 0
 
 
