@@ -63,7 +63,7 @@ class Backend:
         """Bring a parameter into this back end's layout, once, at load.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], as a fused Q/K/V projection wants it. A
-        single one that may keep its format and layout is mapped and not copied. Vectors are always float32.
+        single one that may keep its format and layout is mapped and not copied. Vectors are copied, as float32.
         """
         bias = join(biases) if biases else None
         if len(tensors[0].shape) == 1:

@@ -116,8 +116,12 @@ def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:
-    """One float32 array of all tensors; a single one in place where it can be."""
-    if len(tensors) == 1 and (order == "C" or len(tensors[0].shape) == 1):
+    """One float32 array of all tensors; a single matrix in its file where it can stay there.
+
+    Vectors are copied: what is mapped keeps the pages around it in memory. Those of opt-125m are 0.5 MB, and kept 3.6
+    MB of a file whose matrices nobody reads any more once they are rounded.
+    """
+    if len(tensors) == 1 and order == "C" and len(tensors[0].shape) > 1:
         return tensors[0].load()
     rows = [tensor.shape[0] for tensor in tensors]
     joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32, order=order)

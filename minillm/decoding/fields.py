@@ -1,6 +1,5 @@
 """The rules of every generation field: what it may be, its default, and the field without which it has no effect."""
 
-import difflib
 import math
 import reprlib
 from collections.abc import Callable, Mapping
@@ -238,6 +237,8 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
             )
         if name in NO_MEANING:
             raise ParameterError(f"{name} is a field of transformers that means nothing to minillm: leave it out")
+        import difflib  # nobody else needs it
+
         nearest = difflib.get_close_matches(name, RULES, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(RULES)}"
         raise ParameterError(f"unknown generation field {name!r}: {hint}")

@@ -63,6 +63,18 @@ def test_sixteen_bits_stay_in_their_file(tmp_path: Path, dtype: Any) -> None:
     )
 
 
+def test_a_float32_matrix_stays_in_its_file_and_a_vector_does_not(tmp_path: Path) -> None:
+    """A vector that is mapped would keep the pages around it in memory."""
+    arrays = {"w": np.zeros((6, 8), np.float32), "b": RNG.standard_normal(6).astype(np.float32)}
+    save_file(arrays, tmp_path / "m.safetensors")
+    stored = read_safetensors(tmp_path / "m.safetensors")
+    for order in ("C", "F"):
+        weight = NumpyBackend(weights="float32", weight_order=order).prepare_weight("w", [stored["w"]], [stored["b"]])
+        assert weight.data.flags.owndata is (order == "F")
+        assert weight.bias.flags.owndata
+        np.testing.assert_array_equal(weight.bias, arrays["b"])
+
+
 def test_rows_side_by_side_in_a_file_are_mapped_as_one(tmp_path: Path) -> None:
     """Only where they are: in another order, with something between, of another width or file, they are copied."""
     arrays = {name: RNG.standard_normal((rows, 8)).astype(np.float16) for name, rows in (("a", 3), ("b", 5), ("c", 2))}
