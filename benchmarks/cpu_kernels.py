@@ -120,15 +120,16 @@ def probe_kernel() -> Callable[[Any], Any]:
     import numba
 
     from minillm.backends.numba.compiling import kernel
+    from minillm.backends.numba.elementary import inner
 
-    @kernel()
+    @inner
     def add(numbers: Any) -> Any:
         total = 0
         for number in numbers:
             total += number
         return total
 
-    @kernel(parallel=True)
+    @kernel("int64(int64[::1])", parallel=True)
     def probe(numbers: Any) -> Any:
         parts = 64
         total = 0
@@ -136,7 +137,7 @@ def probe_kernel() -> Callable[[Any], Any]:
             total += add(numbers[len(numbers) * part // parts : len(numbers) * (part + 1) // parts])
         return total
 
-    return lambda numbers: probe(numbers)
+    return probe
 
 
 if __name__ == "__main__":

@@ -30,32 +30,32 @@ KNOWN_NUMBA = ((0, 68),)
 """Versions whose inner workings are those that `stored.py` leans on; others use Numba's own cache."""
 
 
-def kernel(signature: Any = None, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function by Numba, as all kernels here are: without the interpreter's lock, and cached.
+def kernel(signature: Any, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function by Numba, or load it out of the cache, to be called from Python without its lock.
 
-    With a signature it is compiled, or loaded, at once: write that inside a function that is called when the kernel
-    is first needed. Without one, each new set of argument types is, and a set includes whether an array may be written
-    to and whether it is aligned.
+    Write this inside a function that is called when the kernel is first needed. What it gives takes the arguments for
+    what `signature` says: nobody compares types. Numba's dispatcher would, in 3 us a call, and imports NumPy's masked
+    arrays for it (1.3 MB).
 
     Args:
-        signature: types of the arguments in Numba's notation, or None
+        signature: types of the arguments in Numba's notation
         parallel: whether `numba.prange` runs on all threads
     """
 
-    def compile_it(function: Callable[..., Any]) -> Any:
-        if signature is not None:
-            _announce()
+    def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
+        _announce()
         began = time.perf_counter()
         with _cache_in(cache_folder()) as cached:
             compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel)(function)
             if cached:
                 _enable_caching(compiled)
-            if signature is not None:
-                compiled.compile(signature)
-                compiled.disable_compile()
+            compiled.compile(signature)
         if compiled.stats.cache_misses:
             _report(function, began)
-        return compiled
+        _KEPT.append(compiled)
+        [result] = compiled.overloads.values()
+        entry: Callable[..., Any] = result.entry_point
+        return entry
 
     return compile_it
 
@@ -87,7 +87,7 @@ def shared_kernel(element: Any) -> Callable[[Callable[..., None]], int]:
 
 
 _KEPT: list[Any] = []
-"""What addresses point into."""
+"""What addresses and entries point into."""
 
 
 def _report(function: Callable[..., Any], began: float) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from .compiling import kernel
+from .elementary import inner
 from .intrinsics import (
     FLOAT,
     HALF,
@@ -96,7 +96,7 @@ def _nibbles(builder: ir.IRBuilder, source: Any) -> Any:
     return builder.shuffle_vector(low, high, ir.Constant(vector(INT32, GROUP), list(range(GROUP))))
 
 
-@kernel()
+@inner
 def expand(
     stored: Any, row_bytes: int, scales: Any, kind: int, group: int, first: int, last: int, start: int, stop: int,
     tile: Any, at: int, stride: int,
@@ -106,9 +106,9 @@ def expand(
     `start` is a multiple of 32; inputs beyond the stored ones are zeros.
 
     Args:
-        stored: uint8, flat: [out, row_bytes], read-only
+        stored: uint8, flat: [out, row_bytes]
         row_bytes: how many bytes an output has
-        scales: float16 as uint16 [out, in' / group], read-only; any of two dimensions where there are none
+        scales: float16 as uint16 [out, in' / group]; any of two dimensions where there are none
         kind: one of `FLOAT32` ... `SIGNED4`
         group: inputs that share a scale
         first: which outputs
@@ -148,7 +148,7 @@ def expand(
             tile[target + k] = np.float32(0)
 
 
-@kernel()
+@inner
 def expand_integers(
     stored: Any, row_bytes: int, scales: Any, kind: int, group: int, first: int, last: int, start: int, stop: int,
     tile: Any, at: int, stride: int, tile_scales: Any, scales_at: int,

@@ -13,10 +13,13 @@ OpenBLAS 0.3.31 beside them: 103 to 118, and 180 to 195 when told to use its ker
 choose on this CPU.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from ...ops.quantize import Quantized
@@ -26,7 +29,7 @@ from .compiling import kernel, num_threads
 from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand
 from .launching import not_recorded
 from .rows import finish
-from .tiled import FLOAT_DEPTH, INTEGER_DEPTH, WIDTH, float_product, integer_product
+from .tiled import FLOAT_DEPTH, INTEGER_DEPTH, WIDTH, float_kernel, integer_kernel
 from .workspace import work
 
 MOST_ROWS = 11 * WIDTH
@@ -70,7 +73,7 @@ def linear_many(
         for first in range(0, len(x), step):
             part = slice(first, first + step)
             epilogue = (
-                _read_only(_ZEROS if bias is None else bias),
+                _ZEROS if bias is None else bias,
                 fused and activation == "relu",
                 _ZEROS if added is None else added[part].reshape(-1),
             )
@@ -82,7 +85,7 @@ def linear_many(
 
 
 class _Stored(NamedTuple):
-    """A weight as kernels take it: read-only views, so that one mapped from a file is the same type to Numba."""
+    """A weight as kernels take it."""
 
     values: NDArray[Any]
     """[out, in], [out, in'] or [out, in' / 2], as `ops.quantize` says"""
@@ -98,21 +101,15 @@ class _Stored(NamedTuple):
     @staticmethod
     def of(weight: NDArray[Any] | Quantized) -> "_Stored":
         if isinstance(weight, Quantized):
-            values, scales, group = weight.values, _read_only(weight.scales).view(np.uint16), weight.group
+            values, scales, group = weight.values, weight.scales.view(np.uint16), weight.group
         else:
             values, scales, group = weight, _NO_SCALES, GROUP
         kind = _KINDS[values.dtype.name]
-        flat = _read_only(values).view(np.uint8).reshape(-1)  # [out, in] -> [bytes]
+        flat = values.view(np.uint8).reshape(-1)  # [out, in] -> [bytes]
         return _Stored(values, kind, flat, scales, group, values.shape[1] * (2 if kind == SIGNED4 else 1))
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-_ZEROS, _NO_SCALES = np.zeros(LANES, np.float32), _read_only(np.empty((1, 0), np.uint16))
+_ZEROS, _NO_SCALES = np.zeros(LANES, np.float32), np.empty((1, 0), np.uint16)
 _Epilogue = tuple[NDArray[np.float32], bool, NDArray[np.float32]]
 """Bias, whether ReLU follows, residual; `_ZEROS` where there is no bias or residual."""
 
@@ -134,7 +131,7 @@ def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> 
     workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = (-(-size // LANES) * LANES for size in (len(x), weight.inputs))
-    float_product(
+    float_kernel()(
         x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
         *epilogue, out, columns, workers,
         work.take("panels", padded * depth, np.float32),
@@ -148,7 +145,7 @@ def _multiply_integers(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -
     workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = -(-len(x) // LANES) * LANES, weight.inputs
-    integer_product(
+    integer_kernel()(
         x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
         *epilogue, out, columns, workers,
         work.take("integer panels", padded * depth // 4, np.int32),
@@ -171,12 +168,18 @@ def _multiply_by_blas(x: Any, weight: _Stored, out: Any) -> None:
     tile = work.take("expanded", min(rows, outputs) * depth, np.float32)
     for first in range(0, outputs, rows):
         last = min(outputs, first + rows)
-        _expand_rows(weight.flat, outputs, weight.scales, weight.kind, weight.group, first, last, depth, tile)
+        _expand_kernel()(weight.flat, outputs, weight.scales, weight.kind, weight.group, first, last, depth, tile)
         part = tile[: (last - first) * depth].reshape(-1, depth)[:, : x.shape[1]]
         np.matmul(x, part.T, out=out[:, first:last])  # [T, in] x [in, n] -> [T, n]
 
 
-@kernel(parallel=True)
+@cache
+def _expand_kernel() -> Callable[..., None]:
+    stored, tile = (types.Array(kind, 1, "C") for kind in (types.uint8, types.float32))
+    scales = types.Array(types.uint16, 2, "C")
+    return kernel(types.void(stored, types.int64, scales, *[types.int64] * 5, tile), parallel=True)(_expand_rows)
+
+
 def _expand_rows(
     stored: Any, outputs: int, scales: Any, kind: int, group: int, first: int, last: int, depth: int, tile: Any
 ) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from .avx512 import GROUP, LANES, finish_tile, quantise_group, transpose
-from .compiling import kernel
+from .elementary import inner
 
 
-@kernel()
+@inner
 def pack_floats(
     x: Any, rows: int, inputs: int, start: int, stop: int, first: int, width: int, panel: Any, at: int
 ) -> None:
@@ -40,7 +40,7 @@ def pack_floats(
                     panel[target + j * width + i] = x[(first + r + i) * inputs + k + j] if there else np.float32(0)
 
 
-@kernel()
+@inner
 def pack_integers(
     x: Any, rows: int, inputs: int, depth: int, first: int, width: int, panels: Any, offsets: Any, scales: Any,
     block: Any,
@@ -66,7 +66,7 @@ def pack_integers(
             quantise_group(block, 0, panels, panel, width, scales, offsets, (first * depth + k * width) // GROUP + r)
 
 
-@kernel()
+@inner
 def finish(
     sums: Any, at: int, width: int, first_row: int, rows: int, first: int, last: int, bias: Any,
     relu: bool, residual: Any, out: Any, outputs: int,

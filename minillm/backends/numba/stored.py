@@ -15,34 +15,25 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import compile_result
 from numba.core.environment import Environment, _rebuild_env, lookup_environment
 from numba.core.runtime import _nrt_python
 
 
-class StoredKernel(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types
-    """The machine code of a kernel, and beside it what another one would inline, which is parsed when one does."""
-
-    _shared_module: Any
+class StoredKernel:
+    """The machine code of a kernel. What another one would inline is dropped, since kernels call no kernels."""
 
     def __init__(self, codegen: Any, stored: Any) -> None:
         """Link what a library of Numba's has written."""
-        name, _, (machine_code, self._bitcode) = stored
-        super().__init__(codegen, name)
-        self.enable_object_caching()
-        self._set_compiled_object(machine_code)
-        self._finalize_final_module()
+        _, _, (machine_code, _) = stored
+        self.codegen = codegen
+        self._engine = codegen._engine
+        self._engine._ee.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+        self._engine.finalize_object()
 
     def get_pointer_to_function(self, name: str) -> int:
         """The address of a function that is in it, 0 if it is not."""
-        return int(self._codegen._engine.get_function_address(name))
-
-    def _get_module_for_linking(self) -> Any:
-        """What another kernel inlines."""
-        if self._shared_module is None:
-            self._shared_module = llvm.parse_bitcode(self._bitcode)
-        return self._shared_module
+        return int(self._engine.get_function_address(name))
 
 
 class StoredResult(CompileResultCacheImpl):  # type: ignore[misc]

@@ -5,9 +5,12 @@ which are expanded into the worker's second-level cache; panels of 48 rows; tile
 rows have gathered becomes results when all inputs of a piece are through.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numba
+from numba import types
 
 from .avx512 import (
     FLOAT_OUTPUTS,
@@ -22,6 +25,7 @@ from .avx512 import (
     integer_tile_48,
 )
 from .compiling import kernel
+from .elementary import inner
 from .expanding import expand, expand_integers
 from .packing import finish, pack_floats, pack_integers
 
@@ -31,8 +35,28 @@ FLOAT_DEPTH = 256
 INTEGER_DEPTH = 768
 """Inputs of one piece: a panel of that depth is 48 or 36 KB, about what the first-level cache holds."""
 
+_WHOLE = types.int64
+_FLOATS, _INTEGERS, _BYTES = (types.Array(kind, 1, "C") for kind in (types.float32, types.int32, types.uint8))
+_OPERANDS = (
+    _FLOATS, _WHOLE, _WHOLE, _WHOLE, _BYTES, _WHOLE, types.Array(types.uint16, 2, "C"), _WHOLE, _WHOLE,
+    _FLOATS, types.boolean, _FLOATS, _FLOATS, _WHOLE, _WHOLE,
+)  # fmt: skip
+"""From x to workers: what both products take alike."""
 
-@kernel(parallel=True)
+
+@cache
+def float_kernel() -> Callable[..., None]:
+    """`float_product`, compiled."""
+    return kernel(types.void(*_OPERANDS, _FLOATS, _FLOATS, _FLOATS), parallel=True)(float_product)
+
+
+@cache
+def integer_kernel() -> Callable[..., None]:
+    """`integer_product`, compiled."""
+    work = _INTEGERS, _INTEGERS, _FLOATS, _BYTES, _FLOATS, _FLOATS, _FLOATS
+    return kernel(types.void(*_OPERANDS, *work), parallel=True)(integer_product)
+
+
 def float_product(
     x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int,
     bias: Any, relu: bool, residual: Any, out: Any, columns: int, workers: int, panels: Any, tiles: Any, sums: Any,
@@ -44,7 +68,7 @@ def float_product(
         rows: at least 1
         inputs: of x
         depth: the larger of `inputs` and the stored inputs, rounded up to a multiple of 16
-        stored: uint8, read-only: the weights of `outputs` outputs (see `expanding.expand`)
+        stored: uint8: the weights of `outputs` outputs (see `expanding.expand`)
         outputs: at least 1
         scales: see `expanding.expand`
         kind: see `expanding.expand`
@@ -85,7 +109,7 @@ def float_product(
                 )  # fmt: skip
 
 
-@kernel()
+@inner
 def _float_tiles(
     width: int, panels: Any, panel: int, start: int, tiles: Any, tile: int, count: int, depth: int, sums: Any, at: int
 ) -> None:
@@ -101,7 +125,6 @@ def _float_tiles(
             float_tile_16(panels, panel, tiles, place, FLOAT_DEPTH, depth, sums, target)
 
 
-@kernel(parallel=True)
 def integer_product(
     x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int,
     bias: Any, relu: bool, residual: Any, out: Any, columns: int, workers: int, panels: Any, offsets: Any,
@@ -114,7 +137,7 @@ def integer_product(
         rows: at least 1
         inputs: of x
         depth: the stored inputs, a multiple of 32
-        stored: uint8, read-only: the weights of `outputs` outputs (see `expanding.expand`)
+        stored: uint8: the weights of `outputs` outputs (see `expanding.expand`)
         outputs: at least 1
         scales: see `expanding.expand`
         kind: see `expanding.expand`
@@ -167,7 +190,7 @@ def integer_product(
                 )  # fmt: skip
 
 
-@kernel()
+@inner
 def _integer_tiles(
     width: int, panels: Any, panel: int, offsets: Any, row_scales: Any, group: int, start: int, tiles: Any, tile: int,
     tile_scales: Any, scale: int, count: int, groups: int, sums: Any, at: int,
