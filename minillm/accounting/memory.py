@@ -1,7 +1,6 @@
 """A model's memory: weights by part, the K/V cache, activations; and how much of what fits."""
 
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import NamedTuple
 
 from ..config import ModelConfig
@@ -52,9 +51,8 @@ def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Memory for the results of a pass, as minillm's arena keeps them.
 
-    Two halves take turns from layer to layer, so the results of two neighbouring layers are there at once. In each
-    half the first result of every layer takes the same place, and so do the second ones and so on; a place is as large
-    as the largest that it took.
+    The first result of every layer takes the same place, and so do the second ones and so on; a place is as large as
+    the largest that it took. Where a place still holds the last result of the layer before, another stands in for it.
 
     Args:
         config: the model
@@ -70,8 +68,14 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
 
     turns = [results(outline.before, T), *(results(layer, T) for layer in outline.layers)]
     turns.append(results(outline.after, T) + results(outline.head, R))
-    halves = [list(zip_longest(*turns[half::2], fillvalue=0)) for half in (0, 1)]
-    return sum(max(place) for half in halves for place in half)
+    places: dict[tuple[int, bool], int] = {}
+    last = (-1, False)
+    for sizes in turns:
+        kept = last
+        for number, size in enumerate(sizes):
+            last = number, kept == (number, False)
+            places[last] = max(size, places.get(last, 0))
+    return sum(places.values())
 
 
 def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...]:

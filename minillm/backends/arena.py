@@ -11,6 +11,11 @@ from typing import Any
 
 import numpy as np
 
+_Place = tuple[int, bool]
+"""Which call since the turn, and whether its usual buffer holds the result of the layer before, so that another one
+stands in for it."""
+_NOWHERE: _Place = (-1, False)
+
 
 class Arena:
     """Reusable buffers, of float32 unless said otherwise."""
@@ -19,40 +24,38 @@ class Arena:
         """Take the array module, the numbers' usual type, and what reserves memory: `xp.empty` unless given."""
         self.dtype = np.dtype(dtype)
         self._empty = empty or xp.empty
-        self._halves: tuple[list[Any], list[Any]] = ([], [])  # flat buffers of bytes, one for each call since the turn
-        self._views: tuple[list[Any], list[Any]] = ([], [])  # what each was asked for last
-        self._half = 0
-        self._next = 0
+        self._buffers: dict[_Place, Any] = {}  # flat, of bytes
+        self._views: dict[_Place, Any] = {}  # what each was asked for last
+        self.restart()
 
     def restart(self) -> None:
         """Begin a step anew: all arrays are free again, and come in the same order whatever ran before."""
-        self._half = self._next = 0
+        self._next = 0
+        self._last = self._kept = _NOWHERE
 
     def turn(self) -> None:
-        """Begin the next layer in the other half, whose arrays are free again."""
-        self._half ^= 1
+        """Begin the next layer: all arrays are free again but the one that was taken last."""
         self._next = 0
+        self._kept = self._last
 
     def take(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
-        """An uninitialised array, valid until the second `turn` from now."""
-        views, index = self._views[self._half], self._next
+        """An uninitialised array, valid until the next `turn`; the last one of a layer until the turn after that."""
+        place = self._next, self._kept == (self._next, False)
         self._next += 1
-        if index < len(views) and views[index].shape == shape and views[index].dtype == (dtype or self.dtype):
-            return views[index]
-        return self._make(index, shape, np.dtype(dtype or self.dtype))
+        self._last = place
+        view = self._views.get(place)
+        if view is not None and view.shape == shape and view.dtype == (dtype or self.dtype):
+            return view
+        return self._make(place, shape, np.dtype(dtype or self.dtype))
 
-    def _make(self, index: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        buffers, views = self._halves[self._half], self._views[self._half]
+    def _make(self, place: "_Place", shape: tuple[int, ...], dtype: Any) -> Any:
         size = math.prod(shape) * dtype.itemsize
-        if index == len(buffers):
-            buffers.append(self._empty((size,), np.uint8))
-            views.append(None)
-        elif buffers[index].size < size:
-            buffers[index] = self._empty((size,), np.uint8)
-        views[index] = buffers[index][:size].view(dtype).reshape(shape)
-        return views[index]
+        if place not in self._buffers or self._buffers[place].size < size:
+            self._buffers[place] = self._empty((size,), np.uint8)
+        self._views[place] = self._buffers[place][:size].view(dtype).reshape(shape)
+        return self._views[place]
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(buffer.nbytes for half in self._halves for buffer in half)
+        return sum(buffer.nbytes for buffer in self._buffers.values())

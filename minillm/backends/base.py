@@ -31,7 +31,8 @@ QUANTIZED = ("int8", "int4")
 class Backend:
     """Runs every operation as `ops/` defines it, on the array module `xp`.
 
-    Results live in an arena: valid until the layer after the present one has ended (see `Arena`).
+    Results live in an arena: valid until the next layer begins, a layer's last one until the next has ended (see
+    `Arena`).
     """
 
     name = "reference"
@@ -103,7 +104,8 @@ class Backend:
         return None
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
-        """A batch, and the rows [R] whose logits are wanted, as operations take them."""
+        """Begin a pass: a batch, and the rows [R] whose logits are wanted, as operations take them."""
+        self.arena.restart()
         return batch, np.asarray(rows, np.int64)
 
     def run(

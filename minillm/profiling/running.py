@@ -76,7 +76,7 @@ def _product_rate(ops: Backend, rows: int = 512, width: int = 1536) -> float:
     x = ops.xp.ones((rows, width), ops.xp.float32)
 
     def product() -> None:
-        ops.enter_layer(0)  # so that results take turns in the arena
+        ops.enter_layer(0)  # so that results use the same memory
         ops.linear(x, weight)
 
     return 2 * rows * width * width / best_of(product)
