@@ -129,6 +129,7 @@ def run(args: argparse.Namespace) -> None:
         if plan.engine in engines and plan.form in args.formats and any(takes_part(case, plan) for case in args.cases)
     ]
     environment = os.environ | thread_environment(args.threads) | {"HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # cold starts would compile what an installed package has compiled
     with tempfile.TemporaryDirectory(prefix="minillm-peers-") as folder:
         say("writing the same weights for every engine")
         wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
