@@ -49,6 +49,22 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+TALK = [system("Be brief."), user("Hi"), assistant("Hello, you."), user("Who?")]
+WRITTEN = {
+    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    "Hello, you.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n",
+    "inst": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello, you. </s><s>[INST] Who? [/INST]",
+    "zephyr": "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello, you.</s>\n<|user|>\nWho?</s>\n"
+    "<|assistant|>\n",
+    "mistral": "<s>[INST] Hi[/INST] Hello, you.</s>[INST] Be brief.\n\nWho?[/INST]",
+    "phi": "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello, you.<|end|>\n<|user|>\nWho?"
+    "<|end|>\n<|assistant|>\n",
+    "loops": "2 of 4, User: Hi\n3 of 4, Assistant: Hello, you.\n4 of 4, User: Who?\nAssistant:",
+    "generation": "<|system|>Be brief.\n<|user|>Hi\n<|assistant|>Hello, you.</s>\n<|user|>Who?\n<|assistant|>",
+}
+"""TALK as some of the forms have it."""
+
+
 def write_tokenizer(folder: Path, template: str, **settings: Any) -> Path:
     """The small tokenizer's folder with a template in chat_template.jinja; `settings` go into tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)

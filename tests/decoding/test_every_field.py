@@ -1,6 +1,6 @@
 """Each field of GenerationConfig changes something: a walk over all of them, one line each.
 
-That a field is refused where it cannot have an effect, and an impossible value anywhere, is in test_parameters.py.
+That a field is refused where it cannot have an effect, and an impossible value anywhere, is in test_fields.py.
 """
 
 import dataclasses

@@ -72,16 +72,6 @@ def float32_to_bfloat16(typing_context: Any, value: Any) -> Any:
     return types.uint16(types.float32), generate
 
 
-@intrinsic
-def float32_to_float16(typing_context: Any, value: Any) -> Any:
-    """The nearest float16 as uint16, of two equally near ones the even; infinity beyond 65504."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], HALF), INT16)
-
-    return types.uint16(types.float32), generate
-
-
 # --- parts of generated code: vectors ---------------------------------------------------------------------------------
 
 

@@ -1,7 +1,5 @@
 """Memory on the device: what is sent there, what is taken against what was predicted, and what happens when it ends."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ from minillm.backends.counting import counting
 from minillm.backends.cuda import linear, memory, weights
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.memory import CACHE, CupyDevice, Device, Parcel
+from minillm.backends.cuda.memory import CACHE, Device, Parcel
 from minillm.backends.cuda.weights import Uploader, number_type
 from minillm.backends.random import RandomTensor
 from minillm.backends.weights import narrow
@@ -286,93 +284,3 @@ def test_a_debug_build_is_asked_for_by_the_environment(monkeypatch: pytest.Monke
 
     Kernels(Noting(), "float32", debug=True).get("kv", "store_kv")
     assert "-DMINILLM_CUDA_DEBUG" in options[0]
-
-
-# --- where there is no GPU --------------------------------------------------------------------------------------------
-
-
-def test_a_machine_without_cupy_or_gpu_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match=r"device 'cuda' needs CuPy .*: pip install 'minillm\[cuda13\]'"):
-        Engine(device="cuda")
-    monkeypatch.undo()
-    cupy = pytest.importorskip("cupy", reason="the other half needs CuPy")
-    if cupy.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(DeviceError, match="device 'cuda' needs an NVIDIA GPU") as error:
-        Engine(device="cuda")
-    assert len(str(error.value).splitlines()) == 1
-
-
-def test_a_cpu_needs_nothing_of_cuda() -> None:
-    code = """
-import sys
-for name in ("cupy", "cupyx", "ml_dtypes", "cupy_backends"):
-    sys.modules[name] = None
-import minillm
-print(minillm.Engine().generate("A list of colors: red,", max_new_tokens=2).text)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == " orange,\n"
-
-
-# --- CuPy's side, as far as it can be seen without a GPU --------------------------------------------------------------
-
-
-def test_cupy_has_what_the_device_asks_for() -> None:
-    cupy = pytest.importorskip("cupy", reason="looks at CuPy's names")
-    import cupyx
-
-    stream = cupy.cuda.Stream
-    for owner, names in (
-        (stream, ("use", "record", "synchronize", "begin_capture", "end_capture")),
-        (cupy.cuda.Event, ("record", "synchronize")),
-        (cupy.cuda.graph.Graph, ("launch",)),
-        (cupy.cuda.MemoryPointer, ("copy_from_host_async", "copy_to_host_async", "__add__", "ptr")),
-        (cupy.cuda.MemoryPool, ("free_bytes", "free_all_blocks")),
-        (cupy.cuda, ("get_elapsed_time",)),
-        (cupy.cuda.runtime, ("memGetInfo",)),
-        (cupyx, ("empty_pinned",)),
-        (cupy, ("ascontiguousarray", "concatenate", "take", "get_default_memory_pool", "isfinite")),
-    ):
-        for name in names:
-            assert hasattr(owner, name), f"{owner} has no {name}"
-    assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
-
-
-class FakeStream:
-    """Notes what is asked of it."""
-
-    def __init__(self, non_blocking: bool = False) -> None:
-        assert non_blocking, "the default stream would wait for every other"
-        self.calls: list[str] = []
-
-    def use(self) -> None:
-        self.calls.append("use")
-
-    def begin_capture(self) -> None:
-        self.calls.append("begin")
-
-    def end_capture(self) -> Any:
-        self.calls.append("end")
-        return SimpleNamespace(launch=lambda stream: self.calls.append("launch"))
-
-    def synchronize(self) -> None:
-        self.calls.append("synchronize")
-
-
-def test_a_step_is_captured_on_our_stream_and_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream)))
-    device = CupyDevice()
-    calls = device.stream.calls
-    device.activate()
-    replay = device.record(lambda: calls.append("kernel"))
-    replay()
-    replay()
-    device.wait()
-    assert calls == ["use", "begin", "kernel", "end", "launch", "launch", "synchronize"]
-    assert device.waits == 1
-    calls.clear()
-    with pytest.raises(ZeroDivisionError):
-        device.record(lambda: 1 // 0)
-    assert calls == ["begin", "end"]
