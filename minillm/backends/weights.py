@@ -29,8 +29,8 @@ class Tensor(Protocol):
     def load(self) -> NDArray[np.float32]:
         """The values, mapped where that can be."""
 
-    def read_into(self, out: NDArray[np.float32]) -> None:
-        """Fill `out`, of this shape, with the values."""
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out`, of this shape: with the values as float32, or with numbers in 16 bits as they are stored."""
 
     def stored(self) -> Any:
         """What is stored: an array, bfloat16 as the uint16 of its bits, or a `Quantized`; mapped where that can be."""
@@ -147,7 +147,7 @@ def _narrowed(tensors: Sequence[Tensor], wanted: str) -> NDArray[Any]:
     first = 0
     for tensor in tensors:
         if tensor.dtype == wanted:
-            out[first : first + tensor.shape[0]] = tensor.stored()
+            tensor.read_into(out[first : first + tensor.shape[0]])
             first += tensor.shape[0]
             continue
         for chunk in tensor.chunks():

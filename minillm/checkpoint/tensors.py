@@ -127,17 +127,17 @@ class StoredTensor:
         """Whether the elements lie one after the other, the last axis' first."""
         return all(n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True))
 
-    def read_into(self, out: NDArray[np.float32]) -> None:
-        """Fill `out`, of this shape and of any layout, with the values as float32.
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out`, of this shape and of any layout: with the values as float32, or, of the stored type, as they are.
 
-        The file is read in chunks of 512 KiB and never mapped: beside `out`, memory holds one chunk.
+        The file is never mapped. It is read straight into `out` where that has its layout and type, else in chunks of
+        512 KiB: beside `out`, memory holds one chunk.
 
         Raises:
             UnsupportedModelError: the stored type is not float32, float16 or bfloat16.
             CheckpointError: `out` has another shape, or the file cannot be read.
         """
-        assert out.dtype == np.float32
-        self._stored_type()
+        assert out.dtype in (np.float32, self._stored_type())
         self._read(out)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
@@ -181,6 +181,12 @@ class StoredTensor:
                 f"tensor {self.name!r} in {self.file.path} has shape {list(self.shape)}, expected {list(out.shape)}"
             )
         if out.size == 0:
+            return
+        if out.dtype == stored and out.flags.c_contiguous and self._in_order():
+            with self.file.opened() as file:
+                file.seek(self.offset)
+                if file.readinto(out.data) != out.nbytes:
+                    raise self.file.shrank()
             return
         chunk = np.empty(min(extent(self.shape, self.strides), CHUNK_BYTES // stored.itemsize), stored)
         with self.file.opened() as file:

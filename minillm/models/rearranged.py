@@ -39,9 +39,9 @@ class Rearranged:
         """The values."""
         return np.ascontiguousarray(self.arrange(self.source.load()))
 
-    def read_into(self, out: NDArray[np.float32]) -> None:
-        """Fill `out` with the values."""
-        out[...] = self.arrange(self.source.load())
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out` with the values, or with what is stored where it has that type."""
+        out[...] = self.arrange(self.source.load() if out.dtype == np.float32 else self.source.stored())
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The values, some rows after the others."""

@@ -96,7 +96,11 @@ def test_each_byte_is_read_once_and_in_order(tmp_path, monkeypatch, axes):
     tensor = StoredTensor("view", view.shape, "float32", file, 0, tuple(s // 4 for s in view.strides))
     tensor.read_into(np.empty(view.shape, np.float32))
     assert all(start + size == following for (start, size), (following, _) in itertools.pairwise(reads))
-    assert sum(size for _, size in reads) == base.nbytes and 10 <= len(reads) <= 20
+    assert sum(size for _, size in reads) == base.nbytes
+    if axes == (0, 1, 2):  # straight to where it belongs
+        assert len(reads) == 1
+    else:
+        assert 10 <= len(reads) <= 20
 
 
 def test_importing_the_package_is_cheap():
