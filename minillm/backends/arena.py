@@ -48,7 +48,7 @@ class Arena:
             return view
         return self._make(place, shape, np.dtype(dtype or self.dtype))
 
-    def _make(self, place: "_Place", shape: tuple[int, ...], dtype: Any) -> Any:
+    def _make(self, place: _Place, shape: tuple[int, ...], dtype: Any) -> Any:
         size = math.prod(shape) * dtype.itemsize
         if place not in self._buffers or self._buffers[place].size < size:
             self._buffers[place] = self._empty((size,), np.uint8)
