@@ -1,8 +1,9 @@
 """Memory for results, handed out in the order of the calls and used again in every step.
 
 A forward pass asks for the same arrays in the same order each time. The arena keeps them, so a decode step allocates
-nothing and addresses repeat from step to step. Two halves take turns, layer by layer: what a layer computed stays
-valid until the next layer has ended, and a long prompt needs the memory of two layers rather than of all.
+nothing and addresses repeat from step to step. Each layer works in the memory of the one before: of all that a layer
+computed only its last result, which the next one reads, stays valid. So a long prompt needs the memory of one layer
+rather than of all.
 """
 
 import math

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from minillm.checkpoint import open_checkpoint
 from minillm.checkpoint.tensors import StoredTensor, WeightFile
+from minillm.errors import CheckpointError
 
 LOAD = """
 import json, sys
@@ -44,20 +46,34 @@ def test_peak_memory_is_the_destination_and_one_chunk(tmp_path):
     assert result["peak"] < 1.1 * result["size"]  # the mapping would add half of it, a whole fp16 tensor a sixth
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_rows_of_a_fused_weight(tmp_path, dtype):
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("as_stored", [False, True])
+def test_rows_of_a_fused_weight(tmp_path, dtype, as_stored):
     """Q, K and V read beside each other into one weight, in either layout, and nothing else of it is touched."""
     rng = np.random.default_rng(0)
     parts = {name: rng.standard_normal((5, 7)).astype(dtype) for name in "qkv"}
     save_file(parts, tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(tmp_path)
-    rows, columns = np.full((17, 7), 9, np.float32), np.full((7, 17), 9, np.float32)
+    kept = dtype if as_stored else np.float32
+    rows, columns = np.full((17, 7), 9, kept), np.full((7, 17), 9, kept)
     for i, name in enumerate("qkv"):
-        checkpoint[name].read_into(rows[1 + 5 * i : 6 + 5 * i])
-        checkpoint[name].read_into(columns.T[1 + 5 * i : 6 + 5 * i])
-    expected = np.concatenate([np.full((1, 7), 9), *parts.values(), np.full((1, 7), 9)])
-    np.testing.assert_array_equal(rows, expected)
-    np.testing.assert_array_equal(columns, expected.T)
+        for out in (rows, columns.T):
+            out = out.view(np.uint16) if kept == ml_dtypes.bfloat16 else out  # its bits
+            checkpoint[name].read_into(out[1 + 5 * i : 6 + 5 * i])
+    expected = np.concatenate([np.full((1, 7), 9, dtype), *parts.values(), np.full((1, 7), 9, dtype)]).astype(kept)
+    np.testing.assert_array_equal(rows, expected, strict=True)
+    np.testing.assert_array_equal(columns, expected.T, strict=True)
+
+
+def test_a_file_that_became_shorter_is_named(tmp_path):
+    """Read straight to where it belongs, and in chunks."""
+    save_file({"w": np.ones((64, 64), np.float32)}, tmp_path / "model.safetensors")
+    tensor = open_checkpoint(tmp_path)["w"]
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    for out in (np.empty((64, 64), np.float32), np.empty((64, 64), np.float32, order="F")):
+        with pytest.raises(CheckpointError, match="is shorter than when it was opened"):
+            tensor.read_into(out)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -36,5 +36,15 @@ def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypa
     assert ours.followed_by(ours) is None
 
 
+def test_sixteen_bits_stay_as_they_are(tmp_path: Path) -> None:
+    halves = MATRIX.astype(np.float16)
+    save_file({"a": halves}, tmp_path / "model.safetensors")
+    ours = transposed(open_checkpoint(tmp_path)["a"])
+    for dtype in (np.float16, np.float32):
+        read = np.empty((6, 24), dtype)
+        ours.read_into(read)
+        np.testing.assert_array_equal(read, halves.T.astype(dtype), strict=True)
+
+
 def test_rows_that_are_no_heads_are_left(tensor: Tensor) -> None:
     assert qkv_apart(tensor, 3) is tensor

@@ -2,7 +2,7 @@
 
 Numba makes its compiler ready before it looks into its cache: it imports the rules of all that it can compile, compiles
 its memory management, and parses, of each kernel, the code that others would inline. A run whose kernels all come from
-the cache uses none of it. Without it such a run of opt-125m in int4 takes 224 MB of memory at most, 276 MB with it.
+the cache uses none of it. Without it such a run of opt-125m in int4 takes 219 MB of memory at most, 272 MB with it.
 
 This leans on Numba's inner workings: `compiling.py` says with which versions it is used.
 """
