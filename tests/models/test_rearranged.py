@@ -1,7 +1,9 @@
 """Stored matrices in another order, by every way there is to read them."""
 
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -36,14 +38,16 @@ def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypa
     assert ours.followed_by(ours) is None
 
 
-def test_sixteen_bits_stay_as_they_are(tmp_path: Path) -> None:
-    halves = MATRIX.astype(np.float16)
-    save_file({"a": halves}, tmp_path / "model.safetensors")
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_sixteen_bits_stay_as_they_are(tmp_path: Path, dtype: Any) -> None:
+    values = MATRIX.astype(dtype)
+    save_file({"a": values}, tmp_path / "model.safetensors")
     ours = transposed(open_checkpoint(tmp_path)["a"])
-    for dtype in (np.float16, np.float32):
-        read = np.empty((6, 24), dtype)
-        ours.read_into(read)
-        np.testing.assert_array_equal(read, halves.T.astype(dtype), strict=True)
+    kept, read = np.empty((6, 24), np.float16 if dtype == np.float16 else np.uint16), np.empty((6, 24), np.float32)
+    ours.read_into(kept)
+    ours.read_into(read)
+    np.testing.assert_array_equal(kept.view(dtype), values.T, strict=True)
+    np.testing.assert_array_equal(read, values.T.astype(np.float32), strict=True)
 
 
 def test_rows_that_are_no_heads_are_left(tensor: Tensor) -> None:
