@@ -18,7 +18,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 
 CHUNK_BYTES = 2**19
 """Read at once. What is rounded on the way is worked on in the processor's cache, in memory that is used again: with
-4 MiB opt-125m takes three times as long to become bfloat16, and 6 MB more to become int4; with 1 MiB, 1 MB more."""
+4 MiB opt-125m takes three times as long to become bfloat16, and with 1 MiB it takes 1 MB more to become int4."""
 _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
