@@ -154,6 +154,18 @@ def test_only_so_many_kinds_of_steps_are_kept(replays: list[int]) -> None:
     assert len(replays) == 1  # of twelve, which is known; one has made room
 
 
+@pytest.mark.parametrize("count", [2, 9, FEW_ROWS])
+def test_a_sequence_may_bring_as_many_rows_as_a_program_takes(replays: list[int], count: int) -> None:
+    """Guesses are looked at together, at the price of a step."""
+    replaying, calling = pair(OPT)
+    for _ in range(3):
+        outputs = [
+            runner.forward([Sequence(LINE[:count])], [count], rows=range(count)) for runner in (replaying, calling)
+        ]
+        assert np.array_equal(outputs[0].logits, outputs[1].logits)
+    assert len(replays) == 2
+
+
 def test_a_pass_of_many_rows_or_with_unwanted_rows_is_called(replays: list[int]) -> None:
     replaying, _ = pair(OPT)
     for _ in range(3):
