@@ -137,7 +137,7 @@ def beam_tree(engine: Engine, prompt: Prompt, **fields: Any) -> BeamTree:
     loop = StepLoop({"target": engine.runner}, Limits(request.settings.num_beams, len(request.prompt_ids)))
     loop.add(request, strategy_for(request.settings))
     while loop.busy:
-        for _, progress in loop.step():
+        for _, progress in loop.step_or_raise():
             if progress.index == 0:
                 tree.best += progress.token_ids
     return tree

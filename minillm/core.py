@@ -1,7 +1,6 @@
-"""The core of an engine: a model, its cache, and a step loop that one thread drives."""
+"""The core of an engine: a model, its cache, and a step loop that the threads which wait for it drive in turns."""
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .cache import PagedCache, affordable_pages
 from .config import ModelConfig
-from .decoding.continuation import Progress
 from .decoding.parameters import GenerationConfig
 from .decoding.select import strategy_for
 from .decoding.strategy import Request
@@ -23,6 +21,7 @@ from .requests import RequestMaker, refuse_guesses
 from .results import Event
 from .runner import Runner
 from .scheduler import Limits
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .footprint import Footprint
@@ -61,7 +60,8 @@ class EngineCore:
         self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
         self._mail: dict[int, deque[Event]] = {}  # of requests that a generate or stream is waiting for
         self._unclaimed: deque[Event] = deque()  # of requests that `add` made
-        self._lock = threading.Lock()
+        self._forgotten: deque[int] = deque()  # requests whose streams nobody reads any more
+        self._turns = Turns()
         self._closed = False
 
     # --- the step loop -------------------------------------------------------------------------------------------
@@ -74,8 +74,15 @@ class EngineCore:
             ParameterError: a field is unknown, impossible or without effect.
             CacheFullError: the cache could not hold the request even alone.
         """
-        with self._exclusive():
-            return self._submit(self.request(prompt, config, **fields))
+        request = self.request(prompt, config, **fields)
+        submitted: list[int] = []
+        try:
+            with self._turn():
+                submitted.append(self._submit(request))
+        except KeyboardInterrupt:
+            self._drop(submitted)
+            raise
+        return submitted[0]
 
     def request(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> Request:
         """What `add` puts in line, for tools that run a request by themselves.
@@ -88,15 +95,18 @@ class EngineCore:
     def step(self) -> list[Event]:
         """Advance all requests by one forward pass. Returns what is new of those made by `add`.
 
-        Raises:
-            NumericalError: the model gave NaN or infinity.
-            Exception: what a function of yours raised (a logits processor), or a guide that cannot go on. All requests
-                with the same settings end; the next `step` reports it, for the reason "abort". The others go on.
+        A request that cannot go on (a logits processor of yours raised, a guide allows nothing, the model gave NaN)
+        ends with an event whose `finish_reason` is "error" and which holds the error. The others go on.
         """
-        with self._exclusive():
-            self._advance()
-            events = list(self._unclaimed)
-            self._unclaimed.clear()
+        events: list[Event] = []
+        try:
+            with self._turn():
+                self._advance()
+                while self._unclaimed:
+                    events.append(self._unclaimed.popleft())
+        except KeyboardInterrupt:
+            self._unclaimed.extendleft(reversed(events))  # for the next call
+            raise
         return events
 
     def abort(self, request_id: int) -> None:
@@ -104,13 +114,14 @@ class EngineCore:
 
         One that is done or unknown is left alone.
         """
-        with self._exclusive():
+        with self._turn():
             self._unclaimed += (Event.of(request_id, progress) for progress in self._loop.abort(request_id))
 
     @property
     def busy(self) -> bool:
-        """Some request waits or runs."""
-        return self._loop.busy
+        """True while any request is queued or running, or `step` has something to report."""
+        self._drop_forgotten()
+        return self._loop.busy or bool(self._unclaimed)
 
     @property
     def stats(self) -> Stats:
@@ -125,12 +136,17 @@ class EngineCore:
         return footprints(self._loop.runners.values())
 
     def close(self) -> None:
-        """Drop all requests and free weights and cache. Closing twice is no error."""
-        if not self._closed:
-            self._closed = True
-            self._loop = StepLoop({}, self._loop.scheduler.limits)
-            self._mail.clear()
-            del self.runner
+        """Drop all requests and free weights and cache. Closing twice is no error.
+
+        A call that another thread is in, and a stream that was not at its end, raise EngineStateError.
+        """
+        with self._turns.take():
+            if not self._closed:
+                self._closed = True
+                self._loop = StepLoop({}, self._loop.scheduler.limits)
+                self._mail.clear()
+                self._unclaimed.clear()
+                del self.runner
 
     def __enter__(self) -> Self:
         return self
@@ -142,34 +158,43 @@ class EngineCore:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    @property
+    def _open_runner(self) -> Runner:
+        with self._turn():
+            return self.runner
+
     def _submit(self, request: Request) -> int:
         return self._loop.add(request, strategy_for(request.settings))
 
     def _drop(self, request_ids: Iterable[int]) -> None:
-        for request_id in request_ids:
-            self._loop.abort(request_id)
-            self._mail.pop(request_id, None)
+        with self._turns.take():
+            for request_id in request_ids:
+                self._loop.abort(request_id)
+                self._mail.pop(request_id, None)
+
+    def _drop_forgotten(self) -> None:
+        while self._forgotten:
+            self._drop([self._forgotten.popleft()])
 
     def _advance(self) -> None:
-        """One step; its events go to whoever waits for them, also those of a step that raises."""
-        news: list[tuple[int, Progress]] = []
-        try:
-            news = self._loop.step()
-        finally:
-            for request_id, progress in news or self._loop.take_progress():
-                self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
+        """One step; its events go to whoever waits for them."""
+        for request_id, progress in self._loop.step():
+            self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """One call at a time, and none after `close`."""
-        if self._closed:
-            raise EngineStateError("the engine is closed")
-        if not self._lock.acquire(blocking=False):
-            raise EngineStateError("the engine is in use by another thread: give each thread an engine of its own")
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def _turn(self) -> Iterator[None]:
+        """One call at a time, in the order in which they came, and none after `close`."""
+        self._drop_forgotten()
+        with self._turns.take():
+            if self._closed:
+                raise EngineStateError("the engine is closed")
+            try:
+                yield
+            except Exception:
+                raise
+            except BaseException:  # a second Ctrl-C, somewhere in the middle
+                self._loop.reset()
+                raise
 
 
 def merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:

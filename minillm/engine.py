@@ -20,12 +20,14 @@ from .models import random_model
 from .prompts import Prompt, encode_prompt, is_prompt
 from .results import Completion, Event, Generation, Score
 from .scoring import all_logits, score_tokens
+from .turns import interrupts
 
 
 class Engine(EngineCore):
     """A model ready to generate.
 
-    One engine belongs to one thread at a time. `close()` or a `with` block frees its memory.
+    Several threads may use one engine: what they ask for runs side by side, as one batch. Ctrl-C waits for the end of
+    the step that runs, and leaves the engine as it was before the call. `close()` or a `with` block frees its memory.
     """
 
     def __init__(
@@ -128,25 +130,33 @@ class Engine(EngineCore):
 
         Raises:
             As `add`; nothing has run then.
+            Exception: why a request could not go on (`Event.error`), once the other prompts are done.
         """
         merged = merge(config, fields)
         if is_prompt(prompts):
             return self._generate([prompts], merged)[0]  # type: ignore[list-item]
         return self._generate(list(prompts), merged)  # type: ignore[arg-type]
 
-    def stream(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> Iterator[Event]:
+    def stream(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> "EventStream":
         """Continue one prompt and yield what is new after each step. Closing the iterator drops the request.
 
         Raises:
-            As `add`, at once and not with the first step.
+            As `add`, at once and not with the first step. The iterator raises what ends the request (`Event.error`).
         """
-        with self._exclusive():
-            request = self.request(prompt, config, **fields)
-            request_id = self._submit(request)
-        self._mail[request_id] = deque()
-        events = self._stream(request_id, request)
-        next(events)  # into its try block, so that closing it drops the request even if nobody has asked it yet
-        return events
+        request = self.request(prompt, config, **fields)
+        mail: deque[Event] = deque()
+        submitted: list[int] = []
+        try:
+            with self._turn():
+                submitted.append(self._submit(request))
+                self._mail[submitted[0]] = mail
+        except KeyboardInterrupt:
+            self._drop(submitted)
+            raise
+        if request.settings.echo:
+            text = self._maker.prompt_text(request)
+            mail.extendleft(Event(submitted[0], i, text, ()) for i in reversed(request.indices))
+        return EventStream(self, submitted[0], mail, request.settings.num_return_sequences)
 
     # --- conversations -------------------------------------------------------------------------------------------
 
@@ -164,7 +174,7 @@ class Engine(EngineCore):
         prompt, fields = self._chat_prompt(messages, fields)
         return self.generate(prompt, config, **fields)
 
-    def stream_chat(self, messages: Messages, config: GenerationConfig | None = None, **fields: Any) -> Iterator[Event]:
+    def stream_chat(self, messages: Messages, config: GenerationConfig | None = None, **fields: Any) -> "EventStream":
         """Answer a conversation and yield what is new after each step: `chat` as `stream` does it.
 
         Raises:
@@ -213,14 +223,12 @@ class Engine(EngineCore):
         Row i says what the model expects after the tokens 0 to i.
         """
         ids = encode_prompt(token_ids, None, self.config)
-        with self._exclusive():
-            return all_logits(self.runner, ids)
+        return all_logits(self._open_runner, ids, self._turn)
 
     def score(self, text: Prompt) -> Score:
         """Log-probability of each token given what precedes it."""
         ids = encode_prompt(text, self.tokenizer, self.config)
-        with self._exclusive():
-            return Score(ids, score_tokens(self.runner, ids))
+        return Score(ids, score_tokens(self._open_runner, ids, self._turn))
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -235,40 +243,37 @@ class Engine(EngineCore):
         return self.tokenizer.encode(text, add_special_tokens=False), arguments  # the template writes special tokens
 
     def _generate(self, prompts: list[Prompt], config: GenerationConfig) -> list[Generation]:
+        wanted = [self._maker.make(prompt, config, batch_id=i) for i, prompt in enumerate(prompts)]
         requests: dict[int, Request] = {}
-        try:
-            with self._exclusive():
-                for request in [self._maker.make(prompt, config, batch_id=i) for i, prompt in enumerate(prompts)]:
-                    requests[self._submit(request)] = request
-                self._mail.update({request_id: deque() for request_id in requests})
-                for request_id in requests:
-                    while self._loop.knows(request_id):
-                        self._advance()
-            return [self._collect(request, self._mail[i]) for i, request in requests.items()]
-        finally:
-            self._drop(requests)
+        mail: dict[int, deque[Event]] = {}
+        with interrupts.deferred():
+            try:
+                with self._turn():
+                    for request in wanted:
+                        request_id = self._submit(request)
+                        requests[request_id] = request
+                        self._mail[request_id] = mail[request_id] = deque()
+                while self._step_for(requests):
+                    interrupts.check()
+                return [self._collect(request, mail[i]) for i, request in requests.items()]
+            finally:
+                self._drop(requests)
 
-    def _stream(self, request_id: int, request: Request) -> Iterator[Event]:
-        mail = self._mail[request_id]
-        try:
-            yield Event(request_id, 0, "", ())  # taken by `stream`
-            if request.settings.echo:
-                text = self._maker.prompt_text(request)
-                yield from (Event(request_id, i, text, ()) for i in range(request.settings.num_return_sequences))
-            while self._loop.knows(request_id) or mail:
-                while mail:
-                    yield mail.popleft()
-                if self._loop.knows(request_id):
-                    with self._exclusive():
-                        self._advance()
-        finally:
-            self._drop([request_id])
+    def _step_for(self, request_ids: Iterable[int]) -> bool:
+        """One step, of everybody's requests, if one of these is not done. Returns whether there was one."""
+        with self._turn():
+            waiting = any(self._loop.knows(request_id) for request_id in request_ids)
+            if waiting:
+                self._advance()
+        return waiting
 
     def _collect(self, request: Request, events: Iterable[Event]) -> Generation:
         """All events of a finished request, put together."""
         settings = request.settings
         completions = [Completion() for _ in range(settings.num_return_sequences)]
         for event in events:
+            if event.error is not None:
+                raise event.error
             completions[event.index].add(event)
         completions = [c for c in completions if c.finish_reason is not None]  # a guide may allow beams fewer results
         generation = Generation(request.prompt_ids, completions)
@@ -276,8 +281,54 @@ class Engine(EngineCore):
             for completion in completions:
                 completion.text = self._maker.prompt_text(request) + completion.text
             if settings.logprobs:
-                generation.prompt_logprobs = score_tokens(self.runner, request.prompt_ids)
+                generation.prompt_logprobs = score_tokens(self._open_runner, request.prompt_ids, self._turn)
         return generation
+
+
+class EventStream(Iterator[Event]):
+    """The events of one request, as its steps give them. Each `next` runs steps until there is news.
+
+    Closing it, or forgetting it, drops the request.
+    """
+
+    def __init__(self, engine: Engine, request_id: int, mail: deque[Event], sequences: int) -> None:
+        self._engine = engine
+        self._request_id = request_id
+        self._mail = mail
+        self._growing = sequences
+        self._open = True
+
+    def __next__(self) -> Event:
+        """The next event.
+
+        Raises:
+            StopIteration: the request is done, or the stream closed.
+            EngineStateError: the engine was closed before the end.
+            Exception: why the request could not go on.
+        """
+        with interrupts.deferred():
+            while self._open and not self._mail and self._engine._step_for([self._request_id]):
+                interrupts.check()
+            if not (self._open and self._mail):
+                self.close()
+                raise StopIteration
+            event = self._mail.popleft()
+            self._growing -= event.finish_reason is not None
+            if event.error is not None or not self._growing:
+                self.close()
+            if event.error is not None:
+                raise event.error
+            return event
+
+    def close(self) -> None:
+        """Drop the request, if it is not done."""
+        if self._open:
+            self._engine._drop([self._request_id])
+            self._open = False
+
+    def __del__(self) -> None:
+        if self._open:  # in any thread, perhaps in the middle of a step: the next call of the engine drops it
+            self._engine._forgotten.append(self._request_id)
 
 
 def _check_size(name: str, value: object) -> None:

@@ -11,7 +11,7 @@
      ├─ DeviceError                   a device, back end or dtype that this machine or version does not offer
      ├─ CacheFullError                the K/V cache cannot hold the request even alone
      ├─ NumericalError                NaN or infinity where numbers should be, with the layer
-     └─ EngineStateError              the engine is closed, or used from two threads at once
+     └─ EngineStateError              the engine is closed, or called from inside one of its own steps
 
 A message says what was expected, what was found and what to do. The command line prints it as one line and exits
 with `exit_code`. `assert` is for our own invariants only.
@@ -67,4 +67,4 @@ class NumericalError(MinillmError):
 
 
 class EngineStateError(MinillmError):
-    """The engine is closed, or is used from two threads at once."""
+    """The engine is closed, or called from inside one of its own steps."""

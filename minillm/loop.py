@@ -2,23 +2,37 @@
 
 One step admits requests that fit, runs one ragged forward per model over all that waits to be computed, and asks the
 strategies of the requests whose rows are ready what to do next.
+
+A failure belongs to the request in which it happened: a logits processor that raises, a guide that no token satisfies,
+NaN in its logits. That request ends, with the error in its progress; the others go on, and `step` does not raise.
 """
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from .active import Active, Slice, gather, place_of_choice
 from .batch import Sequence as Tokens
 from .cache import PrefixCache
-from .decoding.continuation import Progress
+from .decoding.continuation import FinishReason, Progress
 from .decoding.speculation import Speculation
 from .decoding.strategy import Feed, Request, Strategy
-from .errors import CacheFullError, ParameterError
+from .errors import CacheFullError, EngineStateError, ParameterError
 from .ops.sampling import Draw
 from .runner import Runner
 from .scheduler import Limits, Scheduler
+
+
+class PendingFeed(NamedTuple):
+    """What one forward pass computes of one feed."""
+
+    active: Active
+    place: int
+    """The feed's, among those of the request"""
+    tokens: int
+    """How many"""
 
 
 @dataclass
@@ -53,22 +67,29 @@ class StepLoop:
         pages = min((runner.cache.num_pages for runner in runners.values()), default=0)
         self.scheduler: Scheduler[Active] = Scheduler(limits, pages)
         self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
-        self._requests: dict[int, Active] = {}
+        self._requests: dict[int, list[Active]] = {}
+        """The parts of each request that are not done yet."""
         self._progress: list[tuple[int, Progress]] = []
         self._next_id = 0
 
     def add(self, request: Request, strategy: Strategy) -> int:
-        """Put a request in line.
+        """Put a request in line. Independent sequences run in parts where the batch is too small for all.
 
         Raises:
             ParameterError: it wants more sequences at once than the batch has places.
             CacheFullError: the cache could not hold it even alone.
         """
-        width = strategy.max_sequences
-        limit = self.scheduler.limits.max_batch_size
-        if width > limit:
-            raise ParameterError(f"{width} sequences at once are asked for; max_batch_size is {limit}")
-        pages = self._pages_needed(request, width, strategy.slack)
+        width, limit = strategy.max_sequences, self.scheduler.limits.max_batch_size
+        parts = [(request, width)]
+        if width > limit and strategy.independent:
+            indices = [request.indices[i : i + limit] for i in range(0, width, limit)]
+            parts = [(replace(request, part=part), len(part)) for part in indices]
+        elif width > limit:
+            raise ParameterError(
+                f"the request needs {width} sequences at once, and max_batch_size is {limit}: raise max_batch_size to "
+                f"at least {width}"
+            )
+        pages = self._pages_needed(request, min(width, limit), strategy.slack)
         available = min(runner.cache.num_pages for runner in self.runners.values())
         if pages > available:
             raise CacheFullError(
@@ -76,10 +97,10 @@ class StepLoop:
                 "raise cache_bytes, or lower max_new_tokens or the number of sequences"
             )
         self._next_id += 1
-        active = Active(self._next_id, request, strategy, width, pages)
-        self._requests[active.id] = active
-        self.scheduler.waiting.append(active)
-        return active.id
+        actives = [Active(self._next_id, part, strategy, width, pages) for part, width in parts]
+        self._requests[self._next_id] = actives
+        self.scheduler.waiting += actives
+        return self._next_id
 
     def _pages_needed(self, request: Request, width: int, slack: int = 0) -> int:
         """The prompt's full pages are shared by all sequences; every other page may be each one's own.
@@ -92,25 +113,20 @@ class StepLoop:
 
     @property
     def busy(self) -> bool:
-        """Some request waits or runs."""
-        return bool(self._requests)
+        """True while any request is queued or running, or its end has not been reported."""
+        return bool(self._requests or self._progress)
 
     def knows(self, request_id: int) -> bool:
-        """The request waits or runs."""
+        """True while the request is queued or running."""
         return request_id in self._requests
 
     def step(self) -> list[tuple[int, Progress]]:
         """Advance everything by one forward pass. Returns each request's progress under its id.
 
-        Raises:
-            NumericalError: the model gave NaN or infinity.
-            Exception: what a strategy raised, or a function of the user's that it called. Its requests end for the
-                reason "abort"; `take_progress`, or else the next step, reports that.
+        A request that cannot go on ends for the reason "error", with the error in its progress.
         """
         for active in self.scheduler.admit():
-            state, feeds = active.strategy.begin(active.request)
-            active.state = state
-            self._place(active, feeds)
+            self._begin(active)
         began = time.perf_counter()
         prompts = any(not active.started for active in self.scheduler.running)
         tokens = sum(self._timed_forward(name, prompts) for name in self.runners)
@@ -123,11 +139,19 @@ class StepLoop:
         else:
             self.stats.decode_tokens += tokens
             self.stats.decode_seconds += seconds
-        return self.take_progress()
-
-    def take_progress(self) -> list[tuple[int, Progress]]:
-        """What a step that raised had come to; `step` returns all else."""
         progress, self._progress = self._progress, []
+        return progress
+
+    def step_or_raise(self) -> list[tuple[int, Progress]]:
+        """As `step`, for a caller to whom all requests belong.
+
+        Raises:
+            Exception: why a request could not go on.
+        """
+        progress = self.step()
+        for _, piece in progress:
+            if piece.error is not None:
+                raise piece.error
         return progress
 
     def abort(self, request_id: int) -> list[Progress]:
@@ -135,17 +159,78 @@ class StepLoop:
 
         One that is done or unknown is left alone.
         """
-        active = self._requests.get(request_id)
-        if active is None:
-            return []
-        results = active.state.results if active.state is not None else []
-        for continuation in results:
-            if continuation.finish_reason is None:
-                continuation.finish("abort")
-        progress = [p for continuation in results if (p := continuation.take())]
-        missing = set(range(active.request.settings.num_return_sequences)) - {c.index for c in results}
-        self._end(active)
-        return progress + [Progress(index, finish_reason="abort") for index in sorted(missing)]
+        return self._cut_off(request_id, "abort")
+
+    def reset(self) -> None:
+        """Make the books right again after a step that was broken off somewhere in the middle.
+
+        What ran ends for the reason "error"; what waits goes on waiting. The caches forget everything.
+        """
+        for runner in self.runners.values():
+            runner.cache.clear()
+        if self._prefixes is not None:
+            self._prefixes = PrefixCache(self.runners["target"].cache)
+        requests, waiting = self._requests, set(map(id, self.scheduler.waiting))
+        self._requests = {}
+        pages = min((runner.cache.num_pages for runner in self.runners.values()), default=0)
+        self.scheduler = Scheduler(self.scheduler.limits, pages)
+        error = EngineStateError("the step that computed this request was interrupted")
+        for request_id, actives in requests.items():
+            if all(id(active) in waiting for active in actives):
+                self._requests[request_id] = actives
+                self.scheduler.waiting += actives
+            else:
+                ends = (Progress(i, finish_reason="error", error=error) for a in actives for i in a.request.indices)
+                self._progress += ((request_id, end) for end in ends)
+
+    # --- a request's beginning and end ---------------------------------------------------------------------------
+
+    def _begin(self, active: Active) -> None:
+        try:
+            active.state, feeds = active.strategy.begin(active.request)
+        except Exception as error:
+            self._fail(active, error)
+        else:
+            self._place(active, feeds)
+
+    def _fail(self, active: Active, error: Exception) -> None:
+        """End a request that cannot go on."""
+        for part in self._requests.get(active.id, ()):
+            if part.state is not None:
+                part.state.error = error
+        self._progress += [(active.id, p) for p in self._cut_off(active.id, "error", error)]
+
+    def _cut_off(self, request_id: int, reason: FinishReason, error: Exception | None = None) -> list[Progress]:
+        """End all parts of a request before their time. Returns what was new of them, and their ends."""
+        progress: list[Progress] = []
+        for active in self._requests.get(request_id, ()):
+            results = [] if active.state is None else active.state.results
+            for continuation in results:
+                if continuation.finish_reason is None:
+                    continuation.cut_off(reason)
+            told = [p for continuation in results if (p := continuation.take())]
+            progress += [replace(p, error=error) if p.finish_reason == "error" else p for p in told]
+            missing = set(active.request.indices) - {continuation.index for continuation in results}
+            progress += [Progress(index, finish_reason=reason, error=error) for index in sorted(missing)]
+        for active in list(self._requests.get(request_id, ())):
+            self._end(active)
+        return progress
+
+    def _end(self, active: Active) -> None:
+        """Free what a request holds; its longest sequence may serve a later prompt."""
+        if active.state is not None and active.state.speculation is not None:
+            self.stats.speculation.add(active.state.speculation)
+        failed = active.state is not None and active.state.error is not None
+        for name, live in active.live.items():
+            if self._prefixes is not None and name == "target" and live and not failed:
+                self._prefixes.keep(max(live, key=lambda sequence: sequence.cached))
+            for sequence in live:
+                self.runners[name].cache.free(sequence)
+        self.scheduler.remove(active)
+        parts = self._requests[active.id]
+        parts.remove(active)
+        if not parts:
+            del self._requests[active.id]
 
     def _place(self, active: Active, feeds: list[Feed]) -> None:
         """Make the sequences that the feeds ask for."""
@@ -186,9 +271,37 @@ class StepLoop:
         if not waiting:
             return 0
         limits = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
-        work = [(active, i, count) for (active, i), count in zip(waiting, limits, strict=True) if count]
+        work = [PendingFeed(active, i, count) for (active, i), count in zip(waiting, limits, strict=True) if count]
         places: dict[int, int] = {}  # of strategies, so that the rows of each lie end to end
-        work.sort(key=lambda one: places.setdefault(id(one[0].strategy), len(places)))
+        work.sort(key=lambda one: places.setdefault(id(one.active.strategy), len(places)))
+        return self._compute(name, work)
+
+    def _compute(self, name: str, work: Sequence[PendingFeed]) -> int:
+        """One forward pass; where it fails one for each request, and those that fail again end.
+
+        A pass that failed has counted no token as cached, so what it computed is computed anew.
+        """
+        try:
+            return self._pass(name, work)
+        except Exception as error:
+            requests = dict.fromkeys(one.active.id for one in work)
+            if len(requests) == 1:
+                self._fail(work[0].active, error)
+                return 0
+            tokens = 0
+            for request_id in requests:
+                own = [one for one in work if one.active.id == request_id]
+                tokens += self._compute(name, own)
+                for one in own:
+                    one.active.keep_outputs()
+            return tokens
+
+    def _pass(self, name: str, work: Sequence[PendingFeed]) -> int:
+        """One forward pass over what several feeds wait for. Returns the number of tokens computed.
+
+        Raises:
+            NumericalError: NaN or infinity among the logits.
+        """
         sequences: list[Tokens] = []
         counts: list[int] = []
         rows: list[int] = []
@@ -224,23 +337,12 @@ class StepLoop:
         return waiting
 
     def _ask(self, ready: list[Active]) -> None:
-        """Ask the strategies of all that are ready, those with the same one together.
-
-        Where one raises, its requests end, since nobody knows how far they came. The others are asked in the next step
-        if they were not yet, which needs their rows to outlive this one.
-        """
+        """Ask the strategies of all that are ready, those with the same one together."""
         groups: dict[int, list[Active]] = {}
         for active in ready:
             groups.setdefault(id(active.strategy), []).append(active)
         for group in groups.values():
-            try:
-                self._advance(group)
-            except BaseException:
-                for active in group:
-                    self._progress += [(active.id, p) for p in self.abort(active.id)]
-                for active in ready:
-                    active.keep_outputs()
-                raise
+            self._advance(group)
 
     def _advance(self, group: list[Active]) -> None:
         """Ask one strategy, and do for each of its requests what it answers."""
@@ -249,23 +351,21 @@ class StepLoop:
             state.feeds = len(active.feeds)
         ops = self.runners["target"].ops
         place = place_of_choice(group, ops)
-        answers = group[0].strategy.step(place, states, gather(group, ops, place))
+        answers: list[list[Feed]] = [[] for _ in group]
+        try:
+            answers = group[0].strategy.step(place, states, gather(group, ops, place))
+        except Exception as error:
+            for state in states:
+                state.error = state.error or error
         for active, state, feeds in zip(group, states, answers, strict=True):
-            self._progress += [(active.id, p) for c in state.results if (p := c.take())]
+            if active.id not in self._requests:  # another part of the request has failed
+                continue
             active.started = True
+            if state.error is not None:
+                self._fail(active, state.error)
+                continue
+            self._progress += [(active.id, p) for c in state.results if (p := c.take())]
             if feeds:
                 self._place(active, feeds)
             else:
                 self._end(active)
-
-    def _end(self, active: Active) -> None:
-        """Free what a request holds; its longest sequence may serve a later prompt."""
-        if active.state is not None and active.state.speculation is not None:
-            self.stats.speculation.add(active.state.speculation)
-        for name, live in active.live.items():
-            if self._prefixes is not None and name == "target" and live:
-                self._prefixes.keep(max(live, key=lambda sequence: sequence.cached))
-            for sequence in live:
-                self.runners[name].cache.free(sequence)
-        self.scheduler.remove(active)
-        del self._requests[active.id]

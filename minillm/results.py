@@ -20,9 +20,12 @@ class Event:
     """Natural logarithm of each token's probability under the model; only where asked for"""
     top_logprobs: tuple[TopLogProbs, ...] = ()
     finish_reason: FinishReason | None = None
-    """Set in the last event: "stop" (end-of-sequence token or stop string), "length" or "abort\""""
+    """Set in the last event: "stop" (end-of-sequence token or stop string), "length", "abort" or "error\""""
     score: float | None = None
     """Of a beam: summed log-probability over length to the power of length_penalty"""
+    error: Exception | None = None
+    """Why the request could not go on, where `finish_reason` is "error": what a logits processor of yours raised, a
+    guide that no token satisfies, NaN in the logits"""
 
     @classmethod
     def of(cls, request_id: int, progress: Progress) -> "Event":
@@ -36,6 +39,7 @@ class Event:
             progress.top_log_probs,
             progress.finish_reason,
             progress.score,
+            progress.error,
         )
 
 

@@ -11,6 +11,7 @@ from .backends.checking import CheckingBackend
 from .batch import Batch, Sequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
+from .errors import NumericalError
 from .models.base import Model
 from .ops.sampling import Draw
 
@@ -66,6 +67,7 @@ class Runner:
         output = self._run(self.ops, batch, wanted, draws)
         if not self.ops.finite(output.logits):
             self._run(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
+            raise NumericalError("NaN or infinity among the logits; computed once more, every operation was finite")
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
         return output

@@ -33,9 +33,10 @@ ALLOWED: dict[str, set[str]] = {
     "hardware": BASE | {"backends"},
     "accounting": BASE | {"backends", "batch", "config", "hardware", "models"},
     "footprint": {"accounting", "runner"},
-    "runner": {"backends", "batch", "cache", "decoding", "models", "ops"},
+    "runner": BASE | {"backends", "batch", "cache", "decoding", "models", "ops"},
     "scheduler": {"batch"},
     "active": {"backends", "batch", "decoding", "runner"},
+    "turns": BASE,
     "loop": BASE | {"active", "batch", "cache", "decoding", "ops", "runner", "scheduler"},
     "scoring": {"batch", "cache", "ops", "runner"},
     "inspection": {"backends", "batch", "cache", "ops", "runner", "scoring"},
@@ -44,8 +45,9 @@ ALLOWED: dict[str, set[str]] = {
     "loading": BASE | {"backends", "chat", "checkpoint", "config", "decoding", "models", "tokenizer"},
     "core": BASE
     | {"cache", "config", "decoding", "footprint", "loading", "loop", "prompts", "requests", "results", "runner"}
-    | {"scheduler"},
-    "engine": BASE | {"chat", "core", "decoding", "devices", "loading", "models", "prompts", "results", "scoring"},
+    | {"scheduler", "turns"},
+    "engine": BASE
+    | {"chat", "core", "decoding", "devices", "loading", "models", "prompts", "results", "scoring", "turns"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
     "precision": BASE | {"engine", "models"},
     "profiling": BASE

@@ -200,7 +200,7 @@ def test_an_end_token_ends_a_sequence_and_is_its_last() -> None:
 
 def test_more_sequences_than_places_are_refused() -> None:
     loop = loop_of(target=tiny_runner(), max_batch_size=3)
-    with pytest.raises(ParameterError, match="4 sequences at once are asked for; max_batch_size is 3"):
+    with pytest.raises(ParameterError, match="the request needs 4 sequences at once, and max_batch_size is 3"):
         run(loop, [request_for([5], num_beams=4)])
 
 
@@ -244,7 +244,7 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_strategy_that_raises_ends_its_requests_and_leaves_the_others_alone(place: int) -> None:
+def test_a_strategy_that_raises_ends_its_request_and_leaves_the_others_alone(place: int) -> None:
     """Its rows are stale after the step, and so would be those of the ones that are asked after it."""
 
     def fails(history, logits, xp):
@@ -257,22 +257,21 @@ def test_a_strategy_that_raises_ends_its_requests_and_leaves_the_others_alone(pl
     requests = [request_for(p, **fields) for p, fields in zip(PROMPTS, kinds, strict=False)]
     expected = [run(loop_of(target=runner), [request])[0][0].token_ids for request in requests]
     requests[place] = request_for(PROMPTS[place], logits_processor=[fails])
-    loop, errors = loop_of(target=runner), 0
+    loop, errors = loop_of(target=runner), []
     long = request_for(list(range(3, 50)), max_new_tokens=1)
     run(loop, [long])
     run(loop, [long])  # the memory for results is as large as it gets: from here on it is used again
     tokens: dict[int, list[int]] = {loop.add(r, strategy_for(r.settings)): [] for r in requests}
     reasons = dict.fromkeys(tokens)
     while loop.busy:
-        try:
-            for request_id, progress in loop.step():
-                tokens[request_id] += progress.token_ids
-                reasons[request_id] = progress.finish_reason
-        except RuntimeError:
-            errors += 1
-            tokens[loop.add(long, strategy_for(long.settings))] = []  # takes the memory that the rows lie in
-    assert errors == 1
-    assert [*reasons.values()] == [*("abort" if i == place else "length" for i in range(4)), "length"]
+        for request_id, progress in loop.step():
+            tokens[request_id] += progress.token_ids
+            reasons[request_id] = progress.finish_reason
+            if progress.error is not None:
+                errors.append(progress.error)
+                tokens[loop.add(long, strategy_for(long.settings))] = []  # takes the memory that the rows lie in
+    assert [str(error) for error in errors] == ["no more"]
+    assert [*reasons.values()] == [*("error" if i == place else "length" for i in range(4)), "length"]
     expected[place] = singly(runner, [PROMPTS[place]], max_new_tokens=3)[0]
     assert [*tokens.values()][:4] == expected
     assert runner.cache.free_pages == runner.cache.num_pages

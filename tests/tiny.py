@@ -190,7 +190,7 @@ def run(loop: StepLoop, requests: Sequence[Request], strategy: Strategy | None =
         for request in requests
     }
     while loop.busy:
-        for request_id, progress in loop.step():
+        for request_id, progress in loop.step_or_raise():
             result = results[request_id][progress.index]
             result.token_ids += progress.token_ids
             result.log_probs += progress.log_probs

@@ -103,6 +103,12 @@ class PagedCache:
         """Give all pages back."""
         self.truncate(sequence, 0)
 
+    def clear(self) -> None:
+        """Forget every sequence: all pages are free. Sequences that were there before must not be used again."""
+        self._references = [0] * self.num_pages
+        self._free = list(range(self.num_pages - 1, -1, -1))
+        self.reclaim = None
+
     def _take(self) -> int:
         self._make_room()
         if not self._free:

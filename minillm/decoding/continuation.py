@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from .guided import Guide
 from .stopping import StopStrings
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 TopLogProbs = list[tuple[int, float]]
 """The likeliest tokens at one position with their log-probabilities, best first."""
 
@@ -64,6 +64,8 @@ class Progress:
     top_log_probs: tuple[TopLogProbs, ...] = ()
     finish_reason: FinishReason | None = None
     score: float | None = None
+    error: Exception | None = None
+    """Why it cannot go on, where `finish_reason` is "error"."""
 
 
 class Continuation:
@@ -117,6 +119,13 @@ class Continuation:
         self.finish_reason = reason
         if self.stream is not None:
             self.stream.flush()
+
+    def cut_off(self, reason: FinishReason) -> None:
+        """End it here for a reason that is not its own, whatever state its text is in."""
+        try:
+            self.finish(reason)
+        except Exception:  # what failed was the text itself; `finish_reason` is set
+            self.stream = None
 
     def fork(self) -> "Continuation":
         """An independent copy, for a search that follows several continuations of one beginning."""

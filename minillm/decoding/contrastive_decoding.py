@@ -23,6 +23,9 @@ from .strategy import Feed, Request, Rows, State, Strategy
 class ContrastiveDecoding(Strategy):
     """Feed both models the same tokens, and choose by the difference."""
 
+    shared = True
+    independent = True
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.choice: GreedySearch = Sampling(settings) if settings.do_sample else GreedySearch(settings)

@@ -26,6 +26,8 @@ class GreedySearch(Strategy):
     """Take the likeliest token, one at a time; of equal logits the smallest id."""
 
     guided = True
+    shared = True
+    independent = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -40,7 +42,7 @@ class GreedySearch(Strategy):
 
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
-        continuations = [request.continuation(i) for i in range(request.settings.num_return_sequences)]
+        continuations = [request.continuation(i) for i in request.indices]
         draw = self.next_draw(request, continuations[0]) if len(continuations) == 1 else None
         return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids, draw=draw)]
 
@@ -67,17 +69,31 @@ class GreedySearch(Strategy):
             growing: the continuations, each with the state of its request
             raw: the model's own logits, where `logits` are something else
 
-        Raises:
-            ParameterError: processors and filters leave no token.
+        A continuation that cannot go on, because processors and filters leave no token or because its guide or text
+        fails, is left as it is, with the reason in its request's `State.error`.
         """
         guided = any(continuation.guide is not None for _, continuation in growing)
         changing = raw is None and (guided or bool(self.processors or self.filters))
         report = Report(ops, logits if raw is None else raw, self.settings, changing=changing)
         if guided or self.processors or self.filters:
             logits = self._processed(ops, logits, growing, guided=guided)
-        tokens = self.choose(ops, logits, growing)
-        for row, (token, (_, continuation)) in enumerate(zip(tokens, growing, strict=True)):
-            continuation.push(token, *report.of(row, token))
+        tokens = self._chosen(ops, logits, growing)
+        for row, (token, (state, continuation)) in enumerate(zip(tokens, growing, strict=True)):
+            if state.error is None:
+                try:
+                    continuation.push(token, *report.of(row, token))
+                except Exception as error:
+                    state.error = error
+
+    def _chosen(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+        """`choose`; where that fails each row by itself, so that only the request with the bad row ends."""
+        try:
+            return self.choose(ops, logits, growing)
+        except Exception as error:
+            if len(growing) == 1:
+                growing[0][0].error = error
+                return [0]
+            return [self._chosen(ops, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))]
 
     def _processed(
         self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
@@ -91,12 +107,17 @@ class GreedySearch(Strategy):
             restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, ops.xp)
         for filter_ in self.filters:
             logits = filter_(history, logits, ops.xp)
-        if (logits.max(axis=-1) == -ops.xp.inf).any():
-            raise ParameterError("the logits processors and filters asked for leave no token to choose from")
+        for row in ops.xp.flatnonzero(logits.max(axis=-1) == -ops.xp.inf).tolist():
+            growing[row][0].error = ParameterError(
+                "the logits processors and filters asked for leave no token to choose from"
+            )
+            logits[row] = 0.0  # something to choose, which nobody will see
         return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
         """Each continuation that still grows is fed its newest token."""
+        if state.error is not None:
+            return []
         shared = state.feeds == 1
         feeds = [
             Feed((c.token_ids[-1],), parent=0 if shared else i, draw=self.next_draw(state.request, c))

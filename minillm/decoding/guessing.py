@@ -108,6 +108,9 @@ class GuessState(State):
 class Guessing(Strategy):
     """Guess, verify, feed again. What derives from it guesses."""
 
+    shared = True
+    independent = True
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.choice: GreedySearch = Sampling(settings) if settings.do_sample else GreedySearch(settings)
@@ -128,7 +131,7 @@ class Guessing(Strategy):
     def set_up(self, state: GuessState) -> None:
         """Empty continuations."""
         request = state.request
-        state.results = [request.continuation(i) for i in range(request.settings.num_return_sequences)]
+        state.results = [request.continuation(i) for i in request.indices]
         state.lines = [Line(continuation, len(request.prompt_ids)) for continuation in state.results]
         state.speculation = state.counts
 
@@ -152,12 +155,15 @@ class Guessing(Strategy):
         while walking:
             logits = rows.logits[np.asarray([first + line.node + 1 for _, line, first in walking])]  # [N, V]
             self.choice.extend(ops, logits, [(state, line.continuation) for state, line, _ in walking])
-            walking = [place for place in walking if place[1].follow(place[0])]
+            walking = [place for place in walking if place[0].error is None and place[1].follow(place[0])]
         for state, line, first in located:
-            self.learn(ops, state, line, rows.logits[first : first + 1 + len(line.guess.tokens)])
+            if state.error is None:
+                self.learn(ops, state, line, rows.logits[first : first + 1 + len(line.guess.tokens)])
 
     def feeds(self, state: GuessState) -> list[Feed]:
         """Each continuation that still grows goes on with a new guess."""
+        if state.error is not None:
+            return []
         growing = [(i, line) for i, line in enumerate(state.lines) if line.continuation.finish_reason is None]
         state.lines = [line for _, line in growing]
         feeds = []

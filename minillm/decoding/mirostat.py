@@ -28,7 +28,7 @@ from .strategy import Feed, Request, State
 class MirostatState(TokenState):
     """Where each continuation cuts."""
 
-    mu: list[float] = field(default_factory=list)
+    mu: dict[int, float] = field(default_factory=dict)
     """The largest surprise allowed, in bits, by the continuation's index"""
 
 
@@ -43,7 +43,7 @@ class Mirostat(Sampling):
     def begin(self, request: Request) -> tuple[MirostatState, list[Feed]]:
         """As greedy search, with every mu at its beginning."""
         state, feeds = super().begin(request)
-        mu = [2 * self.settings.mirostat_tau] * len(state.results)
+        mu = dict.fromkeys(request.indices, 2 * self.settings.mirostat_tau)
         return MirostatState(state.request, state.results, growing=state.growing, mu=mu), feeds
 
     def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:

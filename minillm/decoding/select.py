@@ -12,23 +12,31 @@ from .strategy import Strategy
 def strategy_for(settings: Settings) -> Strategy:
     """The strategy for a request.
 
-    Requests that choose alike get the same object, so that one call serves them all; seed, lengths and what concerns
-    the text (what guides it, too) are the request's own business and make no difference.
+    Where one call serves several (`Strategy.shared`), requests that choose alike get the same object; seed, lengths and
+    what concerns the text are the request's own business and make no difference. A request in which code of the user's
+    or a guide takes part gets an object of its own: what fails there is nobody else's affair.
 
     Raises:
         ParameterError: a guide, and a strategy that does not choose token by token.
     """
-    alike = replace(settings, seed=0, max_new_tokens=1, stop_strings=(), include_stop=False, echo=False)
-    alike = replace(alike, guided_json=None, guided_regex=None, guided_grammar=None, guided_choice=None)
-    strategy = _strategy(alike)
-    if settings.guide is not None and not strategy.guided:
-        name = type(strategy).__name__
+    kind = _kind(settings)
+    if kind.shared and not (settings.guide or settings.logits_processor or settings.prefix_allowed_tokens_fn):
+        alike = replace(settings, seed=0, max_new_tokens=1, stop_strings=(), include_stop=False, echo=False)
+        return _shared(kind, alike)
+    strategy = kind(settings)
+    if settings.guide is not None and not kind.guided:
+        name = kind.__name__
         raise ParameterError(f"{settings.guide[0]} goes with greedy search, sampling and beam search, not with {name}")
     return strategy
 
 
 @lru_cache(maxsize=64)
-def _strategy(settings: Settings) -> Strategy:
+def _shared(kind: type[Strategy], settings: Settings) -> Strategy:
+    return kind(settings)
+
+
+def _kind(settings: Settings) -> type[Strategy]:
+    """The class that does what the settings ask for; its module is loaded when it is first needed."""
     choices = (
         (settings.amateur, "contrastive_decoding", "ContrastiveDecoding"),
         (settings.num_assistant_tokens > 0, "speculative", "SpeculativeDecoding"),
@@ -42,5 +50,5 @@ def _strategy(settings: Settings) -> Strategy:
         (True, "greedy", "GreedySearch"),
     )
     module, name = next((module, name) for wanted, module, name in choices if wanted)
-    strategy: Strategy = getattr(import_module(f".{module}", __package__), name)(settings)  # loaded when first needed
-    return strategy
+    kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)
+    return kind

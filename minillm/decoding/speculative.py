@@ -61,6 +61,8 @@ class DraftState(GuessState):
 class SpeculativeDecoding(Guessing):
     """Guess by a draft model."""
 
+    shared = False  # drawing a draft may fail, in the middle of a step
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.choice = AcceptOrResample(settings) if settings.do_sample else GreedySearch(settings)
@@ -87,6 +89,8 @@ class SpeculativeDecoding(Guessing):
     def feeds(self, state: GuessState) -> list[Feed]:
         """Draft, draft, ..., verify."""
         assert isinstance(state, DraftState)
+        if state.error is not None:
+            return []
         if not state.drafting:
             state.lines = [line for line in state.lines if line.continuation.finish_reason is None]
             self._start_drafts(state)

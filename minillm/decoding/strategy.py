@@ -6,8 +6,11 @@ cache, runs one ragged forward per model, and asks again. Greedy search is the p
 row); beam search names a parent more than once; speculation feeds several tokens, asks for all rows and keeps fewer
 positions in its next feed.
 
-A strategy object holds settings and no state, so that one call serves all requests of a batch that choose alike; what
-belongs to a request lives in the `State` that `begin` returns.
+A strategy object holds settings and no state; what belongs to a request lives in the `State` that `begin` returns.
+Strategies that choose token by token serve all requests with equal settings in one call. There a failure belongs to one
+of them: it goes into that request's `State.error`, and the others go on. Where the user's own code takes part (a
+processor, a guide), or where requests are worked on one by one anyway, each request has a strategy object to itself,
+and may raise.
 """
 
 from abc import ABC, abstractmethod
@@ -83,6 +86,13 @@ class Request:
     """Makes a new guide for one continuation; None where nothing guides it."""
     watch: Callable[[list[Candidate]], None] | None = None
     """Told of each step of beam search: its candidates, best first. Changes nothing."""
+    part: range | None = None
+    """Which of the returned sequences this part of a request has to find; None: all of them."""
+
+    @property
+    def indices(self) -> range:
+        """Which of the returned sequences are to be found."""
+        return range(self.settings.num_return_sequences) if self.part is None else self.part
 
     @property
     def max_new_tokens(self) -> int:
@@ -108,6 +118,8 @@ class State:
     """How many feeds were asked for last; the engine keeps it."""
     speculation: Speculation | None = None
     """What became of guesses, where the strategy makes some."""
+    error: Exception | None = None
+    """Why the request cannot go on. The loop ends it; the strategy leaves it alone from then on."""
 
 
 class Strategy(ABC):
@@ -115,6 +127,10 @@ class Strategy(ABC):
 
     guided: ClassVar[bool] = False
     """Whether it chooses only what `Continuation.guide` allows; one that does not is refused with a guide."""
+    shared: ClassVar[bool] = False
+    """Whether one call of `step` serves several requests, and keeps their failures apart."""
+    independent: ClassVar[bool] = False
+    """Whether each returned sequence is found without the others, so that a request may run in parts."""
     slack: int = 0  # not a ClassVar: it depends on the settings
     """Places in the cache that a sequence may take at once beyond those of its tokens (a tree of guesses)."""
 
@@ -150,4 +166,7 @@ class Strategy(ABC):
         Returns:
             For each request its next feeds. Sequences that no feed names as parent are freed; a request without
             feeds is done. A model that is not fed keeps its sequences.
+
+        Raises:
+            Exception: the request cannot go on. A strategy that is `shared` sets `State.error` instead.
         """

@@ -104,7 +104,7 @@ def _round(plain: StepLoop, watched: StepLoop, watching: TimingBackend, requests
         before = watched.stats.prefill_tokens, watched.stats.decode_tokens
         plain_seconds = _timed(plain) if plain_first else 0.0
         began, start = time.perf_counter(), watching.clock.mark()
-        watched.step()
+        watched.step_or_raise()
         seconds = time.perf_counter() - began
         calls = watching.take(start)
         plain_seconds = plain_seconds or _timed(plain)
@@ -116,5 +116,5 @@ def _round(plain: StepLoop, watched: StepLoop, watching: TimingBackend, requests
 def _timed(loop: StepLoop) -> float:
     """Seconds of one step."""
     began = time.perf_counter()
-    loop.step()
+    loop.step_or_raise()
     return time.perf_counter() - began

@@ -16,18 +16,18 @@ def runner():
     return tiny_runner(seed=2, pages=200, page_size=16)
 
 
-def test_a_processor_sees_every_sequence_and_the_last_word_is_its_own(runner) -> None:
-    lengths = []
+def test_a_processor_sees_its_request_and_the_last_word_is_its_own(runner) -> None:
+    lengths: dict[int, list[int]] = {}
 
     def only_length(history: History, logits: np.ndarray, xp) -> np.ndarray:
-        lengths.append(history.lengths.tolist())
+        lengths.setdefault(int(history.prompt_lengths[0]), []).extend(history.lengths.tolist())
         result = xp.full_like(logits, -np.inf)
         result[xp.arange(len(logits)), history.lengths] = 1.0
         return result
 
     got = generate(runner, PROMPTS, logits_processor=[only_length], suppress_tokens=[0], max_new_tokens=4)
     assert got == [[len(prompt) + i for i in range(4)] for prompt in PROMPTS]
-    assert lengths == [[len(prompt) + i for prompt in PROMPTS] for i in range(4)]
+    assert lengths == {len(prompt): [len(prompt) + i for i in range(4)] for prompt in PROMPTS}
 
 
 def test_processors_run_in_the_order_given(runner) -> None:
@@ -51,21 +51,18 @@ def test_in_beam_search_they_see_log_probabilities(runner) -> None:
     assert [len(s) for s in sums[:3]] == [1, 3, 3]
 
 
-def test_different_functions_do_not_share_a_step(runner) -> None:
-    seen: dict[str, set[int]] = {"a": set(), "b": set()}
+def test_each_request_has_its_processors_to_itself(runner) -> None:
+    """A function that several requests share is called for one at a time: where it raises, one of them ends."""
+    seen: list[int] = []
 
-    def watch(name: str):
-        def processor(history: History, logits: np.ndarray, xp) -> np.ndarray:
-            seen[name].add(len(logits))
-            return logits
+    def processor(history: History, logits: np.ndarray, xp) -> np.ndarray:
+        seen.append(len(logits))
+        return logits
 
-        return processor
-
-    a = [request_for(p, logits_processor=[watch("a")]) for p in PROMPTS[:2]]
-    function = watch("b")
-    b = [request_for(p, logits_processor=[function]) for p in PROMPTS[2:]]
-    run(loop_of(target=runner), a + b)
-    assert seen == {"a": {1}, "b": {3}}
+    one = request_for(PROMPTS[0], logits_processor=[processor])
+    two = request_for(PROMPTS[1], logits_processor=[processor], do_sample=True, num_return_sequences=2)
+    run(loop_of(target=runner), [one, one, two])
+    assert sorted(seen) == [1] * 40 + [2] * 20
 
 
 def test_allowed_tokens_may_depend_on_all_that_was_said(runner) -> None:

@@ -12,7 +12,6 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.batch import Sequence as Tokens
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request
-from minillm.errors import NumericalError
 from minillm.ops.philox import Keys
 from minillm.ops.sampling import Draw, sample
 from minillm.runner import Runner
@@ -234,10 +233,13 @@ def test_a_number_that_is_none_is_named_before_a_drawn_token_is_used(
     replays = device.replays
     model: Any = runner.model
     model.layers[1].mlp.up.data[3, 4] = bad
-    with pytest.raises(NumericalError, match="NaN or infinity in layer 1, made by linear"):
-        loop.step()
-    assert device.replays == replays + 1
-    assert not loop.take_progress()
+    progress = dict(loop.step())
+    assert device.replays > replays
+    failed = [piece for piece in progress.values() if piece.error is not None]
+    assert failed  # of infinity ReLU makes 0 in a row where it is negative
+    for piece in failed:
+        assert piece.token_ids == ()
+        assert "NaN or infinity in layer 1, made by linear" in str(piece.error)
 
 
 class Allow:

@@ -11,6 +11,7 @@ from minillm.backends.cuda import batches, linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import Sequence as Tokens
+from minillm.decoding.select import strategy_for
 from minillm.errors import NumericalError
 from minillm.inspection import attention_maps, next_tokens
 from minillm.ops.philox import Keys, uniform
@@ -324,3 +325,25 @@ def test_operations_are_counted_as_they_are_on_a_cpu(runner: Runner) -> None:
     generate(runner, PROMPTS[:2], max_new_tokens=5)  # a step that is recorded must still be seen
     assert flops(runner) == flops(tiny_runner(seed=2))
     assert isinstance(runner.ops.host, NumpyBackend)
+
+
+@pytest.mark.parametrize("fields", [{}, {"do_sample": True, "seed": 4}, {"num_beams": 2}], ids=str)
+def test_nan_in_one_requests_rows_ends_it_alone(backend: CudaBackend, fields: dict[str, Any]) -> None:
+    """Behind recorded steps, and with pages that held NaN used again."""
+    runner = runner_on(backend, pages=4)
+    model: Any = runner.model
+    model.embedding.positions.data[14] = np.nan
+    short, long = request_for([5, 6, 7], max_new_tokens=6, **fields), request_for([9] * 8, max_new_tokens=9, **fields)
+    [expected] = run(loop_of(target=runner), [short])
+    for _ in range(2):
+        loop = loop_of(target=runner)
+        ids = [loop.add(request, strategy_for(request.settings)) for request in (short, long, short)]
+        tokens: dict[int, list[int]] = {request_id: [] for request_id in ids}
+        errors: dict[int, Any] = {}
+        while loop.busy:
+            for request_id, progress in loop.step():
+                tokens[request_id] += progress.token_ids
+                errors[request_id] = progress.error
+        assert tokens[ids[0]] == tokens[ids[2]] == expected[0].token_ids
+        assert isinstance(errors[ids[1]], NumericalError)
+        assert runner.cache.free_pages == 4

@@ -1,0 +1,127 @@
+"""Turns: calls of several threads one after the other, and Ctrl-C between two of them instead of in the middle of one.
+
+Python raises KeyboardInterrupt between any two instructions of the main thread. In the middle of a step that would
+leave pages without an owner and requests that nobody ends. So while an engine works the signal is only noted, and
+raised where everything is in order: after a step, or when the call returns. A second Ctrl-C does not wait.
+"""
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from .errors import EngineStateError
+
+POLL_SECONDS = 0.05
+"""How often the main thread, while it waits for its turn, looks whether Ctrl-C has been pressed."""
+
+_set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
+"""`signal.signal` without its conversion to enums, which takes ten times as long as the call."""
+
+
+class Interrupts:
+    """Ctrl-C while the main thread is inside of `deferred`. Other threads never see it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._pending = 0
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Hold Ctrl-C back until the block ends, or `check` is called in it. Blocks may be nested."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        if self._depth == 0:
+            self._pending = 0
+            handler = _set_handler(signal.SIGINT, self._note)
+            self._handler = handler if callable(handler) else None
+            if self._handler is None:  # ignored, or not Python's: nothing to hold back
+                _set_handler(signal.SIGINT, handler or signal.SIG_DFL)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._handler is not None:
+                _set_handler(signal.SIGINT, self._handler)
+                self._raise()
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt (or do what the program's own handler does) if Ctrl-C was held back."""
+        if threading.current_thread() is threading.main_thread():
+            self._raise()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._pending += 1
+        if self._pending > 1:
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._pending and self._handler is not None:
+            self._pending = 0
+            self._handler(signal.SIGINT, None)
+
+
+interrupts = Interrupts()
+"""Of this process: signals are the process's, not an engine's."""
+
+
+class Turns:
+    """A lock that threads get in the order in which they came, so that none waits for ever beside one that loops."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._owner: int | None = None
+        self._queue: deque[tuple[int, threading.Event]] = deque()
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Wait for the turn, and have it until the block ends. Ctrl-C is held back inside.
+
+        Raises:
+            EngineStateError: this thread has the turn already.
+        """
+        with interrupts.deferred():
+            self._acquire(threading.get_ident())
+            try:
+                yield
+            finally:
+                self._release()
+
+    def _acquire(self, thread: int) -> None:
+        with self._guard:
+            if self._owner is None:
+                self._owner = thread
+                return
+            if self._owner == thread:
+                raise EngineStateError(
+                    "the engine is called from inside one of its own steps (by a logits processor or another function "
+                    "given to it): call another engine there, or call this one after the step"
+                )
+            mine = threading.Event()
+            self._queue.append((thread, mine))
+        while not mine.wait(POLL_SECONDS):
+            try:
+                interrupts.check()
+            except BaseException:
+                self._give_up(thread, mine)
+                raise
+
+    def _give_up(self, thread: int, mine: threading.Event) -> None:
+        with self._guard:
+            if not mine.is_set():
+                self._queue.remove((thread, mine))
+                return
+        self._release()
+
+    def _release(self) -> None:
+        with self._guard:
+            self._owner = None
+            if self._queue:
+                self._owner, following = self._queue.popleft()
+                following.set()
