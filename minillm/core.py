@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .arguments import read
 from .cache import PagedCache, affordable_pages
 from .config import ModelConfig
 from .decoding.continuation import Progress
@@ -103,7 +104,11 @@ class EngineCore:
         """Drop a request and free its memory; the next `step` reports its end, for the reason "abort".
 
         One that is done or unknown is left alone.
+
+        Raises:
+            ParameterError: it is no number of a request.
         """
+        request_id = read("request_id", request_id)
         with self._exclusive():
             self._unclaimed += (Event.of(request_id, progress) for progress in self._loop.abort(request_id))
 
@@ -174,4 +179,5 @@ class EngineCore:
 
 def merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:
     """A configuration with some fields said anew."""
+    config = read("config", config)
     return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)
