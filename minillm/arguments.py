@@ -21,7 +21,10 @@ class Argument(NamedTuple):
 
 
 def _path(value: object) -> str:
-    return text(os.fspath(value)) if isinstance(value, os.PathLike) else text(value)
+    name = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(name, str) or not name:
+        raise ValueError
+    return str(name)
 
 
 def _config(value: object) -> GenerationConfig:

@@ -9,13 +9,13 @@ left out of decoded text.
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError, PromptError, shown
 from .tokenizer_files import BYTE_SYMBOLS, FILES, LAYOUTS, read_tokenizer
@@ -166,9 +166,7 @@ class Tokenizer:
         Raises:
             PromptError: an id is in neither the vocabulary nor the rows that the model has beyond it.
         """
-        if not isinstance(token_ids, Iterable) or isinstance(token_ids, str | bytes):
-            raise PromptError(f"token ids to decode should be a list, found {shown(token_ids)}")
-        ids = [self._checked(token_id) for token_id in token_ids]
+        ids = [self._checked(token_id) for token_id in _sequence(token_ids)]
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str:
@@ -193,7 +191,7 @@ class Tokenizer:
             context: the tokens before the first generated one. The last few are enough: a character may be split
                 between them and what follows, and only the very first token of a text loses its leading space.
         """
-        return StreamDecoder(self, context)
+        return StreamDecoder(self, _sequence(context))
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Tokenizer":
         """A vocabulary never changes: whatever is copied (a stream, for a search that branches) goes on sharing it."""
@@ -245,7 +243,8 @@ class StreamDecoder:
         errors = "minillm.replace_each_byte" if tokenizer._byte_fallback else "replace"
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
         self._previous: int | None = None
-        textual = (token_id for token_id in reversed(context) if tokenizer._is_text(token_id))
+        ids = map(tokenizer._checked, reversed(context))
+        textual = (token_id for token_id in ids if tokenizer._is_text(token_id))
         for token_id in reversed(list(islice(textual, _UTF8_LENGTH))):  # an unfinished character is no longer
             self.push(token_id)
 
@@ -260,6 +259,19 @@ class StreamDecoder:
     def flush(self) -> str:
         """The generation has ended: returns what is left, an incomplete character as U+FFFD."""
         return self._utf8.decode(b"", final=True)
+
+
+def _sequence(token_ids: Any) -> Sequence[int]:
+    """What may hold token ids.
+
+    Raises:
+        PromptError: it is no sequence.
+    """
+    if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray | memoryview):
+        return token_ids
+    if getattr(token_ids, "ndim", 0) == 1 and getattr(getattr(token_ids, "dtype", None), "kind", "") in ("i", "u"):
+        return token_ids.tolist()  # type: ignore[no-any-return]
+    raise PromptError(f"token ids should be a list, found {shown(token_ids)}")
 
 
 def _check_text(text: str) -> None:

@@ -91,7 +91,7 @@ def published_config(shape: str) -> ModelConfig:
         ParameterError: no family publishes it; the message lists those known.
     """
     for family in map(family_named, FAMILIES):
-        if shape in family.SHAPES:
+        if isinstance(shape, str) and shape in family.SHAPES:
             config: ModelConfig = family.read_config(family.SHAPES[shape])
             return config
     raise ParameterError(f"shape {shown(shape)} is not known: expected one of {listed(published_names())}")
