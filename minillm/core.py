@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .arguments import read
 from .cache import PagedCache, affordable_pages
 from .config import ModelConfig
 from .decoding.parameters import GenerationConfig
@@ -113,15 +114,19 @@ class EngineCore:
         """Drop a request and free its memory; the next `step` reports its end, for the reason "abort".
 
         One that is done or unknown is left alone.
+
+        Raises:
+            ParameterError: it is no number of a request.
         """
+        request_id = read("request_id", request_id)
         with self._turn():
             self._unclaimed += (Event.of(request_id, progress) for progress in self._loop.abort(request_id))
 
     @property
     def busy(self) -> bool:
-        """True while any request is queued or running, or `step` has something to report."""
+        """True while any request is queued or running, or has news that another thread's step brought for `step`."""
         self._drop_forgotten()
-        return self._loop.busy or bool(self._unclaimed)
+        return self._loop.busy or any(event.finish_reason != "abort" for event in self._unclaimed)
 
     @property
     def stats(self) -> Stats:
@@ -199,4 +204,5 @@ class EngineCore:
 
 def merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:
     """A configuration with some fields said anew."""
+    config = read("config", config)
     return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from .backends.base import QUANTIZED, Backend
 from .backends.numpy import NumpyBackend
 from .backends.weights import FORMATS
-from .errors import DeviceError, ParameterError
+from .errors import DeviceError, shown
 
 _LOGGER = logging.getLogger("minillm")
 
@@ -31,7 +31,6 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
 
     Raises:
         DeviceError: a word is unknown, or what it asks for is not offered here.
-        ParameterError: the number of threads is impossible.
     """
     _one_of("device", placement.device, ("cpu", "cuda"))
     check_dtype(placement.dtype)
@@ -101,8 +100,6 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
 
 def _set_threads(threads: int) -> None:
     """Have NumPy's products, in all of this process, run on so many threads. More than there are cores is a warning."""
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise ParameterError(f"threads should be a whole number of at least 1, found {threads!r}")
     from threadpoolctl import threadpool_limits
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -126,5 +123,5 @@ def has_numba() -> bool:
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise DeviceError(f"{name} {value!r} is not known: expected {', '.join(map(repr, known))}")
+    if not isinstance(value, str) or value not in known:
+        raise DeviceError(f"{name} {shown(value)} is not known: expected {', '.join(map(repr, known))}")

@@ -1,5 +1,6 @@
 """The face of the library: load a model, generate, stream, chat, look at its logits."""
 
+import dataclasses
 import os
 import time
 from collections import deque
@@ -9,17 +10,19 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from .arguments import read, refuse_unknown
 from .chat import RENDER_ARGUMENTS, Messages, refuse_tools
 from .core import EngineCore, merge
 from .decoding.parameters import GenerationConfig
 from .decoding.strategy import Request
 from .devices import Placement, choose_backend
-from .errors import ParameterError, PromptError
+from .errors import PromptError
 from .loading import Parts, load_parts
 from .models import random_model
-from .prompts import Prompt, encode_prompt, is_prompt
+from .prompts import Prompt, encode_prompt, encode_text, is_prompt
 from .results import Completion, Event, Generation, Score
 from .scoring import all_logits, score_tokens
+from .tokenizer import Tokenizer
 from .turns import interrupts
 
 
@@ -45,6 +48,7 @@ class Engine(EngineCore):
         prefix_cache: bool = False,
         draft: str | os.PathLike[str] | None = None,
         amateur: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
     ) -> None:
         """Load a model.
 
@@ -65,6 +69,9 @@ class Engine(EngineCore):
             prefix_cache: keep what finished, for prompts that begin the same way (a chat)
             draft: a smaller model with the same vocabulary that guesses what this one will say: speculative decoding
             amateur: a weaker one whose expectations are subtracted from this one's: contrastive decoding
+            tokenizer: in place of the checkpoint's own, or where it has none: a folder, a tokenizer.json, a hub id or a
+                `minillm.tokenizer.Tokenizer`. A chat template beside it is taken too. Without any tokenizer prompts
+                are token ids
 
         Raises:
             ModelError: the model cannot be had (see `errors`).
@@ -72,11 +79,14 @@ class Engine(EngineCore):
             ParameterError: another argument is impossible.
         """
         began = time.perf_counter()
-        _check_size("max_batch_size", max_batch_size)
+        model, revision, tokenizer = read("model", model), read("revision", revision), read("tokenizer", tokenizer)
+        named = {"draft": read("draft", draft), "amateur": read("amateur", amateur)}
+        helpers = {name: where for name, where in named.items() if where is not None}
+        size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
+        prefix_cache, threads = read("prefix_cache", prefix_cache), read("threads", threads)
         placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
-        ops = choose_backend(placement, max_batch_size)
-        helpers = {name: where for name, where in (("draft", draft), ("amateur", amateur)) if where is not None}
-        self._set_up(load_parts(model, revision, helpers, ops), max_batch_size, cache_bytes, prefix_cache=prefix_cache)
+        parts = load_parts(model, revision, helpers, choose_backend(placement, size), tokenizer)
+        self._set_up(parts, size, cache_bytes, prefix_cache=prefix_cache)
         self.load_seconds = time.perf_counter() - began
 
     @classmethod
@@ -95,13 +105,17 @@ class Engine(EngineCore):
         `placement` is `dtype`, `device`, `backend`, `cache_dtype` and `threads`, as for a model that is loaded.
 
         Raises:
-            ParameterError: the shape is not known; the message lists those that are.
+            ParameterError: the shape is not known; the message lists those that are. Or an argument is impossible.
+            DeviceError: the dtype or device is not offered here.
         """
         began = time.perf_counter()
-        _check_size("max_batch_size", max_batch_size)
+        refuse_unknown(placement, tuple(field.name for field in dataclasses.fields(Placement)))
+        placement["threads"] = read("threads", placement.get("threads"))
+        seed, std = read("seed", seed), read("std", std)
+        size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
         engine = cls.__new__(cls)
-        ops = choose_backend(Placement(**placement), max_batch_size)
-        engine._set_up(Parts(ops, random_model(shape, seed, std, ops)), max_batch_size, cache_bytes)
+        ops = choose_backend(Placement(**placement), size)
+        engine._set_up(Parts(ops, random_model(shape, seed, std, ops)), size, cache_bytes)
         engine.load_seconds = time.perf_counter() - began
         return engine
 
@@ -217,17 +231,25 @@ class Engine(EngineCore):
 
     # --- a look inside -------------------------------------------------------------------------------------------
 
-    def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def forward(self, prompt: Prompt) -> NDArray[np.float32]:
         """The logits of every position. [T] -> [T, V] float32
 
-        Row i says what the model expects after the tokens 0 to i.
+        Row i says what the model expects after the tokens 0 to i. Text is encoded as `generate` encodes it.
+
+        Raises:
+            PromptError: the prompt is empty, too long, not one, or has ids outside the vocabulary.
+            NumericalError: the model gave NaN or infinity.
         """
-        ids = encode_prompt(token_ids, None, self.config)
+        ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
         return all_logits(self._open_runner, ids, self._turn)
 
-    def score(self, text: Prompt) -> Score:
-        """Log-probability of each token given what precedes it."""
-        ids = encode_prompt(text, self.tokenizer, self.config)
+    def score(self, prompt: Prompt) -> Score:
+        """Log-probability of each token given what precedes it.
+
+        Raises:
+            As `forward`.
+        """
+        ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
         return Score(ids, score_tokens(self._open_runner, ids, self._turn))
 
     # --- inside --------------------------------------------------------------------------------------------------
@@ -239,8 +261,8 @@ class Engine(EngineCore):
         text = self.render_chat(messages, **options)
         if not text:
             raise PromptError("the chat template makes no text of these messages")
-        assert self.tokenizer is not None  # a template is loaded with one
-        return self.tokenizer.encode(text, add_special_tokens=False), arguments  # the template writes special tokens
+        # the template has written the special tokens
+        return encode_text(text, self.tokenizer, self.config, add_special_tokens=False), arguments
 
     def _generate(self, prompts: list[Prompt], config: GenerationConfig) -> list[Generation]:
         wanted = [self._maker.make(prompt, config, batch_id=i) for i, prompt in enumerate(prompts)]
@@ -329,8 +351,3 @@ class EventStream(Iterator[Event]):
     def __del__(self) -> None:
         if self._open:  # in any thread, perhaps in the middle of a step: the next call of the engine drops it
             self._engine._forgotten.append(self._request_id)
-
-
-def _check_size(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ParameterError(f"{name} should be a whole number of at least 1, found {value!r}")

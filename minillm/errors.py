@@ -17,6 +17,9 @@ A message says what was expected, what was found and what to do. The command lin
 with `exit_code`. `assert` is for our own invariants only.
 """
 
+import reprlib
+from collections.abc import Iterable
+
 
 class MinillmError(Exception):
     """Base of every error that minillm raises on purpose."""
@@ -68,3 +71,24 @@ class NumericalError(MinillmError):
 
 class EngineStateError(MinillmError):
     """The engine is closed, or called from inside one of its own steps."""
+
+
+LONGEST_QUOTE = 100
+"""Characters of a foreign value in a message."""
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, and in one line."""
+    try:
+        text = " ".join(reprlib.repr(value).split())
+    except Exception:  # whatever a foreign object does; a whole number of more than 4300 digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 4]} ..."
+
+
+def listed(names: Iterable[str], width: int = 150) -> str:
+    """Names for a message: those that fit in `width` characters, and how many more there are."""
+    every = list(names)
+    kept = [name for i, name in enumerate(every) if len(", ".join(every[: i + 1])) <= width]
+    more = len(every) - len(kept)
+    return ", ".join(kept) + (f" and {more} more" if more else "")

@@ -9,7 +9,7 @@ from typing import Any
 
 from .backends.base import Backend
 from .chat import ChatTemplate
-from .checkpoint import find_model
+from .checkpoint import find_model, find_tokenizer
 from .config import ModelConfig, read_json
 from .decoding.fields import unfulfilled
 from .errors import CheckpointError, ParameterError
@@ -39,22 +39,46 @@ class Parts:
     chat_template: ChatTemplate | None = None
 
 
-def load_parts(model: Name | None, revision: str | None, helpers: Mapping[str, Name], ops: Backend) -> Parts:
+def load_parts(
+    model: Name | None,
+    revision: str | None,
+    helpers: Mapping[str, Name],
+    ops: Backend,
+    tokenizer: Name | Tokenizer | None = None,
+) -> Parts:
     """Load a model, the demo model where none is named, and those that help it.
 
+    Args:
+        model: folder or hub id
+        revision: on the hub
+        helpers: "draft" or "amateur"
+        ops: the back end
+        tokenizer: in place of the model's own; a chat template that lies beside it comes before the model's
+
     Raises:
-        ModelError: a model cannot be had (see `errors`).
-        ParameterError: the arguments contradict each other, or a helper has another vocabulary.
+        ModelError: a model or the tokenizer cannot be had (see `errors`).
+        ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
     """
     if model is None and revision is not None:
         raise ParameterError("revision belongs to a hub id, and no model is named")
     if len(helpers) > 1:
         raise ParameterError("draft and amateur each say how tokens are found: leave one of them out")
     folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
-    tokenizer = Tokenizer.from_folder(folder)
+    named, template = _read_tokenizer(tokenizer)
+    own = Tokenizer.find(folder) if named is None else None
     loaded = load_model(folder, ops)
+    if named is not None:
+        own = named.for_model(loaded.config.vocab_size)
     helping = {name: _load_helper(name, where, loaded.config, ops) for name, where in helpers.items()}
-    return Parts(ops, loaded, tokenizer, read_generation_config(folder), helping, read_chat_template(folder))
+    return Parts(ops, loaded, own, read_generation_config(folder), helping, template or read_chat_template(folder))
+
+
+def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """The tokenizer that a user names, and the chat template that lies beside it."""
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return tokenizer, None
+    path = find_tokenizer(tokenizer)
+    return Tokenizer.from_path(path), read_chat_template(path.parent if path.is_file() else path)
 
 
 def _load_helper(name: str, where: Name, config: ModelConfig, ops: Backend) -> Model:
@@ -62,7 +86,7 @@ def _load_helper(name: str, where: Name, config: ModelConfig, ops: Backend) -> M
     helper = load_model(find_model(where), ops)
     if helper.config.vocab_size != config.vocab_size:
         raise ParameterError(
-            f"{name} {os.fspath(where)!r} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
+            f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
             f"{config.vocab_size}: they should be the same"
         )
     return helper

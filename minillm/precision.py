@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .engine import Engine
 from .errors import PromptError
 from .models.base import weights_of
+from .prompts import need_tokenizer
 
 HELD_OUT = Path(__file__).parent / "assets" / "demo-opt" / "held_out.txt"
 """Texts that the demo model was not trained on; `scripts/demo_corpus.py` draws them."""
@@ -21,10 +22,9 @@ def windows(engine: Engine, text: str) -> Iterator[list[int]]:
     Raises:
         PromptError: the text is empty, or the engine has no tokenizer.
     """
-    if engine.tokenizer is None:
-        raise PromptError("this model has no tokenizer, so that it can read no text")
-    start = engine.tokenizer.encode("")
-    ids = engine.tokenizer.encode(text)[len(start) :]
+    tokenizer = need_tokenizer(engine.tokenizer)
+    start = tokenizer.encode("")
+    ids = tokenizer.encode(text)[len(start) :]
     if len(start) + len(ids) < 2:
         raise PromptError("a text of two tokens at least is needed to say how well it is foretold")
     length = engine.config.max_positions - len(start)

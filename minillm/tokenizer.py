@@ -10,19 +10,24 @@ left out of decoded text.
 import codecs
 import re
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .errors import PromptError
-from .tokenizer_files import BYTE_SYMBOLS, read_tokenizer
+from .errors import ParameterError, PromptError, shown
+from .tokenizer_files import BYTE_SYMBOLS, FILES, LAYOUTS, read_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
+__all__ = ["LAYOUTS", "StreamDecoder", "Tokenizer"]
+
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token that stands for one byte
 _UTF8_LENGTH = 4  # bytes in the longest character
+_PIECE = 2**15  # characters of a long text that are tokenized at once
 
 
 class Tokenizer:
@@ -67,8 +72,25 @@ class Tokenizer:
             UnsupportedModelError: a tokenizer.model that would not be run exactly, or vocab.json and merges.txt of a
                 tokenizer that is neither GPT-2's nor Qwen2's.
         """
-        backend, role_ids, model_vocab_size = read_tokenizer(folder)
-        return cls(backend, role_ids, model_vocab_size)
+        return cls(*read_tokenizer(folder))
+
+    @classmethod
+    def from_path(cls, path: Path) -> "Tokenizer":
+        """Read the tokenizer of a folder, or a tokenizer.json by whatever name with the settings that lie beside it.
+
+        Raises:
+            As `from_folder`.
+        """
+        return cls(*read_tokenizer(path.parent, path.name)) if path.is_file() else cls.from_folder(path)
+
+    @classmethod
+    def find(cls, folder: Path) -> "Tokenizer | None":
+        """The tokenizer of a checkpoint folder; None where it holds no file of one.
+
+        Raises:
+            As `from_folder`, where some files are there.
+        """
+        return cls.from_folder(folder) if any((folder / name).exists() for name in FILES) else None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -87,15 +109,56 @@ class Tokenizer:
             add_special_tokens: add what the model expects around a prompt (OPT: `</s>` in front).
 
         Raises:
-            PromptError: the text holds a lone surrogate, which is how Python reads bytes that are not UTF-8.
+            PromptError: it is no text, or holds a lone surrogate, which is how Python reads bytes that are not UTF-8.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            code = ord(text[error.start])
-            what = f"byte 0x{code - 0xDC00:02X}" if 0xDC80 <= code <= 0xDCFF else f"lone surrogate U+{code:04X}"
-            raise PromptError(f"the text is not valid UTF-8: {what} at character {error.start}") from None
+        _check_text(text)
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def exceeds(self, text: str, limit: int) -> bool:
+        """Whether a long text surely has more than `limit` tokens. It is told with little of the text tokenized.
+
+        False is no promise that it fits. True is said of a text that
+
+        - has more characters than `limit` times four times the bytes of the longest token: normalising to NFC or NFKC
+          takes at most three of four bytes away. Longer runs of white space that a tokenizer drops are counted.
+        - comes to more than twice the limit where pieces of it are tokenized one by one. A cut changes the tokens
+          beside it, a few in each piece.
+
+        Raises:
+            PromptError: as `encode`.
+        """
+        if len(text) <= max(_PIECE, 8 * limit):  # encoding it takes little memory
+            return False
+        if len(text) > 4 * self._longest_token * limit:
+            return True
+        _check_text(text)
+        found = 0
+        for first in range(0, len(text), _PIECE):
+            piece = text[first : first + _PIECE]
+            found += len(self._backend.encode(piece, add_special_tokens=False).ids)
+            if found > 2 * limit:
+                return True
+        return False
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest text that is one token, or more."""
+        return max((len(content.encode()) for content in self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def for_model(self, vocab_size: int) -> "Tokenizer":
+        """This tokenizer beside a model with so many rows of its LM head.
+
+        Raises:
+            ParameterError: the vocabulary is larger.
+        """
+        if self.vocab_size > vocab_size:
+            raise ParameterError(
+                f"the tokenizer has ids up to {self.vocab_size - 1}, and the model takes {vocab_size} tokens: "
+                "it belongs to another model"
+            )
+        twin = copy(self)
+        twin._model_vocab_size = vocab_size
+        return twin
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD.
@@ -103,7 +166,7 @@ class Tokenizer:
         Raises:
             PromptError: an id is in neither the vocabulary nor the rows that the model has beyond it.
         """
-        ids = [self._checked(token_id) for token_id in token_ids]
+        ids = [self._checked(token_id) for token_id in _sequence(token_ids)]
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str:
@@ -128,16 +191,18 @@ class Tokenizer:
             context: the tokens before the first generated one. The last few are enough: a character may be split
                 between them and what follows, and only the very first token of a text loses its leading space.
         """
-        return StreamDecoder(self, context)
+        return StreamDecoder(self, _sequence(context))
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Tokenizer":
         """A vocabulary never changes: whatever is copied (a stream, for a search that branches) goes on sharing it."""
         return self
 
-    def _checked(self, token_id: int) -> int:
-        size = max(self.vocab_size, self._model_vocab_size)
+    def _checked(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise PromptError(f"a token id should be a whole number, found {shown(value)}")
+        token_id, size = int(value), max(self.vocab_size, self._model_vocab_size)
         if not 0 <= token_id < size:
-            raise PromptError(f"token id {token_id} is outside the vocabulary: ids are 0 to {size - 1}")
+            raise PromptError(f"token id {shown(token_id)} is outside the vocabulary: ids are 0 to {size - 1}")
         return token_id
 
     def _is_text(self, token_id: int) -> bool:
@@ -178,7 +243,8 @@ class StreamDecoder:
         errors = "minillm.replace_each_byte" if tokenizer._byte_fallback else "replace"
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
         self._previous: int | None = None
-        textual = (token_id for token_id in reversed(context) if tokenizer._is_text(token_id))
+        ids = map(tokenizer._checked, reversed(context))
+        textual = (token_id for token_id in ids if tokenizer._is_text(token_id))
         for token_id in reversed(list(islice(textual, _UTF8_LENGTH))):  # an unfinished character is no longer
             self.push(token_id)
 
@@ -193,6 +259,35 @@ class StreamDecoder:
     def flush(self) -> str:
         """The generation has ended: returns what is left, an incomplete character as U+FFFD."""
         return self._utf8.decode(b"", final=True)
+
+
+def _sequence(token_ids: Any) -> Sequence[int]:
+    """What may hold token ids.
+
+    Raises:
+        PromptError: it is no sequence.
+    """
+    if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray | memoryview):
+        return token_ids
+    if getattr(token_ids, "ndim", 0) == 1 and getattr(getattr(token_ids, "dtype", None), "kind", "") in ("i", "u"):
+        return token_ids.tolist()  # type: ignore[no-any-return]
+    raise PromptError(f"token ids should be a list, found {shown(token_ids)}")
+
+
+def _check_text(text: str) -> None:
+    """Refuse what cannot be encoded.
+
+    Raises:
+        PromptError: it is no text, or no valid UTF-8.
+    """
+    if not isinstance(text, str):
+        raise PromptError(f"expected text, found {shown(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        what = f"byte 0x{code - 0xDC00:02X}" if 0xDC80 <= code <= 0xDCFF else f"lone surrogate U+{code:04X}"
+        raise PromptError(f"the text is not valid UTF-8: {what} at character {error.start}") from None
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:

@@ -24,6 +24,9 @@ from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 if TYPE_CHECKING:
     import tokenizers
 
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+LAYOUTS = "tokenizer.json, else tokenizer.model, else vocab.json with merges.txt"
+
 Token = str | dict[str, Any]  # as settings name one: its text, or an object with the text as "content"
 
 _ROLES = ("bos_token", "eos_token", "pad_token")  # those that config.json can name too, by their ids
@@ -48,10 +51,10 @@ def _byte_symbols() -> dict[str, int]:
 BYTE_SYMBOLS = _byte_symbols()
 
 
-def read_tokenizer(folder: Path) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
+def read_tokenizer(folder: Path, file: str = FILES[0]) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
     """The tokenizer of a checkpoint folder, ids of its "bos_token", "eos_token", "pad_token", and the model's rows.
 
-    The last is config.json's `vocab_size`, 0 where it is not said.
+    `file` is what tokenizer.json is called there. The last is config.json's `vocab_size`, 0 where it is not said.
 
     Raises:
         ModelNotFoundError: the folder holds none of the three layouts.
@@ -63,8 +66,8 @@ def read_tokenizer(folder: Path) -> "tuple[tokenizers.Tokenizer, dict[str, int],
     if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json has the last word
         settings |= _read_json(folder / "special_tokens_map.json")
     config = _read_json(folder / "config.json")
-    if (folder / "tokenizer.json").is_file():
-        backend = _read_tokenizer_json(folder / "tokenizer.json")
+    if (folder / file).is_file():
+        backend = _read_tokenizer_json(folder / file)
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
     else:
@@ -117,8 +120,8 @@ def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], config: Mappi
     missing = [name for name in ("vocab.json", "merges.txt") if not (folder / name).is_file()]
     if missing:
         raise ModelNotFoundError(
-            f"{folder} holds no tokenizer: looked for tokenizer.json, else tokenizer.model, else vocab.json with "
-            f"merges.txt; missing: tokenizer.json, tokenizer.model, {', '.join(missing)}"
+            f"{folder} holds no tokenizer: looked for {LAYOUTS}; "
+            f"missing: tokenizer.json, tokenizer.model, {', '.join(missing)}"
         )
     kind = _class_name(settings, config)
     if kind not in _BYTE_LEVEL:

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "chat": BASE,
     "checkpoint": BASE,
     "prompts": BASE | {"config", "tokenizer"},
+    "arguments": BASE | {"decoding", "tokenizer"},
     "ops": BASE | {"batch"},
     "backends": BASE | {"batch", "ops"},
     "devices": BASE | {"backends"},
@@ -44,12 +45,13 @@ ALLOWED: dict[str, set[str]] = {
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
     "loading": BASE | {"backends", "chat", "checkpoint", "config", "decoding", "models", "tokenizer"},
     "core": BASE
-    | {"cache", "config", "decoding", "footprint", "loading", "loop", "prompts", "requests", "results", "runner"}
-    | {"scheduler", "turns"},
+    | {"arguments", "cache", "config", "decoding", "footprint", "loading", "loop", "prompts", "requests", "results"}
+    | {"runner", "scheduler", "turns"},
     "engine": BASE
-    | {"chat", "core", "decoding", "devices", "loading", "models", "prompts", "results", "scoring", "turns"},
+    | {"arguments", "chat", "core", "decoding", "devices", "loading", "models", "prompts", "results", "scoring"}
+    | {"tokenizer", "turns"},
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
-    "precision": BASE | {"engine", "models"},
+    "precision": BASE | {"engine", "models", "prompts"},
     "profiling": BASE
     | {"backends", "cache", "core", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
     | {"runner", "scheduler"},

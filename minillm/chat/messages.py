@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import ParameterError, PromptError
+from ..errors import ParameterError, PromptError, shown
 
 Message = Mapping[str, Any]
 Messages = Iterable[Message]
@@ -48,7 +48,7 @@ def read_messages(messages: Any, names: frozenset[str]) -> list[dict[str, Any]]:
         raise PromptError(f"messages should be a list of {FORM}, found text: `generate` continues plain text")
     if isinstance(messages, Mapping):
         raise PromptError(f"messages should be a list of {FORM}, found one alone: put it into a list")
-    if not isinstance(messages, Iterable):
+    if not isinstance(messages, Iterable) or getattr(messages, "ndim", 1) == 0:  # an array of no dimension
         raise PromptError(f"messages should be a list of {FORM}, found {type(messages).__name__}")
     chat = [_read_message(f"messages[{i}]", message, names) for i, message in enumerate(messages)]
     if not chat:
@@ -78,15 +78,15 @@ def _read_message(where: str, message: Any, names: frozenset[str]) -> dict[str, 
         alike = _REASONING if key in _REASONING else (key,)
         if not names.intersection(alike):
             raise PromptError(
-                f"{where}: {key!r} would have no effect, the chat template does not name it; leave it out"
+                f"{where}: {shown(key)} would have no effect, the chat template does not name it; leave it out"
             )
     reasoning = next((given[key] for key in _REASONING if key in given), None)
     if reasoning is not None:
         given = {"thinking": reasoning} | given | {"reasoning_content": reasoning}
     try:
         copy: dict[str, Any] = plain(given)
-    except (TypeError, ValueError) as error:
-        raise PromptError(f"{where} should hold text, found what JSON cannot say: {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PromptError(f"{where} should hold text, found what JSON cannot say: {error!s:.100}") from None
     return copy
 
 
@@ -95,7 +95,7 @@ def _check_role(where: str, message: Message) -> None:
         raise PromptError(f'{where} has no role: "user", "assistant", or mostly "system"')
     role = message["role"]
     if not isinstance(role, str):
-        raise PromptError(f"{where}: role should be text, found {role!r:.40}")
+        raise PromptError(f"{where}: role should be text, found {shown(role)}")
     if role in _TOOL_ROLES:
         raise PromptError(f"{where}: {NO_TOOLS}, and {role!r} is the role of one; leave it out")
     for key in sorted(_TOOL_KEYS & message.keys()):
@@ -111,13 +111,13 @@ def _check_content(where: str, content: Any, names: frozenset[str]) -> None:
     for part in content:
         if not isinstance(part, Mapping) or "type" not in part:
             raise PromptError(
-                f'{where}: a part of content should be {{"type": "text", "text": ...}}, found {part!r:.40}'
+                f'{where}: a part of content should be {{"type": "text", "text": ...}}, found {shown(part)}'
             )
-        if part["type"] != "text":
-            raise PromptError(f"{where}: content has a part of type {part['type']!r:.40}: minillm takes text alone")
+        if not isinstance(part["type"], str) or part["type"] != "text":
+            raise PromptError(f"{where}: content has a part of type {shown(part['type'])}: minillm takes text alone")
         if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
             raise PromptError(
-                f'{where}: a part of content should be {{"type": "text", "text": ...}}, found {part!r:.60}'
+                f'{where}: a part of content should be {{"type": "text", "text": ...}}, found {shown(part)}'
             )
     if "text" not in names:
         raise PromptError(f"{where}: the chat template takes content as one text, not in parts: join them")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError, ParameterError, PromptError
+from ..errors import CheckpointError, ParameterError, PromptError, listed, shown
 from .messages import Messages, plain, read_messages, refuse_tools
 
 if TYPE_CHECKING:
@@ -77,18 +77,18 @@ class ChatTemplate:
     def _checked(self, variables: Any) -> dict[str, Any]:
         """The user's variables as plain values, each of which the template uses."""
         if not isinstance(variables, Mapping):
-            raise ParameterError(f"chat_template_kwargs should be a dict of variables, found {variables!r:.40}")
+            raise ParameterError(f"chat_template_kwargs should be a dict of variables, found {shown(variables)}")
         refuse_tools(variables)
         for name in variables:
             if name in _OWN:
                 raise ParameterError(f"{name} is an argument of its own, not a variable for the chat template")
             if name not in self._compiled.variables:
-                known = ", ".join(sorted(self._compiled.variables - _OWN - {"tools", "documents"})) or "none"
-                raise ParameterError(f"the chat template does not use {name!r}; its variables: {known}")
+                known = listed(sorted(self._compiled.variables - _OWN - {"tools", "documents"})) or "none"
+                raise ParameterError(f"the chat template does not use {shown(name)}; its variables: {known}")
         try:
             return {name: plain(value) for name, value in variables.items()}
-        except (TypeError, ValueError) as error:
-            raise ParameterError(f"variables of a chat template should be plain values: {error}") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ParameterError(f"variables of a chat template should be plain values: {error!s:.100}") from None
 
     def _write(self, variables: Mapping[str, Any]) -> str:
         from jinja2.exceptions import SecurityError
@@ -109,11 +109,11 @@ class ChatTemplate:
 def _begins_answer(add_generation_prompt: object, continue_final_message: object) -> bool:
     """Whether the text ends with what begins an answer."""
     if not isinstance(continue_final_message, bool):
-        raise ParameterError(f"continue_final_message should be True or False, found {continue_final_message!r:.40}")
+        raise ParameterError(f"continue_final_message should be True or False, found {shown(continue_final_message)}")
     if add_generation_prompt is None:
         return not continue_final_message
     if not isinstance(add_generation_prompt, bool):
-        raise ParameterError(f"add_generation_prompt should be True or False, found {add_generation_prompt!r:.40}")
+        raise ParameterError(f"add_generation_prompt should be True or False, found {shown(add_generation_prompt)}")
     if add_generation_prompt and continue_final_message:
         raise ParameterError(
             "add_generation_prompt begins a new message, continue_final_message goes on with the last one: "

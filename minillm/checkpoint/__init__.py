@@ -9,7 +9,15 @@ writing.py       tensors -> safetensors files, in a folder that is complete or n
 """
 
 from .folder import Checkpoint, open_checkpoint
-from .hub import SMALL_FILES, find_config, find_model
+from .hub import SMALL_FILES, find_config, find_model, find_tokenizer
 from .tensors import StoredTensor
 
-__all__ = ["SMALL_FILES", "Checkpoint", "StoredTensor", "find_config", "find_model", "open_checkpoint"]
+__all__ = [
+    "SMALL_FILES",
+    "Checkpoint",
+    "StoredTensor",
+    "find_config",
+    "find_model",
+    "find_tokenizer",
+    "open_checkpoint",
+]

@@ -71,21 +71,43 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
         raise ModelNotFoundError(_explain(error, name, revision)) from error
 
 
-def _local_folder(name: str, revision: str | None) -> Path | None:
-    """The folder of this name; None where the name is a hub id."""
+def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
+    """The local folder or file of a tokenizer: what is named, or a hub repository's small files, which are fetched.
+
+    Raises:
+        ModelNotFoundError: as `find_model`.
+    """
+    name = os.fspath(path_or_id)
+    folder = _local_folder(name, None, or_file=True)
+    if folder is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=sorted(SMALL_FILES)))
+    except _client_errors() as error:
+        raise ModelNotFoundError(_explain(error, name, None)) from error
+
+
+def _local_folder(name: str, revision: str | None, *, or_file: bool = False) -> Path | None:
+    """The folder of this name, or the file where one may be meant; None where the name is a hub id."""
     try:
         path = Path(name).expanduser()
-        is_folder, exists = path.is_dir(), os.path.lexists(path)
+        is_folder, exists = path.is_dir() or (or_file and path.is_file()), os.path.lexists(path)
     except (OSError, ValueError, RuntimeError) as error:  # no permission, a NUL character, no such user after the ~
-        raise ModelNotFoundError(f"{name!r} cannot be looked up as a folder: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ModelNotFoundError(f"{name!r:.100} cannot be looked up as a folder: {reason!s:.100}") from error
     if is_folder and name:
         if revision is not None:
-            raise ParameterError(f"revision {revision!r} has no effect on the local folder {name!r}: leave it out")
+            raise ParameterError(
+                f"revision {revision!r:.60} has no effect on the local folder {name!r:.200}: leave it out"
+            )
         return path
     if exists and name:
-        raise ModelNotFoundError(f"{name!r} is not a folder: give the folder that holds config.json and the weights")
+        what = "a folder or a file" if or_file else "a folder: give the folder that holds config.json and the weights"
+        raise ModelNotFoundError(f"{name!r:.150} is not {what}")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelNotFoundError(f"there is no folder {name!r}; a model of the hub is named owner/name")
+        raise ModelNotFoundError(f"there is no folder {name!r:.200}; a model of the hub is named owner/name")
     return None
 
 
@@ -125,7 +147,9 @@ def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
     try:
         config = try_to_load_from_cache(repo_id, "config.json", revision=revision)
     except HFValidationError as error:
-        raise ModelNotFoundError(f"{repo_id!r} is neither a folder nor a valid hub id: {_one_line(error)}") from error
+        raise ModelNotFoundError(
+            f"{repo_id!r:.100} is neither a folder nor a valid hub id: {_one_line(error)}"
+        ) from error
     folder = Path(config).parent if isinstance(config, str) else None
     return folder if folder is not None and _has_weights(folder) else None
 
@@ -177,7 +201,9 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
         case errors.RepositoryNotFoundError():
             return f"the hub has no public model {repo_id!r}: check the spelling, or for a private one {log_in}"
         case errors.RevisionNotFoundError():
-            return f"model {repo_id!r} has no revision {revision!r}: give a branch, a tag or a full commit hash"
+            return (
+                f"model {repo_id!r:.100} has no revision {revision!r:.60}: give a branch, a tag or a full commit hash"
+            )
         case errors.OfflineModeIsEnabled():
             return f"{model} is not complete in the local cache, and HF_HUB_OFFLINE is set: unset it to download it"
     if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
@@ -187,9 +213,9 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
 
 
 def _title(repo_id: str, revision: str | None) -> str:
-    return f"model {repo_id!r} (revision {revision or 'main'!r})"
+    return f"model {repo_id!r:.100} (revision {revision or 'main'!r:.60})"
 
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:300] + " ..."
+    return text if len(text) <= 150 else text[:150] + " ..."

@@ -45,10 +45,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from ..prompts import need_tokenizer
+
     fields, variables = generation_fields(args), _variables(args.chat_template_kwargs)
     if fields.get("num_return_sequences", 1) > 1:
         raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
     engine = load_engine(args, fields=fields, prefix_cache=True)
+    need_tokenizer(engine.tokenizer)  # before a line is read
     if engine.chat_template is not None:
         messages = [] if args.system is None else [{"role": "system", "content": args.system}]
         while line := _read_line():
@@ -103,10 +106,11 @@ def answer(
         variables: what else the template is told
         show_stats: print what was computed
     """
-    assert engine.tokenizer is not None
+    from ..prompts import encode_text
+
     messages.append({"role": "user", "content": line})
     text = engine.render_chat(messages, chat_template_kwargs=variables)
-    prompt = engine.tokenizer.encode(text, add_special_tokens=False)
+    prompt = encode_text(text, engine.tokenizer, engine.config, add_special_tokens=False)
     _, said = _print_answer(engine, prompt, {"max_new_tokens": ANSWER_TOKENS, **fields}, show_stats=show_stats)
     messages.append({"role": "assistant", "content": said})
 
@@ -126,9 +130,11 @@ def turn(
     Returns:
         The longer conversation.
     """
-    assert engine.tokenizer is not None
+    from ..prompts import encode_text
+
     text = line if not conversation else "\n" + line
-    prompt = conversation + engine.tokenizer.encode(text, add_special_tokens=not conversation)
+    special = not conversation
+    prompt = conversation + encode_text(text, engine.tokenizer, engine.config, add_special_tokens=special)
     token_ids, _ = _print_answer(engine, prompt, {"max_new_tokens": RAW_TOKENS, **fields}, show_stats=show_stats)
     return prompt + token_ids
 

@@ -46,6 +46,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
+    from ..prompts import need_tokenizer
     from .compare_page import page, write_page
 
     prompts = read_prompts(args)
@@ -54,11 +55,11 @@ def run(args: argparse.Namespace) -> None:
     [prompt] = prompts
     widest = max(variant.fields.get("num_beams", 1) for variant in STRATEGIES)
     engine = load_engine(args, fields={"num_beams": widest})
+    tokenizer = need_tokenizer(engine.tokenizer)
     outcomes = compare(engine, prompt, seed=args.seed, max_new_tokens=args.max_new_tokens)
     if args.html is not None:
-        assert engine.tokenizer is not None
         tree = beam_tree(engine, prompt, max_new_tokens=args.max_new_tokens, **BEAM_SEARCH.fields)
-        write_page(args.html, page(args.model or "the model inside minillm", prompt, outcomes, tree, engine.tokenizer))
+        write_page(args.html, page(args.model or "the model inside minillm", prompt, outcomes, tree, tokenizer))
     if args.json:
         print(json.dumps({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}, ensure_ascii=False))
     else:

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..inspection import attention_maps, next_tokens
-    from ..prompts import encode_prompt
+    from ..prompts import encode_prompt, need_tokenizer
 
     if args.layer is not None and args.attention is None:
         raise ParameterError("--layer says which maps to draw: add --attention FILE.png")
@@ -55,8 +55,7 @@ def run(args: argparse.Namespace) -> None:
     if args.attention is not None and len(prompts) > 1:
         raise ParameterError("--attention draws one prompt: give one")
     engine = load_engine(args)
-    tokenizer, config = engine.tokenizer, engine.config
-    assert tokenizer is not None
+    tokenizer, config = need_tokenizer(engine.tokenizer), engine.config
     if not 1 <= args.top <= config.vocab_size:
         raise ParameterError(f"--top should be from 1 to {config.vocab_size}, found {args.top}")
     layer = config.num_layers - 1 if args.layer is None else args.layer

@@ -31,6 +31,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
         "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the small model inside)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
+    group.add_argument(
+        "--tokenizer", metavar="PATH", help="folder, tokenizer.json or hub id in place of the model's own tokenizer"
+    )
     several = "" if dtypes is None else "; several, with commas"
     group.add_argument(
         "--dtype",
@@ -183,6 +186,7 @@ def load_engine(
             prefix_cache=prefix_cache,
             draft=getattr(args, "draft", None),
             amateur=getattr(args, "amateur", None),
+            tokenizer=args.tokenizer,
             **placement_fields(args),
         )
 

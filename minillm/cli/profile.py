@@ -108,8 +108,8 @@ def _load(args: argparse.Namespace) -> "Engine":
 
     if args.shape is None:
         return load_engine(args, prompts=args.batch)
-    if args.model is not None or args.revision is not None:
-        raise ParameterError("--shape stands in place of a model: leave --model and --revision out")
+    if any(getattr(args, name) is not None for name in ("model", "revision", "tokenizer")):
+        raise ParameterError("--shape stands in place of a model: leave --model, --revision and --tokenizer out")
     placement = {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
     return Engine.random(args.shape, max_batch_size=args.batch, **placement)
 

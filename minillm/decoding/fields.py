@@ -1,12 +1,11 @@
 """The rules of every generation field: what it may be, its default, and the field without which it has no effect."""
 
 import math
-import reprlib
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from ..errors import ParameterError
+from ..errors import ParameterError, listed, shown
 from .readers import (
     LARGE,
     SMALL,
@@ -204,11 +203,6 @@ NO_MEANING = frozenset(
 """Fields of transformers that never change the tokens: how it pads, what it hands back, how it runs."""
 
 
-def shown(value: object) -> str:
-    """A value for an error message: short, and in one line."""
-    return " ".join(reprlib.repr(value).split())
-
-
 def read_field(name: str, said: Mapping[str, object], inherited: Mapping[str, object]) -> Any:
     """The value of a field by precedence, checked by itself."""
     rule = RULES[name]
@@ -239,9 +233,9 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
             raise ParameterError(f"{name} is a field of transformers that means nothing to minillm: leave it out")
         import difflib  # nobody else needs it
 
-        nearest = difflib.get_close_matches(name, RULES, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(RULES)}"
-        raise ParameterError(f"unknown generation field {name!r}: {hint}")
+        nearest = difflib.get_close_matches(name, RULES, n=1) if isinstance(name, str) else []
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {listed(RULES)}"
+        raise ParameterError(f"unknown generation field {shown(name)}: {hint}")
 
 
 def unfulfilled(defaults: Mapping[str, object]) -> list[str]:

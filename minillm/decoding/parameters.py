@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from ..errors import ParameterError
+from ..errors import ParameterError, shown
 from .fields import refuse_unknown
 from .guided import GUIDES
 from .readers import ByIdentity
@@ -158,13 +158,17 @@ class GenerationConfig:
     logits_processor: Sequence[Callable[..., Any]] | None = None
     renormalize_logits: bool | None = None
 
-    def __new__(cls, **fields: object) -> Self:
+    def __new__(cls, *positional: object, **fields: object) -> Self:
+        if positional:
+            raise ParameterError(f"GenerationConfig takes fields by name, found {shown(positional[0])} without one")
         refuse_unknown(fields)  # before __init__, whose TypeError could neither suggest nor explain
         return super().__new__(cls)
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "GenerationConfig":
         """Fields by name; None means that nothing was said, as in a transformers configuration written to a file."""
+        if not isinstance(mapping, Mapping):
+            raise ParameterError(f"generation fields should be a dict of names and values, found {shown(mapping)}")
         refuse_unknown(mapping)
         return cls(**{name: value for name, value in mapping.items() if value is not None})
 

@@ -10,6 +10,10 @@ from typing import Any
 
 SMALL, LARGE = 1e-30, 1e30
 """Logits multiplied or divided by these stay within the range of float32."""
+WORD = 2**63
+"""Whole numbers below it fit into an array."""
+LONGEST = 2**20
+"""Members of a sequence; a range may have any number of them."""
 
 
 def flag(value: object) -> bool:
@@ -18,9 +22,9 @@ def flag(value: object) -> bool:
     return value
 
 
-def whole(least: float, below: float = math.inf) -> Callable[[object], int]:
+def whole(least: float, below: float = WORD) -> Callable[[object], int]:
     def read(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < below:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not max(least, -WORD) <= int(value) < below:
             raise ValueError
         return int(value)
 
@@ -43,9 +47,7 @@ def several(kind: type, read_one: Callable[[object], Any]) -> Callable[[object],
 
     def read(value: object) -> tuple[Any, ...]:
         values = [value] if isinstance(value, kind) else value
-        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-            raise ValueError
-        return tuple(dict.fromkeys(read_one(one) for one in values))
+        return tuple(dict.fromkeys(each(read_one)(values)))
 
     return read
 
@@ -92,7 +94,13 @@ def each(read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...
     """A sequence, each of whose members is read by `read_one`."""
 
     def read(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
+            raise ValueError
+        try:
+            count = len(value)
+        except OverflowError:
+            raise ValueError from None
+        if count > LONGEST:
             raise ValueError
         return tuple(read_one(one) for one in value)
 

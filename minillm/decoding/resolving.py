@@ -4,8 +4,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..errors import ParameterError
-from .fields import MODELS, NEEDS, RULES, read_field, shown
+from ..errors import ParameterError, shown
+from .fields import MODELS, NEEDS, RULES, read_field
 from .modes import settle_contrastive, settle_groups, settle_search
 from .parameters import GenerationConfig, Settings
 from .settling import check_guide, settle_guides, settle_mirostat, settle_tokens

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import ParameterError
-from .fields import SEARCHES, shown
+from ..errors import ParameterError, shown
+from .fields import SEARCHES
 from .guided import GUIDES
 
 DRAFTED = "num_assistant_tokens"

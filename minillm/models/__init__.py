@@ -10,7 +10,7 @@ from typing import Any
 from ..backends.base import Backend
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
-from ..errors import ParameterError, UnsupportedModelError
+from ..errors import ParameterError, UnsupportedModelError, listed, shown
 from .base import Model, random_tensors
 from .outline import Outline
 from .quantized import read_quantization
@@ -91,10 +91,10 @@ def published_config(shape: str) -> ModelConfig:
         ParameterError: no family publishes it; the message lists those known.
     """
     for family in map(family_named, FAMILIES):
-        if shape in family.SHAPES:
+        if isinstance(shape, str) and shape in family.SHAPES:
             config: ModelConfig = family.read_config(family.SHAPES[shape])
             return config
-    raise ParameterError(f"shape {shape!r} is not known: expected one of {', '.join(published_names())}")
+    raise ParameterError(f"shape {shown(shape)} is not known: expected one of {listed(published_names())}")
 
 
 def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:

@@ -33,15 +33,16 @@ DECOYS = [
 ]
 CLIENT = """
 import json, logging, sys
-from minillm.checkpoint import find_config, find_model
+from minillm.checkpoint import find_config, find_model, find_tokenizer
 from minillm.errors import MinillmError
 records = []
 handler = logging.Handler()
 handler.emit = lambda record: records.append(record.getMessage())
 logging.getLogger("minillm").addHandler(handler)
 try:
-    find = find_config if sys.argv[3] == "config" else find_model
-    answer = {"folder": str(find(sys.argv[1], revision=sys.argv[2] or None))}
+    find = {"model": find_model, "config": find_config, "tokenizer": find_tokenizer}[sys.argv[3]]
+    options = {"revision": sys.argv[2]} if sys.argv[2] else {}
+    answer = {"folder": str(find(sys.argv[1], **options))}
 except MinillmError as error:
     answer = {"error": f"{type(error).__name__}: {error}"}
 print(json.dumps(answer | {"log": records}))
@@ -112,6 +113,15 @@ def test_the_configuration_alone(hub, ask):
     assert (found.folder / "config.json").read_bytes() == hub.files["config.json"]
     assert ask(what="config", offline=True).folder == found.folder
     assert "no public model 'tiny/none'" in ask("tiny/none", what="config").error
+
+
+def test_the_tokenizer_alone(hub, ask):
+    found = ask(what="tokenizer")
+    assert set(hub.fetched) == SMALL
+    assert (found.folder / "tokenizer.json").read_bytes() == hub.files["tokenizer.json"]
+    assert ask(what="tokenizer", offline=True).folder == found.folder
+    assert "no public model 'tiny/none'" in ask("tiny/none", what="tokenizer").error
+    assert "there is no folder" in ask("none", what="tokenizer").error
 
 
 def test_second_time_nothing_is_fetched(hub, ask):

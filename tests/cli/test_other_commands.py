@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 from minillm import Engine
 from minillm.cli import chat
 from minillm.cli.main import run
+from minillm.loading import DEMO_MODEL
 
 PROMPT = "A list of colors: red,"
 
@@ -108,3 +110,38 @@ def test_starting_imports_only_what_is_needed():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(result.stdout.splitlines()[1].split())
     assert not loaded & {"huggingface_hub", "matplotlib", "torch", "transformers", "jinja2", "requests", "httpx"}
+
+
+# --- a model without a tokenizer --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """The model inside minillm without its tokenizer."""
+    ignored = shutil.ignore_patterns("tokenizer*.json")
+    return str(shutil.copytree(DEMO_MODEL, tmp_path_factory.mktemp("bare") / "model", ignore=ignored))
+
+
+@pytest.mark.parametrize("command", ["generate", "inspect", "compare", "chat", "perplexity"])
+def test_text_needs_a_tokenizer_which_an_option_names(command, bare, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{PROMPT}\n".encode())))
+    arguments = [] if command in ("chat", "perplexity") else ["--prompt", PROMPT]
+    arguments += ["--dtype", "float32"] if command == "perplexity" else []
+    arguments += ["--max-new-tokens", "2"] if command in ("generate", "chat", "compare") else []
+    assert run([command, *arguments, "--backend", "numpy", "--model", bare]) == 2
+    captured = capsys.readouterr()
+    [line] = captured.err.strip().splitlines()
+    assert "this model has no tokenizer" in line
+    assert run([command, *arguments, "--backend", "numpy", "--model", bare, "--tokenizer", str(DEMO_MODEL)]) == 0
+    assert len(capsys.readouterr().out) > len(captured.out)
+
+
+def test_a_profile_needs_no_tokenizer(bare, capsys):
+    assert run(["profile", "--model", bare, "--prompt-length", "4", "--new-tokens", "2", "--hardware", "h100"]) == 0
+    assert "decode" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["profile", "perplexity"])
+def test_random_weights_have_no_tokenizer(command, capsys):
+    assert run([command, "--shape", "opt-125m", "--tokenizer", str(DEMO_MODEL)]) == 2
+    assert "--tokenizer" in capsys.readouterr().err

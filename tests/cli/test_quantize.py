@@ -32,6 +32,16 @@ def test_a_written_checkpoint_runs_as_any_other(tmp_path, capsys):
     assert capsys.readouterr().out.startswith(" orange, yellow,")
 
 
+def test_a_checkpoint_without_a_tokenizer_is_written_without(tmp_path, capsys):
+    source = write_checkpoint(tmp_path / "SRC")
+    for name in ("vocab.json", "merges.txt"):
+        (source / name).unlink()
+    assert run(["quantize", str(source), str(tmp_path / "DST"), "--dtype", "int8"]) == 0
+    assert {path.name for path in (tmp_path / "DST").iterdir()} == {path.name for path in source.iterdir()}
+    with Engine(tmp_path / "DST", backend="numpy") as engine:
+        assert len(engine.generate([5, 6], max_new_tokens=3, eos_token_id=[]).token_ids) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

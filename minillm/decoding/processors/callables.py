@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ParameterError
-from ..fields import shown
+from ...errors import ParameterError, shown
 from ..readers import ByIdentity
 from .history import History, LogitsProcessor
 

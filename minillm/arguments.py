@@ -1,0 +1,85 @@
+"""Arguments of the engine: what each may be, in one table."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .decoding.parameters import GenerationConfig
+from .decoding.readers import LARGE, flag, number, text, whole
+from .errors import ParameterError, listed, shown
+from .tokenizer import Tokenizer
+
+
+class Argument(NamedTuple):
+    """What an argument may be."""
+
+    read: Callable[[object], Any]
+    """Makes of it what the engine works with; raises ValueError for anything else"""
+    expected: str
+    optional: bool = False
+    """None stands for the default"""
+
+
+def _path(value: object) -> str:
+    name = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(name, str) or not name:
+        raise ValueError
+    return str(name)
+
+
+def _config(value: object) -> GenerationConfig:
+    if not isinstance(value, GenerationConfig):
+        raise ValueError
+    return value
+
+
+_POSITIVE = "a whole number of at least 1"
+_MODEL = "the path of a folder or a hub id"
+
+ARGUMENTS = {
+    "model": Argument(_path, _MODEL, optional=True),
+    "revision": Argument(text, "a branch, tag or commit as text", optional=True),
+    "tokenizer": Argument(
+        lambda value: value if isinstance(value, Tokenizer) else _path(value),
+        "the path of a folder or a tokenizer.json, a hub id or a Tokenizer",
+        optional=True,
+    ),
+    "draft": Argument(_path, _MODEL, optional=True),
+    "amateur": Argument(_path, _MODEL, optional=True),
+    "threads": Argument(whole(1), _POSITIVE, optional=True),
+    "max_batch_size": Argument(whole(1), _POSITIVE),
+    "cache_bytes": Argument(whole(1), _POSITIVE, optional=True),
+    "prefix_cache": Argument(flag, "True or False"),
+    "seed": Argument(whole(0, 2**64), "a whole number from 0 to 2**64 - 1"),
+    "std": Argument(number(lambda x: 0 <= x <= LARGE), f"a number from 0 to {LARGE:g}"),
+    "request_id": Argument(whole(0), "a whole number as `add` returns it"),
+    "config": Argument(_config, "a GenerationConfig (of a dict: GenerationConfig.from_dict)", optional=True),
+}
+"""Arguments of `Engine`, `Engine.random` and the engine's methods. Prompts are read in `prompts.py`, the words of
+`Placement` in `devices.py`."""
+
+
+def read(name: str, value: object) -> Any:
+    """An argument as the engine works with it.
+
+    Raises:
+        ParameterError: it is not what the table says.
+    """
+    argument = ARGUMENTS[name]
+    if value is None and argument.optional:
+        return None
+    try:
+        return argument.read(value)
+    except ValueError:
+        raise ParameterError(f"{name} should be {argument.expected}, found {shown(value)}") from None
+
+
+def refuse_unknown(given: Mapping[str, object], known: tuple[str, ...]) -> None:
+    """Refuse an argument by a name that is not known.
+
+    Raises:
+        ParameterError: the message lists those known.
+    """
+    for name in given:
+        if name not in known:
+            raise ParameterError(f"there is no argument {shown(name)}: expected one of {listed(known)}")
