@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends.base import Backend
-from ..errors import ParameterError
 from ..ops.sampling import Draw
 from .continuation import Continuation
 from .guided import restrict
 from .parameters import Settings
-from .processors import History, LogitsProcessor, build_processors
+from .processors import History, LogitsProcessor, build_processors, no_token_left, rows_without_a_token
 from .report import Report
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -91,8 +90,8 @@ class GreedySearch(Strategy):
             restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, ops.xp)
         for filter_ in self.filters:
             logits = filter_(history, logits, ops.xp)
-        if (logits.max(axis=-1) == -ops.xp.inf).any():
-            raise ParameterError("the logits processors and filters asked for leave no token to choose from")
+        if rows_without_a_token(logits, ops.xp).any():
+            raise no_token_left()
         return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
