@@ -1,5 +1,6 @@
 """From a prompt and what the user said to a request that can run."""
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -106,11 +107,11 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
 def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:
     """What makes a new stream of text for each continuation of one prompt."""
     tail = ids[-max(PROMPT_TAIL, *(len(stop.encode()) for stop in settings.stop_strings), 0) :]
+    stops = None
+    if settings.stop_strings:
+        stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
 
     def make() -> TextStream:
-        stops = None
-        if settings.stop_strings:
-            stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
-        return TextStream(tokenizer.stream(tail), stops)
+        return TextStream(tokenizer.stream(tail), copy.copy(stops))  # the copies share what the strings became
 
     return make

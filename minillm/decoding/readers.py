@@ -1,4 +1,7 @@
-"""From what a user wrote for a field to the type that Settings has: each reader raises ValueError for anything else."""
+"""From what a user wrote for a field to the type that Settings has: each reader raises ValueError for anything else.
+
+Limits stand here so that they are checked before any work is done.
+"""
 
 import inspect
 import json
@@ -10,6 +13,14 @@ from typing import Any
 
 SMALL, LARGE = 1e-30, 1e30
 """Logits multiplied or divided by these stay within the range of float32."""
+MOST_TEXTS = 10_000
+"""Stop strings or choices of one request. llguidance's time grows with the square of the choices: 0.6 s for these."""
+MOST_CHARACTERS = 100_000
+"""Of all stop strings, or of a guide: a schema, an expression, a grammar, all choices. Takes about half a second."""
+
+
+class Refusal(ValueError):
+    """The value is of the right type, and is refused for the reason that the message gives."""
 
 
 def flag(value: object) -> bool:
@@ -51,9 +62,28 @@ def several(kind: type, read_one: Callable[[object], Any]) -> Callable[[object],
 
 
 def text(value: object) -> str:
+    """A text that is not empty, that can be encoded and that is not too long."""
     if not isinstance(value, str) or not value:
         raise ValueError
+    if len(value) > MOST_CHARACTERS:
+        raise Refusal(f"it has {len(value)} characters, and may have {MOST_CHARACTERS}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        character = value[error.start]
+        raise Refusal(f"its character {error.start} is {character!r}, half a surrogate pair: no text has that") from None
     return value
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """One text or a sequence of texts, neither too many nor together too long."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > MOST_TEXTS:
+        raise Refusal(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
+    found: tuple[str, ...] = several(str, text)(value)
+    total = sum(map(len, found))
+    if total > MOST_CHARACTERS:
+        raise Refusal(f"the texts have {total} characters together, and may have {MOST_CHARACTERS}")
+    return found
 
 
 def one_of(*values: int) -> Callable[[object], int]:
@@ -69,19 +99,19 @@ def one_of(*values: int) -> Callable[[object], int]:
 def schema(value: object) -> str:
     """A JSON schema as text, its keys in their order."""
     try:
-        schema = json.loads(value) if isinstance(value, str) else value
+        schema = json.loads(text(value)) if isinstance(value, str) else value
         if not isinstance(schema, dict):
             raise ValueError
+        text(json.dumps(schema, allow_nan=False, ensure_ascii=False))
         return json.dumps(schema, allow_nan=False)
     except (TypeError, RecursionError):
         raise ValueError from None
 
 
 def choices(value: object) -> tuple[str, ...]:
-    texts: tuple[str, ...] = several(str, text)(value)
-    if not texts:
-        raise ValueError
-    return texts
+    if found := texts(value):
+        return found
+    raise ValueError
 
 
 def stopping_rule(value: object) -> bool | str:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..errors import ParameterError
+from .fields import shown
 
 
 class StopStrings:
@@ -113,7 +114,7 @@ class StopStrings:
 
 def _check(stop_strings: Sequence[str]) -> None:
     if isinstance(stop_strings, str):
-        raise ParameterError(f"stop strings are a list of strings; got the single string {stop_strings!r}")
+        raise ParameterError(f"stop strings are a list of strings; got the single string {shown(stop_strings)}")
     for stop in stop_strings:
         if not isinstance(stop, str) or not stop:
-            raise ParameterError(f"a stop string must be a string of at least one character; got {stop!r}")
+            raise ParameterError(f"a stop string must be a string of at least one character; got {shown(stop)}")
