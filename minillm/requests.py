@@ -45,6 +45,7 @@ class RequestMaker:
         ids = encode_prompt(prompt, self.tokenizer, self.config, room=1)
         settings = self._settle(wanted, len(ids))
         if self.tokenizer is not None:
+            settings = _stopping_at_special_tokens(self.tokenizer, settings, self.config.vocab_size)
             stream, guide = _stream_maker(self.tokenizer, ids, settings), self._guide_maker(settings)
             return Request(ids, settings, stream, batch_id, guide)
         needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
@@ -102,6 +103,15 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
                 f"{name} would change what the model says: with dynamic rotary scaling keys depend on how many tokens "
                 "are run; leave it out"
             )
+
+
+def _stopping_at_special_tokens(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> Settings:
+    """Let a stop string that spells a special token mean that token too, which no text has: it ends the sequence."""
+    if not settings.stop_strings:
+        return settings
+    spelled = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
+    ends = dict.fromkeys([*settings.eos_token_ids, *(spelled[s] for s in settings.stop_strings if s in spelled)])
+    return replace(settings, eos_token_ids=tuple(ends))
 
 
 def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:

@@ -10,7 +10,7 @@ from ..errors import ParameterError
 from .readers import (
     LARGE,
     SMALL,
-    Refusal,
+    RefusedError,
     biases,
     choices,
     each,
@@ -221,7 +221,7 @@ def read_field(name: str, said: Mapping[str, object], inherited: Mapping[str, ob
         return rule.read(value)
     except ValueError as error:
         origin = "" if name in said else " (from the checkpoint)"
-        reason = str(error) if isinstance(error, Refusal) else f"expected {rule.expected}"
+        reason = str(error) if isinstance(error, RefusedError) else f"expected {rule.expected}"
         raise ParameterError(f"{name}={shown(value)}{origin}: {reason}") from None
 
 

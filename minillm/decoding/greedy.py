@@ -88,10 +88,11 @@ class GreedySearch(Strategy):
             logits = processor(history, logits, ops.xp)
         if guided:
             restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, ops.xp)
-        for filter_ in self.filters:
-            logits = filter_(history, logits, ops.xp)
+        # Before the filters: these leave a token in each row that has one, and cannot work on a row that has none.
         if rows_without_a_token(logits, ops.xp).any():
             raise no_token_left()
+        for filter_ in self.filters:
+            logits = filter_(history, logits, ops.xp)
         return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:

@@ -7,8 +7,8 @@ renormalised over what is allowed, token by token. The parser is the library llg
 
 The end-of-sequence tokens are allowed exactly where the text may end, so a result that ends by itself is always valid;
 one that max_new_tokens or a stop string cuts off need not be. Where only one text can follow, llguidance allows only
-the tokens that the tokenizer would cut it into (not with guided_grammar, see `_grammar`). A grammar begins where the generated text begins: most models want a
-leading space in it (" red" rather than "red").
+the tokens that the tokenizer would cut it into (not with guided_grammar, see `_grammar`). A grammar begins where the
+generated text begins: most models want a leading space in it (" red" rather than "red").
 
 The mask comes after the logits processors. Where these leave nothing that the guide allows (min_new_tokens forbids the
 end of a text that is complete), the guide wins: what it allows gets back the scores that the model gave.

@@ -46,7 +46,9 @@ class GenerationConfig:
         num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams. Beam search
             returns fewer where a guide, processors or the vocabulary do not allow so many, and at least one.
         eos_token_id: the token or tokens that end a sequence; an empty sequence means that none does.
-        stop_strings: the text or texts that end a sequence; up to 10,000, of 100,000 characters together.
+        stop_strings: the text or texts that end a sequence; up to 10,000, of 100,000 characters together. They are
+            looked for in the text as it is returned, without special tokens; one that spells a special token in full
+            adds that token to eos_token_id.
         include_stop: keep the stop string at the end of the text; needs stop_strings.
         num_beams: width of beam search; 1 means no beam search.
         length_penalty: exponent of the length that beam scores are divided by; needs num_beams > 1.

@@ -19,7 +19,7 @@ MOST_CHARACTERS = 100_000
 """Of all stop strings, or of a guide: a schema, an expression, a grammar, all choices. Takes about half a second."""
 
 
-class Refusal(ValueError):
+class RefusedError(ValueError):
     """The value is of the right type, and is refused for the reason that the message gives."""
 
 
@@ -66,23 +66,25 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError
     if len(value) > MOST_CHARACTERS:
-        raise Refusal(f"it has {len(value)} characters, and may have {MOST_CHARACTERS}")
+        raise RefusedError(f"it has {len(value)} characters, and may have {MOST_CHARACTERS}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         character = value[error.start]
-        raise Refusal(f"its character {error.start} is {character!r}, half a surrogate pair: no text has that") from None
+        raise RefusedError(
+            f"its character {error.start} is {character!r}, half a surrogate pair: no text has that"
+        ) from None
     return value
 
 
 def texts(value: object) -> tuple[str, ...]:
     """One text or a sequence of texts, neither too many nor together too long."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > MOST_TEXTS:
-        raise Refusal(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
+        raise RefusedError(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
     found: tuple[str, ...] = several(str, text)(value)
     total = sum(map(len, found))
     if total > MOST_CHARACTERS:
-        raise Refusal(f"the texts have {total} characters together, and may have {MOST_CHARACTERS}")
+        raise RefusedError(f"the texts have {total} characters together, and may have {MOST_CHARACTERS}")
     return found
 
 

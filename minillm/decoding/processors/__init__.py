@@ -60,7 +60,7 @@ def rows_without_a_token(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.boo
 
 
 def no_token_left() -> ParameterError:
-    """The error that ends a request none of whose rows has a token left; every strategy raises this one."""
+    """The error that ends a request which has no token left to choose; every strategy raises this one."""
     return ParameterError("the logits processors and filters asked for leave no token to choose from")
 
 

@@ -107,4 +107,4 @@ def common_ends(line: NDArray[np.int64]) -> NDArray[np.int64]:
         if j + length > stop:
             first, stop = j, j + length
         lengths[j] = length
-    return np.asarray([*lengths[1:], 0][::-1], np.int64)  # place e of the line is j = T - e, and before 0 stands nothing
+    return np.asarray([0, *lengths[:0:-1]], np.int64)  # before place T - j stands what `reverse` has from j on
