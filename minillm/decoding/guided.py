@@ -174,7 +174,7 @@ def _grammar(field: str, value: Any) -> str:
     our own would tell such a grammar. So looking ahead is switched off in grammars, the last such line of which counts.
     The other kinds of guide cannot be written so.
     """
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     if field == "guided_json":
         return str(LLMatcher.grammar_from_json_schema(value, defaults=COMPACT_JSON))
@@ -182,7 +182,8 @@ def _grammar(field: str, value: Any) -> str:
         return str(LLMatcher.grammar_from_regex(value))
     if field == "guided_grammar":
         return str(LLMatcher.grammar_from_lark(f'{value}\n%llguidance {{"no_forcing": true}}\n'))
-    return str(grammar_from("choice", json.dumps(value)))
+    # One terminal: the parser may follow no more than 2,000 alternatives at once, an expression as many as there are.
+    return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, value))}\n"))
 
 
 def _first_words(message: str, most: int = 300) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 SMALL, LARGE = 1e-30, 1e30
 """Logits multiplied or divided by these stay within the range of float32."""
 MOST_TEXTS = 10_000
-"""Stop strings or choices of one request. llguidance's time grows with the square of the choices: 0.6 s for these."""
+"""Stop strings or choices of one request."""
 MOST_CHARACTERS = 100_000
 """Of all stop strings, or of a guide: a schema, an expression, a grammar, all choices. Takes about half a second."""
 

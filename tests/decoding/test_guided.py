@@ -322,6 +322,13 @@ def test_a_grammar_is_compiled_once(plain: Engine) -> None:
     assert make[0]() is not make[0]()
 
 
+def test_there_may_be_ten_thousand_choices(plain: Engine) -> None:
+    """They begin alike, so that each is possible for long."""
+    choices = [f"choice{i:04}" for i in range(9_990)]
+    for completion in plain.generate("x", guided_choice=choices, num_beams=3, num_return_sequences=3).completions:
+        assert_valid(completion, lambda text: text in choices)
+
+
 ANY_OF: dict[str, Any] = {
     "type": "array",
     "minItems": 1,

@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "filtered beams": ("plain", FILTERED | {"num_beams": 6, "renormalize_logits": True}),
     "diverse beams": ("plain", DIVERSE),
     "diverse beams, renormalised": ("plain", DIVERSE | {"renormalize_logits": True}),
-    "contrastive search": ("plain", {"penalty_alpha": 0.6, "top_k": 8}),
+    "contrastive search": ("plain", {"penalty_alpha": 0.95, "top_k": 8}),
     "prompt lookup": ("plain", {"prompt_lookup_num_tokens": 3}),
     "lookahead": ("plain", {"lookahead_window": 3}),
     "draft": ("draft", {}),
