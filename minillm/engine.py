@@ -297,7 +297,7 @@ class Engine(EngineCore):
             if event.error is not None:
                 raise event.error
             completions[event.index].add(event)
-        completions = [c for c in completions if c.finish_reason is not None]  # a guide may allow beams fewer results
+        completions = [c for c in completions if c.finish_reason is not None]  # beams may find fewer
         generation = Generation(request.prompt_ids, completions)
         if settings.echo:
             for completion in completions:

@@ -1,5 +1,6 @@
 """From a prompt and what the user said to a request that can run."""
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ class RequestMaker:
         ids = encode_prompt(prompt, self.tokenizer, self.config, room=1)
         settings = self._settle(wanted, len(ids))
         if self.tokenizer is not None:
+            settings = _stopping_at_special_tokens(self.tokenizer, settings, self.config.vocab_size)
             stream, guide = _stream_maker(self.tokenizer, ids, settings), self._guide_maker(settings)
             return Request(ids, settings, stream, batch_id, guide)
         needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
@@ -103,14 +105,23 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
             )
 
 
+def _stopping_at_special_tokens(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> Settings:
+    """Let a stop string that spells a special token mean that token too, which no text has: it ends the sequence."""
+    if not settings.stop_strings:
+        return settings
+    spelled = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
+    ends = dict.fromkeys([*settings.eos_token_ids, *(spelled[s] for s in settings.stop_strings if s in spelled)])
+    return replace(settings, eos_token_ids=tuple(ends))
+
+
 def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:
     """What makes a new stream of text for each continuation of one prompt."""
     tail = ids[-max(PROMPT_TAIL, *(len(stop.encode()) for stop in settings.stop_strings), 0) :]
+    stops = None
+    if settings.stop_strings:
+        stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
 
     def make() -> TextStream:
-        stops = None
-        if settings.stop_strings:
-            stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
-        return TextStream(tokenizer.stream(tail), stops)
+        return TextStream(tokenizer.stream(tail), copy.copy(stops))  # the copies share what the strings became
 
     return make

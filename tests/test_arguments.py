@@ -176,8 +176,7 @@ def test_each_call_means_something_or_says_what_it_expects(engine: Engine, name:
 
 @pytest.mark.parametrize("name", RULES)
 def test_each_field_is_accepted_or_refused_in_one_line(engine: Engine, name: str) -> None:
-    values = [value for value in NONSENSE if "ud800" not in shown(value)]
-    accepted(lambda value: engine.request([5, 6], **{name: value}), values)
+    accepted(lambda value: engine.request([5, 6], **{name: value}))
     accepted(lambda value: GenerationConfig().merged(**{name: value}))
 
 

@@ -3,7 +3,11 @@
 Each step scores every continuation of every beam by its summed log-probability and looks at the best
 (1 + number of EOS ids) * num_beams of them, so that num_beams can go on even if the best all end. A candidate that
 ends counts as a result only if it ranks among the first num_beams; its score is the sum divided by the generated
-length to the power of length_penalty. Rules, and the order of floating-point operations, are those of transformers 5.
+length to the power of length_penalty. The rules are those of transformers 5, with two differences. Where scores fall
+below -1e9, transformers gives up and returns lines that were never finished; here the search goes on until there are
+num_beams results or no beam is left. And a candidate whose sum is -inf (a token that a processor, a filter or a guide
+forbids) is no candidate: fewer beams go on then, and there are as many results as there are lines to be found. There
+is at least one, or else an error.
 
 With sampling the candidates are drawn instead (stochastic beams): without replacement, in proportion to the
 exponential of their sums, after the filters of sampling have changed the log-probabilities. They rank in the order in
@@ -32,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..errors import ParameterError
+from ..errors import NumericalError, ParameterError
 from ..ops.philox import BEAMS, uniform
 from ..ops.sampling import sample_without_replacement
 from ..ops.softmax import log_softmax
@@ -41,11 +45,10 @@ from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict
 from .parameters import Settings
-from .processors import History, build_processors
+from .processors import History, build_processors, no_token_left, rows_without_a_token
 from .strategy import Candidate, Feed, Request, Rows, State, Strategy
 
-NEVER = np.float32(-1e9)
-"""Added to the score of what must not be chosen."""
+SMALLEST, LARGEST = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
 
 
 @dataclass(eq=False)
@@ -71,7 +74,8 @@ class BeamSearch(Strategy):
         if settings.top_logprobs:
             raise ParameterError("top_logprobs is not offered with num_beams > 1: ask for logprobs, or one beam")
         self.num_beams = settings.num_beams // settings.num_beam_groups
-        self.processors = build_processors(settings) + build_filters(settings)
+        self.processors = build_processors(settings)
+        self.filters = build_filters(settings)
         self.candidates = max(2, 1 + len(settings.eos_token_ids)) * self.num_beams
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
@@ -79,16 +83,9 @@ class BeamSearch(Strategy):
         return self.first_beams(request), [Feed(request.prompt_ids)]
 
     def first_beams(self, request: Request) -> BeamState:
-        """Beams before the first token. Text is made while searching only if stop strings have to be found in it."""
-        text = bool(request.settings.stop_strings)
-        state = BeamState(request)
-        state.beams = [request.continuation(i, text=text) for i in range(self.num_beams)]
-        # The first candidates all come from one beam: the others are its copies. A guide may leave that beam so few
-        # tokens that copies would be followed too: then they are ruled out.
-        copies = NEVER if request.guide is None else -np.inf
-        state.scores = np.full(self.num_beams, copies, np.float32)
-        state.scores[0] = 0
-        return state
+        """One beam, before the first token. Text is made while searching only if stop strings are to be found in it."""
+        beam = request.continuation(0, text=bool(request.settings.stop_strings))
+        return BeamState(request, beams=[beam], scores=np.zeros(1, np.float32))
 
     def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Extend every request's beams by one token."""
@@ -108,12 +105,18 @@ class BeamSearch(Strategy):
         Args:
             ops: the back end that made the logits
             state: the beams
-            logits: [beams, V], or [1, V] after the prompt
+            logits: [beams, V]
             handicap: [V], subtracted from each beam's log-probabilities before the processors see them
+
+        Raises:
+            ParameterError: no beam has a token left, and none has finished.
+            NumericalError: a sum is NaN or +inf.
         """
-        shared = not state.beams[0].token_ids  # after the prompt all beams continue one sequence
         scores, raw = self._log_probs(ops, state, logits, handicap)
         parents, tokens, sums = self._candidates(ops, state, scores)
+        if not parents:
+            state.beams, state.scores = [], sums
+            return []
         extended = [self._extended(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
         self.collect(state, extended, sums)
         best_first = np.argsort(-sums, kind="stable")
@@ -124,7 +127,7 @@ class BeamSearch(Strategy):
         at_the_end = all(beam.finish_reason == "length" for beam in state.beams)  # or none is left
         if at_the_end or not self.goes_on(state, sums):
             return []
-        return [Feed((tokens[i],), parent=0 if shared else parents[i]) for i in order]
+        return [Feed((tokens[i],), parent=parents[i]) for i in order]
 
     def _log_probs(self, ops: Backend, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
         """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
@@ -132,13 +135,27 @@ class BeamSearch(Strategy):
         raw = scores.copy() if self.settings.logprobs or state.request.guide is not None else scores
         if handicap is not None:
             scores -= handicap
-        if self.processors:
-            history = History.of([(state.request, beam.token_ids) for beam in state.beams[: len(logits)]])
+        if self.processors or self.filters:
+            history = History.of([(state.request, beam.token_ids) for beam in state.beams])
             for processor in self.processors:
                 scores = processor(history, scores, ops.xp)
+            scores = self._filtered(history, scores, ops.xp)
         if state.request.guide is not None:
-            restrict(scores, [beam.guide for beam in state.beams[: len(logits)]], raw, ops.xp)
+            restrict(scores, [beam.guide for beam in state.beams], raw, ops.xp)
         return scores, raw
+
+    def _filtered(self, history: History, scores: Any, xp: Any) -> Any:
+        """Apply the filters where there is something to filter: a row of nothing but -inf is no distribution."""
+        live = ~rows_without_a_token(scores, xp) if self.filters else None  # [beams, V] -> [beams]
+        if live is None or not live.any():
+            return scores
+        kept = scores if live.all() else scores[live]
+        for filter_ in self.filters:
+            kept = filter_(history, kept, xp)
+        if live.all():
+            return kept
+        scores[live] = kept
+        return scores
 
     def _candidates(self, ops: Backend, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
         """The best candidates over all beams, or those drawn: their parents, tokens and summed log-probabilities.
@@ -146,17 +163,16 @@ class BeamSearch(Strategy):
         Args:
             ops: the back end that made the scores
             state: the beams
-            scores: [beams, V], or [1, V] after the prompt, where every beam has the same
+            scores: [beams, V]
         """
         V = scores.shape[-1]
         total = (scores + state.scores[:, None]).reshape(-1)  # [beams, V] -> [beams V]
-        count = self.candidates
-        if state.request.guide is not None:
-            count = min(count, int(np.count_nonzero(total > -np.inf)))  # what the guide forbids is no candidate
-        if count > total.size:
-            raise ParameterError(
-                f"num_beams {self.num_beams} needs {self.candidates} candidates, more than the vocabulary gives"
-            )
+        best = float(total.max())  # NaN wins over every number
+        if best == -np.inf:
+            return [], [], total[:0]
+        if not np.isfinite(best):
+            raise NumericalError(f"the best sum of log-probabilities in beam search is {best}, not a finite number")
+        count = min(self.candidates, total.size)
         if self.settings.do_sample:
             request = state.request
             position = len(request.prompt_ids) + len(state.beams[0].token_ids)
@@ -164,6 +180,7 @@ class BeamSearch(Strategy):
             chosen = sample_without_replacement(total, uniforms, ops.xp)
         else:
             chosen = top_indices(total, count, ops.xp)
+        chosen = chosen[total[chosen] > -np.inf]  # what is forbidden is no candidate
         return [int(i) for i in chosen // V], [int(i) for i in chosen % V], total[chosen]
 
     def _extended(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
@@ -195,27 +212,41 @@ class BeamSearch(Strategy):
 
     def add_results(self, state: BeamState, wanted: list[bool], extended: list[Continuation], sums: Any) -> None:
         """Keep the num_beams best of the old results and of the candidates that are wanted."""
-        length = np.float32(len(extended[0].token_ids) ** self.settings.length_penalty)
-        new = [(float(s / length), c) for w, c, s in zip(wanted, extended, sums, strict=False) if w]
+        length = len(extended[0].token_ids)
+        new = [(self.score(s, length), c) for w, c, s in zip(wanted, extended, sums, strict=False) if w]
         state.finished = sorted(state.finished + new, key=lambda result: -result[0])[: self.num_beams]
 
     def goes_on(self, state: BeamState, sums: Any) -> bool:
-        """Whether another step can change the results."""
-        full = len(state.finished) == self.num_beams
-        worst_finished = state.finished[-1][0] if full else NEVER
+        """Whether another step can change the results. As long as they are not num_beams, it can."""
+        if len(state.finished) < self.num_beams:
+            return True
         best = self.best_possible(state, state.scores[0], len(state.beams[0].token_ids))
-        state.hopeful = state.hopeful and bool(best > worst_finished)
-        return state.hopeful and not (full and self.settings.early_stopping is True)
+        state.hopeful = state.hopeful and best > state.finished[-1][0]
+        return state.hopeful and self.settings.early_stopping is not True
 
-    def best_possible(self, state: BeamState, total: Any, length: int) -> Any:
+    def best_possible(self, state: BeamState, total: Any, length: int) -> float:
         """The score that a sum over `length` tokens is thought to lead to at best; early_stopping decides which."""
-        penalty = self.settings.length_penalty
-        if self.settings.early_stopping == "never" and penalty > 0:
+        if self.settings.early_stopping == "never" and self.settings.length_penalty > 0:
             length = state.request.max_new_tokens
-        return total / np.float32(length**penalty)
+        return self.score(total, length)
+
+    def score(self, total: Any, length: int) -> float:
+        """A sum over `length` tokens divided by length ** length_penalty; never NaN, -inf only past float64.
+
+        In float64: in float32 the power would be 0 or infinite for a length of 40 and a penalty of 25.
+        """
+        with np.errstate(over="ignore", under="ignore"):
+            power = float(np.float64(length) ** self.settings.length_penalty)
+        return float(total) / min(max(power, SMALLEST), LARGEST)
 
     def return_best(self, state: State, finished: Sequence[tuple[float, Continuation]]) -> None:
-        """Hand over the num_return_sequences best results."""
+        """Hand over the num_return_sequences best results, or as many as there are.
+
+        Raises:
+            ParameterError: there is none, since no beam had a token left.
+        """
+        if not finished:
+            raise no_token_left()
         best = finished[: self.settings.num_return_sequences]
         for index, (score, continuation) in enumerate(best):
             continuation.index, continuation.score = index, score

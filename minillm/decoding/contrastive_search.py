@@ -21,7 +21,7 @@ from ..ops.softmax import softmax
 from ..ops.top import top_indices
 from .continuation import Continuation
 from .parameters import Settings
-from .processors import History, build_processors
+from .processors import History, build_processors, no_token_left, rows_without_a_token
 from .report import Report
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -108,7 +108,17 @@ class ContrastiveSearch(Strategy):
         return int(scores.argmax())
 
     def _feeds(self, ops: Backend, state: ContrastiveState, logits: Any, parent: int) -> list[Feed]:
-        """The likeliest tokens, each after the sequence `parent`. logits: [1, V]"""
+        """The likeliest tokens, each after the sequence `parent`: top_k, or fewer where fewer are allowed.
+
+        Args:
+            ops: the back end that made the row
+            state: of the request
+            logits: [1, V]
+            parent: place of the sequence whose row it is
+
+        Raises:
+            ParameterError: top_k is more than the vocabulary has, or the processors leave no token.
+        """
         V = logits.shape[-1]
         if self.settings.top_k > V:
             raise ParameterError(f"top_k={self.settings.top_k} with penalty_alpha is more than the vocabulary's {V}")
@@ -118,7 +128,10 @@ class ContrastiveSearch(Strategy):
             history = History.of([(state.request, state.continuation.token_ids)])
             for processor in self.processors:
                 scores = processor(history, scores, ops.xp)
+        if rows_without_a_token(scores, ops.xp).any():
+            raise no_token_left()
         probabilities = softmax(scores, ops.xp)[0]  # [1, V] -> [V]
-        best = top_indices(probabilities, self.settings.top_k, ops.xp)
+        best = top_indices(scores[0], self.settings.top_k, ops.xp)
+        best = best[scores[0][best] > -ops.xp.inf]  # what is forbidden is no candidate
         state.candidates, state.probabilities = [int(i) for i in best], probabilities[best]
         return [Feed((token,), parent=parent, hidden=True) for token in state.candidates]

@@ -67,8 +67,7 @@ class DiverseBeamSearch(BeamSearch):
 
     def collect(self, state: BeamState, extended: list[Continuation], sums: Any) -> None:
         """What a token ended counts at once; what the limit of length ended, only if the group is not done by then."""
-        ranked = range(self.num_beams)
-        self.add_results(state, [extended[i].finish_reason == "stop" for i in ranked], extended, sums)
+        self.add_results(state, [c.finish_reason == "stop" for c in extended[: self.num_beams]], extended, sums)
         cut_off = [i for i, candidate in enumerate(extended) if candidate.finish_reason == "length"][: self.num_beams]
         if cut_off and not self._done(state, sums, len(extended[0].token_ids)):
             self.add_results(state, [i in cut_off for i in range(len(extended))], extended, sums)
@@ -82,4 +81,4 @@ class DiverseBeamSearch(BeamSearch):
             return False
         if self.settings.early_stopping is True:
             return True
-        return bool(state.finished[-1][0] >= self.best_possible(state, sums[0], length))
+        return state.finished[-1][0] >= self.best_possible(state, sums[0], length)

@@ -9,6 +9,7 @@ from ..errors import ParameterError, listed, shown
 from .readers import (
     LARGE,
     SMALL,
+    RefusedError,
     biases,
     choices,
     each,
@@ -21,6 +22,7 @@ from .readers import (
     several,
     stopping_rule,
     text,
+    texts,
     token_ids,
     whole,
 )
@@ -44,7 +46,7 @@ _ANY_NUMBER = f"a number from -{LARGE} to {LARGE}"
 RULES: dict[str, Rule] = {
     "do_sample": Rule(False, _TRUE_OR_FALSE, flag),
     "num_beams": Rule(1, _AT_LEAST_1, whole(1)),
-    "stop_strings": Rule((), "a text or a sequence of texts, none of them empty", several(str, text)),
+    "stop_strings": Rule((), "a text or a sequence of texts, none of them empty", texts),
     "temperature": Rule(
         1.0,
         f"a number above 0 ({SMALL} to {LARGE}); for greedy decoding set do_sample=False and no temperature",
@@ -211,9 +213,10 @@ def read_field(name: str, said: Mapping[str, object], inherited: Mapping[str, ob
         return rule.default
     try:
         return rule.read(value)
-    except ValueError:
+    except ValueError as error:
         origin = "" if name in said else " (from the checkpoint)"
-        raise ParameterError(f"{name}={shown(value)}{origin}: expected {rule.expected}") from None
+        reason = str(error) if isinstance(error, RefusedError) else f"expected {rule.expected}"
+        raise ParameterError(f"{name}={shown(value)}{origin}: {reason}") from None
 
 
 def refuse_unknown(given: Mapping[str, object]) -> None:

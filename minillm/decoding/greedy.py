@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends.base import Backend
-from ..errors import ParameterError
 from ..ops.sampling import Draw
 from .continuation import Continuation
 from .guided import restrict
 from .parameters import Settings
-from .processors import History, LogitsProcessor, build_processors
+from .processors import History, LogitsProcessor, build_processors, no_token_left, rows_without_a_token
 from .report import Report
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -105,13 +104,12 @@ class GreedySearch(Strategy):
             logits = processor(history, logits, ops.xp)
         if guided:
             restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, ops.xp)
+        # Before the filters: these leave a token in each row that has one, and cannot work on a row that has none.
+        for row in ops.xp.flatnonzero(rows_without_a_token(logits, ops.xp)).tolist():
+            growing[row][0].error = no_token_left()
+            logits[row] = 0.0  # something to choose, which nobody will see
         for filter_ in self.filters:
             logits = filter_(history, logits, ops.xp)
-        for row in ops.xp.flatnonzero(logits.max(axis=-1) == -ops.xp.inf).tolist():
-            growing[row][0].error = ParameterError(
-                "the logits processors and filters asked for leave no token to choose from"
-            )
-            logits[row] = 0.0  # something to choose, which nobody will see
         return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:

@@ -7,8 +7,8 @@ renormalised over what is allowed, token by token. The parser is the library llg
 
 The end-of-sequence tokens are allowed exactly where the text may end, so a result that ends by itself is always valid;
 one that max_new_tokens or a stop string cuts off need not be. Where only one text can follow, llguidance allows only
-the tokens that the tokenizer would cut it into. A grammar begins where the generated text begins: most models want a
-leading space in it (" red" rather than "red").
+the tokens that the tokenizer would cut it into (not with guided_grammar, see `_grammar`). A grammar begins where the
+generated text begins: most models want a leading space in it (" red" rather than "red").
 
 The mask comes after the logits processors. Where these leave nothing that the guide allows (min_new_tokens forbids the
 end of a text that is complete), the guide wins: what it allows gets back the scores that the model gave.
@@ -19,7 +19,8 @@ weak model writes spaces for ever.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,8 @@ class Guide:
         Raises:
             ParameterError: nothing can follow, or the grammar went past a limit of llguidance; the text says which.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)  # one bit a token
+        with _refused(self._field):
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)  # one bit a token
         allowed = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(np.bool_)  # [V / 8] -> [V]
         may_end = self._matcher.is_accepting()
         if self._matcher.is_stopped() and not may_end:
@@ -61,8 +63,14 @@ class Guide:
         return allowed
 
     def push(self, token_id: int) -> None:
-        """Go on with a token that `allowed` marked and that does not end the sequence."""
-        if not self._matcher.consume_token(token_id):
+        """Go on with a token that `allowed` marked and that does not end the sequence.
+
+        Raises:
+            ParameterError: the grammar went past a limit of llguidance; the text says which.
+        """
+        with _refused(self._field):
+            consumed = self._matcher.consume_token(token_id)
+        if not consumed:
             self._fail()
 
     def fork(self) -> "Guide":
@@ -72,6 +80,20 @@ class Guide:
     def _fail(self) -> None:
         reason = _first_words(self._matcher.get_error())
         raise ParameterError(f"{self._field} cannot be fulfilled: no token may come next, llguidance says: {reason}")
+
+
+@contextmanager
+def _refused(field: str) -> Iterator[None]:
+    """Turn what llguidance raises, a panic included, into an error of ours."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic in Rust is no Exception, and its class cannot be imported.
+        if not (isinstance(error, ValueError) or type(error).__name__ == "PanicException"):
+            raise
+        if isinstance(error, ParameterError):
+            raise
+        raise ParameterError(f"{field} is refused by llguidance: {_first_words(str(error))}") from None
 
 
 def restrict(logits: Any, guides: Sequence[Guide | None], model_logits: Any, xp: ModuleType) -> None:
@@ -126,9 +148,10 @@ class GuideMaker:
         except ImportError:
             raise ParameterError(f"{field} needs llguidance: pip install 'minillm[guided]'") from None
         tokenizer = self._tokenizer_for(field, eos_token_ids, max(vocab_size, self._vocab_size))
-        matcher = LLMatcher(tokenizer, _grammar(field, value), log_level=0)
-        if matcher.is_error():
-            raise ParameterError(f"{field} is refused by llguidance: {_first_words(matcher.get_error())}")
+        with _refused(field):
+            matcher = LLMatcher(tokenizer, _grammar(field, value), log_level=0)
+            if matcher.is_error():
+                raise ValueError(matcher.get_error())
         guide = Guide(field, matcher, eos_token_ids)
         guide.allowed(vocab_size)
         return guide
@@ -139,24 +162,33 @@ class GuideMaker:
         try:
             return LLTokenizer(self._tokenizer_json, n_vocab=size, eos_token=list(eos_token_ids))
         except ValueError as error:
-            raise ParameterError(f"{field}: llguidance cannot read this model's tokenizer: {error}") from None
+            reason = _first_words(str(error))
+            raise ParameterError(f"{field}: llguidance cannot read this model's tokenizer: {reason}") from None
 
 
 def _grammar(field: str, value: Any) -> str:
-    """The grammar in llguidance's own form."""
-    from llguidance import LLMatcher, grammar_from
+    """The grammar in llguidance's own form.
+
+    Where a grammar leaves only one next byte, llguidance looks ahead for as long as that is so. In a grammar that can
+    never end (`start: /a*/ start`) that is for ever, without a limit and deaf to Ctrl-C; nothing short of a parser of
+    our own would tell such a grammar. So looking ahead is switched off in grammars, the last such line of which counts.
+    The other kinds of guide cannot be written so.
+    """
+    from llguidance import LLMatcher
 
     if field == "guided_json":
         return str(LLMatcher.grammar_from_json_schema(value, defaults=COMPACT_JSON))
     if field == "guided_regex":
         return str(LLMatcher.grammar_from_regex(value))
     if field == "guided_grammar":
-        return str(LLMatcher.grammar_from_lark(value))
-    return str(grammar_from("choice", json.dumps(value)))
+        return str(LLMatcher.grammar_from_lark(f'{value}\n%llguidance {{"no_forcing": true}}\n'))
+    # One terminal: the parser may follow no more than 2,000 alternatives at once, an expression as many as there are.
+    return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, value))}\n"))
 
 
-def _first_words(message: str) -> str:
-    """What went wrong, in one line; llguidance shows the place in further lines."""
+def _first_words(message: str, most: int = 300) -> str:
+    """What went wrong, in one line of at most so many characters; llguidance shows the place in further lines."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return " ".join([*lines[:1], *reasons])
+    words = " ".join([*lines[:1], *reasons])
+    return words if len(words) <= most else f"{words[:most]}..."

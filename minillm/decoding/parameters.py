@@ -42,11 +42,13 @@ class GenerationConfig:
         guided_json: a JSON schema, as a dict or as text, that the generated text fulfils (`guided.py` says how far).
         guided_regex: a regular expression (Rust's notation) that the whole generated text matches.
         guided_grammar: a context-free grammar (Lark's notation, as llguidance reads it) that it follows.
-        guided_choice: texts of which it is one. At most one of these four.
-        num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams (beam search
-            returns fewer where a guide does not allow so many).
+        guided_choice: texts of which it is one, up to 10,000. At most one of these four, of at most 100,000 characters.
+        num_return_sequences: completions of each prompt; more than 1 needs do_sample or as many beams. Beam search
+            returns fewer where a guide, processors or the vocabulary do not allow so many, and at least one.
         eos_token_id: the token or tokens that end a sequence; an empty sequence means that none does.
-        stop_strings: the text or texts that end a sequence.
+        stop_strings: the text or texts that end a sequence; up to 10,000, of 100,000 characters together. They are
+            looked for in the text as it is returned, without special tokens; one that spells a special token in full
+            adds that token to eos_token_id.
         include_stop: keep the stop string at the end of the text; needs stop_strings.
         num_beams: width of beam search; 1 means no beam search.
         length_penalty: exponent of the length that beam scores are divided by; needs num_beams > 1.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .guessing import Guess, Guessing, GuessState, Line
+from .processors.sequences import FEW, common_ends
 
 
 class PromptLookup(Guessing):
@@ -27,16 +28,24 @@ class PromptLookup(Guessing):
 def look_up(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     """Up to `count` tokens after the first earlier place of the last n tokens, for the greatest n that has one.
 
+    The cost is linear in the tokens, whatever `longest`.
+
     Args:
         tokens: all so far
         longest: the greatest n to try
         count: how many tokens are wanted at most
     """
     line = np.asarray(tokens, np.int64)
-    for n in range(min(longest, len(line) - 1), 0, -1):
-        places = np.lib.stride_tricks.sliding_window_view(line[:-1], n)  # [T] -> [T - n, n]
-        found = np.flatnonzero((places == line[-n:]).all(axis=1))
-        if len(found) and count > 0:
-            start = int(found[0]) + n
-            return [int(token) for token in line[start : start + count]]
-    return []
+    ends, n = np.arange(1, len(line)), 0  # places before which stand the last n tokens
+    while n < min(longest, FEW):
+        longer = ends[ends > n]
+        longer = longer[line[longer - 1 - n] == line[-1 - n]]
+        if not len(longer):
+            break
+        ends, n = longer, n + 1
+    if n == FEW < longest:
+        lengths = common_ends(line)
+        ends = np.flatnonzero(lengths >= min(longest, int(lengths.max())))
+    if n == 0:
+        return []
+    return [int(token) for token in line[ends[0] : ends[0] + count]]

@@ -1,4 +1,7 @@
-"""From what a user wrote for a field to the type that Settings has: each reader raises ValueError for anything else."""
+"""From what a user wrote for a field to the type that Settings has: each reader raises ValueError for anything else.
+
+Limits stand here so that they are checked before any work is done.
+"""
 
 import inspect
 import json
@@ -14,6 +17,14 @@ WORD = 2**63
 """Whole numbers below it fit into an array."""
 LONGEST = 2**20
 """Members of a sequence; a range may have any number of them."""
+MOST_TEXTS = 10_000
+"""Stop strings or choices of one request."""
+MOST_CHARACTERS = 100_000
+"""Of all stop strings, or of a guide: a schema, an expression, a grammar, all choices. Takes about half a second."""
+
+
+class RefusedError(ValueError):
+    """The value is of the right type, and is refused for the reason that the message gives."""
 
 
 def flag(value: object) -> bool:
@@ -53,9 +64,30 @@ def several(kind: type, read_one: Callable[[object], Any]) -> Callable[[object],
 
 
 def text(value: object) -> str:
+    """A text that is not empty, that can be encoded and that is not too long."""
     if not isinstance(value, str) or not value:
         raise ValueError
+    if len(value) > MOST_CHARACTERS:
+        raise RefusedError(f"it has {len(value)} characters, and may have {MOST_CHARACTERS}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        character = value[error.start]
+        raise RefusedError(
+            f"its character {error.start} is {character!r}, half a surrogate pair: no text has that"
+        ) from None
     return value
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """One text or a sequence of texts, neither too many nor together too long."""
+    if isinstance(value, list | tuple) and len(value) > MOST_TEXTS:
+        raise RefusedError(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
+    found: tuple[str, ...] = several(str, text)(value)
+    total = sum(map(len, found))
+    if total > MOST_CHARACTERS:
+        raise RefusedError(f"the texts have {total} characters together, and may have {MOST_CHARACTERS}")
+    return found
 
 
 def one_of(*values: int) -> Callable[[object], int]:
@@ -71,19 +103,19 @@ def one_of(*values: int) -> Callable[[object], int]:
 def schema(value: object) -> str:
     """A JSON schema as text, its keys in their order."""
     try:
-        schema = json.loads(value) if isinstance(value, str) else value
+        schema = json.loads(text(value)) if isinstance(value, str) else value
         if not isinstance(schema, dict):
             raise ValueError
+        text(json.dumps(schema, allow_nan=False, ensure_ascii=False))
         return json.dumps(schema, allow_nan=False)
     except (TypeError, RecursionError):
         raise ValueError from None
 
 
 def choices(value: object) -> tuple[str, ...]:
-    texts: tuple[str, ...] = several(str, text)(value)
-    if not texts:
-        raise ValueError
-    return texts
+    if found := texts(value):
+        return found
+    raise ValueError
 
 
 def stopping_rule(value: object) -> bool | str:

@@ -24,7 +24,7 @@ from .filters import build_filters
 from .greedy import GreedySearch
 from .guessing import Guess, Guessing, GuessState, Line, located
 from .parameters import Settings
-from .processors import History, build_processors
+from .processors import History, build_processors, rows_without_a_token
 from .sampling import UNFILTERED, Sampling, keys_of
 from .strategy import Feed, Request, Rows, State
 
@@ -149,12 +149,16 @@ class Distribution:
     """From logits to the scores whose softmax is drawn from."""
 
     def __init__(self, settings: Settings) -> None:
-        self.steps = (*build_processors(settings), *build_filters(settings))
+        self.processors, self.filters = build_processors(settings), build_filters(settings)
 
     def __call__(self, ops: Backend, history: History, logits: Any) -> Any:
         """[N, V] -> [N, V]; `logits` may be changed."""
-        for step in self.steps:
-            logits = step(history, logits, ops.xp)
+        for processor in self.processors:
+            logits = processor(history, logits, ops.xp)
+        if self.processors:  # nothing may follow the draft, which is a guess: any will do, since the target decides
+            logits[rows_without_a_token(logits, ops.xp)] = 0.0
+        for filter_ in self.filters:
+            logits = filter_(history, logits, ops.xp)
         return logits
 
 

@@ -5,15 +5,21 @@ completes several at once, the longest of them counts, since it begins first. Th
 on how the text is cut into tokens.
 
 A stop string may begin inside the prompt, but must end in generated text: one that lies wholly in the prompt stops
-nothing. This is when transformers stops (`StopStringCriteria`); leaving the stop string out of the text is the
-custom of OpenAI's API.
+nothing. Leaving the stop string out of the text is the custom of OpenAI's API.
+
+Among tokens of text, this is when transformers stops (`StopStringCriteria`). The two differ where special tokens come,
+or ids without a token (the padded rows of a model). There they have no text, so a stop string is found across them: the
+text that comes back never holds one. transformers counts a special token's spelling as text and lets nothing match
+across an id without a token. What it is most used for works here too: a stop string that spells a special token, such
+as "<|im_end|>", ends the sequence at that token as if it stood in eos_token_id (`requests.py`); one that holds more
+than that finds only its spelling in ordinary tokens.
 """
 
 import copy
 from collections import deque
 from collections.abc import Sequence
 
-from ..errors import ParameterError
+from ..errors import ParameterError, shown
 
 
 class StopStrings:
@@ -113,7 +119,7 @@ class StopStrings:
 
 def _check(stop_strings: Sequence[str]) -> None:
     if isinstance(stop_strings, str):
-        raise ParameterError(f"stop strings are a list of strings; got the single string {stop_strings!r}")
+        raise ParameterError(f"stop strings are a list of strings; got the single string {shown(stop_strings)}")
     for stop in stop_strings:
         if not isinstance(stop, str) or not stop:
-            raise ParameterError(f"a stop string must be a string of at least one character; got {stop!r}")
+            raise ParameterError(f"a stop string must be a string of at least one character; got {shown(stop)}")

@@ -124,3 +124,47 @@ def test_top_logprobs_are_refused_by_name() -> None:
     config = GenerationConfig(num_beams=2, top_logprobs=3)
     with pytest.raises(ParameterError, match="top_logprobs is not offered with num_beams > 1"):
         BeamSearch(resolve(config, {}, vocab_size=9, eos_token_id=2))
+
+
+EXTREME = [-50.0, -10.0, -5.0, 10.0, 50.0]
+
+
+@pytest.mark.parametrize("groups", [{}, {"num_beam_groups": 2, "diversity_penalty": 0.5}], ids=["beams", "diverse"])
+@pytest.mark.parametrize("eos", [{}, {"eos_token_id": [3, 9, 20, 40, 60]}], ids=["no end", "ends"])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("penalty", EXTREME)
+def test_there_are_results_whatever_the_length_penalty(
+    penalty: float, early_stopping: Any, eos: dict, groups: dict
+) -> None:
+    """A score of many tokens is far below -1e9 with -10, and no float32 with -50."""
+    fields = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 40, "logprobs": True, **eos, **groups}
+    fields |= {"length_penalty": penalty, "early_stopping": early_stopping}
+    [results] = search(runner_of(tiny_model(seed=2)), [[5, 6, 7]], **fields)
+    scores = [result.score for result in results]
+    assert scores == sorted(scores, reverse=True)
+    if not groups:  # the handicap is a part of the score
+        expected = [sum(r.log_probs) / float(len(r.token_ids)) ** penalty for r in results]
+        np.testing.assert_allclose(scores, expected, rtol=1e-5)
+    assert all(result.finish_reason in ("stop", "length") for result in results)
+
+
+def test_scores_stay_within_float64() -> None:
+    for penalty in (-50.0, 50.0):
+        settings = request_for([1], vocab_size=6, num_beams=2, length_penalty=penalty).settings
+        scores = [BeamSearch(settings).score(total, 10**7) for total in (0.0, -1e-30, -1.0)]
+        assert scores == sorted(scores, reverse=True)
+        assert not np.isnan(scores).any()
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-30, 1e30])
+def test_sampled_beams_have_results_at_every_temperature(temperature: float) -> None:
+    fields = {"do_sample": True, "num_beams": 4, "num_return_sequences": 4, "seed": 1, "max_new_tokens": 8}
+    [results] = search(runner_of(tiny_model(seed=2)), [[5, 6, 7]], temperature=temperature, **fields)
+    assert [len(result.token_ids) for result in results] == [8] * 4
+
+
+def test_there_are_no_more_results_than_lines(runner) -> None:
+    """One token of 6: beams that copy the first one are no results."""
+    [results] = search(runner, [[1]], num_beams=9, num_return_sequences=9, max_new_tokens=1)
+    found = [tuple(result.token_ids) for result in results if result.token_ids]
+    assert sorted(found) == [(token,) for token in range(V)]

@@ -98,8 +98,7 @@ def test_a_step_draws_from_the_sums_of_all_beams() -> None:
     for seed in range(DRAWS):
         request = Request([1], replace(request.settings, seed=seed))
         state = search.first_beams(request)
-        for beam in state.beams:
-            beam.push(0)
+        state.beams = [beam for beam in (request.continuation(0), request.continuation(1)) if not beam.push(0)]
         state.scores, state.feeds = sums.copy(), 2
         [feeds] = search.step(OPS, [state], Rows(logits.copy(), [0, 1, 2]))
         drawn.append(tuple(3 * feed.parent + feed.tokens[0] for feed in feeds))  # type: ignore[operator]

@@ -63,6 +63,27 @@ def test_the_configurations_cover_what_they_should() -> None:
     assert sum(len(f.get("eos_token_id", ())) > 1 for f in drawn) > CONFIGURATIONS // 3
 
 
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("penalty", [-50.0, -10.0, -3.0, 10.0])
+def test_extreme_length_penalties(pair, penalty: float, early_stopping: Any) -> None:
+    """transformers gives up where scores fall below -1e9: its "results" are lines of that score that never ended."""
+    model, runner = pair
+    fields: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 40}
+    fields |= {"length_penalty": penalty, "early_stopping": early_stopping}
+    [ours] = run(loop_of(target=runner), [request_for([5, 6, 7], **fields)])
+    prompt = torch.tensor([[5, 6, 7]])
+    settings = {"eos_token_id": None, "pad_token_id": 0, "return_dict_in_generate": True, "output_scores": True}
+    theirs = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **settings, **fields)
+    assert [len(result.token_ids) for result in ours] == [40] * 3
+    if penalty <= -10:
+        assert (theirs.sequences_scores == -1e9).all()
+        assert (theirs.sequences.shape[1] - 3) < 40
+        assert all(np.isfinite(result.score) and result.score < -1e9 for result in ours)
+    else:
+        assert [result.token_ids for result in ours] == [line[3:] for line in theirs.sequences.tolist()]
+        np.testing.assert_allclose([r.score for r in ours], theirs.sequences_scores.tolist(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_beams_and_scores_in_random_configurations(pair, block: int, request: pytest.FixtureRequest) -> None:
     """Each configuration runs on one of the models."""

@@ -233,3 +233,41 @@ def test_naming_the_plain_mode_is_allowed(fields: dict[str, Any]) -> None:
 
 def test_the_fields_that_others_need_are_those_with_a_context() -> None:
     assert set(NEEDS) == set(CONTEXT) == {rule.needs for rule in RULES.values()} - {None}
+
+
+# Texts ----------------------------------------------------------------------------------------------------------------
+
+TEXTS = ["stop_strings", "guided_regex", "guided_grammar", "guided_choice", "guided_json"]
+
+
+def text_for(name: str, content: str) -> Any:
+    """A value of the field that holds a text."""
+    return {"const": content} if name == "guided_json" else content
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_half_a_surrogate_pair_is_no_text(name: str) -> None:
+    values = [text_for(name, "a\udc80b")]
+    values += [["a", "\ud800"]] if name in ("stop_strings", "guided_choice") else []
+    values += ['{"const": "\\ud800"}', {"\ud800": {}}] if name == "guided_json" else []
+    for value in values:
+        with pytest.raises(ParameterError, match=rf"^{name}=.* is '.ud[8c][80]0', half a surrogate pair") as error:
+            settle(**{name: value})
+        assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_are_not_too_long(name: str) -> None:
+    settle(**{name: text_for(name, "a" * 99_000)})
+    with pytest.raises(ParameterError, match=f"^{name}=.* has 100[0-9]{{3}} characters, and may have 100000$") as error:
+        settle(**{name: text_for(name, "a" * 100_001)})
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["stop_strings", "guided_choice"])
+def test_texts_are_not_too_many_nor_together_too_long(name: str) -> None:
+    settle(**{name: [f"{i:09}" for i in range(10_000)]})
+    with pytest.raises(ParameterError, match=f"^{name}=.* there are 10001 texts, and may be 10000$"):
+        settle(**{name: [str(i) for i in range(10_001)]})
+    with pytest.raises(ParameterError, match=f"^{name}=.* have 100010 characters together, and may have 100000$"):
+        settle(**{name: [f"{i:010001}" for i in range(10)]})

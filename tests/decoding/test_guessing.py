@@ -1,5 +1,6 @@
 """Draft model, prompt lookup and lookahead: the same tokens, or the same distribution, in fewer passes."""
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -302,3 +303,23 @@ def test_the_demo_model_needs_fewer_passes(fields: dict[str, Any], prompts: list
         guessed = engine.generate(prompts, max_new_tokens=60, **fields)
         assert [g.token_ids for g in guessed] == [g.token_ids for g in plain]
         assert engine.stats.speculation.tokens_per_step > least
+
+
+def test_looking_back_finds_the_longest_match_whatever_its_limit() -> None:
+    """Against looking at every length and every place; a limit of a million costs no more than the text is long."""
+    draw, long = random.Random(5), 0
+    for _ in range(500):
+        size = draw.randint(1, 3)
+        line = draw.choices(range(size), k=draw.randint(1, 40))
+        line = line + line[: draw.randint(0, 40)] + line * draw.randint(0, 1)
+        longest, count = draw.choice([1, 2, 16, 17, 25, 10**6]), draw.randint(0, 4)
+        matches = [
+            (n, end)
+            for n in range(1, min(longest, len(line) - 1) + 1)
+            for end in range(n, len(line))
+            if line[end - n : end] == line[-n:]
+        ]
+        n, end = max(matches, key=lambda match: (match[0], -match[1]), default=(0, len(line)))
+        assert look_up(line, longest, count) == line[end : end + count]
+        long += n > 17
+    assert long > 50

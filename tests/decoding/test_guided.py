@@ -14,6 +14,7 @@ import pytest
 
 from minillm import Engine, GenerationConfig
 from minillm.decoding import select
+from minillm.decoding.guided import Guide
 from minillm.decoding.strategy import Strategy
 from minillm.errors import ParameterError
 from minillm.requests import RequestMaker
@@ -317,3 +318,89 @@ def test_a_grammar_is_compiled_once(plain: Engine) -> None:
     assert make[0] is not None
     assert make[0] == make[1]
     assert make[0]() is not make[0]()
+
+
+def test_there_may_be_ten_thousand_choices(plain: Engine) -> None:
+    """They begin alike, so that each is possible for long."""
+    choices = [f"choice{i:04}" for i in range(9_990)]
+    for completion in plain.generate("x", guided_choice=choices, num_beams=3, num_return_sequences=3).completions:
+        assert_valid(completion, lambda text: text in choices)
+
+
+ANY_OF: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"anyOf": [{"type": "string", "maxLength": n} for n in range(1, 401)]},
+}
+"""llguidance takes it, and gives up when the first string begins."""
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"guided_json": nested(200)}, "^guided_json is refused by llguidance: recursion limit exceeded"),
+        ({"guided_json": {"type": "integer", "minimum": 10**400}}, "^guided_json is refused by .* out of range"),
+        ({"guided_regex": "(" * 5000 + "a" + ")" * 5000}, "^guided_regex is refused by llguidance: .*invalid regex"),
+    ],
+    ids=["deep", "huge number", "long expression"],
+)
+def test_what_llguidance_raises_is_an_error_of_ours(plain: Engine, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words) as error:
+        plain.add("x", **fields)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+    assert not plain.busy
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beams"])
+def test_a_guide_that_fails_in_a_step_is_an_error_of_ours(plain: Engine, mode: str) -> None:
+    with pytest.raises(ParameterError, match=r"^guided_json .*too many expressions constructed"):
+        plain.generate("x", guided_json=ANY_OF, max_new_tokens=20, **MODES[mode])
+    assert not plain.busy
+
+
+@pytest.mark.parametrize("raised", [ValueError("too much\n  of it"), type("PanicException", (BaseException,), {})("x")])
+def test_whatever_llguidance_raises_in_a_step_is_an_error_of_ours(raised: BaseException) -> None:
+    class Matcher:
+        def compute_bitmask(self) -> bytes:
+            raise raised
+
+        def consume_token(self, token_id: int) -> bool:
+            raise raised
+
+    guide = Guide("guided_regex", Matcher(), (2,))  # type: ignore[arg-type]
+    for act in (lambda: guide.allowed(9), lambda: guide.push(3)):
+        with pytest.raises(ParameterError, match=r"^guided_regex is refused by llguidance: (too much|x)$"):
+            act()
+
+
+def test_an_interrupt_goes_through() -> None:
+    class Matcher:
+        def compute_bitmask(self) -> bytes:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Guide("guided_regex", Matcher(), (2,)).allowed(9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: /a*/ start",
+        "start: /a*/ NOTHING\nNOTHING: /[^\\s\\S]/",
+        'start: "a" | "aa" endless\nendless: /a*/ endless',
+        '%llguidance {"no_forcing": false}\nstart: /a*/ start // without an end of line',
+    ],
+)
+def test_a_grammar_that_cannot_end_is_cut_off(plain: Engine, grammar: str) -> None:
+    """llguidance would look ahead for ever to where more than one byte is possible."""
+    (completion,) = plain.generate("x", guided_grammar=grammar, max_new_tokens=6).completions
+    assert set(completion.text) == {"a"}
+    assert completion.finish_reason in ("length", "stop")

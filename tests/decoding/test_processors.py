@@ -21,6 +21,7 @@ from minillm.decoding.processors import (
     SuppressTokensAtBegin,
     build_processors,
 )
+from minillm.decoding.processors.sequences import common_ends
 from minillm.decoding.readers import ByIdentity
 from minillm.decoding.resolving import resolve
 
@@ -157,3 +158,61 @@ def test_the_order_matters_and_is_repetition_first() -> None:
 def test_processors_are_hashable_and_work_on_no_rows(processor: LogitsProcessor) -> None:
     assert isinstance(hash(processor), int)
     assert processor(history(), np.empty((0, 5), np.float32), np).shape == (0, 5)
+
+
+@pytest.mark.parametrize("n", [10**6, 2**53, 2**70])
+def test_n_grams_longer_than_the_text_cost_nothing(n: int) -> None:
+    """A loop over n would not end."""
+    seen = history(([0, 0, 1], [0]), ([], []))
+    assert apply(NoRepeatNGram(n), seen, [[1.0] * 4] * 2) == [[1.0] * 4] * 2
+
+
+def test_long_n_grams_are_found_as_short_ones_are() -> None:
+    rng, found = np.random.default_rng(4), 0
+    for _ in range(300):
+        size = int(rng.integers(1, 4))
+        beginning = rng.integers(size, size=rng.integers(1, 60)).tolist()
+        lines = [beginning * 2 + beginning[: rng.integers(60)], rng.integers(size, size=40).tolist()]
+        n = int(rng.integers(1, 60))
+        [*rows] = apply(NoRepeatNGram(n), history(*((line, []) for line in lines)), [[0.0] * 4] * 2)
+        for line, row in zip(lines, rows, strict=True):
+            grams = [line[i : i + n] for i in range(len(line) - n + 1)]
+            last = line[len(line) - n + 1 :] if n > 1 else []
+            banned = {gram[-1] for gram in grams if gram[:-1] == last}
+            assert row == [-INF if token in banned else 0.0 for token in range(4)]
+            found += bool(banned) and n > 20
+    assert found > 30
+
+
+class Counted(int):
+    """A token that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return isinstance(other, int) and int(self) == int(other)
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("line", [[1] * 3000, [1, 2] * 1500, [1] * 1500 + [2] + [1] * 1499], ids=["1", "12", "121"])
+def test_common_ends_are_found_in_linear_time(line: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Line(np.ndarray):
+        def tolist(self) -> list[int]:
+            return [Counted(token) for token in super().tolist()]
+
+    Counted.compared = 0
+    lengths = common_ends(np.asarray(line).view(Line))
+    assert Counted.compared <= 2 * len(line)
+    for place in (0, 1, 7, 1499, 1500, 1501, 2998, 2999):
+        same = [a == b for a, b in zip(line[:place][::-1], line[::-1], strict=False)]
+        assert lengths[place] == (same.index(False) if False in same else len(same))
+
+
+def test_an_end_that_grows_likelier_stays_a_number() -> None:
+    seen = history(([1], [2] * 15))
+    (row,) = apply(ExponentialDecayLengthPenalty(0, 1e30, (0, 1)), seen, [[0.0, -3.0, 1.0]])
+    assert row[0] == 0.0
+    assert np.isfinite(row).all()
+    assert row[1] > 1e29

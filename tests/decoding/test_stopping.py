@@ -2,11 +2,16 @@
 
 import copy
 import random
+from typing import Any
 
 import pytest
 
+from minillm import Engine, GenerationConfig
 from minillm.decoding.stopping import StopStrings
 from minillm.errors import ParameterError
+from minillm.results import Completion
+
+from ..tiny import TOKENIZER, write_checkpoint
 
 
 def expected(prompt: str, generated: str, stops: list[str], include_stop: bool) -> tuple[str, str | None]:
@@ -162,3 +167,76 @@ def test_stops_when_transformers_stops():
         assert our_step == their_step, (stops, ours.decode(prompt), ours.decode(generated))
         stopped += our_step is not None
     assert stopped > 30
+
+
+# Special tokens -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return Engine(write_checkpoint(tmp_path_factory.mktemp("model"), vocab_size=520))  # 512 with a token
+
+
+def says(engine: Engine, ids: list[int], **fields: Any) -> Completion:
+    """The completion of a model that is made to say these ids, and then the last of them for ever."""
+    prompt = engine.request("x", GenerationConfig()).prompt_ids
+    said = lambda batch_id, line: [ids[min(len(line) - len(prompt), len(ids) - 1)]]  # noqa: E731
+    return engine.generate("x", prefix_allowed_tokens_fn=said, max_new_tokens=len(ids), **fields).completions[0]
+
+
+def ids_of(engine: Engine, text: str) -> list[int]:
+    assert engine.tokenizer is not None
+    return engine.tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("between", [1, 2, 515], ids=["padding token", "special token", "id without a token"])
+def test_a_stop_string_is_found_across_what_is_no_text(engine: Engine, between: int) -> None:
+    (a,), (b,), (c,) = (ids_of(engine, letter) for letter in "abc")
+    completion = says(engine, [c, a, between, b, c], stop_strings="ab", eos_token_id=[])
+    assert (completion.text, completion.finish_reason) == ("c", "stop")
+    assert completion.token_ids == [c, a, between, b]
+
+
+@pytest.mark.parametrize("way", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+def test_a_stop_string_that_spells_a_special_token_is_that_token(engine: Engine, way: dict[str, Any]) -> None:
+    (a,), (b,) = (ids_of(engine, letter) for letter in "ab")
+    for stops in ("</s>", ["zz", "</s>"]):
+        completion = says(engine, [a, b, 2, a, a], stop_strings=stops, eos_token_id=[], **way)
+        assert (completion.text, completion.finish_reason, completion.token_ids) == ("ab", "stop", [a, b, 2])
+    assert says(engine, [a, 2, b], stop_strings="a</s>", eos_token_id=[]).text == "ab"  # no text has that
+    request = engine.request("x", GenerationConfig(stop_strings=["</s>", "<pad>", "</s>"], eos_token_id=[5, 2]))
+    assert request.settings.eos_token_ids == (5, 2, 1)
+
+
+def test_a_special_token_spelled_in_ordinary_tokens_stops_too(engine: Engine) -> None:
+    letters = [ids_of(engine, letter)[0] for letter in "</s>"]
+    completion = says(engine, [*letters, letters[0]], stop_strings="</s>", eos_token_id=[])
+    assert (completion.text, completion.token_ids) == ("", letters)
+
+
+def test_stop_strings_are_prepared_once_for_all_continuations(engine: Engine, monkeypatch) -> None:
+    made: list[Any] = []
+    grow = StopStrings._grow_trie
+    monkeypatch.setattr(StopStrings, "_grow_trie", lambda self, stops: (made.append(stops), grow(self, stops))[1])
+    generation = engine.generate("x", do_sample=True, seed=1, num_return_sequences=8, stop_strings=["zz", "yy"])
+    assert len(generation.completions) == 8
+    assert len(made) == 1
+
+
+@pytest.mark.reference
+def test_where_transformers_differs_about_special_tokens() -> None:
+    """The text at the head of `stopping.py` says so."""
+    torch = pytest.importorskip("torch", reason="the live comparison needs the reference extra")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs the reference extra")
+
+    theirs = transformers.GPT2Tokenizer.from_pretrained(TOKENIZER)
+    (a,), (b,) = (theirs.encode(letter, add_special_tokens=False) for letter in "ab")
+
+    def stops(stop: str, *ids: int) -> bool:
+        return bool(transformers.StopStringCriteria(theirs, [stop])(torch.tensor([[5, *ids]]), None))
+
+    assert stops("ab", a, b)
+    assert not any(stops("ab", a, between, b) for between in (1, 2, 515))  # across them nothing matches
+    assert stops("</s>", 2)
+    assert stops("/s", 2)
+    assert stops("a</s>b", a, 2, b)  # their spelling is text

@@ -9,6 +9,13 @@ penalty, as in vLLM.
 In beam search the processors see log-probabilities instead of logits, as in transformers.
 """
 
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ParameterError
 from ..parameters import Settings
 from .callables import PrefixAllowedTokens, UserProcessor, user_processors
 from .history import History, LogitsProcessor
@@ -41,7 +48,20 @@ __all__ = [
     "SuppressTokensAtBegin",
     "UserProcessor",
     "build_processors",
+    "no_token_left",
+    "rows_without_a_token",
 ]
+
+
+def rows_without_a_token(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.bool_]:
+    """Which rows hold nothing but -inf, so that no token can be chosen from them. [R, V] -> [R] bool"""
+    rows: NDArray[np.bool_] = logits.max(axis=-1) == -xp.inf
+    return rows
+
+
+def no_token_left() -> ParameterError:
+    """The error that ends a request which has no token left to choose; every strategy raises this one."""
+    return ParameterError("the logits processors and filters asked for leave no token to choose from")
 
 
 def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from ..readers import LARGE
 from .history import History, forbid, force
 
 
@@ -66,7 +68,8 @@ class ExponentialDecayLengthPenalty:
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         past = history.generated_lengths - self.start
         rows = xp.flatnonzero(past > 0)
-        growth = (self.factor ** past[rows].astype(xp.float64) - 1).astype(logits.dtype)
+        with np.errstate(over="ignore"):  # a score grows to what float32 holds, and no further
+            growth = xp.minimum(self.factor ** past[rows].astype(xp.float64) - 1, LARGE).astype(logits.dtype)
         where = rows[:, None], xp.asarray(self.eos_token_ids)
         scores = logits[where]  # [N, V] -> [rows, number of EOS ids]
         finite = xp.isfinite(scores)

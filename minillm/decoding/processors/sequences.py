@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from .history import History
 
+FEW = 16
+"""Tokens of an n-gram that are compared with all places at once; past them the places left are looked at one by one."""
+
 Sequences = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of token ids, none empty, each with its bias"""
 
@@ -63,18 +66,45 @@ class SequenceBias:
 class NoRepeatNGram:
     """Forbid every token that would complete an n-gram of which the sequence, prompt included, has one already.
 
-    Paulus et al. 1705.04304, section 2.5, for any `n`.
+    Paulus et al. 1705.04304, section 2.5, for any `n`. The cost is linear in the tokens, whatever `n`.
     """
 
     n: int
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        if self.n > history.lengths.max(initial=0):
+            return logits
         places = xp.arange(max(0, len(history.token_ids) - self.n + 1))  # where an n-gram may begin
         rows = history.rows(xp)[places]
         inside = places + self.n <= history.starts[rows + 1]
         places, rows = places[inside], rows[inside]
-        for i in range(self.n - 1):  # keep those that begin with the sequence's last n - 1 tokens
+        for i in range(min(self.n - 1, FEW)):  # keep those that begin as the sequence's last n - 1 tokens do
             same = history.token_ids[places + i] == history.token_ids[history.starts[rows + 1] - (self.n - 1) + i]
             places, rows = places[same], rows[same]
-        logits[rows, history.token_ids[places + self.n - 1]] = -xp.inf
+        if self.n - 1 <= FEW:
+            logits[rows, history.token_ids[places + self.n - 1]] = -xp.inf
+            return logits
+        for row in {int(row) for row in rows}:  # they begin alike: ask for how long
+            line = history.sequence(row)
+            logits[row, line[common_ends(line) >= self.n - 1]] = -xp.inf
         return logits
+
+
+def common_ends(line: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tokens right before each place are the last of the whole line, [T] -> [T].
+
+    The Z-algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997, section 1.4) on the reversed line: in
+    each round what is known of the match that reaches furthest is taken over, so the whole costs O(T).
+    """
+    reverse = line[::-1].tolist()
+    T = len(reverse)
+    lengths = [0] * T  # of the longest common beginning of `reverse` and reverse[j:]; j = 0 is not asked for
+    first = stop = 0  # the match that reaches furthest is reverse[first:stop]
+    for j in range(1, T):
+        length = min(lengths[j - first], stop - j) if j < stop else 0
+        while j + length < T and reverse[length] == reverse[j + length]:
+            length += 1
+        if j + length > stop:
+            first, stop = j, j + length
+        lengths[j] = length
+    return np.asarray([0, *lengths[:0:-1]], np.int64)  # before place T - j stands what `reverse` has from j on
