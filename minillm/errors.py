@@ -15,13 +15,47 @@
 
 A message says what was expected, what was found and what to do. The command line prints it as one line and exits
 with `exit_code`. `assert` is for our own invariants only.
+
+Messages quote names out of files that may come from anywhere. So every error, and every record of the logger "minillm",
+passes through `printable`: no escape sequence reaches a terminal, and a message stays one line of bounded length.
 """
+
+import logging
+import re
+
+MESSAGE_LENGTH = 2000
+"""Characters of a message; what is between its beginning and its end is cut."""
+WORD_LENGTH = 300
+"""Likewise of a run without spaces, such as a tensor's name."""
+
+_LONG_WORD = re.compile(rf"\S{{{WORD_LENGTH + 1},}}")
+
+
+def printable(text: str) -> str:
+    r"""A text as one short line that no terminal acts on.
+
+    Characters that are not printable (line breaks, control characters, those that turn the direction of writing, halves
+    of surrogate pairs) become escapes such as `\x1b`. Long words and long texts lose their middle.
+    """
+    text = _cut(text, 100 * MESSAGE_LENGTH)  # however long it is, the rest takes no time
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _cut(_LONG_WORD.sub(lambda word: _cut(word[0], WORD_LENGTH), text), MESSAGE_LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    """A text without its middle, where it is longer than `length` characters."""
+    half = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
 
 
 class MinillmError(Exception):
-    """Base of every error that minillm raises on purpose."""
+    """Base of every error that minillm raises on purpose. Its message is `printable`."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class UsageError(MinillmError, ValueError):
@@ -68,3 +102,15 @@ class NumericalError(MinillmError):
 
 class EngineStateError(MinillmError):
     """The engine is closed, or is used from two threads at once."""
+
+
+class _Printable(logging.Filter):
+    """Makes the message of a record printable, whoever shows it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the record. Its text is settled here."""
+        record.msg, record.args = printable(record.getMessage()), None
+        return True
+
+
+logging.getLogger("minillm").addFilter(_Printable())

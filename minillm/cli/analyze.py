@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError
+from ..output_files import write_file
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
@@ -85,10 +86,9 @@ def run(args: argparse.Namespace) -> None:
         figure_module()
     analysis = analyze(args)
     if args.html is not None:
-        from .compare_page import write_page
         from .roofline_page import page
 
-        write_page(args.html, page(args.model, analysis))
+        write_file(args.html, page(args.model, analysis))
     if args.png is not None:
         from .roofline_plot import draw
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
+from ..output_files import write_file
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
-    from .compare_page import page, write_page
+    from .compare_page import page
 
     prompts = read_prompts(args)
     if len(prompts) != 1:
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     if args.html is not None:
         assert engine.tokenizer is not None
         tree = beam_tree(engine, prompt, max_new_tokens=args.max_new_tokens, **BEAM_SEARCH.fields)
-        write_page(args.html, page(args.model or "the model inside minillm", prompt, outcomes, tree, engine.tokenizer))
+        write_file(args.html, page(args.model or "the model inside minillm", prompt, outcomes, tree, engine.tokenizer))
     if args.json:
         print(json.dumps({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}, ensure_ascii=False))
     else:
