@@ -104,13 +104,10 @@ class EngineStateError(MinillmError):
     """The engine is closed, or is used from two threads at once."""
 
 
-class _Printable(logging.Filter):
-    """Makes the message of a record printable, whoever shows it."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the record. Its text is settled here."""
-        record.msg, record.args = printable(record.getMessage()), None
-        return True
+def one_line(record: logging.LogRecord) -> bool:
+    """A filter for loggers: makes a record's message `printable`, whoever shows it."""
+    record.msg, record.args = printable(record.getMessage()), None
+    return True
 
 
-logging.getLogger("minillm").addFilter(_Printable())
+logging.getLogger("minillm").addFilter(one_line)
