@@ -60,6 +60,9 @@ def execute(name: str, run: Callable[[argparse.Namespace], int], args: argparse.
     except (MinillmError, BenchmarkError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
 
 
 def token_ids(number: int, length: int, vocab_size: int) -> list[int]:

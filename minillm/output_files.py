@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -73,7 +72,7 @@ def replace_file(target: Path, data: bytes, *, mode: int = 0o666, like: os.stat_
     Raises:
         OSError: it cannot be written. The old one stays as it was.
     """
-    temporary = target.parent / f".minillm-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = target.parent / f".minillm-{os.getpid()}-{os.urandom(4).hex()}"
 
     def remove() -> None:
         temporary.unlink(missing_ok=True)

@@ -1,12 +1,12 @@
 """minillm analyze: what a model costs, from its config.json alone."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError
 from ..output_files import write_file
+from .terminal import as_json
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
 
         draw(args.model, analysis, args.png)
     if args.json:
-        print(json.dumps(as_dict(args.model, analysis), ensure_ascii=False))
+        print(as_json(as_dict(args.model, analysis)))
     else:
         print("\n".join(tables(args.model, analysis)))
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from ..errors import ParameterError
 from ..output_files import write_file
 from .options import add_model_options, load_engine
 from .profile_files import draw, trace
+from .terminal import as_json
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     if args.png is not None:
         draw(found, title, args.png)
     if args.json:
-        print(json.dumps(as_dict(found, title)))
+        print(as_json(as_dict(found, title)))
     else:
         print("\n".join(report(found, title)))
         for path in (args.trace, args.png):
