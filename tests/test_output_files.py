@@ -1,5 +1,6 @@
 """Users' files: whole or not at all, links and modes kept, pipes and devices written and never replaced."""
 
+import importlib
 import os
 import resource
 import stat
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from minillm.cli.main import run
 from minillm.errors import UsageError
 from minillm.output_files import undo_unfinished, undone_by_signals, write_file
 
@@ -148,3 +150,31 @@ def test_what_is_unfinished_is_undone_the_latest_first_and_errors_stop_nothing()
         with undone_by_signals(lambda: undone.append("last")):
             undo_unfinished()
     assert undone == ["last", "first"]
+
+
+@pytest.mark.parametrize(
+    ("option", "starts"), [("--html", b"<!DOCTYPE html>"), ("--png", b"\x89PNG")], ids=["page", "picture"]
+)
+def test_commands_write_through_links_and_leave_devices(option: str, starts: bytes, tmp_path: Path, capsys) -> None:
+    if option == "--png":
+        pytest.importorskip("matplotlib", reason="drawing needs the extra `plot`")
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    assert run(["analyze", "opt-125m", option, str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes().lower().startswith(starts.lower())
+    assert run(["analyze", "opt-125m", option, "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
+    assert run(["analyze", "opt-125m", option, "/dev/full"]) == 2
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+
+
+def test_benchmarks_write_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    harness = importlib.import_module("harness")
+    (tmp_path / "link.csv").symlink_to("target.csv")
+    harness.write_csv(tmp_path / "link.csv", {"question": "which?"}, ["a"], [["x,y"]])
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "target.csv").read_bytes() == b'# question: which?\na\n"x,y"\n'
+    with pytest.raises(harness.BenchmarkError, match="cannot be written: Is a directory"):
+        harness.write_result(tmp_path, "")

@@ -27,7 +27,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     """End with the code by which a shell tells of a signal."""
     signal.signal(number, signal.SIG_DFL)  # a second one waits for nothing
     files = sys.modules.get("minillm.output_files")  # if nothing has imported it, nothing is unfinished
-    if hasattr(files, "undo_unfinished"):
+    if files is not None and hasattr(files, "undo_unfinished"):
         files.undo_unfinished()
     with contextlib.suppress(OSError):
         if os.isatty(2):
