@@ -13,9 +13,10 @@ from minillm.backends.numba import compiling, intrinsics  # noqa: E402
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """An empty cache in a folder of the test's own."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    caplog.set_level("WARNING", "minillm.kernels")
     compiling.cache_folder.cache_clear()
     compiling._announce.cache_clear()
     yield tmp_path / "cache"

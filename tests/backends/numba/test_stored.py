@@ -69,9 +69,10 @@ print("compiler awake" if rtsys._init or "numba.np.arrayobj" in sys.modules else
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """An empty cache in a folder of the test's own."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    caplog.set_level("WARNING", "minillm.kernels")
     compiling.cache_folder.cache_clear()
     compiling._usable.cache_clear()
     yield
