@@ -29,6 +29,7 @@ from harness import (
     say,
     thread_environment,
     write_csv,
+    write_result,
 )
 from peer_measure import Session, measure_fresh, measure_loaded
 from peer_plans import (
@@ -160,7 +161,7 @@ def write(args: argparse.Namespace, family: str, missing: str, results: Results)
         for b in results.bursts
     )
     write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, rows)
-    stem.with_name(stem.name + ".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_result(stem.with_name(stem.name + ".txt"), "\n".join(lines) + "\n")
     print("\n".join([*lines, f"written: {stem}.csv, {stem}.txt"]))
 
 

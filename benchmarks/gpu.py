@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]  # minillm need not be installed
 
 from gpu_figures import HEADER, Ceilings, Figure, goals, row, table  # noqa: E402
-from harness import RESULTS, BenchmarkError, describe, make_folder, positive, say, write_csv  # noqa: E402
+from harness import RESULTS, BenchmarkError, describe, make_folder, positive, say, write_csv, write_result  # noqa: E402
 
 LIMITS = {"tests": 100, "ceilings": 25, "kernels": 80, "engine": 100, "transformers": 95, "sanitizer": 60}
 """Part -> seconds that it may take."""
@@ -128,7 +128,7 @@ class Run:
         rows = (row(figure, ceilings) for figure in self.figures)
         write_csv(self._stem.with_name(f"{self._stem.name}.csv"), self._facts, HEADER, rows)
         text = "\n".join(self.lines())
-        self._stem.with_name(f"{self._stem.name}.txt").write_text(text + "\n", encoding="utf-8")
+        write_result(self._stem.with_name(f"{self._stem.name}.txt"), text + "\n")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

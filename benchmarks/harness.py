@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import os
 import platform
 import statistics
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -58,6 +60,9 @@ def execute(name: str, run: Callable[[argparse.Namespace], int], args: argparse.
     except (MinillmError, BenchmarkError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
 
 
 def token_ids(number: int, length: int, vocab_size: int) -> list[int]:
@@ -88,12 +93,43 @@ def say(text: str) -> None:
 
 
 def write_csv(path: Path, facts: dict[str, str], header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table, after comments that say where its figures come from."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.writelines(f"# {name}: {fact}\n" for name, fact in facts.items())
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+    """A table, after comments that say where its figures come from.
+
+    Raises:
+        BenchmarkError: the file cannot be written.
+    """
+    text = io.StringIO(newline="")
+    text.writelines(f"# {name}: {fact}\n" for name, fact in facts.items())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_result(path, text.getvalue())
+
+
+def write_figure(path: Path, figure: Any) -> None:
+    """A figure of matplotlib's as PNG.
+
+    Raises:
+        BenchmarkError: the file cannot be written.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=140)
+    write_result(path, drawn.getvalue())
+
+
+def write_result(path: Path, content: str | bytes) -> None:
+    """A file of results, whole or not at all.
+
+    Raises:
+        BenchmarkError: it cannot be written.
+    """
+    from minillm.errors import UsageError
+    from minillm.output_files import write_file
+
+    try:
+        write_file(path, content)
+    except UsageError as error:
+        raise BenchmarkError(str(error)) from None
 
 
 def available_cores() -> int:

@@ -30,6 +30,7 @@ from harness import (
     spread,
     token_ids,
     write_csv,
+    write_figure,
 )
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def plot(path: Path, figures: dict[Task, Figures], name: str, facts: dict[str, s
     figure.supxlabel(
         f"Medians, whiskers from min to max. {facts['cpu']}; cores: {facts['cores']}", fontsize=8, color="0.35"
     )
-    figure.savefig(path, dpi=140)
+    write_figure(path, figure)
 
 
 def run(args: argparse.Namespace) -> int:

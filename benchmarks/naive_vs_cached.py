@@ -28,6 +28,7 @@ from harness import (
     positives,
     say,
     write_csv,
+    write_figure,
 )
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def plot(path: Path, curves: dict[str, Curve], lengths: Sequence[int], name: str
         fontsize=8,
         color="0.35",
     )
-    figure.savefig(path, dpi=140)
+    write_figure(path, figure)
 
 
 def _finish(axis: Any, title: str, unit: str, length: int, ends: dict[str, float]) -> None:

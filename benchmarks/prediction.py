@@ -25,6 +25,7 @@ from harness import (
     spread,
     token_ids,
     write_csv,
+    write_result,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         for t in trials
     ]
     write_csv(args.out / "prediction.csv", facts, HEADER, rows)
-    (args.out / "prediction.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_result(args.out / "prediction.txt", "\n".join(lines) + "\n")
     print("\n".join([*lines, f"written: {args.out / 'prediction.csv'}, {args.out / 'prediction.txt'}"]))
     return 0
 

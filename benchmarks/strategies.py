@@ -24,6 +24,7 @@ from harness import (
     say,
     spread,
     write_csv,
+    write_figure,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def plot(path: Path, figures: Sequence[Figures], facts: dict[str, str]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Guessing ahead beside plain greedy generation (1: the same)")
     figure.supxlabel(f"Medians. {facts['cpu']}; cores: {facts['cores']}", fontsize=8, color="0.35")
-    figure.savefig(path, dpi=140)
+    write_figure(path, figure)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,11 +2,13 @@
 
 import sys
 
-from .cli.startup import tune_blas
+from .cli.startup import end_at_signals, open_streams, tune_blas
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    end_at_signals()
+    open_streams()
     tune_blas()  # before anything imports NumPy
     from .cli.main import run
 

@@ -15,16 +15,49 @@
 
 A message says what was expected, what was found and what to do. The command line prints it as one line and exits
 with `exit_code`. `assert` is for our own invariants only.
+
+Messages quote names out of files that may come from anywhere. So every error, and every record of the logger "minillm",
+passes through `printable`: no escape sequence reaches a terminal, and a message stays one line of bounded length.
 """
 
+import logging
+import re
 import reprlib
 from collections.abc import Iterable
 
+MESSAGE_LENGTH = 2000
+"""Characters of a message; what is between its beginning and its end is cut."""
+WORD_LENGTH = 300
+"""Likewise of a run without spaces, such as a tensor's name."""
+
+_LONG_WORD = re.compile(rf"\S{{{WORD_LENGTH + 1},}}")
+
+
+def printable(text: str) -> str:
+    r"""A text as one short line that no terminal acts on.
+
+    Characters that are not printable (line breaks, control characters, those that turn the direction of writing, halves
+    of surrogate pairs) become escapes such as `\x1b`. Long words and long texts lose their middle.
+    """
+    text = _cut(text, 100 * MESSAGE_LENGTH)  # however long it is, the rest takes no time
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _cut(_LONG_WORD.sub(lambda word: _cut(word[0], WORD_LENGTH), text), MESSAGE_LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    """A text without its middle, where it is longer than `length` characters."""
+    half = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
+
 
 class MinillmError(Exception):
-    """Base of every error that minillm raises on purpose."""
+    """Base of every error that minillm raises on purpose. Its message is `printable`."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class UsageError(MinillmError, ValueError):
@@ -92,3 +125,12 @@ def listed(names: Iterable[str], width: int = 150) -> str:
     kept = [name for i, name in enumerate(every) if len(", ".join(every[: i + 1])) <= width]
     more = len(every) - len(kept)
     return ", ".join(kept) + (f" and {more} more" if more else "")
+
+
+def one_line(record: logging.LogRecord) -> bool:
+    """A filter for loggers: makes a record's message `printable`, whoever shows it."""
+    record.msg, record.args = printable(record.getMessage()), None
+    return True
+
+
+logging.getLogger("minillm").addFilter(one_line)

@@ -18,6 +18,7 @@ from .errors import EngineStateError
 POLL_SECONDS = 0.05
 """How often the main thread, while it waits for its turn, looks whether Ctrl-C has been pressed."""
 
+_get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 _set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
 """`signal.signal` without its conversion to enums, which takes ten times as long as the call."""
 
@@ -38,10 +39,10 @@ class Interrupts:
             return
         if self._depth == 0:
             self._pending = 0
-            handler = _set_handler(signal.SIGINT, self._note)
-            self._handler = handler if callable(handler) else None
-            if self._handler is None:  # ignored, or not Python's: nothing to hold back
-                _set_handler(signal.SIGINT, handler or signal.SIG_DFL)
+            handler = _get_handler(signal.SIGINT)
+            self._handler = handler if callable(handler) and not getattr(handler, "ends_process", False) else None
+            if self._handler is not None:  # not ignored, not the end of all: something would go on
+                _set_handler(signal.SIGINT, self._note)
         self._depth += 1
         try:
             yield

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import CheckpointError, ModelNotFoundError, ParameterError
 from .folder import find_weights, is_index, list_weights, read_index
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("minillm")
 
 SMALL_FILES = {
     "config.json",

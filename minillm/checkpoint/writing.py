@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError, ParameterError
+from ..output_files import undone_by_signals
 from .safetensors import TYPES
 
 ALIGNMENT = 64
@@ -127,7 +128,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """A folder that appears under its name when it is complete.
 
     Until then it lies beside that name, as ".NAME.partial-" and the process's number. It is removed when anything goes
-    wrong; only a process that is killed outright leaves it behind.
+    wrong, and where a signal ends the command line; only a process that is killed outright leaves it behind.
 
     Raises:
         ParameterError: as `check_absent`.
@@ -135,15 +136,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """
     check_absent(folder)
     partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
+
+    def remove() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+
     try:
-        partial.mkdir()
-        try:
-            yield partial
-            check_absent(folder)
-            partial.rename(folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        with undone_by_signals(remove):
+            partial.mkdir()
+            try:
+                yield partial
+                check_absent(folder)
+                partial.rename(folder)
+            except BaseException:
+                remove()
+                raise
     except OSError as error:
         raise CheckpointError(
             f"{folder} cannot be written: {error.strerror or error}; nothing of it was left behind"

@@ -1,11 +1,12 @@
 """minillm analyze: what a model costs, from its config.json alone."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError
+from ..output_files import write_file
+from .terminal import as_json
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
@@ -85,16 +86,15 @@ def run(args: argparse.Namespace) -> None:
         figure_module()
     analysis = analyze(args)
     if args.html is not None:
-        from .compare_page import write_page
         from .roofline_page import page
 
-        write_page(args.html, page(args.model, analysis))
+        write_file(args.html, page(args.model, analysis))
     if args.png is not None:
         from .roofline_plot import draw
 
         draw(args.model, analysis, args.png)
     if args.json:
-        print(json.dumps(as_dict(args.model, analysis), ensure_ascii=False))
+        print(as_json(as_dict(args.model, analysis)))
     else:
         print("\n".join(tables(args.model, analysis)))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MinillmError, UsageError
+from ..output_files import undone_by_signals
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DESCRIPTION = """List the benchmarks, one script for each question, or run those that are named.
@@ -72,4 +73,6 @@ def find(folder: Path) -> dict[str, str]:
 def _succeeds(name: str, options: list[str]) -> bool:
     """Run a script in a process of its own, which sets its threads before it imports anything."""
     print(f"== {name}", file=sys.stderr, flush=True)
-    return subprocess.run([sys.executable, FOLDER / f"{name}.py", *options], check=False).returncode == 0
+    process = subprocess.Popen([sys.executable, FOLDER / f"{name}.py", *options])
+    with undone_by_signals(process.terminate):
+        return process.wait() == 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, PromptError
 from .options import add_generation_options, add_helper_options, add_model_options, generation_fields, load_engine
+from .terminal import show
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..prompts import need_tokenizer
 
+    if sys.stdin is None:
+        raise PromptError("standard input is closed, and a chat reads its lines from there")
     fields, variables = generation_fields(args), _variables(args.chat_template_kwargs)
     if fields.get("num_return_sequences", 1) > 1:
         raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
@@ -149,7 +152,7 @@ def _print_answer(
     for event in engine.stream(prompt, **fields):
         token_ids += event.token_ids
         text += event.text
-        print(event.text, end="", flush=True)
+        show(event.text, end="")
     print(flush=True)
     if show_stats:
         computed = engine.stats.prefill_tokens - before

@@ -1,14 +1,15 @@
 """minillm compare: one prompt under every decoding strategy, side by side."""
 
 import argparse
-import json
 import shutil
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
+from ..output_files import write_file
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
+from .terminal import as_json
 
 if TYPE_CHECKING:
     from ..comparison import Outcome
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
     from ..prompts import need_tokenizer
-    from .compare_page import page, write_page
+    from .compare_page import page
 
     prompts = read_prompts(args)
     if len(prompts) != 1:
@@ -59,9 +60,9 @@ def run(args: argparse.Namespace) -> None:
     outcomes = compare(engine, prompt, seed=args.seed, max_new_tokens=args.max_new_tokens)
     if args.html is not None:
         tree = beam_tree(engine, prompt, max_new_tokens=args.max_new_tokens, **BEAM_SEARCH.fields)
-        write_page(args.html, page(args.model or "the model inside minillm", prompt, outcomes, tree, tokenizer))
+        write_file(args.html, page(args.model or "the model inside minillm", prompt, outcomes, tree, tokenizer))
     if args.json:
-        print(json.dumps({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}, ensure_ascii=False))
+        print(as_json({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}))
     else:
         print("\n".join(_table(outcomes, max(60, shutil.get_terminal_size().columns))))
 
@@ -90,6 +91,6 @@ def _table(outcomes: list["Outcome"], width: int) -> list[str]:
             f"{one.log_prob:8.2f}{one.log_prob_per_token:11.3f}{len(one.token_ids):8}{one.steps:7}{one.seconds:9.3f}"
         )
         lines.append(f"{one.variant.name:<{left}}{numbers}  {one.variant.settings}".rstrip())
-        shown = json.dumps(one.text, ensure_ascii=False)
+        shown = as_json(one.text)
         lines += textwrap.wrap(shown, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     return lines

@@ -1,8 +1,6 @@
 """The page of `minillm compare`: all results, and the tree of beam search as SVG. Needs nothing from elsewhere."""
 
-import contextlib
 import math
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,7 +8,6 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..comparison import BeamTree, Outcome
@@ -46,23 +43,6 @@ def page(model: str, prompt: str, outcomes: Sequence["Outcome"], tree: "BeamTree
         tree=draw_tree(tree, tokenizer),
         version=__version__,
     )
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write the page whole or not at all.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _article(outcome: "Outcome") -> str:

@@ -1,9 +1,11 @@
 """Pictures, where the extra "plot" is installed."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..output_files import write_file
 
 
 def figure_module() -> Any:
@@ -20,12 +22,14 @@ def figure_module() -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = 130) -> None:
-    """Write a picture; the ending of its name says the format.
+    """Write a picture; the ending of its name says the format, PNG where there is none.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file cannot be written, or matplotlib has no such format.
     """
+    drawn = BytesIO()
     try:
-        figure.savefig(path, dpi=dpi)
-    except (OSError, ValueError) as error:
+        figure.savefig(drawn, format=path.suffix[1:] or "png", dpi=dpi)
+    except ValueError as error:
         raise UsageError(f"{path} cannot be written: {error}") from None
+    write_file(path, drawn.getvalue())

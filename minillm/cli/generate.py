@@ -1,7 +1,6 @@
 """minillm generate: continue a prompt, and print the text as it comes."""
 
 import argparse
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from .options import (
     load_engine,
     read_prompts,
 )
+from .terminal import as_json, show
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -70,7 +70,10 @@ def run(args: argparse.Namespace) -> None:
     else:
         first = None
         for prompt, generation in zip(prompts, engine.generate(prompts, **fields), strict=True):
-            print(json.dumps(_as_dict(prompt, generation), ensure_ascii=False) if args.json else _as_text(generation))
+            if args.json:
+                print(as_json(_as_dict(prompt, generation)), flush=True)
+            else:
+                show(_as_text(generation))
     if args.stats:
         _print_stats(engine, None if first is None else first - began)
         if engine.stats.speculation.passes:
@@ -83,7 +86,7 @@ def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | No
     for event in engine.stream(prompt, **fields):
         if event.token_ids and first is None:
             first = time.perf_counter()
-        print(event.text, end="", flush=True)
+        show(event.text, end="")
     print()
     return first
 

@@ -1,7 +1,6 @@
 """minillm inspect: what the model would say after each token of a prompt, and where its heads look."""
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ParameterError
 from .drawing import figure_module, save
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
+from .terminal import as_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> None:
 
 def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
     """One line for each position."""
-    shown = [json.dumps(tokenizer.token(p.token_id), ensure_ascii=False) for p in positions]
+    shown = [as_json(tokenizer.token(p.token_id)) for p in positions]
     width = max(5, *map(len, shown))
     lines = [f"{'':>4}  {'token':<{width}}  {'p':>5}  would say next"]
     for i, (position, token) in enumerate(zip(positions, shown, strict=True)):
         own = "" if position.logprob is None else f"{math.exp(position.logprob):.3f}"
-        answers = "   ".join(f"{json.dumps(tokenizer.token(t), ensure_ascii=False)} {p:.3f}" for t, p in position.next)
+        answers = "   ".join(f"{as_json(tokenizer.token(t))} {p:.3f}" for t, p in position.next)
         lines.append(f"{i:>4}  {token:<{width}}  {own:>5}  {answers}")
     return lines
 

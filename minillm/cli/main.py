@@ -1,25 +1,35 @@
 """The parser of all sub-commands, and what becomes of errors, Ctrl-C and closed pipes."""
 
 import argparse
+import contextlib
+import errno
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .. import __version__
-from ..errors import MinillmError
+from ..errors import MinillmError, one_line, printable
 from . import analyze, bench, chat, compare, generate, inspect, perplexity, profile, quantize, tokenize
 
 COMMANDS = (generate, chat, compare, inspect, tokenize, perplexity, quantize, analyze, profile, bench)
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 CLOSED_PIPE = 141  # likewise for a pipe whose reader went away
 
+WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Does not pass over it where its help cannot be printed."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file or sys.stderr)
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="minillm", description="Run a transformer language model, and look inside it while it runs."
-    )
+    parser = _Parser(prog="minillm", description="Run a transformer language model, and look inside it while it runs.")
     parser.add_argument("--version", action="version", version=f"minillm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -29,19 +39,55 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 1 (failure), 2 (usage), 130 (Ctrl-C), 141 (closed pipe)."""
-    args = build_parser().parse_args(arguments)
-    logging.basicConfig(format="minillm: %(message)s", level=logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, handlers=[_log_handler()])
     logging.getLogger("minillm.kernels").setLevel(logging.INFO)  # compiling takes a while, once: show how far it is
+    if sys.stdout is None:
+        return _fail("standard output is closed: there is nowhere to print to")
     try:
-        args.run(args)
-        sys.stdout.flush()
+        try:
+            args = build_parser().parse_args(arguments)
+            args.run(args)
+        finally:
+            sys.stdout.flush()  # after --help, too, which leaves by SystemExit
     except MinillmError as error:
-        print(f"minillm: {error}", file=sys.stderr)
-        return error.exit_code
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at exit
+        _drop_output()
         return CLOSED_PIPE
+    except OSError as error:
+        return _fail(_explain(error))
     return 0
+
+
+def _fail(message: str, code: int = 1) -> int:
+    """Print a line, where there is somebody to read it. Returns the exit code."""
+    with contextlib.suppress(OSError):
+        print(f"minillm: {printable(message)}", file=sys.stderr, flush=True)
+    return code
+
+
+def _explain(error: OSError) -> str:
+    """What the system did not let be done. What is not said of a file by its name, was to be printed."""
+    reason = error.strerror or str(error)
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {reason}"
+    if error.errno not in WRITE_ERRORS:
+        return reason
+    _drop_output()
+    return f"standard output cannot be written: {reason}"
+
+
+def _drop_output() -> None:
+    """Throw away what waits to be printed, or Python complains once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _log_handler() -> logging.Handler:
+    """Prints each record of a library as one printable line."""
+    handler = logging.StreamHandler()
+    handler.addFilter(one_line)
+    handler.setFormatter(logging.Formatter("minillm: %(message)s"))
+    return handler

@@ -208,12 +208,14 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts of `add_prompt_options`; the last line break of a file or of standard input is not part of it.
 
     Raises:
-        PromptError: the text is not valid UTF-8.
+        PromptError: the text is not valid UTF-8, or standard input is closed.
         UsageError: the file cannot be read.
     """
     if args.prompt is not None:
         return list(args.prompt)
     if args.prompt_file is None:
+        if sys.stdin is None:
+            raise PromptError("standard input is closed: give --prompt or --prompt-file")
         return [decode(sys.stdin.buffer.read, "standard input")]
     return [decode(args.prompt_file.read_bytes, str(args.prompt_file))]
 

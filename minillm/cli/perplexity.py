@@ -1,7 +1,6 @@
 """minillm perplexity: what each dtype costs in accuracy."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ParameterError
 from .loading_bar import loading_bar
 from .options import add_model_options, decode, load_engine, placement_fields
+from .terminal import as_json
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{'dtype':<10}{'weights':>12}{'perplexity':>12}{'change':>10}{'logit error':>14}")
     for row in rows:
         if row.dtype in dtypes:
-            print(json.dumps(vars(row)) if args.json else _line(row), flush=True)
+            print(as_json(vars(row)) if args.json else _line(row), flush=True)
 
 
 def _text(args: argparse.Namespace) -> str | None:

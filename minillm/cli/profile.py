@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
+from ..output_files import write_file
 from .options import add_model_options, load_engine
 from .profile_files import draw, trace
+from .terminal import as_json
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -63,7 +64,6 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..hardware import THIS, find_hardware
     from ..profiling import probe_with, profile
-    from .compare_page import write_page
     from .drawing import figure_module
 
     for name in ("prompt_length", "new_tokens", "batch", "repeat"):
@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> None:
     )
     title = _title(args, engine)
     if args.trace is not None:
-        write_page(args.trace, trace(found, title))
+        write_file(args.trace, trace(found, title))
     if args.png is not None:
         draw(found, title, args.png)
     if args.json:
-        print(json.dumps(as_dict(found, title)))
+        print(as_json(as_dict(found, title)))
     else:
         print("\n".join(report(found, title)))
         for path in (args.trace, args.png):

@@ -1,10 +1,10 @@
 """minillm tokenize: show the tokens of a text."""
 
 import argparse
-import json
 from typing import Any
 
 from .options import add_prompt_options, read_prompts
+from .terminal import as_json
 
 
 def add_parser(commands: Any) -> None:
@@ -37,4 +37,4 @@ def run(args: argparse.Namespace) -> None:
             print(*ids)
         else:
             for i in ids:
-                print(f"{i:>7}  {json.dumps(tokenizer.token(i), ensure_ascii=False)}")
+                print(f"{i:>7}  {as_json(tokenizer.token(i))}")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from resource import RLIMIT_FSIZE, setrlimit
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +71,9 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def ask(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
-    def ask(name: str = REPO_ID, revision: str = "", offline: bool = False, what: str = "model") -> Answer:
+    def ask(
+        name: str = REPO_ID, revision: str = "", offline: bool = False, what: str = "model", room: int | None = None
+    ) -> Answer:
         settings = {
             "HF_ENDPOINT": hub.endpoint,
             "HF_HOME": str(tmp_path / "hf"),
@@ -88,6 +91,7 @@ def ask(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
             capture_output=True,
             text=True,
             timeout=60,
+            preexec_fn=None if room is None else lambda: setrlimit(RLIMIT_FSIZE, (room, room)),
         )
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
@@ -232,6 +236,13 @@ def test_a_download_that_breaks_off_is_no_model_and_the_next_one_succeeds(hub, a
     folder = ask().folder
     assert hub.fetched == ["model.safetensors"]  # the small files were kept
     assert (folder / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+
+
+def test_a_disk_without_room_is_one_line_and_the_next_download_succeeds(hub, ask):
+    answer = ask(room=4096)
+    assert answer.error.startswith(f"ModelNotFoundError: model {REPO_ID!r} (revision 'main') could not be fetched")
+    assert "File too large" in answer.error and answer.error.count("\n") == 0
+    assert ask().folder is not None
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path, monkeypatch):

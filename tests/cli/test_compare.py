@@ -1,18 +1,14 @@
 """minillm compare: the table, the JSON and the page."""
 
 import json
-import os
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
-from minillm.cli import compare_page
 from minillm.cli.main import run
 from minillm.comparison import STRATEGIES
-from minillm.errors import UsageError
 
 ARGUMENTS = ["compare", "--prompt", "Once upon <a> time", "--max-new-tokens", "6"]
 VOID = {"meta"}
@@ -83,20 +79,6 @@ def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
     assert len(boxes) == len(lines) == 8 * len(beams["token_ids"])
     assert sum("best" in kind for kind in boxes) == len(beams["token_ids"])
     assert sum("pruned" in kind for kind in boxes[:-8]) == 4 * (len(beams["token_ids"]) - 1)
-    assert list(tmp_path.iterdir()) == [page]
-
-
-def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    page = tmp_path / "page.html"
-    page.write_text("old", encoding="utf-8")
-
-    def fail(self: Path, target: Path) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(UsageError, match=r"page\.html cannot be written"):
-        compare_page.write_page(page, "new")
-    assert page.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [page]
 
 

@@ -1,13 +1,16 @@
 """How the kernels of this package are compiled, and where they are kept between runs.
 
-Compiling one takes 0.3 to 1 s, loading it from its cache some milliseconds. The cache lies in the user's own cache
-folder, since loading it runs its code: never in a folder that others may write to.
+Compiling one takes 0.3 to 1 s, loading it some milliseconds. They are kept (`stored.py`) in the user's own cache
+folder, since loading one runs its code: never in a folder that others may write to.
 """
 
 import hashlib
 import logging
 import os
+import signal
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +23,8 @@ from numba import types
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
+from .stored import SUFFIX, QuickKernels, StoredKernels, why_unusable
+
 _LOGGER = logging.getLogger("minillm.kernels")
 
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
@@ -27,7 +32,7 @@ FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
 the engine finds them in logits."""
 
 KNOWN_NUMBA = ((0, 68),)
-"""Versions whose inner workings are those that `stored.py` leans on; others use Numba's own cache."""
+"""Versions whose inner workings are those that `stored.py` leans on; with others Numba reads kernels in its own way."""
 
 
 def kernel(signature: Any, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -43,16 +48,9 @@ def kernel(signature: Any, *, parallel: bool = False) -> Callable[[Callable[...,
     """
 
     def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
-        _announce()
-        began = time.perf_counter()
-        with _cache_in(cache_folder()) as cached:
-            compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel)(function)
-            if cached:
-                _enable_caching(compiled)
+        compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel)(function)
+        with _compiling(function, compiled, f"parallel={parallel}"):
             compiled.compile(signature)
-        if compiled.stats.cache_misses:
-            _report(function, began)
-        _KEPT.append(compiled)
         [result] = compiled.overloads.values()
         entry: Callable[..., Any] = result.entry_point
         return entry
@@ -69,18 +67,10 @@ def shared_kernel(element: Any) -> Callable[[Callable[..., None]], int]:
     signature = types.void(types.CPointer(types.int64), types.CPointer(element), types.int64, types.int64, types.int64)
 
     def compile_it(function: Callable[..., None]) -> int:
-        _announce()
-        began = time.perf_counter()
-        with _cache_in(cache_folder()) as cached:
-            compiled = CFunc(
-                function, normalize_signature(signature), {}, {"fastmath": FASTMATH, "error_model": "numpy"}
-            )
-            if cached:
-                _enable_caching(compiled)
+        options = {"fastmath": FASTMATH, "error_model": "numpy"}
+        compiled = CFunc(function, normalize_signature(signature), {}, options)
+        with _compiling(function, compiled, "shared"):
             compiled.compile()
-        if not compiled.cache_hits:
-            _report(function, began)
-        _KEPT.append(compiled)
         return int(compiled.address or 0)
 
     return compile_it
@@ -90,22 +80,56 @@ _KEPT: list[Any] = []
 """What addresses and entries point into."""
 
 
-def _report(function: Callable[..., Any], began: float) -> None:
-    name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-    _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - began)
+@contextmanager
+def _compiling(function: Callable[..., Any], compiled: Any, options: str) -> Iterator[None]:
+    """Around the compilation of a kernel: looks for it in the cache, and tells of it where it was not there."""
+    folder = cache_folder()
+    usable = _usable(folder)
+    if usable:
+        _announce(folder)
+        _enable_caching(compiled, options)
+    began = time.perf_counter()
+    with _uninterrupted():
+        yield
+    _KEPT.append(compiled)
+    hits = compiled.stats.cache_hits if hasattr(compiled, "stats") else compiled.cache_hits
+    if not hits:
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - began)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until a kernel is compiled: raised inside, KeyboardInterrupt is lost in callbacks of LLVM's.
+
+    A handler other than Python's own is left alone: it is not one that raises.
+    """
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 @cache
 def cache_folder() -> Path:
     """Where compiled kernels are kept: NUMBA_CACHE_DIR where it is set, else in the user's cache folder.
 
-    One folder for each state of these sources: Numba looks at the file of a kernel, not at those that it calls.
+    One folder for each state of these sources, since a kernel depends on those of the functions that it calls.
     """
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     base = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else _user_cache_folder()
-    return base / "minillm" / f"numba-{digest.hexdigest()[:16]}"
+    return base.absolute() / "minillm" / f"numba-{digest.hexdigest()[:16]}"
 
 
 _threads: int | None = None
@@ -130,9 +154,22 @@ def claim_threads() -> None:
 
 
 @cache
-def _announce() -> None:
+def _usable(folder: Path) -> bool:
+    """Whether kernels may be kept in a folder; says once why not."""
+    why = why_unusable(folder)
+    if why is not None:
+        _LOGGER.warning(
+            "kernels are compiled in every run, in about 20 seconds, since none are kept: %s; "
+            "NUMBA_CACHE_DIR names another folder",
+            why,
+        )
+    return why is None
+
+
+@cache
+def _announce(folder: Path) -> None:
     """Say once that this run compiles, where nothing is in the cache yet."""
-    if next(cache_folder().rglob("*.nbc"), None) is None:
+    if next(folder.glob(f"*{SUFFIX}"), None) is None:
         _LOGGER.warning("compiling kernels for this processor; this happens once and takes about 20 seconds")
 
 
@@ -142,32 +179,15 @@ def _user_cache_folder() -> Path:
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
-def _enable_caching(kernel: Any) -> None:
-    """Have what is compiled of a kernel (or a C callback) kept, in the folder that Numba's settings name now."""
-    kernel.enable_caching()
-    if numba.version_info.short in KNOWN_NUMBA:
-        from .stored import KernelCache
-
-        kernel._cache = KernelCache(kernel.__wrapped__)
-
-
-@contextmanager
-def _cache_in(folder: Path) -> Iterator[bool]:
-    """Let Numba cache what is decorated meanwhile in `folder`; yield False where it cannot be written to.
-
-    Numba reads the setting when a function is decorated, so other packages' functions keep their own place.
-    """
-    before = numba.config.CACHE_DIR
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        yield writable
-    finally:
-        numba.config.CACHE_DIR = before
+        return Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor an entry for this user
+        return Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"
+
+
+def _enable_caching(compiled: Any, options: str) -> None:
+    """Have what is compiled of a kernel (or a C callback) kept."""
+    kind = QuickKernels if numba.version_info.short in KNOWN_NUMBA else StoredKernels
+    compiled._cache = kind(compiled.__wrapped__, options, cache_folder())

@@ -1,5 +1,7 @@
 """Where compiled kernels are kept, and the numbers of 16 bits that all kernels share."""
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,10 @@ from minillm.backends.numba import compiling, intrinsics  # noqa: E402
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """An empty cache in a folder of the test's own."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    caplog.set_level("WARNING", "minillm.kernels")
     compiling.cache_folder.cache_clear()
     compiling._announce.cache_clear()
     yield tmp_path / "cache"
@@ -39,14 +42,25 @@ def test_kernels_are_cached_in_a_folder_for_these_sources(folder: Path, caplog: 
     assert not caplog.messages
 
 
-def test_the_folder_of_others_stays_theirs(folder: Path) -> None:
-    compiling.kernel("int64(int64)")(double)
-    assert str(folder) == numba.config.CACHE_DIR
-
-
-def test_without_a_folder_to_write_to_kernels_run_uncached(folder: Path) -> None:
+def test_without_a_folder_to_write_to_kernels_run_and_one_line_says_so(folder: Path, caplog) -> None:
     folder.write_text("a file where the folder should be")
-    assert compiling.kernel("int64(int64)")(double)(4) == 8
+    for _ in range(2):
+        assert compiling.kernel("int64(int64)")(double)(4) == 8
+    [line] = caplog.messages
+    assert str(folder) in line and "Not a directory" in line and "NUMBA_CACHE_DIR" in line
+
+
+def test_ctrl_c_while_a_kernel_is_compiled_is_not_lost(folder: Path) -> None:
+    def interrupting(x):
+        return x
+
+    compiled = numba.njit(interrupting)
+    with pytest.raises(KeyboardInterrupt), compiling._compiling(interrupting, compiled, ""):
+        signal.raise_signal(signal.SIGINT)
+        compiled.compile("int64(int64)")  # goes on to its end
+    assert compiling._KEPT[-1] is not compiled
+    assert compiled(3) == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_without_numbas_setting_the_user_s_cache_folder_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +68,17 @@ def test_without_numbas_setting_the_user_s_cache_folder_is_taken(folder: Path, m
     monkeypatch.setattr(compiling.sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "xdg"))
     assert compiling.cache_folder().parent == folder / "xdg" / "minillm"
+
+
+def test_without_any_home_a_folder_of_this_user_s_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiling.sys, "platform", "linux")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(compiling.Path, "home", fail)
+    assert compiling.cache_folder().parts[-3] == f"minillm-{os.getuid()}"
 
 
 def test_other_sources_have_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
