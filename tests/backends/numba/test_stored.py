@@ -12,7 +12,7 @@ numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pi
 from minillm.backends.numba import compiling, stored  # noqa: E402
 
 SCRIPT = '''
-"""Kernels of each kind: with a function inlined, on all threads, raising, with memory of their own, called from C."""
+"""Kernels of each kind: with a function inlined, raising, with memory of their own, called from C."""
 
 import ctypes
 import sys
@@ -34,7 +34,7 @@ def root(x):
 
 def roots(given, out):
     own = np.empty(len(given))
-    for i in numba.prange(len(given)):
+    for i in range(len(given)):
         own[i] = root(given[i])
     out[:] = own
 
@@ -51,7 +51,7 @@ def root_of_first(given):
 
 
 numbers = np.arange(4.0)
-run = kernel("void(float64[::1], float64[::1])", parallel=True)(roots)
+run = kernel("void(float64[::1], float64[::1])")(roots)
 run(numbers ** 2, numbers)
 print(numbers.tolist())
 try:
