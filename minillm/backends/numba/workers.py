@@ -197,7 +197,7 @@ def _together() -> Any:
     )
 
 
-def _run_together(launches: Any, counters: Any, watched: int, board: Any, table: int, place: int, workers: int) -> int:
+def _run_together(launches: Any, counters: Any, watched: int, board: Any, table: int, place: int, workers: int) -> Any:
     counters[:] = 0
     board[_ORDER, _TABLE] = table
     board[_ORDER, _LENGTH] = len(launches)
