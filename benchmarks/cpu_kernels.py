@@ -117,25 +117,27 @@ def store(weight: Any, form: str) -> Any:
 
 def probe_kernel() -> Callable[[Any], Any]:
     """A sum over memory by all threads: the most that reading can reach."""
-    import numba
+    import numpy as np
+    from numba import types
 
-    from minillm.backends.numba.compiling import kernel
-    from minillm.backends.numba.elementary import inner
+    from minillm.backends.numba.arguments import vector
+    from minillm.backends.numba.compiling import shared_kernel
+    from minillm.backends.numba.launching import launch
 
-    @inner
-    def add(numbers: Any) -> Any:
+    parts = 64
+
+    @shared_kernel(types.int64)
+    def add(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+        numbers, totals = vector(arguments, 0, np.int64), vector(arguments, 2, np.int64)
         total = 0
-        for number in numbers:
-            total += number
-        return total
+        for i in range(len(numbers) * share // shares, len(numbers) * (share + 1) // shares):
+            total += numbers[i]
+        totals[share] = total
 
-    @kernel("int64(int64[::1])", parallel=True)
     def probe(numbers: Any) -> Any:
-        parts = 64
-        total = 0
-        for part in numba.prange(parts):
-            total += add(numbers[len(numbers) * part // parts : len(numbers) * (part + 1) // parts])
-        return total
+        totals = np.empty(parts, np.int64)
+        launch(add, numbers, totals, shares=parts)
+        return totals.sum()
 
     return probe
 

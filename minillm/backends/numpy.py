@@ -1,6 +1,15 @@
 """The NumPy back end: the reference, as it stands. It is the definition of every operation and always works."""
 
-from .base import QUANTIZED, Backend
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ..batch import Batch
+from ..ops.sampling import Draw
+from .base import QUANTIZED, Backend, Result
+from .blas import Watch
+from .weights import Weight
 
 
 class NumpyBackend(Backend):
@@ -10,3 +19,25 @@ class NumpyBackend(Backend):
     kept = QUANTIZED
     """NumPy computes in float32: 16 bits that stayed as they are would be expanded again at each product. 8 and 4 bits
     are too, and stay all the same: who has quantised a checkpoint wants it small."""
+
+    def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
+        """As `Backend`."""
+        super().__init__(xp, weights=weights, weight_order=weight_order)
+        self._watch = Watch()
+
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
+        """A forward pass, on one thread where other work has the cores."""
+        with self._watch.forward_pass():
+            return super().run(owner, batch, rows, compute, draws)
+
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
+        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
+        with self._watch.product():
+            return super().linear(x, weight, activation=activation, residual=residual)

@@ -15,8 +15,8 @@ from ...batch import Batch, Span
 from . import attention_rows, attention_tiles
 from .arguments import as_numbers, row_at, share_of, stored_vectors, vector
 from .cachedtypes import StoredVectors
-from .compiling import kernel, num_threads, shared_kernel
-from .elementary import store_vector, with_whole_rows
+from .compiling import num_threads, shared_kernel
+from .elementary import store_vector
 from .launching import launch, most_shares, not_recorded, rows_of
 from .rows import shares_of_rows
 from .workspace import work
@@ -26,7 +26,6 @@ MOST_ROWS = 16
 take as long, and with this one a pass is a program. Twelve rows of opt-125m took 18.9 ms with 8 here, and take 12.4."""
 
 _FLOAT = types.float32
-_INDICES, _POSITIONS = types.Array(types.int64, 2, "C"), types.Array(types.int64, 1, "C")
 _NO_SLOPES, _NO_SCALES = np.empty(0, np.float32), np.empty((0, 0, 0), np.float32)
 _NO_WINDOW = 1 << 62
 
@@ -69,17 +68,17 @@ class Attention:
         H, D, K = *q.shape[1:], keys.shape[1]
         plan = self._plan_of(batch, H, D, K, window)
         stored = _parts(keys, values)
+        bias, reach = _NO_SLOPES if slopes is None else slopes, _NO_WINDOW if window is None else window
+        before = *stored, rows_of(q), float(scale), reach, bias
         if plan.pieces:
-            bias, reach = _NO_SLOPES if slopes is None else slopes, _NO_WINDOW if window is None else window
-            arguments = *stored, rows_of(q), float(scale), reach, bias, plan.state, plan.scratch, rows_of(out)
+            arguments = *before, plan.state, plan.scratch, rows_of(out)
             launch(_rows_kernel(stored[0].dtype), *arguments, shares=most_shares())  # pieces become more later
             launch(_merge_kernel(), *arguments, shares=shares_of_rows(out))
         if plan.tiles is not None:
             not_recorded()
-            dtype, sides = stored[0].dtype.name, _with_scales(stored)
             scratch = work.rows("attention", num_threads(), attention_tiles.scratch_size(D), np.float32)
-            run = _tiles_kernel(dtype, window is not None, slopes is not None)
-            run(with_whole_rows(q), *sides, (*plan.shared, plan.tiles), scale, window, slopes, scratch, out)
+            arguments = *before, *plan.shared, plan.tiles, scratch, rows_of(out)
+            launch(_tiles_kernel(stored[0].dtype), *arguments, shares=len(plan.tiles) * K)
         return out
 
     def _plan_of(self, batch: Batch, H: int, D: int, K: int, window: int | None) -> "_Plan":
@@ -215,13 +214,6 @@ def _parts(keys: Any, values: Any) -> Any:
     return keys, values, _NO_SCALES, _NO_SCALES
 
 
-def _with_scales(stored: Any) -> tuple[Any, Any]:
-    """Keys and values, each with its scales or None."""
-    keys, values, *scales = stored
-    key_scales, value_scales = (side if side.size else None for side in scales)
-    return (keys, key_scales), (values, value_scales)
-
-
 @cache
 def _rows_kernel(dtype: np.dtype[Any]) -> int:
     return shared_kernel(getattr(types, dtype.name))(attention_rows.attend_pieces)
@@ -233,15 +225,8 @@ def _merge_kernel() -> int:
 
 
 @cache
-def _tiles_kernel(dtype: str, windowed: bool, biased: bool) -> Any:
-    """Without a window or slopes these are None, and compiled away."""
-    scales = types.Array(_FLOAT, 3, "C") if dtype == "int8" else types.none
-    pages = types.Tuple((types.Array(getattr(types, dtype), 4, "C"), scales))
-    plan = types.Tuple((_INDICES, _INDICES, types.Array(types.boolean, 1, "C"), _POSITIONS, _INDICES))
-    rule = _FLOAT, types.int64 if windowed else types.none, types.Array(_FLOAT, 1, "C") if biased else types.none
-    queries, scratch, out = (types.Array(_FLOAT, n, layout) for n, layout in ((3, "A"), (2, "C"), (3, "C")))
-    signature = types.void(queries, pages, pages, plan, *rule, scratch, out)
-    return kernel(signature, parallel=True)(attention_tiles.attend_tiles)
+def _tiles_kernel(dtype: np.dtype[Any]) -> int:
+    return shared_kernel(getattr(types, dtype.name))(attention_tiles.attend_tiles)
 
 
 @cache

@@ -12,9 +12,9 @@ at fixed positions.
 from typing import Any
 
 import numpy as np
-from numba import prange
 
-from .elementary import exp, inner, row_of, scale_at, widen
+from .arguments import matrix, number, row_at, stored_vectors, vector
+from .elementary import exp, inner, scale_at, widen
 from .register_tile import ROWS, VECTOR, WIDE, add_narrow, add_wide
 
 LANES = 64
@@ -22,6 +22,8 @@ LANES = 64
 BLOCK = 64
 """Keys in a block."""
 
+_QUERIES, _OUT = 22, 50
+"""Which arguments of `attend_tiles` are queries and result."""
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
 
@@ -65,8 +67,6 @@ def _load_block(pages: Any, table: Any, head: int, first: int, size: int, width:
 @inner
 def _window_begins(window: Any, positions: Any) -> Any:
     """Of queries at `positions`: the first key that any of them sees, and the first from which on all do."""
-    if window is None:
-        return 0, 0
     return max(0, positions.min() - window + 1), max(0, positions.max() - window + 1)
 
 
@@ -75,8 +75,8 @@ def _lower(
     scores: Any, first: int, size: int, row: int, rows: int, lanes: int, G: int, head: int, span: Any, positions: Any,
     slopes: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """ALiBi: a score loses its head's slope for each position that the key lies back; none where `slopes` is None."""
-    if slopes is not None:
+    """ALiBi: a score loses its head's slope for each position that the key lies back; if there are slopes."""
+    if len(slopes):
         start, n, S, m, _ = span
         slope, place = scratch[:LANES], scratch[LANES : 2 * LANES]
         for lane in range(rows):
@@ -137,29 +137,29 @@ def _softmax(scores: Any, size: int, lanes: int, best: Any, mass: Any, shrink: A
 
 
 @inner
-def _load_queries(q: Any, start: int, head: int, G: int, row: int, rows: int, scale: Any, queries: Any) -> None:
+def _load_queries(
+    arguments: Any, start: int, head: int, G: int, D: int, row: int, rows: int, scale: Any, queries: Any
+) -> None:
     """One query row to each lane, scaled. -> [D, lanes]"""
-    D = q.shape[2]
     queries[:] = _ZERO
     for lane in range(rows):
-        query = row_of(q, start + (row + lane) // G)[(head * G + (row + lane) % G) * D :]
+        query = row_at(arguments, _QUERIES, start + (row + lane) // G)[(head * G + (row + lane) % G) * D :]
         for d in range(D):
             queries[d * LANES + lane] = query[d] * scale
 
 
 @inner
 def _attend_tile(
-    q: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, row: int, head: int,
-    scratch: Any, out: Any,
+    arguments: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, row: int,
+    head: int, G: int, scratch: Any,
 ) -> None:  # fmt: skip
     """One tile: rows `row` and up to 63 more of the n G rows that belong to one K/V head of one sequence.
 
     The rule is (scale, window, slopes).
     """
-    K, D = keys[0].shape[1], keys[0].shape[3]
+    D = keys[0].shape[3]
     start, n, S, m, _ = span
     scale, window, slopes = rule
-    G = q.shape[1] // K
     width = -(-D // ROWS) * ROWS
     rows = min(LANES, n * G - row)
     lanes = -(-rows // VECTOR) * VECTOR
@@ -168,7 +168,7 @@ def _attend_tile(
     result, rest = rest[: width * LANES], rest[width * LANES :]
     best, mass, shrink = rest[:LANES], rest[LANES : 2 * LANES], rest[2 * LANES : 3 * LANES]
     lowering, block = rest[3 * LANES : 5 * LANES], rest[5 * LANES :]
-    _load_queries(q, start, head, G, row, rows, scale, queries)
+    _load_queries(arguments, start, head, G, D, row, rows, scale, queries)
     result[:] = _ZERO
     block[:] = _ZERO
     best[:] = _NOTHING
@@ -191,34 +191,28 @@ def _attend_tile(
         _load_block(values, table, head, first, size, width, block)
         _add_products(result, block, 1, width, scores, D, size, lanes)
     for lane in range(rows):
-        target = out[start + (row + lane) // G, head * G + (row + lane) % G]
+        target = row_at(arguments, _OUT, start + (row + lane) // G)[(head * G + (row + lane) % G) * D :]
         for d in range(D):
             target[d] = result[d * LANES + lane] / mass[lane]
 
 
-def attend_tiles(
-    q: Any, keys: Any, values: Any, plan: Any, scale: Any, window: Any, slopes: Any, scratch: Any, out: Any
-) -> None:
-    """The sequences that bring many queries, their tiles shared out among the workers.
+def attend_tiles(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """The kernel for the sequences that bring many queries: one tile, of one K/V head.
 
-    Args:
-        q: [T, H, D], each row contiguous
-        keys: pages [pages, K, P, D], and scales [pages, K, P] or None
-        values: likewise
-        plan: what `_Plan.shared` says, and then tiles [tiles, 2]: sequence, first (query, head) row
-        scale: 1 / sqrt D
-        window: how many positions a query sees, or None
-        slopes: [H] of ALiBi, or None
-        scratch: [workers, scratch_size(D)]
-        out: [T, H, D]
+    Arguments, in order: keys, values and their scales, as `arguments.stored_vectors` takes them; queries [T, H D];
+    scale; window; slopes [H] or nothing; block tables, spans, all trees' masks, positions, as `attention_rows` has
+    them in its plan; tiles [tiles, 2]: sequence, first (query, head) row; scratch [workers, scratch_size]; out
+    [T, H D].
     """
-    tables, spans, seen, positions, tiles = plan
-    rule = scale, window, slopes
-    K, workers = keys[0].shape[1], len(scratch)
-    for worker in prange(workers):
-        for item in range(worker, len(tiles) * K, workers):
-            sequence, row = tiles[item // K]
-            _attend_tile(
-                q, keys, values, rule, tables[sequence], spans[sequence], seen, positions, row, item % K,
-                scratch[worker], out,
-            )  # fmt: skip
+    keys, values = stored_vectors(arguments, 0, 12, data), stored_vectors(arguments, 6, 17, data)
+    K, D = keys[0].shape[1], keys[0].shape[3]
+    G = arguments[_QUERIES + 2] // D // K
+    rule = np.float32(number(arguments[26])), arguments[27], vector(arguments, 28, np.float32)
+    tables, spans = matrix(arguments, 30, np.int64), matrix(arguments, 34, np.int64)
+    seen, positions = vector(arguments, 38, np.bool_), vector(arguments, 40, np.int64)
+    tiles, scratch = matrix(arguments, 42, np.int64), matrix(arguments, 46, np.float32)
+    sequence, row = tiles[share // K]
+    _attend_tile(
+        arguments, keys, values, rule, tables[sequence], spans[sequence], seen, positions, row, share % K, G,
+        scratch[worker],
+    )  # fmt: skip

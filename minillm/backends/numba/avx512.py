@@ -1,6 +1,7 @@
-"""Tiles of a matrix product in AVX-512 registers: what prefill's products are made of.
+"""Tiles of a matrix product in vector registers: what prefill's products are made of.
 
-A tile is 16, 32 or 48 rows of activations (the lanes of one to three registers) by a few outputs. The activations lie
+A tile is 16, 32 or 48 rows of activations (the lanes of one to three vectors of 16) by a few outputs. A vector is a
+register of AVX-512 or two of AVX2; tiles of integers are for AVX-512 with VNNI alone. The activations lie
 in panels [depth, rows], so that one load fetches 16 rows; the weights are broadcast, one at a time, from [outputs,
 depth]. A loop over the depth keeps the tile's sums in registers and adds them to memory once at its end, as in Goto
 and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34 (2008).
@@ -15,8 +16,8 @@ from numba import types
 from .intrinsics import FEATURES, FLOAT, INT32, INT64, call, constant, fma, intrinsic, load, loop, splat, vector
 
 LANES = 16
-FLOAT_OUTPUTS = 8
-"""Outputs of a float tile: 3 x 8 of the 32 registers hold sums."""
+FLOAT_OUTPUTS = 8 if "avx512f" in FEATURES else 4
+"""Outputs of a float tile: at most 3 x 8 of AVX-512's 32 registers hold sums, and 2 x 4 of AVX2's 16."""
 INTEGER_OUTPUTS = 4
 """Outputs of an integer tile: 3 x 4 registers for sums of integers within a group, as many for their scaled sums."""
 GROUP = 32
@@ -27,8 +28,8 @@ _ROUND, _ROUND_BITS = 1.5 * 2**23, 0x4B400000
 _SMALLEST = 1e-30
 """A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow."""
 
-HAS_FLOAT_TILES = "avx512f" in FEATURES
-HAS_INTEGER_TILES = HAS_FLOAT_TILES and "avx512vnni" in FEATURES
+HAS_FLOAT_TILES = "avx512f" in FEATURES or {"avx2", "fma"} <= FEATURES
+HAS_INTEGER_TILES = {"avx512f", "avx512vnni"} <= FEATURES
 
 _FLOATS, _INTS = vector(FLOAT, LANES), vector(INT32, LANES)
 

@@ -24,12 +24,12 @@ from .activations import ACTIVATION_CODES
 from .attention import store_kv
 from .cachedtypes import StoredPages, position_bytes
 from .choice import Sampler
-from .compiling import claim_threads
 from .fewrows import linear_few
-from .launching import TELLS_TIME, not_recorded, recorded_so_far
+from .launching import not_recorded, recorded_so_far
 from .likeliest import Likeliest
 from .manyrows import linear_many
 from .steps import MOST_STEPS, Kind, RecordedStep, Workspace, kind_of
+from .workers import TELLS_TIME
 
 FEW_ROWS = 16
 """Up to so many rows a product is bound by reading its weights; beyond, by arithmetic."""
@@ -96,7 +96,6 @@ class NumbaBackend(Backend):
         kind = kind_of(batch, rows, FEW_ROWS)
         self._likeliest = None
         if kind is None:
-            claim_threads()
             return compute(*self.upload(batch, rows)), None
         steps = self._steps.setdefault(owner, {})
         step: RecordedStep[Result] | None = steps.pop(kind, None)

@@ -35,7 +35,7 @@ KNOWN_NUMBA = ((0, 68),)
 """Versions whose inner workings are those that `stored.py` leans on; with others Numba reads kernels in its own way."""
 
 
-def kernel(signature: Any, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function by Numba, or load it out of the cache, to be called from Python without its lock.
 
     Write this inside a function that is called when the kernel is first needed. What it gives takes the arguments for
@@ -44,12 +44,11 @@ def kernel(signature: Any, *, parallel: bool = False) -> Callable[[Callable[...,
 
     Args:
         signature: types of the arguments in Numba's notation
-        parallel: whether `numba.prange` runs on all threads
     """
 
     def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=parallel)(function)
-        with _compiling(function, compiled, f"parallel={parallel}"):
+        compiled = numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
+        with _compiling(function, compiled, ""):
             compiled.compile(signature)
         [result] = compiled.overloads.values()
         entry: Callable[..., Any] = result.entry_point
@@ -139,18 +138,12 @@ def set_threads(threads: int) -> None:
     """Run kernels on so many threads, but on no more than were there when Numba was imported."""
     global _threads
     _threads = min(threads, numba.config.NUMBA_NUM_THREADS)
-    claim_threads()
 
 
 def num_threads() -> int:
     """How many threads kernels run on."""
     most: int = numba.config.NUMBA_NUM_THREADS
     return _threads or most
-
-
-def claim_threads() -> None:
-    """Have Numba's own parallel loops run on as many: for that it keeps a number of its own for each Python thread."""
-    numba.set_num_threads(num_threads())
 
 
 @cache

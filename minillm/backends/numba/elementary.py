@@ -6,7 +6,6 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
-from numba.core import cgutils
 from numba.extending import overload
 from numpy.typing import NDArray
 
@@ -186,32 +185,6 @@ def _int8_scale(highest: Any) -> Any:
     if highest <= _NEGLIGIBLE_BITS:
         return _ZERO, _ZERO
     return _number(highest) / _MOST, _MOST / _number(highest)
-
-
-@intrinsic
-def row_of(typing_context: Any, array: Any, index: Any) -> Any:
-    """array[index] of any shape, [n, ...] -> flat, known to be contiguous: its caller says that each row is.
-
-    A column slice of a larger array has rows further apart than they are long. Numba's type for it says nothing about
-    the order inside a row either, and every element would be addressed on its own.
-    """
-    result = types.Array(array.dtype, 1, "C")
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source = context.make_array(array)(context, builder, args[0])
-        strides = cgutils.unpack_tuple(builder, source.strides)
-        shape = cgutils.unpack_tuple(builder, source.shape)
-        offset = builder.mul(args[1], strides[0])
-        data = cgutils.pointer_add(builder, source.data, offset)
-        length = shape[1]
-        for extent in shape[2:]:
-            length = builder.mul(length, extent)
-        view = context.make_array(result)(context, builder)
-        item = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
-        context.populate_array(view, data=data, shape=(length,), strides=(item,), itemsize=item, meminfo=None)
-        return view._getvalue()
-
-    return result(array, types.intp), generate
 
 
 def with_whole_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -4,8 +4,8 @@ No second copy of the weights is made. Each thread takes a share of the outputs,
 piece of those weights, columns x depth, into its own work space in the second-level cache and multiplies it by all
 rows, tile by tile (`tiled.py`). float32, float16 and bfloat16 are multiplied as float32: products are exact and sums
 float32. int8 and int4 are multiplied as integers where the CPU has VNNI, with activations quantised to int8 in groups
-of 32 as in llama.cpp's Q8_0, and else as float32. Without AVX-512 the pieces are expanded and multiplied by NumPy's
-BLAS. With it, a result depends on its row and its weights alone: not on the number of rows or threads.
+of 32 as in llama.cpp's Q8_0, and else as float32. So a result depends on its row and its weights alone: not on the
+number of rows or threads. Only where there is neither AVX-512 nor AVX2 are the pieces multiplied by NumPy's BLAS.
 
 Measured on a Zen 5, GFLOP or GOP per second of processor time of one core, medians, 512 rows and the shapes of
 opt-125m and opt-1.3b (benchmarks/cpu_matmul.py): 16- and 32-bit floats 170 to 215, int8 and int4 410 to 600. NumPy's
@@ -13,26 +13,35 @@ OpenBLAS 0.3.31 beside them: 103 to 118, and 180 to 195 when told to use its ker
 choose on this CPU.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from ...ops.quantize import Quantized
 from . import avx512
+from .arguments import matrix, share_of, vector
 from .avx512 import GROUP, LANES
-from .compiling import kernel, num_threads
+from .compiling import num_threads, shared_kernel
 from .expanding import BFLOAT16, FLOAT16, FLOAT32, SIGNED4, SIGNED8, expand
-from .launching import not_recorded
+from .launching import launch, not_recorded, shares_of
 from .rows import finish
-from .tiled import FLOAT_DEPTH, INTEGER_DEPTH, WIDTH, float_kernel, integer_kernel
+from .tiled import (
+    FLOAT_DEPTH,
+    INTEGER_DEPTH,
+    WIDTH,
+    float_kernel,
+    float_packing,
+    integer_kernel,
+    integer_packing,
+    panels_of,
+    pieces_of,
+)
 from .workspace import work
 
-MOST_ROWS = 11 * WIDTH
+MOST_ROWS = 33 * LANES
 """Rows of one pass over the weights: their sums lie in the second-level cache."""
 COLUMNS = 128
 """Outputs of one piece of weights, at most."""
@@ -77,7 +86,7 @@ def linear_many(
                 fused and activation == "relu",
                 _ZEROS if added is None else added[part].reshape(-1),
             )
-            multiply(x[part], stored, epilogue, out[part].reshape(-1))
+            multiply(x[part], stored, epilogue, out[part])
         bias = None  # the tiles have added it
     else:
         _multiply_by_blas(x, stored, out)
@@ -131,12 +140,14 @@ def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> 
     workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = (-(-size // LANES) * LANES for size in (len(x), weight.inputs))
-    float_kernel()(
-        x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
-        *epilogue, out, columns, workers,
-        work.take("panels", padded * depth, np.float32),
+    panels = work.take("panels", padded * depth, np.float32)
+    launch(float_packing(), x, panels, depth, shares=panels_of(len(x)))
+    launch(
+        float_kernel(), weight.flat, weight.scales, weight.kind, weight.group, outputs, columns, len(x), depth,
+        *epilogue, out, panels,
         work.take("tiles", workers * columns * FLOAT_DEPTH, np.float32),
         work.take("sums", workers * columns * padded, np.float32),
+        shares=pieces_of(outputs, columns),
     )  # fmt: skip
 
 
@@ -145,16 +156,20 @@ def _multiply_integers(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -
     workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = -(-len(x) // LANES) * LANES, weight.inputs
-    integer_kernel()(
-        x.reshape(-1), len(x), x.shape[1], depth, weight.flat, outputs, weight.scales, weight.kind, weight.group,
-        *epilogue, out, columns, workers,
-        work.take("integer panels", padded * depth // 4, np.int32),
+    panels = work.take("integer panels", padded * depth // 4, np.int32)
+    laid_out = (
         work.take("offsets", padded * depth // GROUP, np.int32),
         work.take("scales", padded * depth // GROUP, np.float32),
+    )
+    blocks = work.take("blocks", workers * GROUP * LANES, np.float32)
+    launch(integer_packing(), x, panels, depth, *laid_out, blocks, shares=panels_of(len(x)))
+    launch(
+        integer_kernel(), weight.flat, weight.scales, weight.kind, weight.group, outputs, columns, len(x), depth,
+        *epilogue, out, panels, *laid_out,
         work.take("integer tiles", workers * columns * INTEGER_DEPTH, np.uint8),
         work.take("tile scales", workers * columns * (INTEGER_DEPTH // GROUP), np.float32),
         work.take("sums", workers * columns * padded, np.float32),
-        work.take("blocks", workers * GROUP * LANES, np.float32),
+        shares=pieces_of(outputs, columns),
     )  # fmt: skip
 
 
@@ -168,21 +183,26 @@ def _multiply_by_blas(x: Any, weight: _Stored, out: Any) -> None:
     tile = work.take("expanded", min(rows, outputs) * depth, np.float32)
     for first in range(0, outputs, rows):
         last = min(outputs, first + rows)
-        _expand_kernel()(weight.flat, outputs, weight.scales, weight.kind, weight.group, first, last, depth, tile)
+        launch(
+            _expand_kernel(), weight.flat, weight.scales, weight.kind, weight.group, outputs, first, last, depth, tile,
+            shares=shares_of(last - first),
+        )  # fmt: skip
         part = tile[: (last - first) * depth].reshape(-1, depth)[:, : x.shape[1]]
         np.matmul(x, part.T, out=out[:, first:last])  # [T, in] x [in, n] -> [T, n]
 
 
 @cache
-def _expand_kernel() -> Callable[..., None]:
-    stored, tile = (types.Array(kind, 1, "C") for kind in (types.uint8, types.float32))
-    scales = types.Array(types.uint16, 2, "C")
-    return kernel(types.void(stored, types.int64, scales, *[types.int64] * 5, tile), parallel=True)(_expand_rows)
+def _expand_kernel() -> int:
+    return shared_kernel(types.uint8)(_expand_rows)
 
 
-def _expand_rows(
-    stored: Any, outputs: int, scales: Any, kind: int, group: int, first: int, last: int, depth: int, tile: Any
-) -> None:
-    for n in numba.prange(first, last):
-        at = (n - first) * depth
-        expand(stored, len(stored) // outputs, scales, kind, group, n, n + 1, 0, depth, tile, at, depth)
+def _expand_rows(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """Some of the outputs first .. last - 1, into a tile [last - first, depth]."""
+    stored, scales = vector(arguments, 0, np.uint8), matrix(arguments, 2, np.uint16)
+    kind, group, outputs, first, last = arguments[6], arguments[7], arguments[8], arguments[9], arguments[10]
+    depth, tile = arguments[11], vector(arguments, 12, np.float32)
+    begin, end = share_of(last - first, share, shares)
+    expand(
+        stored, len(stored) // outputs, scales, kind, group, first + begin, first + end, 0, depth, tile, begin * depth,
+        depth,
+    )  # fmt: skip

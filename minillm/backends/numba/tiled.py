@@ -1,17 +1,17 @@
 """Products of many rows of activations with stored weights, in tiles: the loops around `avx512.py`.
 
 From the outside in: workers, each with its share of the outputs; pieces of `columns` outputs; pieces of their inputs,
-which are expanded into the worker's second-level cache; panels of 48 rows; tiles of a few outputs. What a worker's
-rows have gathered becomes results when all inputs of a piece are through.
+which are expanded into the worker's second-level cache; panels of 48 rows (16 with AVX2); tiles of a few outputs. What
+a worker's rows have gathered becomes results when all inputs of a piece are through.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
+import numpy as np
 from numba import types
 
+from .arguments import flat, matrix, vector
 from .avx512 import (
     FLOAT_OUTPUTS,
     GROUP,
@@ -24,89 +24,115 @@ from .avx512 import (
     integer_tile_32,
     integer_tile_48,
 )
-from .compiling import kernel
+from .compiling import shared_kernel
 from .elementary import inner
 from .expanding import expand, expand_integers
+from .intrinsics import FEATURES
 from .packing import finish, pack_floats, pack_integers
 
-WIDTH = 3 * LANES
-"""Rows of a panel; the last one of a product may have 16 or 32."""
+WIDTH = 3 * LANES if "avx512f" in FEATURES else LANES
+"""Rows of a panel; the last one of a product may have fewer, 16 or 32."""
 FLOAT_DEPTH = 256
 INTEGER_DEPTH = 768
-"""Inputs of one piece: a panel of that depth is 48 or 36 KB, about what the first-level cache holds."""
+"""Inputs of one piece: a panel of that depth is at most 48 or 36 KB, about what the first-level cache holds."""
 
-_WHOLE = types.int64
-_FLOATS, _INTEGERS, _BYTES = (types.Array(kind, 1, "C") for kind in (types.float32, types.int32, types.uint8))
-_OPERANDS = (
-    _FLOATS, _WHOLE, _WHOLE, _WHOLE, _BYTES, _WHOLE, types.Array(types.uint16, 2, "C"), _WHOLE, _WHOLE,
-    _FLOATS, types.boolean, _FLOATS, _FLOATS, _WHOLE, _WHOLE,
-)  # fmt: skip
-"""From x to workers: what both products take alike."""
+_LAID_OUT = 23
+"""Which argument of a product its work space begins at. Before it, in order: the stored weights' bytes; scales, as
+`expanding.expand` takes them; kind; group; outputs; columns of one piece, a multiple of 16; rows; depth, that is
+inputs rounded up to what the tiles take; bias, ReLU and residual, as `packing.finish` takes them; out [rows, outputs];
+activations in panels. A share of the work is one piece of the outputs."""
+
+
+def pieces_of(outputs: int, columns: int) -> int:
+    """In how many pieces, and so shares, a product's outputs are cut."""
+    return -(-outputs // columns)
+
+
+def panels_of(rows: int) -> int:
+    """In how many panels, and so shares, activations are laid out."""
+    return -(-rows // WIDTH)
 
 
 @cache
-def float_kernel() -> Callable[..., None]:
-    """`float_product`, compiled."""
-    return kernel(types.void(*_OPERANDS, _FLOATS, _FLOATS, _FLOATS), parallel=True)(float_product)
+def float_packing() -> int:
+    """`_pack_floats`, compiled."""
+    return shared_kernel(types.float32)(_pack_floats)
 
 
 @cache
-def integer_kernel() -> Callable[..., None]:
-    """`integer_product`, compiled."""
-    work = _INTEGERS, _INTEGERS, _FLOATS, _BYTES, _FLOATS, _FLOATS, _FLOATS
-    return kernel(types.void(*_OPERANDS, *work), parallel=True)(integer_product)
+def float_kernel() -> int:
+    """`_multiply_floats`, compiled."""
+    return shared_kernel(types.uint8)(_multiply_floats)
 
 
-def float_product(
-    x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int,
-    bias: Any, relu: bool, residual: Any, out: Any, columns: int, workers: int, panels: Any, tiles: Any, sums: Any,
-) -> None:  # fmt: skip
-    """x by weights in any format as float32. Flat arrays, except out' x groups of `scales`.
+@cache
+def integer_packing() -> int:
+    """`_pack_integers`, compiled."""
+    return shared_kernel(types.float32)(_pack_integers)
 
-    Args:
-        x: float32 [rows, inputs]
-        rows: at least 1
-        inputs: of x
-        depth: the larger of `inputs` and the stored inputs, rounded up to a multiple of 16
-        stored: uint8: the weights of `outputs` outputs (see `expanding.expand`)
-        outputs: at least 1
-        scales: see `expanding.expand`
-        kind: see `expanding.expand`
-        group: see `expanding.expand`
-        bias: see `packing.finish`
-        relu: see `packing.finish`
-        residual: see `packing.finish`
-        out: float32 [rows, outputs], filled
-        columns: outputs of one piece, a multiple of 16
-        workers: shares that the work is cut into
-        panels: work space, float32 [rows', depth]; rows' is `rows` rounded up to a multiple of 16
-        tiles: work space, float32 [workers, columns, FLOAT_DEPTH]
-        sums: work space, float32 [workers, columns, rows']
+
+@cache
+def integer_kernel() -> int:
+    """`_multiply_integers`, compiled."""
+    return shared_kernel(types.uint8)(_multiply_integers)
+
+
+def _pack_floats(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """One panel of x. Arguments: x [rows, inputs]; panels, float32 [rows', depth] (rows' of whole 16s); depth."""
+    x, rows, inputs = flat(arguments, 0, np.float32), arguments[1], arguments[2]
+    panels, depth, first = vector(arguments, 4, np.float32), arguments[6], share * WIDTH
+    width = min(WIDTH, _whole(rows) - first)
+    pack_floats(x, rows, inputs, 0, depth, first, width, panels, first * depth)
+
+
+def _multiply_floats(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """x by weights in any format as float32. Work space: of each worker, tiles [columns, FLOAT_DEPTH] and sums
+    [columns, rows'], float32.
     """
-    padded = (rows + LANES - 1) // LANES * LANES
-    for block in numba.prange((padded + WIDTH - 1) // WIDTH):
-        width = min(WIDTH, padded - block * WIDTH)
-        pack_floats(x, rows, inputs, 0, depth, block * WIDTH, width, panels, block * WIDTH * depth)
-    row_bytes = len(stored) // outputs
-    pieces = (outputs + columns - 1) // columns
-    for worker in numba.prange(workers):
-        tile_at, sums_at = worker * columns * FLOAT_DEPTH, worker * columns * padded
-        for piece in range(pieces * worker // workers, pieces * (worker + 1) // workers):
-            first, last = piece * columns, min(outputs, (piece + 1) * columns)
-            sums[sums_at : sums_at + columns * padded] = 0
-            for start in range(0, depth, FLOAT_DEPTH):
-                stop = min(depth, start + FLOAT_DEPTH)
-                expand(stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, FLOAT_DEPTH)
-                for row in range(0, padded, WIDTH):
-                    _float_tiles(
-                        min(WIDTH, padded - row), panels, row * depth, start, tiles, tile_at, last - first,
-                        stop - start, sums, sums_at + row * columns,
-                    )  # fmt: skip
-            for row in range(0, padded, WIDTH):
-                finish(
-                    sums, sums_at + row * columns, min(WIDTH, padded - row), row, rows, first, last, bias, relu,
-                    residual, out, outputs,
-                )  # fmt: skip
+    stored, scales, kind, group, outputs, columns, rows, depth = _weights(arguments)
+    panels = vector(arguments, 21, np.float32)
+    tiles, sums = vector(arguments, _LAID_OUT, np.float32), vector(arguments, _LAID_OUT + 2, np.float32)
+    padded, row_bytes = _whole(rows), len(stored) // outputs
+    tile_at, sums_at = worker * columns * FLOAT_DEPTH, worker * columns * padded
+    first, last = share * columns, min(outputs, (share + 1) * columns)
+    sums[sums_at : sums_at + columns * padded] = 0
+    for start in range(0, depth, FLOAT_DEPTH):
+        stop = min(depth, start + FLOAT_DEPTH)
+        expand(stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, FLOAT_DEPTH)
+        for row in range(0, padded, WIDTH):
+            _float_tiles(
+                min(WIDTH, padded - row), panels, row * depth, start, tiles, tile_at, last - first, stop - start, sums,
+                sums_at + row * columns,
+            )  # fmt: skip
+    _finish(arguments, sums, sums_at, first, last)
+
+
+@inner
+def _whole(rows: int) -> Any:
+    """Rows rounded up to what tiles take."""
+    return (rows + LANES - 1) // LANES * LANES
+
+
+@inner
+def _weights(arguments: Any) -> Any:
+    """From the stored weights to depth: what both products take alike."""
+    stored, scales = vector(arguments, 0, np.uint8), matrix(arguments, 2, np.uint16)
+    return (
+        stored, scales, arguments[6], arguments[7], arguments[8], arguments[9], arguments[10], arguments[11]
+    )  # fmt: skip
+
+
+@inner
+def _finish(arguments: Any, sums: Any, sums_at: int, first: int, last: int) -> None:
+    """What a worker has summed up of the outputs first .. last - 1, into the result."""
+    outputs, columns, rows = arguments[8], arguments[9], arguments[10]
+    bias, relu, residual = vector(arguments, 12, np.float32), arguments[14] != 0, vector(arguments, 15, np.float32)
+    out, padded = flat(arguments, 17, np.float32), _whole(rows)
+    for row in range(0, padded, WIDTH):
+        finish(
+            sums, sums_at + row * columns, min(WIDTH, padded - row), row, rows, first, last, bias, relu, residual, out,
+            outputs,
+        )  # fmt: skip
 
 
 @inner
@@ -125,69 +151,46 @@ def _float_tiles(
             float_tile_16(panels, panel, tiles, place, FLOAT_DEPTH, depth, sums, target)
 
 
-def integer_product(
-    x: Any, rows: int, inputs: int, depth: int, stored: Any, outputs: int, scales: Any, kind: int, group: int,
-    bias: Any, relu: bool, residual: Any, out: Any, columns: int, workers: int, panels: Any, offsets: Any,
-    row_scales: Any, tiles: Any, tile_scales: Any, sums: Any, blocks: Any,
-) -> None:  # fmt: skip
-    """x quantised to int8, by int8 or int4. As `float_product`, but for `depth` and the work space.
-
-    Args:
-        x: float32 [rows, inputs]
-        rows: at least 1
-        inputs: of x
-        depth: the stored inputs, a multiple of 32
-        stored: uint8: the weights of `outputs` outputs (see `expanding.expand`)
-        outputs: at least 1
-        scales: see `expanding.expand`
-        kind: see `expanding.expand`
-        group: see `expanding.expand`
-        bias: see `packing.finish`
-        relu: see `packing.finish`
-        residual: see `packing.finish`
-        out: float32 [rows, outputs], filled
-        columns: outputs of one piece, a multiple of 16
-        workers: shares that the work is cut into
-        panels: work space, int32 [rows', depth / 4]
-        offsets: work space, int32 [rows', depth / 32]
-        row_scales: work space, float32 [rows', depth / 32]
-        tiles: work space, uint8 [workers, columns, INTEGER_DEPTH]
-        tile_scales: work space, float32 [workers, columns, INTEGER_DEPTH / 32]
-        sums: work space, float32 [workers, columns, rows']
-        blocks: work space, float32 [workers, 32, 16]
+def _pack_integers(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """One panel of x, quantised to int8. Arguments: x [rows, inputs]; panels, int32 [rows', depth / 4]; depth;
+    offsets, int32, and scales, float32 [rows', depth / 32]; blocks, float32 [workers, 32, 16].
     """
-    padded = (rows + LANES - 1) // LANES * LANES
-    count = (padded + WIDTH - 1) // WIDTH
-    for worker in numba.prange(workers):
-        block = blocks[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
-        for i in range(count * worker // workers, count * (worker + 1) // workers):
-            width = min(WIDTH, padded - i * WIDTH)
-            pack_integers(x, rows, inputs, depth, i * WIDTH, width, panels, offsets, row_scales, block)
-    row_bytes = len(stored) // outputs
-    pieces = (outputs + columns - 1) // columns
-    for worker in numba.prange(workers):
-        tile_at, sums_at = worker * columns * INTEGER_DEPTH, worker * columns * padded
-        scales_at = worker * columns * (INTEGER_DEPTH // GROUP)
-        for piece in range(pieces * worker // workers, pieces * (worker + 1) // workers):
-            first, last = piece * columns, min(outputs, (piece + 1) * columns)
-            sums[sums_at : sums_at + columns * padded] = 0
-            for start in range(0, depth, INTEGER_DEPTH):
-                stop = min(depth, start + INTEGER_DEPTH)
-                expand_integers(
-                    stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, INTEGER_DEPTH,
-                    tile_scales, scales_at,
-                )  # fmt: skip
-                for row in range(0, padded, WIDTH):
-                    _integer_tiles(
-                        min(WIDTH, padded - row), panels, row * (depth // 4), offsets, row_scales,
-                        row * (depth // GROUP), start, tiles, tile_at, tile_scales, scales_at, last - first,
-                        (stop - start) // GROUP, sums, sums_at + row * columns,
-                    )  # fmt: skip
-            for row in range(0, padded, WIDTH):
-                finish(
-                    sums, sums_at + row * columns, min(WIDTH, padded - row), row, rows, first, last, bias, relu,
-                    residual, out, outputs,
-                )  # fmt: skip
+    x, rows, inputs = flat(arguments, 0, np.float32), arguments[1], arguments[2]
+    panels, depth, first = vector(arguments, 4, np.int32), arguments[6], share * WIDTH
+    offsets, scales = vector(arguments, 7, np.int32), vector(arguments, 9, np.float32)
+    block = vector(arguments, 11, np.float32)[worker * GROUP * LANES : (worker + 1) * GROUP * LANES]
+    pack_integers(x, rows, inputs, depth, first, min(WIDTH, _whole(rows) - first), panels, offsets, scales, block)
+
+
+def _multiply_integers(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
+    """x quantised to int8, by int8 or int4. Work space: offsets and scales of x; then of each worker, uint8 tiles
+    [columns, INTEGER_DEPTH], their scales [columns, INTEGER_DEPTH / 32] and sums [columns, rows'].
+    """
+    stored, scales, kind, group, outputs, columns, rows, depth = _weights(arguments)
+    panels, offsets = vector(arguments, 21, np.int32), vector(arguments, _LAID_OUT, np.int32)
+    row_scales, tiles = vector(arguments, _LAID_OUT + 2, np.float32), vector(arguments, _LAID_OUT + 4, np.uint8)
+    tile_scales, sums = (
+        vector(arguments, _LAID_OUT + 6, np.float32),
+        vector(arguments, _LAID_OUT + 8, np.float32),
+    )
+    padded, row_bytes = _whole(rows), len(stored) // outputs
+    tile_at, sums_at = worker * columns * INTEGER_DEPTH, worker * columns * padded
+    scales_at = worker * columns * (INTEGER_DEPTH // GROUP)
+    first, last = share * columns, min(outputs, (share + 1) * columns)
+    sums[sums_at : sums_at + columns * padded] = 0
+    for start in range(0, depth, INTEGER_DEPTH):
+        stop = min(depth, start + INTEGER_DEPTH)
+        expand_integers(
+            stored, row_bytes, scales, kind, group, first, last, start, stop, tiles, tile_at, INTEGER_DEPTH,
+            tile_scales, scales_at,
+        )  # fmt: skip
+        for row in range(0, padded, WIDTH):
+            _integer_tiles(
+                min(WIDTH, padded - row), panels, row * (depth // 4), offsets, row_scales, row * (depth // GROUP),
+                start, tiles, tile_at, tile_scales, scales_at, last - first, (stop - start) // GROUP, sums,
+                sums_at + row * columns,
+            )  # fmt: skip
+    _finish(arguments, sums, sums_at, first, last)
 
 
 @inner

@@ -84,7 +84,7 @@ def test_a_program_runs_its_launches_in_order_and_on_what_is_in_the_arrays_then(
 
 
 def test_a_program_ends_where_fewer_workers_turn_up_than_it_counts_on() -> None:
-    """As where OpenMP gives a program fewer threads than were asked for."""
+    """As where the system gives a process fewer threads than were asked for."""
     counts = np.zeros(6, np.int64)
     program = Program()
     program.workers = 64

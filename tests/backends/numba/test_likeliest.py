@@ -1,15 +1,11 @@
 """The likeliest tokens that a program finds in its own logits, against NumPy's argmax."""
 
-import threading
-from typing import Any
-
 import numpy as np
 import pytest
 
 numba = pytest.importorskip("numba", reason="this back end is compiled by Numba")
 
 from minillm.backends.numba.backend import NumbaBackend  # noqa: E402
-from minillm.backends.numba.compiling import claim_threads, num_threads, set_threads  # noqa: E402
 from minillm.backends.numba.likeliest import Likeliest  # noqa: E402
 from minillm.batch import Sequence  # noqa: E402
 from minillm.errors import NumericalError  # noqa: E402
@@ -95,21 +91,3 @@ def test_a_replayed_step_that_is_not_finite_is_noticed(bad: float, monkeypatch: 
     sequence.token_ids.append(8)
     with pytest.raises(NumericalError):
         runner.decode([sequence])
-
-
-def test_numbas_loops_take_as_many_threads_in_every_thread_of_python() -> None:
-    """Numba keeps a number for each of them; ours is one for the process."""
-    before, seen = num_threads(), []
-
-    def look(_: Any = None) -> None:
-        claim_threads()
-        seen.append((num_threads(), numba.get_num_threads()))
-
-    try:
-        set_threads(1)
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-    finally:
-        set_threads(before)
-    assert seen == [(1, 1)]

@@ -18,13 +18,13 @@ INTEGERS = [(bits, group) for bits in (8, 4) for group in (32, 64)]
 SHAPES = [(17, 40, 7), (50, 100, 130), (129, 300, 97), (96, 864, 112), (600, 64, 16)]
 """T, in, out: tails of rows, inputs and outputs; more than one piece of inputs; more rows than one pass takes"""
 
-tiles = pytest.mark.skipif(not manyrows.avx512.HAS_FLOAT_TILES, reason="this CPU has no AVX-512")
+tiles = pytest.mark.skipif(not manyrows.avx512.HAS_FLOAT_TILES, reason="this CPU has neither AVX-512 nor AVX2")
 vnni = pytest.mark.skipif(not manyrows.avx512.HAS_INTEGER_TILES, reason="this CPU has no AVX-512 VNNI")
 
 
 @pytest.fixture(params=["as found", "blas"])
 def path(request, monkeypatch):
-    """Run a test with what this CPU has, and as on a CPU without AVX-512."""
+    """Run a test with what this CPU has, and as on a CPU without vectors that our tiles know."""
     if request.param == "blas":
         monkeypatch.setattr(manyrows.avx512, "HAS_FLOAT_TILES", False)
     return request.param

@@ -14,7 +14,7 @@ numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pi
 from minillm.backends.numba import compiling, stored  # noqa: E402
 
 SCRIPT = '''
-"""Kernels of each kind: with a function inlined, on all threads, raising, with memory of their own, called from C."""
+"""Kernels of each kind: with a function inlined, raising, with memory of their own, called from C."""
 
 import ctypes
 import sys
@@ -36,7 +36,7 @@ def root(x):
 
 def roots(given, out):
     own = np.empty(len(given))
-    for i in numba.prange(len(given)):
+    for i in range(len(given)):
         own[i] = root(given[i])
     out[:] = own
 
@@ -53,7 +53,7 @@ def root_of_first(given):
 
 
 numbers = np.arange(4.0)
-run = kernel("void(float64[::1], float64[::1])", parallel=True)(roots)
+run = kernel("void(float64[::1], float64[::1])")(roots)
 run(numbers ** 2, numbers)
 print(numbers.tolist())
 try:
@@ -180,7 +180,7 @@ def test_exchanged_kernels_are_noticed(folder: None) -> None:
 
 def test_a_kernel_compiled_otherwise_is_another_one(folder: None) -> None:
     compile_double()
-    assert compiling.kernel("int64(int64)", parallel=False)(double)(4) == 8
+    assert compiling.kernel("int64(int64)")(double)(4) == 8
     assert compiling.kernel("float64(float64)")(double)(0.25) == 0.5
     assert len(list(compiling.cache_folder().iterdir())) == 2
 
