@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import PromptError
 from .tokenizer_files import BYTE_SYMBOLS, read_tokenizer
+from .tokenizer_library import call
 
 if TYPE_CHECKING:
     import tokenizers
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token that stands for one byte
+_WHERE = "the checkpoint's tokenizer"
 _UTF8_LENGTH = 4  # bytes in the longest character
 
 
@@ -51,11 +53,11 @@ class Tokenizer:
         self._model_vocab_size = model_vocab_size
         self.bos_token_id = role_ids.get("bos_token")
         self.eos_token_id = role_ids.get("eos_token")
-        added = backend.get_added_tokens_decoder()
+        added = self._call("get_added_tokens_decoder")
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = backend.decoder
-        self._byte_level = decoder is not None and decoder.decode(["aĠ"]) == "a "
-        self._byte_fallback = decoder is not None and decoder.decode(["<0x41>"]) == "A"
+        self._byte_level = decoder is not None and call(_WHERE, decoder.decode, ["aĠ"]) == "a "
+        self._byte_fallback = decoder is not None and call(_WHERE, decoder.decode, ["<0x41>"]) == "A"
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -73,11 +75,11 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """Every id is below it, those of added tokens included."""
-        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        return 1 + max(self._call("get_vocab", with_added_tokens=True).values(), default=-1)
 
     def to_json(self) -> str:
         """All of it as the text of a tokenizer.json."""
-        return str(self._backend.to_str())
+        return str(self._call("to_str"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
@@ -88,6 +90,7 @@ class Tokenizer:
 
         Raises:
             PromptError: the text holds a lone surrogate, which is how Python reads bytes that are not UTF-8.
+            CheckpointError: the tokenizer is broken in a way that shows only now; so for the other methods.
         """
         try:
             text.encode()
@@ -95,7 +98,7 @@ class Tokenizer:
             code = ord(text[error.start])
             what = f"byte 0x{code - 0xDC00:02X}" if 0xDC80 <= code <= 0xDCFF else f"lone surrogate U+{code:04X}"
             raise PromptError(f"the text is not valid UTF-8: {what} at character {error.start}") from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(self._call("encode", text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD.
@@ -104,7 +107,7 @@ class Tokenizer:
             PromptError: an id is in neither the vocabulary nor the rows that the model has beyond it.
         """
         ids = [self._checked(token_id) for token_id in token_ids]
-        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        return str(self._call("decode", ids, skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str:
         r"""One token as text for a table: " red", "</s>", or r"\xe2\x82" for bytes that are no whole character.
@@ -114,7 +117,7 @@ class Tokenizer:
         Raises:
             PromptError: as `decode`.
         """
-        content = self._backend.id_to_token(self._checked(token_id))
+        content = self._call("id_to_token", self._checked(token_id))
         if content is None:
             return f"[{token_id}]"
         if self._byte_level:
@@ -134,6 +137,14 @@ class Tokenizer:
         """A vocabulary never changes: whatever is copied (a stream, for a search that branches) goes on sharing it."""
         return self
 
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Every use of the library.
+
+        Raises:
+            CheckpointError: it fails; the tokenizer is broken in a way that shows only now.
+        """
+        return call(_WHERE, getattr(self._backend, method), *args, **kwargs)
+
     def _checked(self, token_id: int) -> int:
         size = max(self.vocab_size, self._model_vocab_size)
         if not 0 <= token_id < size:
@@ -142,11 +153,11 @@ class Tokenizer:
 
     def _is_text(self, token_id: int) -> bool:
         """Not a special token, nor an id without a token."""
-        return token_id not in self.special_ids and self._backend.id_to_token(token_id) is not None
+        return token_id not in self.special_ids and self._call("id_to_token", token_id) is not None
 
     def _bytes(self, token_id: int, previous: int | None) -> bytes:
         """What a token of text adds in UTF-8, perhaps a part of a character; `previous` is the token of text before."""
-        content = str(self._backend.id_to_token(token_id))
+        content = str(self._call("id_to_token", token_id))
         if self._byte_level:
             return _symbol_bytes(content)
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
@@ -154,9 +165,9 @@ class Tokenizer:
             if previous is not None or byte >= 0x80:  # else it may be the space that a text loses at its beginning
                 return bytes([byte])
         if previous is None:
-            return str(self._backend.decode([token_id])).encode()
-        before = self._backend.decode([previous])
-        return str(self._backend.decode([previous, token_id]))[len(before) :].encode()
+            return str(self._call("decode", [token_id])).encode()
+        before = self._call("decode", [previous])
+        return str(self._call("decode", [previous, token_id]))[len(before) :].encode()
 
 
 class StreamDecoder:

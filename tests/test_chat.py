@@ -151,7 +151,7 @@ BAD_TEMPLATES: dict[str, tuple[str, type[Exception], str]] = {
     "its own refusal": ("{{ raise_exception('no\nsystem') }}", PromptError, "here refuses the messages: no system$"),
     "undefined": ("{{ nobody.knows }}", PromptError, "here cannot write these messages: 'nobody' is undefined"),
     "types": ("{{ messages + 1 }}", PromptError, "cannot write these messages"),
-    "no end": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", PromptError, "recursion"),
+    "no end": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", CheckpointError, "endless recursion"),
     "no end either": ("{% for i in range(1000000000) %}a{% endfor %}", PromptError, "Range too big"),
     "a file": ("{% include '/etc/passwd' %}", PromptError, "no loader"),
     "classes": ("{{ ''.__class__.__mro__ }}", CheckpointError, "may not: .*'__class__'"),

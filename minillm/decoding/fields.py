@@ -206,7 +206,10 @@ NO_MEANING = frozenset(
 
 def shown(value: object) -> str:
     """A value for an error message: short, and in one line."""
-    return " ".join(reprlib.repr(value).split())
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return f"a value of type {type(value).__name__} with thousands of digits"
 
 
 def read_field(name: str, said: Mapping[str, object], inherited: Mapping[str, object]) -> Any:
