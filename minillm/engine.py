@@ -27,8 +27,8 @@ class Engine(EngineCore):
 
     One engine belongs to one thread at a time. `close()` or a `with` block frees its memory.
 
-    On a CPU weights may be memory of the checkpoint's files themselves: do not write to those, nor cut them short, while
-    the engine is open (see `minillm.checkpoint`); renaming others into their place is safe.
+    On a CPU weights may be memory of the checkpoint's files themselves: while the engine is open, do not write to those
+    nor cut them short (see `minillm.checkpoint`); renaming others into their place is safe.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: opening alone makes some devices act
             raise CheckpointError(f"{path} is not a regular file")
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        with open(os.open(path, flags), "rb") as file:
+        with os.fdopen(os.open(path, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise CheckpointError(f"{path} is not a regular file")
             yield file

@@ -168,7 +168,9 @@ def _add_tokens(backend: "tokenizers.Tokenizer", folder: Path, settings: dict[st
         if "added_tokens_decoder" in settings:
             added = {int(token_id): token for token_id, token in settings["added_tokens_decoder"].items()}
         else:
-            added = {int(token_id): content for content, token_id in read_optional_json(folder / "added_tokens.json").items()}
+            added = {
+                int(token_id): content for content, token_id in read_optional_json(folder / "added_tokens.json").items()
+            }
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the added tokens should be a table of ids and tokens: {error}") from error
     for token_id, token in sorted(added.items(), key=lambda item: item[0]):
@@ -192,7 +194,9 @@ def _added_token(token: Token, *, special: bool) -> "tokenizers.AddedToken":
 def _content(token: Token) -> str:
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
-        raise CheckpointError(f"a special token should be text, or an object with its text as content; got {token!r:.60}")
+        raise CheckpointError(
+            f"a special token should be text, or an object with its text as content; got {token!r:.60}"
+        )
     return content
 
 

@@ -1,9 +1,9 @@
 """The `tokenizers` library kept from bringing the process down: what is checked before, and how its errors come out.
 
-The library is written in Rust. What it did not expect ends in a panic, which Python sees as a BaseException, and where it
-asks for more memory than there is, it ends the process. So what makes it do that is refused before it sees a
-tokenizer.json: ids far beyond the number of tokens (it lays out tables by id), rules that make a text many times longer,
-and a broken table of Unicode rules. `call` turns everything else into one line.
+The library is written in Rust. What it did not expect ends in a panic, which Python sees as a BaseException, and where
+it asks for more memory than there is, it ends the process. So what makes it do that is refused before it sees a
+tokenizer.json: ids far beyond the number of tokens (it lays out tables by id), rules that make a text many times
+longer, and a broken table of Unicode rules. `call` turns everything else into one line.
 """
 
 import base64

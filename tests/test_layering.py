@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "decoding",
         "devices",
         "engine",
+        "files",
         "hardware",
         "inspection",
         "loading",

@@ -1,6 +1,6 @@
 """What rendering a chat template may cost: steps, nesting and time.
 
-A step is about what Python does in 0.1 microseconds: a node of the template that is evaluated, an element of a list that
+A step is about what Python does in a microsecond: a node of the template that is evaluated, an element of a list that
 is visited, or 64 characters of text that are read or written. Every operation is charged before it is carried out, so
 none is ever larger than what is left: neither time nor memory can run away. The budget grows with the conversation.
 """
@@ -27,12 +27,12 @@ OUTPUT = 4_000_000
 """Characters that any conversation may become; and 16 for each of its own, and 1,000 for each of its values"""
 
 
-class Exhausted(SecurityError):
+class BudgetError(SecurityError):
     """A template goes on for too long, or nests too deeply."""
 
 
 class Once(Iterator[Any]):
-    """What a filter yields, to be iterated over once. Jinja's generators hold each other, as deep as a template likes."""
+    """An iterator over what a filter yields: Jinja's generators would hold each other, as deep as a template likes."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -61,15 +61,15 @@ class Budget:
         """Take steps off what is left.
 
         Raises:
-            Exhausted: it is not enough, or time is over.
+            BudgetError: it is not enough, or time is over.
         """
         self.steps -= steps
         if self.steps >= self._next_look:
             return
         if self.steps < 0:
-            raise Exhausted(f"it would take more than {self.total:,} steps or {64 * self.total:,} characters")
+            raise BudgetError(f"it would take more than {self.total:,} steps or {64 * self.total:,} characters")
         if monotonic() > self.deadline:
-            raise Exhausted("it takes too long")
+            raise BudgetError("it takes too long")
         self._next_look = max(0, self.steps - 1000)
 
     def charge_text(self, characters: int) -> None:
@@ -80,17 +80,17 @@ class Budget:
         """Take off what the rendering may become.
 
         Raises:
-            Exhausted: it is longer.
+            BudgetError: it is longer.
         """
         self.output -= characters
         if self.output < 0:
-            raise Exhausted("it writes far more text than the conversation has")
+            raise BudgetError("it writes far more text than the conversation has")
 
     def weigh(self, value: Any) -> int:
         """Charge for all of a value, as often as it holds what it holds, and return how many characters that is.
 
         Raises:
-            Exhausted: it is too much, or nested too deeply.
+            BudgetError: it is too much, or nested too deeply.
         """
         if isinstance(value, str):
             self.charge_text(len(value))
@@ -107,7 +107,7 @@ class Budget:
                 continue
             self.charge(1)
             if depth > DEPTH:
-                raise Exhausted(f"it nests lists more than {DEPTH} deep")
+                raise BudgetError(f"it nests lists more than {DEPTH} deep")
             for part in inside:
                 self.charge(1)
                 characters += 2
@@ -127,10 +127,10 @@ class Budget:
         """A call within a call.
 
         Raises:
-            Exhausted: there are too many.
+            BudgetError: there are too many.
         """
         if self.depth == DEPTH:
-            raise Exhausted(f"endless recursion: it calls itself more than {DEPTH} times deep")
+            raise BudgetError(f"endless recursion: it calls itself more than {DEPTH} times deep")
         self.depth += 1
         try:
             yield

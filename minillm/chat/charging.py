@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS
 from jinja2.tests import TESTS
 
-from .budget import CURRENT, Budget, Exhausted, Once
+from .budget import CURRENT, Budget, BudgetError, Once
 
 _MOST_BITS = 2**15  # of a whole number; JSON's have up to 4,300 digits
 _WIDEST = 1000  # of a field in a format, and of an indentation
@@ -67,7 +67,7 @@ def _check_whole(operator: str, left: int, right: int) -> None:
     if operator == "**" and right > 0:
         bits = max(bits, left.bit_length() * right)
     if bits > _MOST_BITS:
-        raise Exhausted("it computes with numbers of thousands of digits")
+        raise BudgetError("it computes with numbers of thousands of digits")
 
 
 def charge_percent(form: str, values: Any) -> None:
@@ -81,7 +81,7 @@ def charge_percent(form: str, values: Any) -> None:
         assert found is not None  # it matches nothing, too
         for number in found.groups():
             if number is not None and (number == "*" or len(number) > 9 or int(number) > _WIDEST):
-                raise Exhausted(f"it formats a value wider than {_WIDEST} characters")
+                raise BudgetError(f"it formats a value wider than {_WIDEST} characters")
         at = max(found.end(), at + (form[at : at + 1] == "%"))
     size = budget.weigh(values)
     budget.charge_text(specs * (size + _WIDEST // 8))
@@ -107,19 +107,41 @@ def charge_format(form: str, values: Any) -> None:
             continue
         fields += 1
         if spec and ("{" in spec or any(len(n) > 9 or int(n) > _WIDEST for n in _DIGITS.findall(spec))):
-            raise Exhausted(f"it formats a value wider than {_WIDEST} characters, or to a width that is computed")
+            raise BudgetError(f"it formats a value wider than {_WIDEST} characters, or to a width that is computed")
     size = budget.weigh(values)
     budget.charge_text(fields * (size + _WIDEST // 8))
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
-_PLAIN = """capitalize casefold endswith isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric
-isprintable isspace istitle isupper lower removeprefix removesuffix startswith swapcase title upper""".split()
-_SEARCHES = "count find index partition lstrip rstrip strip".split()
-_BACKWARD = "rfind rindex rpartition".split()
-_SPLITS = "split rsplit splitlines".split()
-_PADS = "center ljust rjust zfill".split()
+_PLAIN = [
+    "capitalize",
+    "casefold",
+    "endswith",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isprintable",
+    "isspace",
+    "istitle",
+    "isupper",
+    "lower",
+    "removeprefix",
+    "removesuffix",
+    "startswith",
+    "swapcase",
+    "title",
+    "upper",
+]
+_SEARCHES = ["count", "find", "index", "partition", "lstrip", "rstrip", "strip"]
+_BACKWARD = ["rfind", "rindex", "rpartition"]
+_SPLITS = ["split", "rsplit", "splitlines"]
+_PADS = ["center", "ljust", "rjust", "zfill"]
 
 METHODS: dict[type, frozenset[str]] = {
     str: frozenset([*_PLAIN, *_SEARCHES, *_BACKWARD, *_SPLITS, *_PADS, "expandtabs", "format", "join", "replace"]),
@@ -138,7 +160,7 @@ def charge_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[
 
     Raises:
         SecurityError: the method is not offered.
-        Exhausted: it is more than what is left.
+        BudgetError: it is more than what is left.
     """
     kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
     if kind is None or name not in METHODS[kind]:
@@ -228,7 +250,7 @@ def _groups(budget: Budget, value: Any, size: int, args: tuple[Any, ...]) -> Non
 
 def _digits(budget: Budget, value: Any, size: int, args: tuple[Any, ...]) -> None:
     if any(isinstance(n, int | float) and abs(n) > 300 for n in args):
-        raise Exhausted("it rounds to more than 300 digits")
+        raise BudgetError("it rounds to more than 300 digits")
 
 
 def _replaces(budget: Budget, value: Any, size: int, args: tuple[Any, ...]) -> None:
@@ -253,11 +275,33 @@ def _count(value: Any) -> int:
 _Cost = Callable[[Budget, Any, int, tuple[Any, ...]], None]
 
 # Filters that pass elements on, or look at few: charged for how many there are, not for what is in them.
-_SHALLOW = """attr batch count d default first items last length list map random reject rejectattr reverse safe select
-selectattr slice""".split()
+_SHALLOW = [
+    "attr",
+    "batch",
+    "count",
+    "d",
+    "default",
+    "first",
+    "items",
+    "last",
+    "length",
+    "list",
+    "map",
+    "random",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+]
 _COSTS: dict[str, _Cost] = {
     **dict.fromkeys(_SHALLOW, _nothing),
-    **dict.fromkeys("abs capitalize filesizeformat float int lower string title upper wordcount".split(), _nothing),
+    **dict.fromkeys(
+        ["abs", "capitalize", "filesizeformat", "float", "int", "lower", "string", "title", "upper", "wordcount"],
+        _nothing,
+    ),
     **dict.fromkeys(("batch", "slice"), _groups),
     **dict.fromkeys(("center", "truncate"), _pad),
     **dict.fromkeys(("dictsort", "groupby", "max", "min", "sort", "unique"), _sorted),
@@ -313,17 +357,37 @@ def _kept(budget: Budget, name: str, result: Any) -> Any:
 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
-_COMPARING = "eq equalto == ne != lt lessthan < le <= gt greaterthan > ge >= in lower upper".split()
+_COMPARING = [
+    "eq",
+    "equalto",
+    "==",
+    "ne",
+    "!=",
+    "lt",
+    "lessthan",
+    "<",
+    "le",
+    "<=",
+    "gt",
+    "greaterthan",
+    ">",
+    "ge",
+    ">=",
+    "in",
+    "lower",
+    "upper",
+]
 
 
 def charging_tests() -> dict[str, Callable[..., Any]]:
     """Jinja's tests; those that compare charge for what they look at."""
-    return TESTS | {name: _comparing(TESTS[name]) for name in _COMPARING}
+    tests: dict[str, Callable[..., Any]] = dict(TESTS)
+    return tests | {name: _comparing(tests[name]) for name in _COMPARING}
 
 
-def _comparing(test: Callable[..., bool]) -> Callable[..., bool]:
+def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(test)
-    def comparing(*args: Any) -> bool:
+    def comparing(*args: Any) -> Any:
         charge_comparison(args)
         return test(*args)
 

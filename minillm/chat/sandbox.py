@@ -8,11 +8,11 @@ needed: it imports Jinja.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import Template, meta, nodes
 from jinja2.exceptions import SecurityError
@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
 
-from .budget import CURRENT, Exhausted, budget_for
+from .budget import CURRENT, BudgetError, budget_for
 from .charging import (
     charge_format,
     charge_method,
@@ -86,7 +86,7 @@ def _raise_exception(message: Any) -> NoReturn:
 
 def _strftime_now(form: str) -> str:
     if len(form) > 100 or any(len(number) > 2 for number in "".join(c if c.isdigit() else " " for c in form).split()):
-        raise Exhausted("strftime_now is given a form that is too long or too wide")
+        raise BudgetError("strftime_now is given a form that is too long or too wide")
     return datetime.now().strftime(form)
 
 
@@ -142,7 +142,7 @@ class _Format:
 
 @pass_context
 def _finalize(_: Context, value: Any) -> Any:
-    """What is about to be written. That it asks for the context keeps Jinja from evaluating anything while compiling."""
+    """What is about to be written. As it asks for the context, Jinja does not evaluate it while compiling."""
     CURRENT.get().weigh(value)
     return value
 
@@ -173,8 +173,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=_finalize,
             optimized=False,  # it would evaluate constant expressions while compiling, outside any budget
         )
-        self.filters = charging_filters() | {"sum": _sum, "tojson": _to_json, _WEIGHED: weighed, _CHARGED: charged}
-        self.tests = charging_tests()
+        self.filters.clear()
+        self.filters.update(
+            charging_filters() | {"sum": _sum, "tojson": _to_json, _WEIGHED: weighed, _CHARGED: charged}
+        )
+        self.tests.update(charging_tests())
         self.globals |= _FUNCTIONS
         self._functions = [*(value for value in self.globals.values() if isinstance(value, FunctionType | type))]
 
@@ -223,49 +226,53 @@ class _Charging(NodeTransformer):
             raise ValueError(f"it nests more than {NESTING} deep")
         bodies = {name: getattr(node, name) for name in ("body", "else_") if name in node.fields}
         costs = {name: _cost(body) for name, body in bodies.items()}  # before the charges are put in
-        visited = super().visit(node, *args, **kwargs)
+        self.generic_visit(node, *args, **kwargs)
         for name, body in bodies.items():
             if body or name == "body":
-                body.insert(0, nodes.ExprStmt(nodes.Filter(nodes.Const(costs[name]), _CHARGED, [], [], None, None)))
+                body.insert(0, nodes.ExprStmt(_wrapped(nodes.Const(costs[name]), _CHARGED)))
         self.depth -= 1
-        return visited
+        change = _CHANGES.get(type(node))
+        return node if change is None else change(node)
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        if node.test is not None:
-            node.test = nodes.And(_wrapped(nodes.Const(_cost([node.test])), _CHARGED), node.test)
-        return node
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        if not isinstance(node.expr, nodes.Const) or any(operand.op in ("in", "notin") for operand in node.ops):
-            node.expr = _wrapped(node.expr)
-            for operand in node.ops:
-                operand.expr = _wrapped(operand.expr)
-        return node
+def _change_for(node: Any) -> nodes.Node:
+    if node.test is not None:
+        node.test = nodes.And(_wrapped(nodes.Const(_cost([node.test])), _CHARGED), node.test)
+    return cast(nodes.Node, node)
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        node.nodes = [_wrapped(part) for part in node.nodes]
-        return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
-            node.node = _wrapped(node.node)
-        return node
+def _change_compare(node: Any) -> nodes.Node:
+    if not isinstance(node.expr, nodes.Const) or any(operand.op in ("in", "notin") for operand in node.ops):
+        node.expr = _wrapped(node.expr)
+        for operand in node.ops:
+            operand.expr = _wrapped(operand.expr)
+    return cast(nodes.Node, node)
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        return _wrapped(node)
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _wrapped(node)
+def _change_concat(node: Any) -> nodes.Node:
+    node.nodes = [_wrapped(part) for part in node.nodes]
+    return cast(nodes.Node, node)
 
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _wrapped(node) if node.ctx == "load" else node
+
+def _change_getitem(node: Any) -> nodes.Node:
+    if isinstance(node.arg, nodes.Slice):
+        node.node = _wrapped(node.node)
+    return cast(nodes.Node, node)
+
+
+def _change_literal(node: Any) -> nodes.Node:
+    return _wrapped(node) if getattr(node, "ctx", "load") == "load" else node  # a tuple may be what is assigned to
+
+
+_CHANGES: dict[type[nodes.Node], Callable[[Any], nodes.Node]] = {
+    nodes.For: _change_for,
+    nodes.Compare: _change_compare,
+    nodes.Concat: _change_concat,
+    nodes.Getitem: _change_getitem,
+    nodes.List: _change_literal,
+    nodes.Tuple: _change_literal,
+    nodes.Dict: _change_literal,
+}
 
 
 def _wrapped(node: nodes.Expr, name: str = _WEIGHED) -> nodes.Expr:
@@ -304,7 +311,7 @@ class Compiled:
 
         Raises:
             Refused: the template refuses them.
-            jinja2.exceptions.SecurityError: it does what it may not, or goes on for too long (`Exhausted`).
+            jinja2.exceptions.SecurityError: it does what it may not, or goes on for too long (`BudgetError`).
             Exception: it is a program, and may raise anything.
         """
         with budget_for(variables) as budget:

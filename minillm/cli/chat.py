@@ -6,7 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, PromptError
-from .options import add_generation_options, add_helper_options, add_model_options, generation_fields, load_engine
+from .options import (
+    add_generation_options,
+    add_helper_options,
+    add_model_options,
+    generation_fields,
+    load_engine,
+    sequences_of,
+    settle,
+)
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -48,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
     fields, variables = generation_fields(args), _variables(args.chat_template_kwargs)
     if fields.get("num_return_sequences", 1) > 1:
         raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
-    engine = load_engine(args, fields=fields, prefix_cache=True)
+    fields["num_return_sequences"] = 1  # whatever the checkpoint says
+    engine = load_engine(args, sequences=sequences_of(settle(args, fields)), prefix_cache=True)
     if engine.chat_template is not None:
         messages = [] if args.system is None else [{"role": "system", "content": args.system}]
         while line := _read_line():

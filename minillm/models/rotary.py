@@ -138,9 +138,7 @@ def _linear(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions
 def _dynamic(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
     factor = _factor(scaling)
     stretch = Stretch(factor=factor, original=max_positions)
-    return RotaryConfig(
-        frequencies=_numbers(plain), stretch=stretch, longest=_longest(scaling, factor, max_positions)
-    )
+    return RotaryConfig(frequencies=_numbers(plain), stretch=stretch, longest=_longest(scaling, factor, max_positions))
 
 
 def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
@@ -168,7 +166,9 @@ def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_position
         """The pair, as a number with a fraction, that turns so often in the original length."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    betas = (scaling.number(name, usual, above=1e-6, most=_MOST) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    betas = (
+        scaling.number(name, usual, above=1e-6, most=_MOST) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
     first, last = map(pair_of, betas)
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
