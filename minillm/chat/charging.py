@@ -381,7 +381,7 @@ _COMPARING = [
 
 def charging_tests() -> dict[str, Callable[..., Any]]:
     """Jinja's tests; those that compare charge for what they look at."""
-    tests: dict[str, Callable[..., Any]] = dict(TESTS)
+    tests: dict[str, Any] = {**TESTS}
     return tests | {name: _comparing(tests[name]) for name in _COMPARING}
 
 

@@ -233,3 +233,10 @@ def test_naming_the_plain_mode_is_allowed(fields: dict[str, Any]) -> None:
 
 def test_the_fields_that_others_need_are_those_with_a_context() -> None:
     assert set(NEEDS) == set(CONTEXT) == {rule.needs for rule in RULES.values()} - {None}
+
+
+@pytest.mark.parametrize("name", ["top_k", "seed", "max_new_tokens", "num_beams", "guided_json", "suppress_tokens"])
+def test_a_number_that_python_does_not_write_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ParameterError, match=rf"{name}=.*(thousands of digits|expected)") as raised:
+        settle(**{name: [-(10**5000)] if name == "suppress_tokens" else -(10**5000)})
+    assert len(str(raised.value)) < 300
