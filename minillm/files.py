@@ -146,13 +146,13 @@ def _refuse(constant: str) -> NoReturn:
 
 def _check_depth(value: Any) -> None:
     """Keep what is read below the depth at which Python's own functions give up."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEEPEST):
         level = [
             item
             for holder in level
-            for item in (holder.values() if isinstance(holder, dict) else holder if isinstance(holder, list) else ())
-            if isinstance(item, dict | list)
+            for item in (holder.values() if type(holder) is dict else holder)
+            if type(item) is dict or type(item) is list
         ]
         if not level:
             return

@@ -93,7 +93,7 @@ def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Backend
 
     data = read_bytes(path)
-    check_tokenizer_json(parse_json(data, str(path), unique=True), str(path))
+    check_tokenizer_json(parse_json(data, str(path)), str(path))
     backend = call(f"{path} is not a valid tokenizer file", Backend.from_buffer, data)
     backend.no_truncation()
     backend.no_padding()

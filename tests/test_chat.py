@@ -115,7 +115,10 @@ def test_a_key_that_the_template_reads_holds_plain_values() -> None:
     assert template("json").render([user("a") | {"name": "me"}]) != template("json").render([user("a")])
     circle: list[Any] = []
     circle.append(circle)
-    for value in (object(), circle):
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (object(), circle, deep):
         with pytest.raises(PromptError, match="what JSON cannot say"):
             template("json").render([user("a") | {"name": value}])
 

@@ -76,7 +76,7 @@ def _variables(text: str | None) -> dict[str, Any]:
     """What --chat-template-kwargs says."""
     try:
         value = {} if text is None else json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ParameterError(f'--chat-template-kwargs should be a JSON object, such as {{"a": 1}}, found {text!r:.40}')
