@@ -4,7 +4,6 @@ Each family adds its own fields in a subclass beside its model (`models/opt.py`)
 decoding strategies see only what stands here.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from .files import read_json
 
 T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
 
@@ -52,6 +52,9 @@ class ModelConfig:
 LARGEST = 2**24
 """Above any size of a model; a larger one would fill the memory before it could be held against the tensors."""
 
+LARGEST_NUMBER = 1e30
+"""Above any other number of a model; computed with in float32, it stays finite."""
+
 
 class Fields:
     """Reads typed fields out of config.json; what is absent, of another type or out of range is named."""
@@ -86,13 +89,17 @@ class Fields:
             raise CheckpointError(f"{self.source}: {name} should be {bound}, found {value!s:.60}")
         return value
 
-    def number(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A finite number above a bound; without a default it is required."""
+    def number(
+        self, name: str, default: float | None = None, *, above: float = 0.0, most: float = LARGEST_NUMBER
+    ) -> float:
+        """A number above one bound and at most another; without a default it is required."""
         if default is None and self.raw.get(name) is None:
             raise CheckpointError(f"{self.source}: {name} is missing")
         value = self.get(name, default or 0.0)
         if value <= above:
             raise CheckpointError(f"{self.source}: {name} should be above {above:g}, found {value}")
+        if value > most:
+            raise CheckpointError(f"{self.source}: {name} should be at most {most:g}, found {value}")
         return value
 
     def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
@@ -129,27 +136,12 @@ _KIND_NAMES: dict[type, str] = {
 }
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        CheckpointError: the file cannot be read, is not JSON or holds no object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected a JSON file, found {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint folder, as it stands.
 
     Raises:
         ModelNotFoundError: the folder has none.
-        CheckpointError: it is not JSON.
+        CheckpointError: it cannot be read, or is not JSON.
         UnsupportedModelError: the folder holds an adapter, which changes a model's weights.
     """
     if (folder / "adapter_config.json").exists():
@@ -157,6 +149,6 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} holds an adapter (adapter_config.json); minillm runs whole models: merge it into its model first"
         )
     path = folder / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise ModelNotFoundError(f"{folder} holds no config.json: expected a Hugging Face checkpoint folder")
     return read_json(path)

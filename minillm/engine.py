@@ -31,6 +31,9 @@ class Engine(EngineCore):
 
     Several threads may use one engine: what they ask for runs side by side, as one batch. Ctrl-C waits for the end of
     the step that runs, and leaves the engine as it was before the call. `close()` or a `with` block frees its memory.
+
+    On a CPU weights may be memory of the checkpoint's files themselves: while the engine is open, do not write to those
+    nor cut them short (see `minillm.checkpoint`); renaming others into their place is safe.
     """
 
     def __init__(

@@ -10,9 +10,10 @@ from typing import Any
 from .backends.base import Backend
 from .chat import ChatTemplate
 from .checkpoint import find_model, find_tokenizer
-from .config import ModelConfig, read_json
+from .config import ModelConfig
 from .decoding.fields import unfulfilled
 from .errors import CheckpointError, ParameterError
+from .files import read_optional_json, read_text
 from .models import load_model
 from .models.base import Model
 from .tokenizer import Tokenizer
@@ -101,7 +102,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read, or is not a JSON object.
     """
     path = folder / "generation_config.json"
-    defaults = _read_object(path)
+    defaults = read_optional_json(path)
     if names := unfulfilled(defaults):
         logger.warning("%s: minillm does not do %s; results may differ from transformers'", path, ", ".join(names))
     return defaults
@@ -117,17 +118,15 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
         CheckpointError: a file cannot be read, or a template is not text.
     """
     config = folder / "tokenizer_config.json"
-    settings = _read_object(config)
+    settings = read_optional_json(config)
     if "added_tokens_decoder" not in settings:  # as for the tokenizer: an older layout
-        settings |= _read_object(folder / "special_tokens_map.json")
+        settings |= read_optional_json(folder / "special_tokens_map.json")
     path = folder / "chat_template.jinja"
     source: str | None
-    try:
-        source = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if path.exists():
+        source = read_text(path)
+    else:
         path, source = config, _default_template(config, settings.get("chat_template"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected UTF-8 text, found {error}") from error
     if source is None:
         return None
     return ChatTemplate(source, f"the chat template of {path}", _special_tokens(settings))
@@ -156,8 +155,3 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     tokens = named | (further if isinstance(further, dict) else {})
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
-    return read_json(path) if path.exists() else {}

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, UnsupportedModelError
+from .files import read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -37,6 +38,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # type
 _UNIGRAM, _BPE, _WORD, _CHAR = range(1, 5)
 _MODEL_TYPES = {_UNIGRAM: "unigram", _BPE: "BPE", _WORD: "word", _CHAR: "character"}
 _NEVER = -1e6  # a score so low that unigram takes a piece only where nothing else is possible
+_LONGEST = 512  # characters of a piece; SentencePiece makes them 16 long
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* 0\r?\n")  # the first line of another format with the same file name
 
 
@@ -175,10 +177,7 @@ def _refuse_unsupported(path: Path, proto: _Proto) -> None:
 
 
 def _read_proto(path: Path) -> _Proto:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    data = read_bytes(path)
     if _TIKTOKEN.match(data):
         raise UnsupportedModelError(
             f"{path} is a tiktoken vocabulary, and a SentencePiece model was expected; "
@@ -188,6 +187,8 @@ def _read_proto(path: Path) -> _Proto:
         proto = _parse(data)
     except (ValueError, TypeError, AttributeError, struct.error) as error:  # a field of another kind than expected
         raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from None
+    if any(len(piece.text) > _LONGEST for piece in proto.pieces):  # merges are looked for at every cut of a piece
+        raise CheckpointError(f"{path} holds a piece of more than {_LONGEST} characters")
     if len({piece.text for piece in proto.pieces}) < len(proto.pieces):
         raise CheckpointError(f"{path} holds a piece twice")
     if not 0 <= proto.special_ids["unk_token"] < len(proto.pieces):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError, PromptError, shown
 from .tokenizer_files import BYTE_SYMBOLS, FILES, LAYOUTS, read_tokenizer
+from .tokenizer_library import call
 
 if TYPE_CHECKING:
     import tokenizers
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["LAYOUTS", "StreamDecoder", "Tokenizer"]
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token that stands for one byte
+_WHERE = "the checkpoint's tokenizer"
 _UTF8_LENGTH = 4  # bytes in the longest character
 _PIECE = 2**15  # characters of a long text that are tokenized at once
 
@@ -56,11 +58,11 @@ class Tokenizer:
         self._model_vocab_size = model_vocab_size
         self.bos_token_id = role_ids.get("bos_token")
         self.eos_token_id = role_ids.get("eos_token")
-        added = backend.get_added_tokens_decoder()
+        added = self._call("get_added_tokens_decoder")
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = backend.decoder
-        self._byte_level = decoder is not None and decoder.decode(["aĠ"]) == "a "
-        self._byte_fallback = decoder is not None and decoder.decode(["<0x41>"]) == "A"
+        self._byte_level = decoder is not None and call(_WHERE, decoder.decode, ["aĠ"]) == "a "
+        self._byte_fallback = decoder is not None and call(_WHERE, decoder.decode, ["<0x41>"]) == "A"
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -95,11 +97,11 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """Every id is below it, those of added tokens included."""
-        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        return 1 + max(self._call("get_vocab", with_added_tokens=True).values(), default=-1)
 
     def to_json(self) -> str:
         """All of it as the text of a tokenizer.json."""
-        return str(self._backend.to_str())
+        return str(self._call("to_str"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
@@ -110,9 +112,10 @@ class Tokenizer:
 
         Raises:
             PromptError: it is no text, or holds a lone surrogate, which is how Python reads bytes that are not UTF-8.
+            CheckpointError: the tokenizer is broken in a way that shows only now; so for the other methods.
         """
         _check_text(text)
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(self._call("encode", text, add_special_tokens=add_special_tokens).ids)
 
     def exceeds(self, text: str, limit: int) -> bool:
         """Whether a long text surely has more than `limit` tokens. It is told with little of the text tokenized.
@@ -135,7 +138,7 @@ class Tokenizer:
         found = 0
         for first in range(0, len(text), _PIECE):
             piece = text[first : first + _PIECE]
-            found += len(self._backend.encode(piece, add_special_tokens=False).ids)
+            found += len(self._call("encode", piece, add_special_tokens=False).ids)
             if found > 2 * limit:
                 return True
         return False
@@ -143,7 +146,7 @@ class Tokenizer:
     @cached_property
     def _longest_token(self) -> int:
         """Bytes of the longest text that is one token, or more."""
-        return max((len(content.encode()) for content in self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return max((len(content.encode()) for content in self._call("get_vocab", with_added_tokens=True)), default=1)
 
     def for_model(self, vocab_size: int) -> "Tokenizer":
         """This tokenizer beside a model with so many rows of its LM head.
@@ -167,7 +170,7 @@ class Tokenizer:
             PromptError: an id is in neither the vocabulary nor the rows that the model has beyond it.
         """
         ids = [self._checked(token_id) for token_id in _sequence(token_ids)]
-        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        return str(self._call("decode", ids, skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str:
         r"""One token as text for a table: " red", "</s>", or r"\xe2\x82" for bytes that are no whole character.
@@ -177,7 +180,7 @@ class Tokenizer:
         Raises:
             PromptError: as `decode`.
         """
-        content = self._backend.id_to_token(self._checked(token_id))
+        content = self._call("id_to_token", self._checked(token_id))
         if content is None:
             return f"[{token_id}]"
         if self._byte_level:
@@ -197,6 +200,14 @@ class Tokenizer:
         """A vocabulary never changes: whatever is copied (a stream, for a search that branches) goes on sharing it."""
         return self
 
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Every use of the library.
+
+        Raises:
+            CheckpointError: it fails; the tokenizer is broken in a way that shows only now.
+        """
+        return call(_WHERE, getattr(self._backend, method), *args, **kwargs)
+
     def _checked(self, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise PromptError(f"a token id should be a whole number, found {shown(value)}")
@@ -207,11 +218,11 @@ class Tokenizer:
 
     def _is_text(self, token_id: int) -> bool:
         """Not a special token, nor an id without a token."""
-        return token_id not in self.special_ids and self._backend.id_to_token(token_id) is not None
+        return token_id not in self.special_ids and self._call("id_to_token", token_id) is not None
 
     def _bytes(self, token_id: int, previous: int | None) -> bytes:
         """What a token of text adds in UTF-8, perhaps a part of a character; `previous` is the token of text before."""
-        content = str(self._backend.id_to_token(token_id))
+        content = str(self._call("id_to_token", token_id))
         if self._byte_level:
             return _symbol_bytes(content)
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
@@ -219,9 +230,9 @@ class Tokenizer:
             if previous is not None or byte >= 0x80:  # else it may be the space that a text loses at its beginning
                 return bytes([byte])
         if previous is None:
-            return str(self._backend.decode([token_id])).encode()
-        before = self._backend.decode([previous])
-        return str(self._backend.decode([previous, token_id]))[len(before) :].encode()
+            return str(self._call("decode", [token_id])).encode()
+        before = self._call("decode", [previous])
+        return str(self._call("decode", [previous, token_id]))[len(before) :].encode()
 
 
 class StreamDecoder:

@@ -14,12 +14,13 @@ Three layouts are read, the first that there is:
 In all, the special tokens are those that transformers makes special.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from .files import parse_json, read_bytes, read_json, read_optional_json, read_text
+from .tokenizer_library import call, check_ids, check_tokenizer_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -62,16 +63,20 @@ def read_tokenizer(folder: Path, file: str = FILES[0]) -> "tuple[tokenizers.Toke
         UnsupportedModelError: a tokenizer.model that would not be run exactly, or vocab.json and merges.txt of a
             tokenizer that is neither GPT-2's nor Qwen2's.
     """
-    settings = _read_json(folder / "tokenizer_config.json")
+    return call(str(folder), _read_tokenizer, folder, file)
+
+
+def _read_tokenizer(folder: Path, file: str) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
+    settings = read_optional_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json has the last word
-        settings |= _read_json(folder / "special_tokens_map.json")
-    config = _read_json(folder / "config.json")
-    if (folder / file).is_file():
+        settings |= read_optional_json(folder / "special_tokens_map.json")
+    config = read_optional_json(folder / "config.json")
+    if (folder / file).exists():
         backend = _read_tokenizer_json(folder / file)
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
     else:
-        if (folder / "tokenizer.model").is_file():
+        if (folder / "tokenizer.model").exists():
             from .sentencepiece_files import read_sentencepiece
 
             backend, named = read_sentencepiece(folder / "tokenizer.model", settings)
@@ -87,26 +92,12 @@ def read_tokenizer(folder: Path, file: str = FILES[0]) -> "tuple[tokenizers.Toke
     return backend, role_ids, rows if isinstance(rows, int) else 0
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} should hold a JSON object, not {type(value).__name__}")
-    return value
-
-
 def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Backend
 
-    try:
-        backend = Backend.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{path} is not a valid tokenizer file: {error}") from error
+    data = read_bytes(path)
+    check_tokenizer_json(parse_json(data, str(path)), str(path))
+    backend = call(f"{path} is not a valid tokenizer file", Backend.from_buffer, data)
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -117,7 +108,7 @@ def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], config: Mappi
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    missing = [name for name in ("vocab.json", "merges.txt") if not (folder / name).is_file()]
+    missing = [name for name in ("vocab.json", "merges.txt") if not (folder / name).exists()]
     if missing:
         raise ModelNotFoundError(
             f"{folder} holds no tokenizer: looked for {LAYOUTS}; "
@@ -129,7 +120,7 @@ def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], config: Mappi
             f"{folder}: vocab.json and merges.txt are read for {' and '.join(_BYTE_LEVEL)}, and this is a {kind}; "
             "save it with transformers to get a tokenizer.json"
         )
-    vocab = _read_json(folder / "vocab.json")
+    vocab = read_json(folder / "vocab.json")
     _check_vocab(folder / "vocab.json", vocab)
     merges = _read_merges(folder / "merges.txt", vocab)
     backend = Backend(models.BPE(vocab=vocab, merges=merges))
@@ -152,8 +143,7 @@ def _class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _check_vocab(path: Path, vocab: dict[str, Any]) -> None:
-    if not all(type(token_id) is int and 0 <= token_id < 2**32 for token_id in vocab.values()):
-        raise CheckpointError(f"{path} should map each token to its id, a whole number from 0")
+    check_ids(iter(vocab.values()), len(vocab), str(path))
     if len(set(vocab.values())) < len(vocab):
         raise CheckpointError(f"{path} gives one id to two tokens")
     lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
@@ -163,12 +153,8 @@ def _check_vocab(path: Path, vocab: dict[str, Any]) -> None:
 
 def _read_merges(path: Path, vocab: dict[str, Any]) -> list[tuple[str, str]]:
     """The pairs of merges.txt, most urgent first, each checked against the vocabulary."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable text: {error}") from error
     merges = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line or line.startswith("#version"):
             continue
         left, space, right = line.partition(" ")
@@ -185,8 +171,10 @@ def _add_tokens(backend: "tokenizers.Tokenizer", folder: Path, settings: dict[st
         if "added_tokens_decoder" in settings:
             added = {int(token_id): token for token_id, token in settings["added_tokens_decoder"].items()}
         else:
-            added = {int(token_id): content for content, token_id in _read_json(folder / "added_tokens.json").items()}
-    except (AttributeError, TypeError, ValueError) as error:
+            added = {
+                int(token_id): content for content, token_id in read_optional_json(folder / "added_tokens.json").items()
+            }
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the added tokens should be a table of ids and tokens: {error}") from error
     for token_id, token in sorted(added.items(), key=lambda item: item[0]):
         special = isinstance(token, dict) and bool(token.get("special", False))
@@ -209,7 +197,9 @@ def _added_token(token: Token, *, special: bool) -> "tokenizers.AddedToken":
 def _content(token: Token) -> str:
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
-        raise CheckpointError(f"a special token should be text, or an object with its text as content; got {token!r}")
+        raise CheckpointError(
+            f"a special token should be text, or an object with its text as content; got {token!r:.60}"
+        )
     return content
 
 
@@ -217,6 +207,8 @@ def _named_tokens(settings: Mapping[str, Any]) -> list[Token]:
     """What tokenizer_config.json calls `..._token`, and its further special tokens."""
     named = [value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str | dict)]
     further = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    if not isinstance(further, dict | list):
+        raise CheckpointError(f"further special tokens should be a list or a table of tokens; got {further!r:.60}")
     return named + list(further.values() if isinstance(further, dict) else further)
 
 
@@ -236,7 +228,7 @@ def _role_ids(
             token_id = config.get(f"{role}_id")
             if isinstance(token_id, list):  # several EOS ids: the first one is the tokenizer's
                 token_id = token_id[0] if token_id else None
-        if type(token_id) is int and token_id >= 0 and backend.id_to_token(token_id) is not None:
+        if type(token_id) is int and 0 <= token_id < 2**32 and backend.id_to_token(token_id) is not None:
             role_ids[role] = token_id
     return role_ids
 

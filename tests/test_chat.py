@@ -115,7 +115,10 @@ def test_a_key_that_the_template_reads_holds_plain_values() -> None:
     assert template("json").render([user("a") | {"name": "me"}]) != template("json").render([user("a")])
     circle: list[Any] = []
     circle.append(circle)
-    for value in (object(), circle):
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (object(), circle, deep):
         with pytest.raises(PromptError, match="what JSON cannot say"):
             template("json").render([user("a") | {"name": value}])
 
@@ -151,7 +154,7 @@ BAD_TEMPLATES: dict[str, tuple[str, type[Exception], str]] = {
     "its own refusal": ("{{ raise_exception('no\nsystem') }}", PromptError, "here refuses the messages: no system$"),
     "undefined": ("{{ nobody.knows }}", PromptError, "here cannot write these messages: 'nobody' is undefined"),
     "types": ("{{ messages + 1 }}", PromptError, "cannot write these messages"),
-    "no end": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", PromptError, "recursion"),
+    "no end": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", CheckpointError, "endless recursion"),
     "no end either": ("{% for i in range(1000000000) %}a{% endfor %}", PromptError, "Range too big"),
     "a file": ("{% include '/etc/passwd' %}", PromptError, "no loader"),
     "classes": ("{{ ''.__class__.__mro__ }}", CheckpointError, "may not: .*'__class__'"),

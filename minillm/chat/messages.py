@@ -61,9 +61,12 @@ def plain(value: Any) -> Any:
 
     Raises:
         TypeError: it holds something else.
-        ValueError: it holds itself.
+        ValueError: it holds itself, or is nested too deeply.
     """
-    return json.loads(json.dumps(value))
+    try:
+        return json.loads(json.dumps(value))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _read_message(where: str, message: Any, names: frozenset[str]) -> dict[str, Any]:

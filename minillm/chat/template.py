@@ -97,7 +97,7 @@ class ChatTemplate:
 
         nothing = {"tools": None, "documents": None}
         try:
-            return self._compiled.template.render(nothing | dict(self.special_tokens) | dict(variables))
+            return self._compiled.render(nothing | dict(self.special_tokens) | dict(variables))
         except Refused as refusal:
             raise PromptError(f"{self.origin} refuses the messages: {_one_line(refusal)}") from None
         except SecurityError as error:
@@ -123,7 +123,8 @@ def _begins_answer(add_generation_prompt: object, continue_final_message: object
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if len(line) <= 300 else line[:300] + " ..."
 
 
 def _mark_end(message: dict[str, Any]) -> None:

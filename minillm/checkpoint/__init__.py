@@ -6,6 +6,12 @@ safetensors.py   one .safetensors file -> its tensors
 torch_zip.py     one pytorch_model.bin -> its tensors; torch_pickle.py reads the pickle inside without running it
 tensors.py       StoredTensor: where the values lie in a file, and how to map or read them
 writing.py       tensors -> safetensors files, in a folder that is complete or not there
+
+What is promised of files that come from strangers: headers are checked before anything is taken from them, and a file
+that is shorter than its header says, or that changes while a model is loaded, is a CheckpointError. Weights are mapped,
+not copied, wherever that can be: for as long as a model is used, its files must not be written to. One that is cut
+short then ends the process (the system's SIGBUS), which no program can turn into an error. To replace a checkpoint,
+write new files and rename them into place, as `quantize` and the hub's client do: who has the old ones keeps them.
 """
 
 from .folder import Checkpoint, open_checkpoint

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from ..errors import CheckpointError
-from .safetensors import parse_json_object, read_safetensors
+from ..files import parse_json, read_bytes
+from .safetensors import read_safetensors
 from .tensors import StoredTensor
 
 WEIGHT_NAMES = (  # the first that exists is taken
@@ -35,6 +36,15 @@ class Checkpoint(Mapping[str, StoredTensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def check_unchanged(self) -> None:
+        """To be called when everything is read.
+
+        Raises:
+            CheckpointError: a file of weights is no longer what it was when it was opened.
+        """
+        for file in {tensor.file for tensor in self.values()}:
+            file.check_unchanged()
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r}, {len(self.files)} files, {len(self)} tensors)"
@@ -91,11 +101,7 @@ def read_index(path: Path) -> dict[str, str]:
     Raises:
         CheckpointError: the index is unreadable, or lists a file that does not lie beside it.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    shard_of = parse_json_object(data, str(path)).get("weight_map")
+    shard_of = parse_json(read_bytes(path), str(path), unique=True).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"{path} has no weight_map from tensor names to file names")
     for tensor, shard in shard_of.items():

@@ -4,13 +4,11 @@ Format: https://github.com/huggingface/safetensors (README, "Format"). The libra
 knows bfloat16 only beside a second library; the offsets in the header are all that a memory map needs.
 """
 
-import json
 import math
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from ..errors import CheckpointError
+from ..files import parse_json
 from .tensors import StoredTensor, WeightFile, c_strides, is_count, is_shape
 
 _MAX_HEADER = 100_000_000  # the format's own limit
@@ -48,7 +46,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path} is no safetensors file: its first 8 bytes announce a header of {length} bytes")
     if 8 + length > file.size:
         raise CheckpointError(f"{path} is truncated: its header ends at byte {8 + length}, the file at {file.size}")
-    header = parse_json_object(file.read(8, length), f"the header of {path}")
+    header = parse_json(file.read(8, length), f"the header of {path}", unique=True)
     header.pop("__metadata__", None)
     tensors = [_tensor(name, entry, file, 8 + length) for name, entry in header.items()]
     end = 8 + length
@@ -82,25 +80,3 @@ def _tensor(name: str, entry: object, file: WeightFile, data_start: int) -> tupl
     if end - begin != expected:
         raise CheckpointError(f"{where} takes {end - begin} bytes, but {dtype} of shape {shape} needs {expected}")
     return StoredTensor(name, tuple(shape), dtype, file, data_start + begin, c_strides(shape)), end - begin
-
-
-def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in `data`, in which no key may occur twice.
-
-    Raises:
-        CheckpointError: `data` is anything else.
-    """
-
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        [(key, times)] = Counter(key for key, _ in pairs).most_common(1) or [("", 1)]
-        if times > 1:
-            raise CheckpointError(f"{where} has the key {key!r} twice")
-        return dict(pairs)
-
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{where} is JSON, but no object")
-    return value

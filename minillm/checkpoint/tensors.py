@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError, UnsupportedModelError
+from ..files import opened
 
 CHUNK_BYTES = 2**19
 """Read at once. What is rounded on the way is worked on in the processor's cache, in memory that is used again: with
@@ -40,19 +42,15 @@ class WeightFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self.opened() as file:
-            self.size = file.seek(0, 2)
-            file.seek(0)
+            self.size, self._changed = _state(file)
             if file.read(23) == b"version https://git-lfs":
                 raise CheckpointError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder")
 
     @contextmanager
     def opened(self) -> Iterator[BufferedReader]:
         """The file open for reading; what the system reports becomes a CheckpointError."""
-        try:
-            with self.path.open("rb") as file:
-                yield file
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        with opened(self.path) as file:
+            yield file
 
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset` on; the caller has checked both against `size`."""
@@ -71,9 +69,28 @@ class WeightFile:
                 raise self.shrank()
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    def check_unchanged(self) -> None:
+        """Refuse a file that was written to since it was opened: what was read of it may be of two minds.
+
+        Raises:
+            CheckpointError: its size or the time of its last change is another.
+        """
+        with self.opened() as file:
+            size, changed = _state(file)
+        if size < self.size:
+            raise self.shrank()
+        if (size, changed) != (self.size, self._changed):
+            raise CheckpointError(f"{self.path} was changed while it was read: load the model again")
+
     def shrank(self) -> CheckpointError:
         """The error for a file that was whole when it was opened and is no longer."""
         return CheckpointError(f"{self.path} is shorter than when it was opened ({self.size} bytes): was it replaced?")
+
+
+def _state(file: BufferedReader) -> tuple[int, int]:
+    """Size of a file in bytes, and when it was changed last, in nanoseconds."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, eq=False)

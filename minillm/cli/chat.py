@@ -6,7 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, PromptError
-from .options import add_generation_options, add_helper_options, add_model_options, generation_fields, load_engine
+from .options import (
+    add_generation_options,
+    add_helper_options,
+    add_model_options,
+    generation_fields,
+    load_engine,
+    sequences_of,
+    settle,
+)
 from .terminal import show
 
 if TYPE_CHECKING:
@@ -53,7 +61,8 @@ def run(args: argparse.Namespace) -> None:
     fields, variables = generation_fields(args), _variables(args.chat_template_kwargs)
     if fields.get("num_return_sequences", 1) > 1:
         raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
-    engine = load_engine(args, fields=fields, prefix_cache=True)
+    fields["num_return_sequences"] = 1  # whatever the checkpoint says
+    engine = load_engine(args, sequences=sequences_of(settle(args, fields)), prefix_cache=True)
     need_tokenizer(engine.tokenizer)  # before a line is read
     if engine.chat_template is not None:
         messages = [] if args.system is None else [{"role": "system", "content": args.system}]
@@ -73,7 +82,7 @@ def _variables(text: str | None) -> dict[str, Any]:
     """What --chat-template-kwargs says."""
     try:
         value = {} if text is None else json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ParameterError(f'--chat-template-kwargs should be a JSON object, such as {{"a": 1}}, found {text!r:.40}')

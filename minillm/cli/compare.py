@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
         raise PromptError(f"compare takes one prompt, found {len(prompts)}")
     [prompt] = prompts
     widest = max(variant.fields.get("num_beams", 1) for variant in STRATEGIES)
-    engine = load_engine(args, fields={"num_beams": widest})
+    engine = load_engine(args, sequences=widest)
     tokenizer = need_tokenizer(engine.tokenizer)
     outcomes = compare(engine, prompt, seed=args.seed, max_new_tokens=args.max_new_tokens)
     if args.html is not None:

@@ -15,6 +15,8 @@ from .options import (
     generation_fields,
     load_engine,
     read_prompts,
+    sequences_of,
+    settle,
 )
 from .terminal import as_json, show
 
@@ -63,9 +65,10 @@ def run(args: argparse.Namespace) -> None:
     if (args.logprobs or args.top_logprobs is not None) and not args.json:
         raise ParameterError("--logprobs and --top-logprobs are shown with --json only: add it")
     prompts, fields = read_prompts(args), generation_fields(args)
-    engine = load_engine(args, prompts=len(prompts), fields=fields)
+    settings = settle(args, fields)
+    engine = load_engine(args, prompts=len(prompts), sequences=sequences_of(settings))
     began = time.perf_counter()
-    if len(prompts) == 1 and not args.json and fields.get("num_return_sequences", 1) == 1:
+    if len(prompts) == 1 and not args.json and settings.num_return_sequences == 1:
         first = _stream(engine, prompts[0], fields)
     else:
         first = None

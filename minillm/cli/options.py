@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from ..errors import PromptError, UsageError
 from .loading_bar import loading_bar
 
 if TYPE_CHECKING:
+    from ..decoding.parameters import Settings
     from ..engine import Engine
 
 MAX_BATCH_SIZE = 16
@@ -170,19 +171,49 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
+def settle(args: argparse.Namespace, fields: Mapping[str, Any]) -> "Settings":
+    """What a request with these fields will run with, the checkpoint's own defaults below them.
+
+    A hub id in `args` becomes the folder that was found, so that the hub is asked once.
+
+    Raises:
+        ModelError: the model is not to be had.
+        ParameterError: a field is impossible or without effect. What depends on the vocabulary is left to the engine.
+    """
+    from ..checkpoint import find_model
+    from ..decoding.fields import MODELS
+    from ..decoding.parameters import GenerationConfig
+    from ..decoding.resolving import resolve
+    from ..files import read_optional_json
+
+    defaults = {}
+    if args.model is not None:
+        with loading_bar():
+            folder = find_model(args.model, revision=args.revision)
+        args.model, args.revision = str(folder), None
+        defaults = read_optional_json(folder / "generation_config.json")
+    models = [name for name in MODELS if getattr(args, name) is not None]
+    return resolve(GenerationConfig(**fields), defaults, vocab_size=sys.maxsize, eos_token_id=0, models=models)
+
+
+def sequences_of(settings: "Settings") -> int:
+    """Sequences that a request with these settings takes at once."""
+    from ..decoding.select import strategy_for
+
+    return strategy_for(settings).max_sequences
+
+
 def load_engine(
-    args: argparse.Namespace, *, prompts: int = 1, fields: dict[str, Any] | None = None, prefix_cache: bool = False
+    args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, prefix_cache: bool = False
 ) -> "Engine":
-    """The engine that the model options ask for, as wide as the work at hand."""
+    """The engine that the model options ask for, wide enough for these prompts and the sequences that each takes."""
     from ..engine import Engine
 
-    widths = ["num_beams", "num_return_sequences", *(["top_k"] if fields and "penalty_alpha" in fields else [])]
-    sequences = [fields.get(name, 1) for name in widths] if fields else []
     with loading_bar():
         return Engine(
             args.model,
             revision=args.revision,
-            max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), *sequences),
+            max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), sequences),
             prefix_cache=prefix_cache,
             draft=getattr(args, "draft", None),
             amateur=getattr(args, "amateur", None),

@@ -70,6 +70,7 @@ def load_model(folder: Path, ops: Backend) -> Model:
         quantization.check_wanted(ops.weights)
         tensors = quantization.join(stored, family.tensor_table(config))
     model: Model = family.build(config, tensors, ops)
+    stored.check_unchanged()
     return model
 
 

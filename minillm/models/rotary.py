@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Backend
-from ..config import Fields, ModelConfig
+from ..config import LARGEST, Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from ..ops.rotary import Rotation, Stretch
 from .outline import Rotate
@@ -29,6 +29,8 @@ from .outline import Rotate
 BASE = 10_000.0
 """Where config.json does not say."""
 
+_MOST = 1e6
+"""Above any share, number of turns or scale that config.json gives"""
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -128,19 +130,21 @@ def _default(_: Fields, plain: NDArray[np.float32], __: float, max_positions: in
 
 def _linear(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
     factor = _factor(scaling)
-    return RotaryConfig(frequencies=_numbers(plain / np.float32(factor)), longest=int(factor * max_positions))
+    return RotaryConfig(
+        frequencies=_numbers(plain / np.float32(factor)), longest=_longest(scaling, factor, max_positions)
+    )
 
 
 def _dynamic(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
     factor = _factor(scaling)
     stretch = Stretch(factor=factor, original=max_positions)
-    return RotaryConfig(frequencies=_numbers(plain), stretch=stretch, longest=int(factor * max_positions))
+    return RotaryConfig(frequencies=_numbers(plain), stretch=stretch, longest=_longest(scaling, factor, max_positions))
 
 
 def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
     """Waves longer than original / low are divided by the factor, those shorter than original / high stay."""
     factor, original = _factor(scaling), scaling.size(_ORIGINAL, max_positions)
-    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    low, high = (scaling.number(name, above=1e-6, most=_MOST) for name in ("low_freq_factor", "high_freq_factor"))
     if high <= low:
         raise CheckpointError(f"{scaling.source}: high_freq_factor {high} should be above low_freq_factor {low}")
     wavelengths = 2 * math.pi / plain
@@ -162,7 +166,10 @@ def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_position
         """The pair, as a number with a fraction, that turns so often in the original length."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first, last = pair_of(scaling.number("beta_fast", 32.0)), pair_of(scaling.number("beta_slow", 1.0))
+    betas = (
+        scaling.number(name, usual, above=1e-6, most=_MOST) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
+    first, last = map(pair_of, betas)
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
@@ -171,7 +178,7 @@ def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_position
     return RotaryConfig(
         frequencies=_numbers(plain / factor * ramp + plain * (1 - ramp)),
         scale=_attention_factor(scaling, factor),
-        longest=max(max_positions, int(factor * original)),
+        longest=max(max_positions, _longest(scaling, factor, original)),
     )
 
 
@@ -181,9 +188,14 @@ def _attention_factor(scaling: Fields, factor: float) -> float:
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
-    mscale, all_dim = (scaling.get(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    mscale, all_dim = (_weight(scaling, name) for name in ("mscale", "mscale_all_dim"))
     usual = scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1)
-    return scaling.number("attention_factor", usual)
+    return scaling.number("attention_factor", usual, most=_MOST)
+
+
+def _weight(scaling: Fields, name: str) -> float:
+    """A number of at least 0, which stands for none."""
+    return scaling.number(name, most=_MOST) if scaling.get(name, 0.0) else 0.0
 
 
 _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConfig]] = {
@@ -196,10 +208,20 @@ _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConf
 
 
 def _factor(scaling: Fields, default: float | None = None) -> float:
-    factor = scaling.number("factor", default)
+    factor = scaling.number("factor", default, most=LARGEST)
     if factor < 1:
         raise CheckpointError(f"{scaling.source}: factor should be at least 1, found {factor}")
     return factor
+
+
+def _longest(scaling: Fields, factor: float, positions: int) -> int:
+    """`factor` times the positions: the longest context, in tokens."""
+    longest = int(factor * positions)
+    if longest > LARGEST:
+        raise CheckpointError(
+            f"{scaling.source}: factor {factor:g} times {positions} positions is {longest}; expected {LARGEST} at most"
+        )
+    return longest
 
 
 def _numbers(frequencies: NDArray[Any]) -> tuple[float, ...]:

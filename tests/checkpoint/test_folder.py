@@ -153,7 +153,7 @@ def test_an_index_that_leaves_the_folder(tmp_path, shard):
 @pytest.mark.parametrize("shard", ["x" * 5000, "a\0b", "\ud800"])
 def test_shard_names_that_no_file_can_have(tmp_path, shard):
     write_index(tmp_path, {"w": shard})
-    with pytest.raises(CheckpointError, match="lacks 1 files") as raised:
+    with pytest.raises(CheckpointError, match=r"lacks 1 files|half a surrogate pair") as raised:
         open_checkpoint(tmp_path)
     str(raised.value).encode()
 
@@ -161,8 +161,8 @@ def test_shard_names_that_no_file_can_have(tmp_path, shard):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "not valid JSON"),
-        ("[]", "no object"),
+        ("", "expected a JSON text"),
+        ("[]", "expected a JSON object"),
         ("{}", "no weight_map"),
         ('{"weight_map": {}}', "no weight_map"),
         ('{"weight_map": []}', "no weight_map"),

@@ -96,3 +96,14 @@ def test_a_template_that_knows_no_system_says_so(folder, monkeypatch, capsys, tm
     say(monkeypatch, "Hi")
     assert run(["chat", "--model", str(other), "--system", "S"]) == 2
     assert capsys.readouterr().err.endswith("refuses the messages: there is no role system\n")
+
+
+def test_a_chat_serves_the_checkpoints_beams_and_goes_on_with_one_answer(folder, monkeypatch, capsys, tmp_path):
+    other = shutil.copytree(folder, tmp_path / "model")
+    settings = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 4}
+    (other / "generation_config.json").write_text(json.dumps(settings))
+    say(monkeypatch, "Hi")
+    assert run(["chat", "--model", str(other), "--max-new-tokens", "4"]) == 0
+    with Engine(other) as engine:
+        expected = engine.chat([user("Hi")], num_return_sequences=1, max_new_tokens=4).text
+    assert capsys.readouterr().out == expected + "\n"

@@ -13,6 +13,8 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import run
 
+from ..tiny import write_checkpoint
+
 PROMPT = "A list of colors: red,"
 
 
@@ -227,3 +229,49 @@ def test_a_file_that_is_not_there_is_named(capsys, tmp_path):
     missing: Path = tmp_path / "missing.txt"
     assert run(["generate", "--prompt-file", str(missing)]) == 2
     assert "missing.txt" in capsys.readouterr().err
+
+
+SERVED = {
+    "beams": {"num_beams": 2},
+    "groups of beams": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    "contrastive search": {"penalty_alpha": 0.6, "top_k": 5},
+    "several results": {"num_beams": 3, "num_return_sequences": 2},
+    "several samples": {"do_sample": True, "seed": 3, "num_return_sequences": 2},
+    "mirostat": {"do_sample": True, "seed": 3, "mirostat": 2, "num_beams": 2},
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_checkpoints_own_settings_are_served(name, capsys, tmp_path):
+    """The engine is as wide as they ask, which no option of the command line said."""
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps(SERVED[name] | {"max_new_tokens": 5}))
+    assert run(["generate", "--model", str(folder), "--prompt", "Hi", "--json"]) == 0
+    texts = [one["text"] for one in json.loads(capsys.readouterr().out)["completions"]]
+    with Engine(folder, max_batch_size=16) as engine:
+        assert texts == [one.text for one in engine.generate("Hi").completions]
+    assert run(["generate", "--model", str(folder), "--prompt", "Hi"]) == 0
+    assert capsys.readouterr().out == "\n".join(texts) + "\n"
+
+
+def test_options_win_over_the_checkpoints_settings(monkeypatch, tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"num_beams": 4, "max_new_tokens": 2}))
+    widths = []
+    monkeypatch.setattr(
+        Engine, "__init__", lambda self, *_, max_batch_size, **__: (widths.append(max_batch_size), exit(3))[0]
+    )
+    for options in ([], ["--num-beams", "2"], ["--num-beams", "1"], ["--top-k", "5", "--penalty-alpha", "0.5"]):
+        with pytest.raises(SystemExit):
+            run(["generate", "--model", str(folder), "--prompt", "Hi", *options])
+    assert widths == [4, 2, 1, 5]
+
+
+def test_settings_of_the_checkpoint_that_cannot_be_are_one_line(capsys, tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    for beams in (10**12, -1, "two", 10**400):
+        (folder / "generation_config.json").write_text(json.dumps({"num_beams": beams}))
+        assert run(["generate", "--model", str(folder), "--prompt", "Hi"]) in (1, 2)
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1

@@ -271,3 +271,10 @@ def test_texts_are_not_too_many_nor_together_too_long(name: str) -> None:
         settle(**{name: [str(i) for i in range(10_001)]})
     with pytest.raises(ParameterError, match=f"^{name}=.* have 100010 characters together, and may have 100000$"):
         settle(**{name: [f"{i:010001}" for i in range(10)]})
+
+
+@pytest.mark.parametrize("name", ["top_k", "seed", "max_new_tokens", "num_beams", "guided_json", "suppress_tokens"])
+def test_a_number_that_python_does_not_write_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ParameterError, match=rf"{name}=.*(<int>|<list>|expected)") as raised:
+        settle(**{name: [-(10**5000)] if name == "suppress_tokens" else -(10**5000)})
+    assert len(str(raised.value)) < 300

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from minillm.config import ModelConfig, read_json
+from minillm.config import ModelConfig
 from minillm.errors import CheckpointError, ModelError, UnsupportedModelError
+from minillm.files import read_json
 from minillm.models import FAMILIES, family_of
 
 from ..families import CONFIGS

@@ -2,14 +2,16 @@
 
 import json
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.errors import UnsupportedModelError
-from minillm.models import load_model
+from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.models import load_model, opt
 
 from ..tiny import write_checkpoint
 
@@ -35,3 +37,29 @@ def test_code_that_comes_along_is_not_run_and_it_is_said(tmp_path: Path, caplog:
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("minillm", logging.WARNING)
     assert "names code of its own (auto_map), which is not run: read as opt" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-8]), r"model\.safetensors is shorter than when it was"),
+        (lambda path: path.write_bytes(path.read_bytes() + bytes(8)), "was changed while it was read"),
+        (lambda path: os.utime(path, ns=(1, 1)), "was changed while it was read"),
+        (Path.unlink, r"model\.safetensors cannot be read"),
+    ],
+    ids=["cut short", "longer", "written again", "gone"],
+)
+def test_weights_that_change_while_they_are_loaded(
+    change: Callable[[Path], object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    build = opt.build
+
+    def changed_meanwhile(*args: Any) -> Any:
+        model = build(*args)
+        change(folder / "model.safetensors")
+        return model
+
+    monkeypatch.setattr(opt, "build", changed_meanwhile)
+    with pytest.raises(CheckpointError, match=words):
+        load_model(folder, NumpyBackend(weight_order="F"))  # which copies: nothing is mapped that could be cut short

@@ -130,3 +130,33 @@ def test_texts_beyond_the_original_length(name: str, tmp_path: Path) -> None:
     expected = reference.generate(reference.build_model(raw, 7), prompt, max_new_tokens=40)[0][0]
     assert len(set(expected)) >= 8
     assert generate(runner_of(ours, page_size=16), [prompt, line[:5]], max_new_tokens=40)[0] == expected
+
+
+WRONG = [0, -1, -1e308, 1e-320, 1e308, 10**300, 10**400, float("nan"), float("inf"), True, "2", [2], {"a": 2}]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: f"{value!s:.12}")
+@pytest.mark.parametrize("name", SCALINGS)
+def test_any_number_in_any_field_is_frequencies_or_one_line(name: str, value: Any) -> None:
+    fields = {
+        *("rope_theta", "factor", "original_max_position_embeddings", "mscale", "mscale_all_dim", "beta_fast"),
+        *("beta_slow", "attention_factor", "low_freq_factor", "high_freq_factor", "truncate", "rope_type"),
+    }
+    for field in sorted(fields):
+        try:
+            config = read_rotary(Fields({"rope_parameters": SCALINGS[name] | {field: value}}), 16, 64)
+        except (CheckpointError, UnsupportedModelError) as error:
+            assert "\n" not in str(error)
+            assert len(str(error)) < 250
+        else:
+            numbers = [*config.frequencies, config.scale, config.longest]
+            assert np.all(np.isfinite(numbers)), field
+            assert config.longest <= 2**24
+
+
+def test_weights_that_cancel_the_scale_are_refused() -> None:
+    """0.1 * mscale_all_dim * ln 4 + 1 would be 0."""
+    scaling = SCALINGS["yarn"] | {"mscale": 1.0, "mscale_all_dim": -10 / np.log(4.0)}
+    with pytest.raises(CheckpointError, match="mscale_all_dim should be above 0"):
+        read_rotary(Fields({"rope_parameters": scaling}), 16, 64)
