@@ -1,0 +1,217 @@
+"""Runs batches of inputs in child processes with limits of memory and time, and finds the input that broke one."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+POLL_SECONDS = 0.02
+START_SECONDS = 60
+"""Processor time that a child has before its first input"""
+
+QUIET = {
+    **{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+    **{"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0", "COLUMNS": "80"},
+    **{"PYTHONWARNINGS": "ignore"},
+}
+"""The children's environment: one thread each, no network, the same order of sets each time."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a child: address space in bytes for all of it, seconds for one input."""
+
+    memory: int = 3 << 30
+    cpu: float = 10
+    wall: float = 60
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An input that was neither answered nor refused as it should be."""
+
+    subject: str
+    number: int
+    kind: str
+    """Type of the exception, the signal that ended the process, or "hang" """
+    place: str
+    """File and line of minillm where it happened, as far as that is known"""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.number}: {self.kind} at {self.place}: {self.text}"
+
+
+@dataclass
+class _Watch:
+    """What is known of a running child."""
+
+    process: subprocess.Popen[bytes]
+    journal: Path
+    number: int | None = None
+    """The input that it is at"""
+    done: int = 0
+    faults: list[dict[str, object]] = field(default_factory=list)
+    _read: int = 0
+    _since: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        self._since = self._clocks()
+
+    def update(self) -> None:
+        """Read what the journal has more."""
+        if not self.journal.exists() or self.journal.stat().st_size == self._read:
+            return
+        with self.journal.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._read += len(lines)
+        for entry in map(json.loads, lines.splitlines()):
+            self.number = entry.get("begin")
+            if "end" in entry:
+                self.done += 1
+                if "kind" in entry:
+                    self.faults.append(entry)
+        if lines:
+            self._since = self._clocks()
+
+    def overdue(self, limits: Limits) -> str:
+        """Which limit the present input has passed; "" if none."""
+        cpu, wall = (now - then for now, then in zip(self._clocks(), self._since, strict=True))
+        cpu_limit = limits.cpu if self.number is not None else START_SECONDS
+        wall_limit = limits.wall if self.number is not None else 5 * START_SECONDS
+        return f"{cpu:.1f} s of processor time" if cpu > cpu_limit else f"{wall:.0f} s" if wall > wall_limit else ""
+
+    def _clocks(self) -> tuple[float, float]:
+        """Processor time of the child, of its own and of what it waited for, and the time of day."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = sum(map(int, fields[11:15]))
+        except (OSError, ValueError):  # it has ended, or there is no /proc
+            ticks = 0
+        return ticks / os.sysconf("SC_CLK_TCK"), time.monotonic()
+
+
+def run_batch(subject: str, start: int, stop: int, limits: Limits = Limits(), *, verbose: bool = False) -> list[Fault]:
+    """Run the inputs `start` to `stop` (not included). After one that ends its process the rest go on in a new one."""
+    faults: list[Fault] = []
+    while start < stop:
+        found, start = _run_child(subject, start, stop, limits, verbose=verbose)
+        faults += found
+    return faults
+
+
+def _run_child(subject: str, start: int, stop: int, limits: Limits, *, verbose: bool) -> tuple[list[Fault], int]:
+    """Faults of the inputs that one child ran, and the number to go on with."""
+    with _child(subject, start, stop, limits, verbose=verbose) as (watch, errors):
+        ending = _wait(watch, limits, errors)
+        said = errors.read_text(encoding="utf-8", errors="replace")
+    if verbose:
+        print(said, file=sys.stderr)
+    faults = [_fault(subject, entry) for entry in watch.faults]
+    if start + watch.done == stop:
+        return faults, stop
+    if watch.number is None:
+        raise RuntimeError(f"the child of {subject} ended ({ending}) between inputs, or never began:\n{said[-2000:]}")
+    place = _python_place(said)
+    last = " ".join(said.split("Fatal Python error")[0].split())[-200:]
+    return [*faults, Fault(subject, watch.number, ending.partition(" ")[0], place, f"{ending}; {last}")], watch.number + 1
+
+
+@contextmanager
+def _child(subject: str, start: int, stop: int, limits: Limits, *, verbose: bool) -> Iterator[tuple[_Watch, Path]]:
+    """A child at work, and the file with what it writes to stderr; killed, and its files gone, at the end."""
+    place = Path(tempfile.mkdtemp(prefix="minillm-fuzz-"))
+    errors, work = place / "errors", place / "work"
+    work.mkdir()
+    command = [sys.executable, "-m", "tests.fuzz.child", subject, str(start), str(stop), str(place / "journal"), str(work)]
+    home = {"HF_HOME": str(place / "hub"), "HOME": str(place), "XDG_CACHE_HOME": str(place / "cache")}
+    environment = os.environ | QUIET | home | ({"MINILLM_FUZZ_VERBOSE": "1"} if verbose else {})
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_limiter(limits, stop - start),
+        )
+    try:
+        yield _Watch(process, place / "journal"), errors
+    finally:
+        _kill(process)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _limiter(limits: Limits, inputs: int) -> Callable[[], None]:
+    """What sets a child's limits; that of its processor time is for a child whose parent has gone."""
+
+    def set_limits() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        seconds = int(START_SECONDS + limits.cpu * inputs)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+    return set_limits
+
+
+def _wait(watch: _Watch, limits: Limits, errors: Path) -> str:
+    """Wait for a child's end. Returns how it ended: "exit code", a signal, or "hang"."""
+    while watch.process.poll() is None:
+        watch.update()
+        late = watch.overdue(limits)
+        if late:
+            _ask_where(watch.process, errors)
+            watch.update()
+            return f"hang after {late}"
+        time.sleep(POLL_SECONDS)
+    watch.update()
+    code = watch.process.returncode
+    return f"{signal.Signals(-code).name} ended the process" if code < 0 else f"exit code {code}"
+
+
+def _ask_where(process: subprocess.Popen[bytes], errors: Path) -> None:
+    """Let faulthandler write where a hanging child is."""
+    size = errors.stat().st_size
+    process.send_signal(signal.SIGUSR1)
+    for _ in range(50):
+        time.sleep(POLL_SECONDS)
+        if errors.stat().st_size > size:
+            break
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a child and the processes that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _python_place(said: str) -> str:
+    """The innermost line of minillm in the newest traceback of faulthandler, which shows the innermost first."""
+    newest = re.split(r"(?:Current thread|Thread) 0x", said)[1:]
+    found = re.findall(r'File "[^"]*/(minillm/[^"]+\.py)", line (\d+)', "".join(newest[-1:])) if newest else []
+    current = re.findall(r"Current thread 0x.*?(?=\n\n|\Z|Thread 0x)", said, re.DOTALL)
+    if current:
+        found = re.findall(r'File "[^"]*/(minillm/[^"]+\.py)", line (\d+)', current[-1])
+    return f"{found[0][0]}:{found[0][1]}" if found else "outside minillm"
+
+
+def _fault(subject: str, entry: dict[str, object]) -> Fault:
+    return Fault(subject, int(str(entry["end"])), str(entry["kind"]), str(entry["place"]), str(entry["text"]))
