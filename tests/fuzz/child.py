@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .outcome import place_of
+from .outcome import COUNTS, place_of
 
 
 class Journal:
@@ -52,7 +52,8 @@ def main(subject: str, start: int, stop: int, journal: Journal, folder: Path) ->
                 traceback.print_exc()
             journal.write(end=number, **fault_of(error))
         else:
-            journal.write(end=number)
+            journal.write(end=number, counts=COUNTS)
+            COUNTS.clear()
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.02
@@ -54,6 +56,15 @@ class Fault:
 
 
 @dataclass
+class Batch:
+    """What inputs came to."""
+
+    faults: list[Fault] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Calls that were "answered" and "refused" """
+
+
+@dataclass
 class _Watch:
     """What is known of a running child."""
 
@@ -61,8 +72,7 @@ class _Watch:
     journal: Path
     number: int | None = None
     """The input that it is at"""
-    done: int = 0
-    faults: list[dict[str, object]] = field(default_factory=list)
+    ended: list[dict[str, Any]] = field(default_factory=list)
     _read: int = 0
     _since: tuple[float, float] = (0.0, 0.0)
 
@@ -81,9 +91,7 @@ class _Watch:
         for entry in map(json.loads, lines.splitlines()):
             self.number = entry.get("begin")
             if "end" in entry:
-                self.done += 1
-                if "kind" in entry:
-                    self.faults.append(entry)
+                self.ended.append(entry)
         if lines:
             self._since = self._clocks()
 
@@ -104,30 +112,34 @@ class _Watch:
         return ticks / os.sysconf("SC_CLK_TCK"), time.monotonic()
 
 
-def run_batch(subject: str, start: int, stop: int, limits: Limits = Limits(), *, verbose: bool = False) -> list[Fault]:
+def run_batch(subject: str, start: int, stop: int, limits: Limits = Limits(), *, verbose: bool = False) -> Batch:
     """Run the inputs `start` to `stop` (not included). After one that ends its process the rest go on in a new one."""
-    faults: list[Fault] = []
+    batch = Batch()
     while start < stop:
-        found, start = _run_child(subject, start, stop, limits, verbose=verbose)
-        faults += found
-    return faults
+        start = _run_child(batch, subject, start, stop, limits, verbose=verbose)
+    return batch
 
 
-def _run_child(subject: str, start: int, stop: int, limits: Limits, *, verbose: bool) -> tuple[list[Fault], int]:
-    """Faults of the inputs that one child ran, and the number to go on with."""
+def _run_child(batch: Batch, subject: str, start: int, stop: int, limits: Limits, *, verbose: bool) -> int:
+    """Add what the inputs of one child came to. Returns the number to go on with."""
     with _child(subject, start, stop, limits, verbose=verbose) as (watch, errors):
         ending = _wait(watch, limits, errors)
         said = errors.read_text(encoding="utf-8", errors="replace")
     if verbose:
         print(said, file=sys.stderr)
-    faults = [_fault(subject, entry) for entry in watch.faults]
-    if start + watch.done == stop:
-        return faults, stop
+    for entry in watch.ended:
+        batch.counts.update(entry.get("counts", {}))
+        if "kind" in entry:
+            batch.faults.append(Fault(subject, entry["end"], entry["kind"], entry["place"], entry["text"]))
+    if start + len(watch.ended) == stop:
+        return stop
     if watch.number is None:
         raise RuntimeError(f"the child of {subject} ended ({ending}) between inputs, or never began:\n{said[-2000:]}")
-    place = _python_place(said)
     last = " ".join(said.split("Fatal Python error")[0].split())[-200:]
-    return [*faults, Fault(subject, watch.number, ending.partition(" ")[0], place, f"{ending}; {last}")], watch.number + 1
+    batch.faults.append(
+        Fault(subject, watch.number, ending.partition(" ")[0], _python_place(said), f"{ending}; {last}")
+    )
+    return watch.number + 1
 
 
 @contextmanager
@@ -212,6 +224,3 @@ def _python_place(said: str) -> str:
         found = re.findall(r'File "[^"]*/(minillm/[^"]+\.py)", line (\d+)', current[-1])
     return f"{found[0][0]}:{found[0][1]}" if found else "outside minillm"
 
-
-def _fault(subject: str, entry: dict[str, object]) -> Fault:
-    return Fault(subject, int(str(entry["end"])), str(entry["kind"]), str(entry["place"]), str(entry["text"]))

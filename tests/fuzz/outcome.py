@@ -1,6 +1,7 @@
 """The verdict on one input: answered, refused in one printable line, or a fault."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ LONGEST = 500
 """Characters that a message may have"""
 
 PACKAGE = str(Path(minillm.__file__).parent)
+
+
+COUNTS: Counter[str] = Counter()
+"""Calls of this process that were answered, and refused; input that is never answered tries little."""
 
 
 class WrongError(Exception):
@@ -30,10 +35,13 @@ def attempt(call: Callable[[], Any]) -> Any:
         BaseException: whatever else the call raises.
     """
     try:
-        return call()
+        answer = call()
     except MinillmError as error:
         check_message(error)
-    return None
+        COUNTS["refused"] += 1
+        return None
+    COUNTS["answered"] += 1
+    return answer
 
 
 def check_message(error: MinillmError) -> None:

@@ -11,12 +11,12 @@ LIMITS = Limits(memory=1 << 30, cpu=0.5, wall=2)
 @pytest.mark.parametrize("start", [0, len(ENDS) // 2])
 def test_planted_faults_are_found_and_the_others_go_on(start):
     stop = min(start + len(ENDS) // 2, len(ENDS))
-    found = {fault.number: fault.kind for fault in run_batch("planted", start, stop, LIMITS)}
+    found = {fault.number: fault.kind for fault in run_batch("planted", start, stop, LIMITS).faults}
     assert found == {number: kind for number, (kind, _) in enumerate(ENDS) if kind and start <= number < stop}
 
 
 def test_a_fault_says_how_to_repeat_it():
-    [fault] = run_batch("planted", 2, 3, LIMITS)
+    [fault] = run_batch("planted", 2, 3, LIMITS).faults
     assert str(fault) == "planted 2: KeyError at outside minillm: 'no such key'"
 
 
