@@ -149,8 +149,7 @@ def _child(subject: str, start: int, stop: int, limits: Limits, *, verbose: bool
     errors, work = place / "errors", place / "work"
     work.mkdir()
     command = [sys.executable, "-m", "tests.fuzz.child", subject, str(start), str(stop), str(place / "journal"), str(work)]
-    home = {"HF_HOME": str(place / "hub"), "HOME": str(place), "XDG_CACHE_HOME": str(place / "cache")}
-    environment = os.environ | QUIET | home | ({"MINILLM_FUZZ_VERBOSE": "1"} if verbose else {})
+    environment = os.environ | QUIET | {"HF_HOME": str(place / "hub")} | ({"MINILLM_FUZZ_VERBOSE": "1"} if verbose else {})
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
             command,
