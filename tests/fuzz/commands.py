@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,8 +23,33 @@ from .mutate import FLOATS, TEXTS, WHOLE
 from .outcome import COUNTS, LONGEST, blemish_of, expect
 
 CODES = (0, 1, 2)
-MODELS = ("model", "model", "model", "raw", "nowhere", "text.txt", ".", "", "owner/name", "a/b/c", "/dev/null", "model/config.json")
-OUTPUTS = ("out", "out.html", "out.png", "out.json", "no/such/folder", "model", ".", "", "/dev/null", "/dev/full", "text.txt")
+MODELS = (
+    "model",
+    "model",
+    "model",
+    "raw",
+    "nowhere",
+    "text.txt",
+    ".",
+    "",
+    "owner/name",
+    "a/b/c",
+    "/dev/null",
+    "model/config.json",
+)
+OUTPUTS = (
+    "out",
+    "out.html",
+    "out.png",
+    "out.json",
+    "no/such/folder",
+    "model",
+    ".",
+    "",
+    "/dev/null",
+    "/dev/full",
+    "text.txt",
+)
 INPUTS = ("text.txt", "bytes.bin", "model", "", "nowhere", "schema.json", "grammar.lark", "empty.txt")
 SENSIBLE: dict[str, tuple[str, ...]] = {
     "--model": MODELS,
@@ -57,7 +83,9 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "--layer": ("0", "1", "2", "-1"),
 }
 REPEATABLE = ("--prompt", "--stop")
-STRANGE = [str(value) for value in (*WHOLE, *FLOATS)] + [text for text in TEXTS if "\0" not in text and len(text) < 5000]
+STRANGE = [str(value) for value in (*WHOLE, *FLOATS)] + [
+    text for text in TEXTS if "\0" not in text and len(text) < 5000
+]
 STRANGE += ["--", "-", "-h", "--no-such-option", "@file", "~", "*", "NaN", "0x10", "1_000", "٣", "1e5", "true"]
 SEEDS: dict[str, tuple[str, ...]] = {
     "generate": ("--backend", "numpy", "--model", "model", "--max-new-tokens", "3"),
@@ -68,10 +96,26 @@ SEEDS: dict[str, tuple[str, ...]] = {
     "perplexity": ("--backend", "numpy", "--model", "model", "--text", "text.txt", "--dtype", "float32"),
     "quantize": ("--dtype", "int8"),
     "analyze": ("--hardware", "a100"),
-    "profile": (*("--backend", "numpy", "--model", "model", "--repeat", "1", "--new-tokens", "2"), "--prompt-length", "4"),
+    "profile": (
+        *("--backend", "numpy", "--model", "model", "--repeat", "1", "--new-tokens", "2"),
+        "--prompt-length",
+        "4",
+    ),
     "bench": (),
 }
-COMMON = ("generate", "generate", "generate", "chat", "compare", "inspect", "tokenize", "perplexity", "quantize", "analyze", "bench")
+COMMON = (
+    "generate",
+    "generate",
+    "generate",
+    "chat",
+    "compare",
+    "inspect",
+    "tokenize",
+    "perplexity",
+    "quantize",
+    "analyze",
+    "bench",
+)
 
 
 def prepare(folder: Path) -> Callable[[int, Random], None]:
@@ -84,7 +128,10 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
 
     def run(number: int, rng: Random) -> None:
         os.chdir(place)
-        vector, stdin = arguments(rng, options), rng.choice([b"", b"red, green", b"a\nb\n\n", b"\xff\xfe", b"a" * 5000, b"\0\n"])
+        vector, stdin = (
+            arguments(rng, options),
+            rng.choice([b"", b"red, green", b"a\nb\n\n", b"\xff\xfe", b"a" * 5000, b"\0\n"]),
+        )
         call = _real if rng.random() < 0.015 else _within
         try:
             code, out, err = call(vector, stdin)
@@ -169,7 +216,10 @@ def _positionals(rng: Random, command: str) -> list[str]:
 
 def _within(vector: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
     """Run a command in this process. Returns its exit code, stdout and stderr."""
-    streams = [io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors=e) for data, e in ((stdin, "surrogateescape"), (b"", "strict"), (b"", "backslashreplace"))]
+    streams = [
+        io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors=e)
+        for data, e in ((stdin, "surrogateescape"), (b"", "strict"), (b"", "backslashreplace"))
+    ]
     usual, sys.stdin = sys.stdin, streams[0]
     try:
         with contextlib.redirect_stdout(streams[1]), contextlib.redirect_stderr(streams[2]):
@@ -194,7 +244,9 @@ def _real(vector: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def _check(vector: list[str], code: Any, out: bytes, err: bytes, place: Path, before: dict[str, tuple[int, int]]) -> None:
+def _check(
+    vector: list[str], code: Any, out: bytes, err: bytes, place: Path, before: dict[str, tuple[int, int]]
+) -> None:
     shown = " ".join(vector)[:120]
     said = err.decode("utf-8", "replace")
     expect(code in CODES, f"exit code {code!r} of {shown!r}: {said[-200:]!r}")
@@ -204,9 +256,13 @@ def _check(vector: list[str], code: Any, out: bytes, err: bytes, place: Path, be
     new = {name for name in after if after[name] != before.get(name) and (place / name).is_file()}
     if code != 0:
         expect(said.strip(), f"{shown!r} failed without a word")
-        expect(not new and before.keys() <= after.keys(), f"{shown!r} failed and left {sorted(new)[:5]} ({said[-100:]!r})")
+        expect(
+            not new and before.keys() <= after.keys(), f"{shown!r} failed and left {sorted(new)[:5]} ({said[-100:]!r})"
+        )
         last = said.rstrip("\n").split("\n")[-1]
-        by_argparse = " error: " in last[: len("minillm perplexity: error: ")]  # it quotes all words that it does not know
+        by_argparse = (
+            " error: " in last[: len("minillm perplexity: error: ")]
+        )  # it quotes all words that it does not know
         blemish = blemish_of(last, 100_000 if by_argparse else LONGEST)
         expect(not blemish, f"{shown!r}: the error {blemish}: {last[:300]!r}")
     for name in new:
@@ -219,7 +275,7 @@ def _check(vector: list[str], code: Any, out: bytes, err: bytes, place: Path, be
 def _check_file(path: Path, vector: list[str]) -> None:
     """A file that a command wrote is whole."""
     content = path.read_bytes()
-    option = next((o for o, word in zip(vector, vector[1:], strict=False) if word == path.name), "")
+    option = next((option for option, word in pairwise(vector) if word == path.name), "")
     if path.suffix == ".json" or option == "--trace":
         _check_json(content, path.name)
     elif option == "--html":

@@ -121,15 +121,21 @@ def _use(rng: Random, folder: Path, damaged: set[str]) -> None:
 
 def _compare_weights(folder: Path) -> None:
     """The same numbers as the safetensors library reads from the files."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     ours = open_checkpoint(folder)
     for path in ours.files:
         if path.suffix != ".safetensors":
             continue
-        with safe_open(path, "np") as theirs:
+        try:
+            reader = safe_open(path, "np")
+        except SafetensorError:  # of what there is in no tensor: its metadata
+            continue
+        with reader as theirs:
             for name in theirs.keys():  # noqa: SIM118 - it is no mapping
                 if name in ours and ours[name].file.path == path and ours[name].dtype != "bfloat16":
                     expected, found = theirs.get_tensor(name), ours[name].load()
-                    same = found.shape == expected.shape and np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+                    same = found.shape == expected.shape and np.array_equal(
+                        found, expected, equal_nan=found.dtype.kind == "f"
+                    )
                     expect(same, f"{name} differs from what the safetensors library reads")

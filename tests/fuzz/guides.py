@@ -15,15 +15,56 @@ from .outcome import attempt, expect
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
 HOSTILE_REGEXES = (
-    *("(a{1,1000}){1,1000}", "((a*)*)*b", "(a|a)*" * 50, "(" * 10_000 + ")" * 10_000, "a{1000000000}", "[", "(?=a)", r"\1"),
+    *(
+        "(a{1,1000}){1,1000}",
+        "((a*)*)*b",
+        "(a|a)*" * 50,
+        "(" * 10_000 + ")" * 10_000,
+        "a{1000000000}",
+        "[",
+        "(?=a)",
+        r"\1",
+    ),
     *(r"\p{L}{500}", "(.|\n){0,100000}", "x" * 100_000, "|".join(f"w{i}" for i in range(20_000)), "(?i)" + "k" * 5000),
-    *(r"[^\x00-\U0010ffff]", "(?P<a>a)(?P<a>b)", "a**", "^$", "\\", "\ud800", "\0", "[a-z]{0,5000}" * 20, "(((.{9}){9}){9}){9}"),
+    *(
+        r"[^\x00-\U0010ffff]",
+        "(?P<a>a)(?P<a>b)",
+        "a**",
+        "^$",
+        "\\",
+        "\ud800",
+        "\0",
+        "[a-z]{0,5000}" * 20,
+        "(((.{9}){9}){9}){9}",
+    ),
 )
 HOSTILE_GRAMMARS = (
-    *("start: start", "start: a\na: b\nb: a", 'start: "a" start start start | ""', "start: /(a{1,1000}){1,1000}/", "start:"),
-    *("", 'start: x', "start: " + "(" * 5000 + '"a"' + ")" * 5000, 'start: "a"{100000}', "start: /[/", "%import common.INT"),
-    *("\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(60)) + '\nr60: "a"\nstart: r0', 'start: "\\ud800"', "start: " * 9999),
-    *('start: %json {"type": "object"}', "start: <[999999999]>", "start: <|no such token|>", 'start[max_tokens=-1]: "a"'),
+    *(
+        "start: start",
+        "start: a\na: b\nb: a",
+        'start: "a" start start start | ""',
+        "start: /(a{1,1000}){1,1000}/",
+        "start:",
+    ),
+    *(
+        "",
+        "start: x",
+        "start: " + "(" * 5000 + '"a"' + ")" * 5000,
+        'start: "a"{100000}',
+        "start: /[/",
+        "%import common.INT",
+    ),
+    *(
+        "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(60)) + '\nr60: "a"\nstart: r0',
+        'start: "\\ud800"',
+        "start: " * 9999,
+    ),
+    *(
+        'start: %json {"type": "object"}',
+        "start: <[999999999]>",
+        "start: <|no such token|>",
+        'start[max_tokens=-1]: "a"',
+    ),
 )
 
 
@@ -52,7 +93,11 @@ def hostile_schema(rng: Random) -> Any:
             lambda: {"type": "number", "multipleOf": 1e-300},
             lambda: {"type": "integer", "minimum": 10**400, "maximum": -1},
             lambda: {"type": "object", "properties": {f"k{i}": {} for i in range(many // 10)}, "required": ["zz"]},
-            lambda: {"type": "object", "patternProperties": {"(a+)+$": {"type": "null"}}, "additionalProperties": False},
+            lambda: {
+                "type": "object",
+                "patternProperties": {"(a+)+$": {"type": "null"}},
+                "additionalProperties": False,
+            },
             lambda: _deep_schema(rng.choice([10, 100, 300])),
             lambda: {"not": {}},
             lambda: False,
@@ -101,7 +146,10 @@ def grammar(rng: Random) -> str:
     names = [f"r{i}" for i in range(rng.randrange(1, 5))]
     rules = []
     for name in ["start", *names]:
-        parts = [rng.choice([*names, '"a"', '"red"', "/[a-z]+/", '"b"?', '("c" | "d")*', *names]) for _ in range(rng.randrange(1, 4))]
+        parts = [
+            rng.choice([*names, '"a"', '"red"', "/[a-z]+/", '"b"?', '("c" | "d")*', *names])
+            for _ in range(rng.randrange(1, 4))
+        ]
         rules.append(f"{name}: {rng.choice([' ', ' | ']).join(parts)}")
     return "\n".join(rules)
 
@@ -155,8 +203,12 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
 
 def _guided(rng: Random, engine: Engine) -> None:
     field, value, holds = guide(rng)
-    more = rng.choice([{}, {}, {"do_sample": True, "seed": 5}, {"num_beams": 3}, {"stop_strings": ["a"]}, {"min_new_tokens": 5}])
-    result = attempt(lambda: engine.generate("red, green", max_new_tokens=rng.choice([1, 10, 40]), **{field: value}, **more))
+    more = rng.choice(
+        [{}, {}, {"do_sample": True, "seed": 5}, {"num_beams": 3}, {"stop_strings": ["a"]}, {"min_new_tokens": 5}]
+    )
+    result = attempt(
+        lambda: engine.generate("red, green", max_new_tokens=rng.choice([1, 10, 40]), **{field: value}, **more)
+    )
     for completion in result.completions if result is not None else []:
         if completion.finish_reason == "stop" and "stop_strings" not in more:
             expect(holds(completion.text), f"{field} {str(value)[:80]!r} gave {completion.text[:80]!r}")
@@ -168,7 +220,9 @@ def _stopped(rng: Random, engine: Engine) -> None:
     free = engine.generate("red, green", max_new_tokens=30, **more).text
     stops = [_stop_string(rng, free) for _ in range(rng.choice([1, 2, 5, 500]))]
     keep = rng.random() < 0.3
-    found = attempt(lambda: engine.generate("red, green", max_new_tokens=30, stop_strings=stops, include_stop=keep, **more))
+    found = attempt(
+        lambda: engine.generate("red, green", max_new_tokens=30, stop_strings=stops, include_stop=keep, **more)
+    )
     if found is None:
         return
     ends = [(free.index(stop) + len(stop), free.index(stop)) for stop in stops if stop in free]

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,14 @@ START_SECONDS = 60
 """Processor time that a child has before its first input"""
 
 QUIET = {
-    **{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
-    **{"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0", "COLUMNS": "80"},
-    **{"PYTHONWARNINGS": "ignore"},
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONWARNINGS": "ignore",
 }
 """The children's environment: one thread each, no network, the same order of sets each time."""
 
@@ -135,10 +140,10 @@ def _run_child(batch: Batch, subject: str, start: int, stop: int, limits: Limits
         return stop
     if watch.number is None:
         raise RuntimeError(f"the child of {subject} ended ({ending}) between inputs, or never began:\n{said[-2000:]}")
-    last = " ".join(said.split("Fatal Python error")[0].split())[-200:]
-    batch.faults.append(
-        Fault(subject, watch.number, ending.partition(" ")[0], _python_place(said), f"{ending}; {last}")
-    )
+    stack = _python_stack(said)
+    place = next((frame for frame in stack if frame.startswith("minillm/")), "outside minillm")
+    text = f"{ending}; {' < '.join(stack[:3]) or said[-200:]!r}"
+    batch.faults.append(Fault(subject, watch.number, ending.partition(" ")[0], place, text))
     return watch.number + 1
 
 
@@ -148,8 +153,19 @@ def _child(subject: str, start: int, stop: int, limits: Limits, *, verbose: bool
     place = Path(tempfile.mkdtemp(prefix="minillm-fuzz-"))
     errors, work = place / "errors", place / "work"
     work.mkdir()
-    command = [sys.executable, "-m", "tests.fuzz.child", subject, str(start), str(stop), str(place / "journal"), str(work)]
-    environment = os.environ | QUIET | {"HF_HOME": str(place / "hub")} | ({"MINILLM_FUZZ_VERBOSE": "1"} if verbose else {})
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.child",
+        subject,
+        str(start),
+        str(stop),
+        str(place / "journal"),
+        str(work),
+    ]
+    environment = (
+        os.environ | QUIET | {"HF_HOME": str(place / "hub")} | ({"MINILLM_FUZZ_VERBOSE": "1"} if verbose else {})
+    )
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
             command,
@@ -207,19 +223,13 @@ def _ask_where(process: subprocess.Popen[bytes], errors: Path) -> None:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a child and the processes that it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
-def _python_place(said: str) -> str:
-    """The innermost line of minillm in the newest traceback of faulthandler, which shows the innermost first."""
-    newest = re.split(r"(?:Current thread|Thread) 0x", said)[1:]
-    found = re.findall(r'File "[^"]*/(minillm/[^"]+\.py)", line (\d+)', "".join(newest[-1:])) if newest else []
-    current = re.findall(r"Current thread 0x.*?(?=\n\n|\Z|Thread 0x)", said, re.DOTALL)
-    if current:
-        found = re.findall(r'File "[^"]*/(minillm/[^"]+\.py)", line (\d+)', current[-1])
-    return f"{found[0][0]}:{found[0][1]}" if found else "outside minillm"
-
+def _python_stack(said: str) -> list[str]:
+    """File and line of each frame in the last traceback of faulthandler, the innermost first."""
+    current = re.findall(r"(?:Current thread|Stack) .*?(?=\n\n|\Z|\n(?:Current thread|Thread|Stack) )", said, re.DOTALL)
+    frames = re.findall(r'File "([^"]*)", line (\d+)', current[-1]) if current else []
+    return [f"{re.sub(r'.*/(?=minillm/|site-packages/|tests/)', '', path)}:{line}" for path, line in frames]

@@ -41,9 +41,18 @@ def strategy(rng: Random, kind: str) -> dict[str, Any]:
     ways: list[dict[str, Any]] = [
         {},
         {},
-        {"do_sample": True, "seed": rng.randrange(1000), "temperature": rng.choice([0.5, 1.5]), "top_k": rng.choice([0, 5])},
+        {
+            "do_sample": True,
+            "seed": rng.randrange(1000),
+            "temperature": rng.choice([0.5, 1.5]),
+            "top_k": rng.choice([0, 5]),
+        },
         {"do_sample": True, "seed": 1, "num_return_sequences": rng.choice([2, 3])},
-        {"num_beams": rng.choice([2, 3]), "num_return_sequences": rng.choice([1, 2]), "early_stopping": rng.choice([True, False])},
+        {
+            "num_beams": rng.choice([2, 3]),
+            "num_return_sequences": rng.choice([1, 2]),
+            "early_stopping": rng.choice([True, False]),
+        },
         {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
         {"use_cache": False},
@@ -109,7 +118,9 @@ class Bench:
         helper = write_checkpoint(folder / "helper", seed=3)
         options = {"backend": "numpy", "threads": 1}
         kinds: dict[str, dict[str, Any]] = {"plain": {}, "draft": {"draft": helper}, "amateur": {"amateur": helper}}
-        self.alone = {kind: Engine(model, **options, cache_bytes=500 * PAGE_BYTES, **more) for kind, more in kinds.items()}
+        self.alone = {
+            kind: Engine(model, **options, cache_bytes=500 * PAGE_BYTES, **more) for kind, more in kinds.items()
+        }
         kinds["prefix"] = {"prefix_cache": True}
         self.tight = {
             (kind, pages): Engine(model, **options, cache_bytes=pages * PAGE_BYTES, max_batch_size=4, **more)
@@ -140,30 +151,37 @@ def _step_by_step(engine: Engine, alone: Engine, works: list[Work]) -> None:
     """All requests on one step loop."""
     known: dict[int, Work] = {}
     for step in range(1000):
-        for work in works:
-            if work.at == step:
-                request_id = _add(engine, work)
-                if request_id is not None:
-                    known[request_id] = work
-            if work.abort is not None and work.at + work.abort == step:
-                for request_id, other in known.items():
-                    if other is work:
-                        engine.abort(request_id)
+        _come_and_go(engine, works, known, step)
         try:
             events = engine.step()
         except (PlantedError, MinillmError) as error:
             events = []
             expect(any(work.fails for work in works), f"nothing was planted, and a step raised {error!r}")
-        for event in events:
-            expect(event.request_id in known, f"an event of the unknown request {event.request_id}")
-            known[event.request_id].take(event)
+        _take(known, events)
         if step > 10 and not engine.busy:
             break
     expect(not engine.busy, "requests run for ever")
-    for event in engine.step():
-        known[event.request_id].take(event)
+    _take(known, engine.step())
     for work in known.values():
         _check_work(alone, work)
+
+
+def _come_and_go(engine: Engine, works: list[Work], known: dict[int, Work], step: int) -> None:
+    """Add and drop the requests whose time it is."""
+    for work in works:
+        if work.at == step:
+            request_id = _add(engine, work)
+            if request_id is not None:
+                known[request_id] = work
+        if work.abort is not None and work.at + work.abort == step:
+            for request_id in [i for i, other in known.items() if other is work]:
+                engine.abort(request_id)
+
+
+def _take(known: dict[int, Work], events: list[Any]) -> None:
+    for event in events:
+        expect(event.request_id in known, f"an event of the unknown request {event.request_id}")
+        known[event.request_id].take(event)
 
 
 def _add(engine: Engine, work: Work) -> int | None:
@@ -188,7 +206,10 @@ def _check_work(alone: Engine, work: Work) -> None:
     for index, completion in enumerate(expected):
         if work.reasons.get(index) == "abort":
             found = work.tokens[index]
-            expect("num_beams" in work.fields or found == completion.token_ids[: len(found)], _differs(work, index, completion))
+            expect(
+                "num_beams" in work.fields or found == completion.token_ids[: len(found)],
+                _differs(work, index, completion),
+            )
         elif not aborted or index in work.reasons:
             expect(work.tokens[index] == completion.token_ids, _differs(work, index, completion))
             expect(work.reasons.get(index) == completion.finish_reason, f"{work.reasons} of {work.fields}")

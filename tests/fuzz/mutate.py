@@ -9,8 +9,35 @@ EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 
 WHOLE = (0, 1, 2, 3, 5, 7, 8, 63, 64, 65, 1000, 10**6, -1, -2, *EXTREMES, 2**64, -(2**31), -(2**63), 10**30)
 FLOATS = (0.0, -0.0, 0.5, 1.0, 1.5, -1.0, 1e-300, 1e-6, 1e6, 1e38, 1e308, float("nan"), float("inf"), float("-inf"))
 TEXTS = (
-    *("", " ", "a", "user", "</s>", "default", "float16", "\n", "a\nb", "\r\n", "\t", "\0", "\x1b[31mred\x1b[0m", "\x9b2J"),
-    *("\u2028", "\u202e", "\ufeff", "\ud800", "\udcff", "e\u0301", "😀", "日本" * 30, "%s%n{0}", "{{ 7 * 7 }}", "../../etc"),
+    *(
+        "",
+        " ",
+        "a",
+        "user",
+        "</s>",
+        "default",
+        "float16",
+        "\n",
+        "a\nb",
+        "\r\n",
+        "\t",
+        "\0",
+        "\x1b[31mred\x1b[0m",
+        "\x9b2J",
+    ),
+    *(
+        "\u2028",
+        "\u202e",
+        "\ufeff",
+        "\ud800",
+        "\udcff",
+        "e\u0301",
+        "😀",
+        "日本" * 30,
+        "%s%n{0}",
+        "{{ 7 * 7 }}",
+        "../../etc",
+    ),
     *("/dev/zero", "-1", "1e999", "null", "a" * 1000, "a " * 20_000, "\n" * 500),
 )
 HUGE = "9" * 5000
@@ -34,7 +61,9 @@ def odd_value(rng: Random, depth: int = 0) -> Any:
         return rng.choice((WHOLE, WHOLE, FLOATS, TEXTS, (None, True, False, [], {}, [[]], [None], {"": ""}))[kind])
     if kind == 5:
         deep = rng.choice([50, 1000, 100_000])
-        return rng.choice([Raw(HUGE), Raw("-" + HUGE), Raw("1" + "0" * 400), Raw("[" * deep + "]" * deep), Raw('{"a":' * deep)])
+        return rng.choice(
+            [Raw(HUGE), Raw("-" + HUGE), Raw("1" + "0" * 400), Raw("[" * deep + "]" * deep), Raw('{"a":' * deep)]
+        )
     if kind == 6:
         return [odd_value(rng, depth + 1) for _ in range(rng.randrange(1, 5))]
     if kind == 7:
@@ -116,29 +145,32 @@ def mutate_bytes(rng: Random, data: bytes, head: int | None = None) -> bytes:
         return rng.choice([b"", b"\0" * 8, b"\xff" * 64, b"\0" * len(data), rng.randbytes(100), b"{}", b"[]", b"null"])
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 4])):
-        if not changed:
-            break
-        reach = min(head, len(changed)) if head and rng.random() < 0.8 else len(changed)
-        at, length = rng.randrange(reach), rng.choice([1, 2, 3, 8, 16, 100])
-        match rng.randrange(8):
-            case 0:
-                changed[at] ^= 1 << rng.randrange(8)
-            case 1:
-                changed[at] = rng.choice(b"\0\xff\"\\{}[],:()RbQtu.]}0129-e[\x7f\x80\n" + bytes([rng.randrange(256)]))
-            case 2:
-                size = rng.choice([2, 4, 8])
-                changed[at : at + size] = (rng.choice(EXTREMES) % (1 << 8 * size)).to_bytes(size, "little")
-            case 3:
-                del changed[at : at + length]
-            case 4:
-                changed[at:at] = rng.choice([rng.randbytes(length), bytes(length), b"9" * 400, b"\xed\xa0\x80", b"\r"])
-            case 5:
-                changed[at:at] = changed[rng.randrange(len(changed)) :][:length]
-            case 6:
-                changed[at:] = rng.choice([b"", bytes(changed[at:]) + rng.randbytes(length)])
-            case _:
-                _change_number(rng, changed, at)
+        if changed:
+            reach = min(head, len(changed)) if head and rng.random() < 0.8 else len(changed)
+            _change_once(rng, changed, rng.randrange(reach))
     return bytes(changed)
+
+
+def _change_once(rng: Random, changed: bytearray, at: int) -> None:
+    length = rng.choice([1, 2, 3, 8, 16, 100])
+    match rng.randrange(8):
+        case 0:
+            changed[at] ^= 1 << rng.randrange(8)
+        case 1:
+            changed[at] = rng.choice(b'\0\xff"\\{}[],:()RbQtu.]}0129-e[\x7f\x80\n' + bytes([rng.randrange(256)]))
+        case 2:
+            size = rng.choice([2, 4, 8])
+            changed[at : at + size] = (rng.choice(EXTREMES) % (1 << 8 * size)).to_bytes(size, "little")
+        case 3:
+            del changed[at : at + length]
+        case 4:
+            changed[at:at] = rng.choice([rng.randbytes(length), bytes(length), b"9" * 400, b"\xed\xa0\x80", b"\r"])
+        case 5:
+            changed[at:at] = changed[rng.randrange(len(changed)) :][:length]
+        case 6:
+            changed[at:] = rng.choice([b"", bytes(changed[at:]) + rng.randbytes(length)])
+        case _:
+            _change_number(rng, changed, at)
 
 
 def _change_number(rng: Random, changed: bytearray, at: int) -> None:

@@ -13,7 +13,7 @@ from minillm.errors import ParameterError
 from .outcome import attempt, expect
 
 
-class PanicException(BaseException):  # noqa: N818 - named as pyo3's
+class PanicException(BaseException):
     """A panic of Rust is no Exception in Python."""
 
 

@@ -15,9 +15,38 @@ from .seeds import TEMPLATES
 LONGEST = 10_000_000
 """Characters of a conversation that any of these makes; a template that writes more has to be stopped"""
 
-NUMBERS = ("0", "1", "2", "7", "loop.index0", "messages | length", "1000", "10**9", "10**30", "-1", "1.5", "9**9**9", "none")
-TEXTS = ("'a'", "''", "m.role", "m.content", "messages[0]['content']", "bos_token", "('x' * 1000)", "'%s' % m", "'{}'", "'\\n'")
+NUMBERS = (
+    "0",
+    "1",
+    "2",
+    "7",
+    "loop.index0",
+    "messages | length",
+    "1000",
+    "10**9",
+    "10**30",
+    "-1",
+    "1.5",
+    "9**9**9",
+    "none",
+)
+TEXTS = (
+    "'a'",
+    "''",
+    "m.role",
+    "m.content",
+    "messages[0]['content']",
+    "bos_token",
+    "('x' * 1000)",
+    "'%s' % m",
+    "'{}'",
+    "'\\n'",
+)
+FILTERS = ("trim", "upper", "escape", "tojson", "string", "title", "wordcount", "reverse")
+METHODS = ("strip()", "upper()", "split()[0]", "startswith(1)", "join(messages)")
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TWICE = "{% set ns = namespace(x=[1]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+"""A list whose text has 2**50 numbers"""
 HOSTILE = (
     "{% for a in range(99999999) %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
@@ -55,9 +84,9 @@ HOSTILE = (
     "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
     "{% set x = [] %}{{ x.append(x) }}{{ x }}",
     "{% set ns = namespace(a=none) %}{% set ns.a = ns %}{{ ns.a }}{{ ns | tojson }}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | string }}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == ns.x[0] }}",
+    TWICE + "{{ ns.x | tojson }}",
+    TWICE + "{{ ns.x | string }}",
+    TWICE + "{{ ns.x == ns.x[0] }}",
     "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
     "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
     "{{ ''.__class__.__mro__ }}",
@@ -114,12 +143,12 @@ def text(rng: Random, depth: int = 0) -> str:
             f"({inner} * {count})",
             f"({inner} ~ {text(rng, depth + 1)})",
             f"({inner} + {text(rng, depth + 1)})",
-            f"({inner} | {rng.choice(['trim', 'upper', 'escape', 'tojson', 'string', 'title', 'wordcount', 'reverse'])})",
+            f"({inner} | {rng.choice(FILTERS)})",
             f"({inner} | center({count}))",
             f"({inner} | indent({count}))",
             f"({inner} | truncate({count}))",
             f"({inner} | replace({text(rng, depth + 1)}, {text(rng, depth + 1)}))",
-            f"{inner}.{rng.choice(['strip()', 'upper()', 'split()[0]', f'ljust({count})', 'startswith(1)', 'join(messages)'])}",
+            f"{inner}.{rng.choice([*METHODS, f'ljust({count})'])}",
             f"({inner})[:{count}]",
             f"'{rng.choice(['%s', '%9999d', '%r', '{}', '{:>99}'])}'.format({inner})",
             f"('%{rng.choice(['', '5', '99999', '*'])}s' % {inner})",
@@ -136,7 +165,9 @@ def text(rng: Random, depth: int = 0) -> str:
 def block(rng: Random, depth: int = 0) -> str:
     """A piece of a template."""
     if depth > 3 or rng.random() < 0.3:
-        return rng.choice([f"{{{{ {text(rng)} }}}}", f"{{{{ {number(rng)} }}}}", "text\n", f"{{% set ns.s = {text(rng)} %}}"])
+        return rng.choice(
+            [f"{{{{ {text(rng)} }}}}", f"{{{{ {number(rng)} }}}}", "text\n", f"{{% set ns.s = {text(rng)} %}}"]
+        )
     inner = block(rng, depth + 1)
     return rng.choice(
         [
@@ -170,7 +201,9 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
 
     def run(number: int, rng: Random) -> None:
         conversation = rng.choice(list(CONVERSATIONS.values()))
-        options: dict[str, Any] = rng.choice([{}, {}, {"continue_final_message": True}, {"add_generation_prompt": False}])
+        options: dict[str, Any] = rng.choice(
+            [{}, {}, {"continue_final_message": True}, {"add_generation_prompt": False}]
+        )
         written = attempt(lambda: ChatTemplate(template(rng), special_tokens=TOKENS).render(conversation, **options))
         if written is not None:
             expect(len(written) <= LONGEST, f"the template wrote {len(written)} characters")
