@@ -138,13 +138,14 @@ def _run_child(batch: Batch, subject: str, start: int, stop: int, limits: Limits
             batch.faults.append(Fault(subject, entry["end"], entry["kind"], entry["place"], entry["text"]))
     if start + len(watch.ended) == stop:
         return stop
-    if watch.number is None:
-        raise RuntimeError(f"the child of {subject} ended ({ending}) between inputs, or never began:\n{said[-2000:]}")
+    number = watch.number if watch.number is not None else start + len(watch.ended) - 1  # the last one's consequences
+    if number < start:
+        raise RuntimeError(f"the child of {subject} never began ({ending}):\n{said[-2000:]}")
     stack = _python_stack(said)
     place = next((frame for frame in stack if frame.startswith("minillm/")), "outside minillm")
     text = f"{ending}; {' < '.join(stack[:3]) or said[-200:]!r}"
-    batch.faults.append(Fault(subject, watch.number, ending.partition(" ")[0], place, text))
-    return watch.number + 1
+    batch.faults.append(Fault(subject, number, ending.partition(" ")[0], place, text))
+    return number + 1
 
 
 @contextmanager
@@ -202,9 +203,11 @@ def _wait(watch: _Watch, limits: Limits, errors: Path) -> str:
         watch.update()
         late = watch.overdue(limits)
         if late:
+            at = watch.number
             _ask_where(watch.process, errors)
             watch.update()
-            return f"hang after {late}"
+            if watch.number == at:
+                return f"hang after {late}"
         time.sleep(POLL_SECONDS)
     watch.update()
     code = watch.process.returncode

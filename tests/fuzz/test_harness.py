@@ -5,7 +5,7 @@ import pytest
 from .harness import Limits, run_batch
 from .planted import ENDS
 
-LIMITS = Limits(memory=1 << 30, cpu=0.5, wall=2)
+LIMITS = Limits(memory=1 << 30, cpu=0.5, wall=4)
 
 
 @pytest.mark.parametrize("start", [0, len(ENDS) // 2])
