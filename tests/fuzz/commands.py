@@ -28,6 +28,7 @@ MODELS = (
     "model",
     "model",
     "raw",
+    "broken",
     "nowhere",
     "text.txt",
     ".",
@@ -132,9 +133,9 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
             arguments(rng, options),
             rng.choice([b"", b"red, green", b"a\nb\n\n", b"\xff\xfe", b"a" * 5000, b"\0\n"]),
         )
-        call = _real if rng.random() < 0.015 else _within
+        call = _real if rng.random() < 0.04 else _within
         try:
-            code, out, err = call(vector, stdin)
+            code, out, err = call(rng, vector, stdin)
             _check(vector, code, out, err, place, before)
         finally:
             if _listing(place) != before:
@@ -152,6 +153,8 @@ def _furnish(place: Path) -> None:
     model = write_checkpoint(place / "model", seed=2)
     write_tokenizer(model, (TEMPLATES / "qwen3.jinja").read_text())
     write_checkpoint(place / "raw", seed=3)
+    (place / "broken").mkdir()
+    (place / "broken" / "config.json").write_text('{"model_type": "llama", "hidden_size": "\\u001b[31m"}')
     (place / "text.txt").write_text("red, green, blue\nand yellow\n")
     (place / "empty.txt").write_text("")
     (place / "bytes.bin").write_bytes(bytes(range(256)))
@@ -214,7 +217,7 @@ def _positionals(rng: Random, command: str) -> list[str]:
             return []
 
 
-def _within(vector: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
+def _within(rng: Random, vector: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
     """Run a command in this process. Returns its exit code, stdout and stderr."""
     streams = [
         io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors=e)
@@ -235,13 +238,15 @@ def _within(vector: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
     return code, *(stream.buffer.getvalue() for stream in streams[1:])  # type: ignore[attr-defined]
 
 
-def _real(vector: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
-    """The same in a process of its own."""
+def _real(rng: Random, vector: list[str], stdin: bytes) -> tuple[int, bytes, bytes]:
+    """Run a command in a process of its own, now and then with a stdout that is full or of another encoding."""
     words = [word.encode("utf-8", "replace") for word in vector]
     command = [os.fsencode(sys.executable), b"-m", b"minillm", *words]
-    root = str(Path(__file__).parents[2])
-    ended = subprocess.run(command, input=stdin, capture_output=True, env=os.environ | {"PYTHONPATH": root}, timeout=50)
-    return ended.returncode, ended.stdout, ended.stderr
+    encoding = rng.choice(["utf-8", "utf-8", "ascii", "latin-1"])
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONIOENCODING": encoding}
+    with open("/dev/full", "wb") if rng.random() < 0.2 else contextlib.nullcontext(subprocess.PIPE) as stdout:  # noqa: PTH123
+        ended = subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=50)
+    return ended.returncode, ended.stdout or b"", ended.stderr
 
 
 def _check(

@@ -24,16 +24,23 @@ VOCABULARY = 512
 
 
 class Failing:
-    """A processor that raises after some tokens."""
+    """A processor that fails after some tokens: it raises, is interrupted by Ctrl-C, or returns nonsense."""
 
-    def __init__(self, after: int) -> None:
-        self.left = after
+    def __init__(self, after: int, kind: str) -> None:
+        self.left, self.kind = after, kind
 
     def __call__(self, history: Any, logits: Any, xp: Any) -> Any:
         self.left -= 1
-        if self.left < 0:
-            raise PlantedError("as planted")
-        return logits
+        if self.left >= 0:
+            return logits
+        match self.kind:
+            case "raise":
+                raise PlantedError("as planted")
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "shape":
+                return logits[:, :5]
+        return None
 
 
 def strategy(rng: Random, kind: str) -> dict[str, Any]:
@@ -95,7 +102,7 @@ class Work:
 
 def draw_work(rng: Random, kind: str) -> Work:
     """A request at random."""
-    fields = {"max_new_tokens": rng.choice([1, 2, 5, 8, 12]), **strategy(rng, kind)}
+    fields: dict[str, Any] = {"max_new_tokens": rng.choice([1, 2, 5, 8, 12]), **strategy(rng, kind)}
     if rng.random() < 0.1:
         fields |= {"guided_regex": rng.choice(["[a-z ]+", "(red|green){1,3}"])}
     if rng.random() < 0.1:
@@ -104,7 +111,8 @@ def draw_work(rng: Random, kind: str) -> Work:
         fields |= {"eos_token_id": [rng.randrange(VOCABULARY) for _ in range(30)]}
     fails = rng.random() < 0.1
     if fails:
-        fields |= {"logits_processor": [Failing(rng.randrange(6))]}
+        failure = rng.choice(["raise", "raise", "interrupt", "shape", "nothing"])
+        fields |= {"logits_processor": [Failing(rng.randrange(6), failure)]}
     prompt = [rng.randrange(3, VOCABULARY) for _ in range(rng.choice([1, 2, 7, 15, 16, 17, 40]))]
     return Work(prompt, fields, rng.choice([0, 0, 1, 3, 8]), rng.choice([None, None, None, 0, 1, 2, 5, 9]), fails)
 
@@ -150,10 +158,13 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
 def _step_by_step(engine: Engine, alone: Engine, works: list[Work]) -> None:
     """All requests on one step loop."""
     known: dict[int, Work] = {}
+    interrupted = False
     for step in range(1000):
         _come_and_go(engine, works, known, step)
         try:
             events = engine.step()
+        except KeyboardInterrupt:  # whoever ran may be dropped
+            events, interrupted = [], True
         except (PlantedError, MinillmError) as error:
             events = []
             expect(any(work.fails for work in works), f"nothing was planted, and a step raised {error!r}")
@@ -163,7 +174,7 @@ def _step_by_step(engine: Engine, alone: Engine, works: list[Work]) -> None:
     expect(not engine.busy, "requests run for ever")
     _take(known, engine.step())
     for work in known.values():
-        _check_work(alone, work)
+        _check_work(alone, work, interrupted)
 
 
 def _come_and_go(engine: Engine, works: list[Work], known: dict[int, Work], step: int) -> None:
@@ -195,11 +206,12 @@ def _add(engine: Engine, work: Work) -> int | None:
     return request_id
 
 
-def _check_work(alone: Engine, work: Work) -> None:
+def _check_work(alone: Engine, work: Work, interrupted: bool) -> None:
     """The tokens of a request are those that it comes to alone, or the first of them if it was dropped."""
     aborted = "abort" in work.reasons.values()
     expect(work.reasons, f"a request never ended: {work.fields}")
-    expect(not aborted or work.abort is not None or work.fails, f"a request was dropped for no reason: {work.fields}")
+    dropped = work.abort is not None or work.fails or interrupted
+    expect(dropped or not aborted, f"a request was dropped for no reason: {work.fields}")
     if work.fails:
         return
     expected = alone.generate(work.prompt, **work.fields).completions
