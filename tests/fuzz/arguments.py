@@ -249,9 +249,7 @@ def _construct(rng: Random, engine: Engine, bench: Bench) -> None:
         said = {
             name: value for name, value in said.items() if name not in ("revision", "draft", "amateur", "prefix_cache")
         }
-        shape = odd(rng) if rng.random() < 0.9 else "opt-125m"
-        if shape != "opt-125m":
-            Engine.random(shape, **{name: odd(rng) for name in ("seed", "std") if rng.random() < 0.3}, **said)
+        Engine.random(odd(rng), **{name: odd(rng) for name in ("seed", "std") if rng.random() < 0.3}, **said)
         return
     with Engine(model, **said) as built:
         built.generate("red", max_new_tokens=1)

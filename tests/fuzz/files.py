@@ -105,13 +105,14 @@ def _use(rng: Random, folder: Path, damaged: set[str]) -> None:
     with engine:
         if all(name.endswith((".safetensors", ".bin")) for name in damaged):
             _compare_weights(folder)
-        for text in rng.sample(ODD_TEXTS, 2):
+        for text in rng.sample(ODD_TEXTS, 2) if engine.tokenizer is not None else ():
             ids = attempt(lambda text=text: engine.tokenizer.encode(text))
             if ids is not None:
                 attempt(lambda ids=ids: engine.tokenizer.decode(ids))
         attempt(lambda: engine.generate(rng.choice(ODD_TEXTS), max_new_tokens=2))
         attempt(lambda: engine.generate([3, 4], min_new_tokens=2, max_new_tokens=2, logprobs=True))
-        if engine.chat_template is not None:
+        compiles = "chat_template.jinja" in damaged or rng.random() < 0.1  # which takes longer than all else
+        if engine.chat_template is not None and compiles:
             message = {"role": "user", "content": rng.choice(TEXTS)}
             attempt(lambda: engine.chat([message], max_new_tokens=1))
         expect(not engine.busy, "the engine is busy after its last request")
