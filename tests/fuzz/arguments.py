@@ -93,7 +93,7 @@ def fields(rng: Random) -> dict[str, Any]:
         if rng.random() < 0.8:
             said.setdefault(str(needed), rng.choice(SENSIBLE[str(needed)][1:]))
     if rng.random() < 0.05:
-        said[rng.choice([*TEXTS, "max_tokens", "pad_token_id", "tools", "config", "constraints"])] = odd(rng)
+        said[rng.choice([*TEXTS, "max_tokens", "pad_token_id", "tools", "constraints"])] = odd(rng)
     return said
 
 

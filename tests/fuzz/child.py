@@ -39,11 +39,19 @@ def fault_of(error: BaseException) -> dict[str, str]:
     return {"kind": type(error).__name__, "place": place_of(error), "text": text.encode("utf-8", "replace").decode()}
 
 
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def main(subject: str, start: int, stop: int, journal: Journal, folder: Path) -> None:
     """Run the inputs `start` to `stop`, the latter not included."""
     verbose = bool(os.environ.get("MINILLM_FUZZ_VERBOSE"))
-    run = importlib.import_module(f"tests.fuzz.{subject}").prepare(folder)
+    prepare = importlib.import_module(f"tests.fuzz.{subject}").prepare
+    run = None
     for number in range(start, stop):
+        if run is None:  # also after a fault, whose consequences are no faults of the next input
+            run = prepare(_new(folder / f"from-{number}"))
         journal.write(begin=number)
         try:
             run(number, generator(subject, number))
@@ -51,6 +59,7 @@ def main(subject: str, start: int, stop: int, journal: Journal, folder: Path) ->
             if verbose:
                 traceback.print_exc()
             journal.write(end=number, **fault_of(error))
+            run = None
         else:
             journal.write(end=number, counts=COUNTS)
             COUNTS.clear()

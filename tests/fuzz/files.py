@@ -13,9 +13,10 @@ import numpy as np
 from minillm import Engine
 from minillm.checkpoint import open_checkpoint
 
-from .mutate import TEXTS, mutate_bytes, mutate_json, odd_value, to_json
+from .mutate import TEXTS, mutate_bytes, mutate_json, to_json
 from .outcome import attempt, expect
 from .seeds import TEMPLATES, copy_seed, write_seeds
+from .values import odd
 
 NAMES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -63,7 +64,7 @@ def _damage(rng: Random, folder: Path) -> set[str]:
 def _changed(rng: Random, name: str, content: bytes) -> bytes:
     if name.endswith(".json") and rng.random() < 0.75:
         return to_json(mutate_json(rng, json.loads(content))).encode("utf-8", "surrogatepass")
-    if name.endswith(".safetensors") and rng.random() < 0.4:
+    if name.endswith(".safetensors") and len(content) > 8 and rng.random() < 0.4:
         return _changed_header(rng, content)
     if name == "chat_template.jinja" and rng.random() < 0.3:
         content = rng.choice(TEMPLATES).read_bytes()
@@ -117,7 +118,7 @@ def _use(rng: Random, folder: Path, damaged: set[str]) -> None:
             attempt(lambda: engine.chat([message], max_new_tokens=1))
         expect(not engine.busy, "the engine is busy after its last request")
     if rng.random() < 0.02:
-        attempt(lambda: Engine(folder, **options, **{rng.choice(["dtype", "revision", "draft"]): odd_value(rng)}))
+        attempt(lambda: Engine(folder, **options, **{rng.choice(["dtype", "revision", "draft"]): odd(rng)}))
 
 
 def _compare_weights(folder: Path) -> None:
