@@ -25,7 +25,7 @@ import re
 import reprlib
 from collections.abc import Iterable
 
-MESSAGE_LENGTH = 2000
+MESSAGE_LENGTH = 700
 """Characters of a message; what is between its beginning and its end is cut."""
 WORD_LENGTH = 300
 """Likewise of a run without spaces, such as a tensor's name."""

@@ -136,7 +136,7 @@ def test_a_worker_that_dies_says_why(report: Any, tmp_path: Path, subprocess_env
     from peer_process import Worker
 
     plan = report.find("minillm-numpy", "float32")
-    with pytest.raises(BenchmarkError, match=r"minillm-numpy float32 ended before it answered: .*holds no tokenizer"):
+    with pytest.raises(BenchmarkError, match=r"minillm-numpy float32 ended before it answered: .*holds no config"):
         Worker(plan, str(tmp_path), 1, subprocess_environment).__enter__()
 
 

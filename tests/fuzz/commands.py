@@ -16,11 +16,12 @@ from typing import Any
 
 from minillm.cli.main import build_parser
 from minillm.cli.main import run as run_command
+from minillm.errors import MESSAGE_LENGTH
 
 from ..conversations import TEMPLATES, write_tokenizer
 from ..tiny import write_checkpoint
 from .mutate import FLOATS, TEXTS, WHOLE
-from .outcome import COUNTS, LONGEST, blemish_of, expect
+from .outcome import COUNTS, blemish_of, expect
 
 CODES = (0, 1, 2)
 MODELS = (
@@ -268,7 +269,7 @@ def _check(
         by_argparse = (
             " error: " in last[: len("minillm perplexity: error: ")]
         )  # it quotes all words that it does not know
-        blemish = blemish_of(last, 100_000 if by_argparse else LONGEST)
+        blemish = blemish_of(last, 100_000 if by_argparse else MESSAGE_LENGTH)
         expect(not blemish, f"{shown!r}: the error {blemish}: {last[:300]!r}")
     for name in new:
         _check_file(place / name, vector)

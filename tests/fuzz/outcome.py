@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import minillm
-from minillm.errors import MinillmError
-
-LONGEST = 500
-"""Characters that a message may have"""
+from minillm.errors import MESSAGE_LENGTH, MinillmError
 
 PACKAGE = str(Path(minillm.__file__).parent)
 
@@ -52,7 +49,7 @@ def check_message(error: MinillmError) -> None:
         raise WrongError(f"{type(error).__name__} {blemish}: {text[:300]!r}") from error
 
 
-def blemish_of(text: str, longest: int = LONGEST) -> str:
+def blemish_of(text: str, longest: int = MESSAGE_LENGTH) -> str:
     """Why a text is not one short printable line; "" if it is."""
     if not text.strip():
         return "has no message"

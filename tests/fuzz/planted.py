@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from minillm.errors import ParameterError
+from minillm.errors import MESSAGE_LENGTH, MinillmError, ParameterError
 
 from .outcome import attempt, expect
 
@@ -22,11 +22,16 @@ def prepare(folder: Path) -> Callable[[int, Random], None]:
     return lambda number, rng: ENDS[number][1]()
 
 
-def _refuse(text: str) -> None:
-    def refuse() -> None:
-        raise ParameterError(text)
+def _refuse(error: MinillmError) -> None:
+    attempt(lambda: _raise(error))
 
-    attempt(refuse)
+
+class RawError(MinillmError):
+    """An error whose message was not made printable."""
+
+    def __init__(self, raw: str) -> None:
+        super().__init__(raw)
+        self.args = (raw,)
 
 
 def _raise(error: BaseException) -> None:
@@ -40,15 +45,15 @@ def _spin() -> None:
 
 ENDS: list[tuple[str, Callable[[], object]]] = [
     ("", lambda: None),
-    ("", lambda: _refuse("expected this, found that")),
+    ("", lambda: _refuse(ParameterError("expected this, found that"))),
     ("KeyError", lambda: {}["no such key"]),
     ("PanicException", lambda: _raise(PanicException("a panic"))),
     ("SystemExit", lambda: _raise(SystemExit(0))),
     ("", lambda: None),
-    ("WrongError", lambda: _refuse("two\nlines")),
-    ("WrongError", lambda: _refuse("an escape \x1b[31m")),
-    ("WrongError", lambda: _refuse("long " * 101)),
-    ("WrongError", lambda: _refuse(" ")),
+    ("WrongError", lambda: _refuse(RawError("two\nlines"))),
+    ("WrongError", lambda: _refuse(RawError("an escape \x1b[31m"))),
+    ("WrongError", lambda: _refuse(RawError("long " * MESSAGE_LENGTH))),
+    ("WrongError", lambda: _refuse(ParameterError(" "))),
     ("WrongError", lambda: expect(1 + 1 == 3, "a wrong result")),
     ("SIGSEGV", lambda: ctypes.string_at(0)),
     ("", lambda: None),
