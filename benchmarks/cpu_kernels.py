@@ -95,7 +95,7 @@ def ring(weight: Any, run: Callable[[Any], Any]) -> Callable[[], float]:
 
 def copy_of(weight: Any) -> Any:
     """The same numbers elsewhere in memory."""
-    from minillm.ops.quantize import Quantized
+    from minillm.reference.quantize import Quantized
 
     if isinstance(weight, Quantized):
         return Quantized(weight.values.copy(), weight.scales.copy(), weight.inputs)
@@ -106,7 +106,7 @@ def store(weight: Any, form: str) -> Any:
     """A float32 matrix in a format."""
     import numpy as np
 
-    from minillm.ops.quantize import quantize
+    from minillm.reference.quantize import quantize
 
     if form == "bfloat16":
         return (weight.view(np.uint32) >> 16).astype(np.uint16)

@@ -47,7 +47,7 @@ def products(rows: int, outputs: int, inputs: int) -> dict[str, Callable[[], Any
     import numpy as np
 
     from minillm.backends.numba.manyrows import linear_many
-    from minillm.ops.quantize import quantize
+    from minillm.reference.quantize import quantize
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, inputs)).astype(np.float32)

@@ -1,7 +1,7 @@
-"""What do fewer bits save, and what do they cost? Speed, bytes and error of each format of weights, on each back end.
+"""What do fewer bits save, and what do they cost? Speed, bytes and error of each format of weights, on each backend.
 
 A decode step reads all weights, so with half the bits it should take half the time, as long as a kernel reads them as
-they are stored. The NumPy back end does not: it expands a matrix to float32 whenever it multiplies, which is what the
+they are stored. The NumPy backend does not: it expands a matrix to float32 whenever it multiplies, which is what the
 formats are held against and no way to run them. Engines of all formats stay loaded and take turns.
 
 The error is that of the model inside minillm, which is trained: the mean Kullback-Leibler divergence of what it expects
@@ -43,7 +43,7 @@ HEADER = (
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 COLOURS = {"numpy": "#8a8a8a", "numba": "#1f6fb2"}
 REST_SECONDS = 0.2
-"""Before each burst, for the threads of the back end before to stop spinning"""
+"""Before each burst, for the threads of the backend before to stop spinning"""
 TEXT = "Once upon a time there was a gentle frog named Sam. Sam had a white coat and took it everywhere."
 
 
@@ -69,7 +69,7 @@ class Figures(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Measure each format of weights on each back end.")
+    parser = argparse.ArgumentParser(description="Measure each format of weights on each backend.")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--prompt-length", type=positive, default=128, metavar="N", help="prompt tokens (default: 128)")
     parser.add_argument("--steps", type=positive, default=16, metavar="N", help="timed decode steps (default: 16)")
@@ -137,7 +137,7 @@ def measure(args: argparse.Namespace, kinds: Sequence[Kind]) -> dict[Kind, Figur
             raise BenchmarkError(f"prompt and new tokens come to {longest}, and the model's context is {context}")
         prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
         found = log_probs(kind, args.threads)
-        reference = found if kind.dtype == "float32" else reference  # the first of each back end
+        reference = found if kind.dtype == "float32" else reference  # the first of each backend
         error = divergence(reference, found)
         figures[kind] = Figures(bytes_per_step(engine, prompt), [], [], error)
     for number in range(args.repeat + 1):
@@ -157,7 +157,7 @@ def speed_up(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 
 def rows(figures: dict[Kind, Figures]) -> Iterator[list[object]]:
-    """The figures as `HEADER` names them. Speed-ups are over float32 on the same back end."""
+    """The figures as `HEADER` names them. Speed-ups are over float32 on the same backend."""
     for kind, one in figures.items():
         plain = figures[Kind(kind.backend, "float32")]
         step, prefill = ([f"{seconds:.6f}" for seconds in spread(times)] for times in (one.step, one.prefill))
@@ -186,7 +186,7 @@ def table(figures: dict[Kind, Figures]) -> list[str]:
 
 
 def conclusion(figures: dict[Kind, Figures]) -> str:
-    """What was found, in one sentence, of the last back end."""
+    """What was found, in one sentence, of the last backend."""
     backend = list(figures)[-1].backend
     plain = figures[Kind(backend, "float32")]
     parts = []
@@ -200,7 +200,7 @@ def conclusion(figures: dict[Kind, Figures]) -> str:
 
 
 def plot(path: Path, figures: dict[Kind, Figures], prompt_length: int, name: str, facts: dict[str, str]) -> None:
-    """Tokens a second of decode and of prefill, a bar for each format and back end."""
+    """Tokens a second of decode and of prefill, a bar for each format and backend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -237,7 +237,7 @@ def run(args: argparse.Namespace) -> int:
     need_matplotlib()
     backends = args.backends.split(",") if args.backends else ["numpy", *(["numba"] if has_numba() else [])]
     if unknown := [name for name in backends if name not in COLOURS]:
-        raise BenchmarkError(f"back end {unknown[0]!r} is not known: expected {' or '.join(COLOURS)}")
+        raise BenchmarkError(f"backend {unknown[0]!r} is not known: expected {' or '.join(COLOURS)}")
     make_folder(args.out)
     figures = measure(args, [Kind(backend, dtype) for backend in backends for dtype in FORMATS])
     name = f"{args.shape}, batch 1, prompt of {args.prompt_length} tokens"

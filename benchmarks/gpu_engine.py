@@ -136,16 +136,16 @@ class Watch:
     """Counts what a captured step launches and, inside a `with` block, times its replays between two events."""
 
     def __init__(self, engine: Engine) -> None:
-        ops = engine.runner.ops
-        assert isinstance(ops, CudaBackend) and isinstance(ops.device, CupyDevice)
+        backend = engine.runner.backend
+        assert isinstance(backend, CudaBackend) and isinstance(backend.device, CupyDevice)
         self.launches = 0
         """Of the step that was captured last"""
         self.seconds: list[float] = []
-        self._device, self._get, self._record = ops.device, ops.kernels.get, ops.device.record
+        self._device, self._get, self._record = backend.device, backend.kernels.get, backend.device.record
         self._on = False
         self._times: list[tuple[Any, Any]] = []
-        setattr(ops.kernels, "get", self._counted_get)  # noqa: B010  mypy: a method
-        setattr(ops.device, "record", self._watched_record)  # noqa: B010
+        setattr(backend.kernels, "get", self._counted_get)  # noqa: B010  mypy: a method
+        setattr(backend.device, "record", self._watched_record)  # noqa: B010
 
     def _counted_get(self, *args: Any, **constants: Any) -> Any:
         kernel = self._get(*args, **constants)

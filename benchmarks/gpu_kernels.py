@@ -19,7 +19,7 @@ from minillm.config import ModelConfig
 from minillm.models import outline_of, published_config
 from minillm.models.opt import NORM_EPSILON
 from minillm.models.outline import Embed, Gate, Linear
-from minillm.ops.rotary import Rotation
+from minillm.reference.rotary import Rotation
 
 PAGE = 16
 NUMBER = 2

@@ -196,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
         )
     tasks = [Task(batch, length) for batch in args.batches for length in args.lengths]
     figures = measure(engine, tasks, args.steps, args.repeat)
-    name = f"{args.shape}, {args.dtype} on {engine.runner.ops.name}"
+    name = f"{args.shape}, {args.dtype} on {engine.runner.backend.name}"
     facts = {"question": f"prefill and decode against length and batch, {name}"}
     facts |= {"rounds": str(args.repeat), "timed steps": str(args.steps)}
     facts |= describe(args.threads, ("minillm", "numpy", "numba"))

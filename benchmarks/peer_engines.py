@@ -46,7 +46,7 @@ def timed(step: Callable[[], object], prompts: int, new_tokens: int, limit: floa
 
 
 class Minillm:
-    """This engine, set up as its command line does, on one of its back ends."""
+    """This engine, set up as its command line does, on one of its backends."""
 
     def __init__(self, backend: str, form: str, folder: str, threads: int) -> None:
         self._settings = {"backend": backend, "dtype": form, "threads": threads}

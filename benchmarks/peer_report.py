@@ -88,7 +88,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def speed_table(results: Results) -> list[str]:
-    """Every task and engine: speed, our two back ends' ratio to it in the same format, share of the bandwidth."""
+    """Every task and engine: speed, our two backends' ratio to it in the same format, share of the bandwidth."""
     lines = [
         f"{'task':<22}{'engine':<26}{'tokens/s: median (min-max)':>28}{'numba is, times':>22}{'numpy is, times':>22}"
         f"{'of bandwidth':>20}"

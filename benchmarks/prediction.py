@@ -77,7 +77,7 @@ def measure(engine: "Engine", shape: str, args: argparse.Namespace) -> Iterator[
     prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
     for number in range(1, args.repeat + 1):
         say(f"{shape}: round {number} of {args.repeat}")
-        hardware = probe_with(engine.runner.ops, args.threads)
+        hardware = probe_with(engine.runner.backend, args.threads)
         found = profile(engine, [prompt], hardware=hardware, max_new_tokens=args.new_tokens, eos_token_id=())
         for name, phase in found.phases.items():
             steps = len(phase.steps)
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         options = {"backend": args.backend, "dtype": args.dtype, "threads": args.threads}
         with Engine.random(shape, max_batch_size=1, **options) as engine:
             trials += measure(engine, shape, args)
-            name = engine.runner.ops.name
+            name = engine.runner.backend.name
     facts = {"question": f"the roofline's prediction beside the clock, batch 1, {args.dtype} on {name}"}
     facts |= {"work": f"prompt of {args.prompt_length} tokens, {args.new_tokens} new", "rounds": str(args.repeat)}
     facts |= describe(args.threads, ("minillm", "numpy", "numba"))

@@ -1,4 +1,4 @@
-// Philox4x32-10: the random numbers of minillm/ops/philox.py, word for word.
+// Philox4x32-10: the random numbers of minillm/reference/philox.py, word for word.
 //
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
 #pragma once

@@ -6,7 +6,7 @@
 //     out[.., r:] = x[.., r:]
 //
 // with cosines and sines times `scale`. Where `text_lens` is given, a text of S > original tokens has its frequencies
-// divided by a^(2 j / (r - 2)), a = factor S / original - (factor - 1): `Stretch` of minillm/ops/rotary.py.
+// divided by a^(2 j / (r - 2)), a = factor S / original - (factor - 1): `Stretch` of minillm/reference/rotary.py.
 //
 // An angle is the float product of position and frequency, as transformers has it, and its sine and cosine are those of
 // the full range (sincosf, not the hardware's): at position 100,000 the hardware's would have no right digit.

@@ -1,9 +1,9 @@
 // The choice of each row's next token: the likeliest, or one drawn after temperature, top-k, top-p and min-p.
 //
 //     argmax:  logits.argmax(-1)                                                      # [R, V] -> [R]
-//     sample:  ops.sample(logits, uniform(seed, sequence, position), temperature=..., top_k=..., top_p=..., min_p=...)
+//     sample:  reference.sample(logits, uniform(seed, sequence, position), temperature=..., top_k=..., top_p=..., min_p=...)
 //
-// How the draw is defined is said in minillm/ops/sampling.py. The tokens here are the same, but where rounding
+// How the draw is defined is said in minillm/reference/sampling.py. The tokens here are the same, but where rounding
 // decides (exp is rounded otherwise): u within 1e-5 of the edge between two candidates, or a share of top-p or min-p
 // within 1e-6 of itself of where it keeps one more. Nothing is sorted. Three things make that work:
 //

@@ -66,17 +66,17 @@ class Slice(NamedTuple):
         return Slice(output, 0, self.stop - self.first, own=True)
 
 
-def place_of_choice(group: Sequence[Active], ops: Backend) -> Backend:
-    """Where requests with the same strategy choose: on the back end that made their logits, or on its host.
+def place_of_choice(group: Sequence[Active], backend: Backend) -> Backend:
+    """Where requests with the same strategy choose: on the backend that made their logits, or on its host.
 
     They come to the host where anything is done with them but a choice: by the strategy, or by what guides a request.
     """
     looked_at = any(active.request.guide is not None for active in group) or not group[0].strategy.on_device
-    return ops.host if looked_at else ops
+    return backend.host if looked_at else backend
 
 
-def gather(group: Sequence[Active], ops: Backend, place: Backend) -> Rows:
-    """The outputs of several requests' feeds, end to end: made by `ops`, and where `place` looks for them."""
+def gather(group: Sequence[Active], backend: Backend, place: Backend) -> Rows:
+    """The outputs of several requests' feeds, end to end: made by `backend`, and where `place` looks for them."""
     slices: list[Slice] = []
     starts, wants_hidden = [0], False
     for active in group:
@@ -85,9 +85,9 @@ def gather(group: Sequence[Active], ops: Backend, place: Backend) -> Rows:
             slices.append(piece)
             starts.append(starts[-1] + piece.stop - piece.first)
             wants_hidden = wants_hidden or feed.hidden
-    logits = _end_to_end(slices, "logits", ops.xp)
-    hidden = ops.to_host(_end_to_end(slices, "hidden", ops.xp)) if wants_hidden else None
-    return Rows(logits if place is ops else ops.to_host(logits), starts, hidden)
+    logits = _end_to_end(slices, "logits", backend.xp)
+    hidden = backend.to_host(_end_to_end(slices, "hidden", backend.xp)) if wants_hidden else None
+    return Rows(logits if place is backend else backend.to_host(logits), starts, hidden)
 
 
 def _end_to_end(slices: list[Slice], part: Literal["logits", "hidden"], xp: Any) -> Any:

@@ -52,9 +52,9 @@ class EngineCore:
         self._maker = RequestMaker(
             replace(self.config, max_positions=context), parts.tokenizer, dict(parts.defaults), tuple(parts.helpers)
         )
-        pages = affordable_pages(self.config, parts.ops, max_batch_size, cache_bytes, helpers)
+        pages = affordable_pages(self.config, parts.backend, max_batch_size, cache_bytes, helpers)
         runners = {
-            name: Runner(model, parts.ops, PagedCache(model.config, parts.ops, pages))
+            name: Runner(model, parts.backend, PagedCache(model.config, parts.backend, pages))
             for name, model in {"target": parts.model, **parts.helpers}.items()
         }
         self.runner = runners["target"]

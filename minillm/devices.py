@@ -1,4 +1,4 @@
-"""From words such as device="cpu", dtype="bfloat16" to a back end."""
+"""From words such as device="cpu", dtype="bfloat16" to a backend."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ class Placement:
 
 
 def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
-    """The back end that does what is asked for.
+    """The backend that does what is asked for.
 
     Raises:
         DeviceError: a word is unknown, or what it asks for is not offered here.
@@ -55,9 +55,7 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
     each product timed alone; no gain of a whole step has been shown.
     """
     if placement.cache_dtype not in ("auto", "float32"):
-        raise DeviceError(
-            f"cache_dtype {placement.cache_dtype!r} needs the numba back end: pip install 'minillm[fast]'"
-        )
+        raise DeviceError(f"cache_dtype {placement.cache_dtype!r} needs the numba backend: pip install 'minillm[fast]'")
     return NumpyBackend(weights=placement.dtype, weight_order="C" if max_batch_size == 1 else "F")
 
 

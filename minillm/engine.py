@@ -117,8 +117,8 @@ class Engine(EngineCore):
         seed, std = read("seed", seed), read("std", std)
         size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
         engine = cls.__new__(cls)
-        ops = choose_backend(Placement(**placement), size)
-        engine._set_up(Parts(ops, random_model(shape, seed, std, ops)), size, cache_bytes)
+        backend = choose_backend(Placement(**placement), size)
+        engine._set_up(Parts(backend, random_model(shape, seed, std, backend)), size, cache_bytes)
         engine.load_seconds = time.perf_counter() - began
         return engine
 

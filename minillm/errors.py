@@ -8,7 +8,7 @@
      │   ├─ ModelNotFoundError        no such folder, hub id, revision or file; no network
      │   ├─ CheckpointError           a tensor or file is missing, extra, misshaped, truncated or unsafe
      │   └─ UnsupportedModelError     a family, feature or stored type that minillm does not run
-     ├─ DeviceError                   a device, back end or dtype that this machine or version does not offer
+     ├─ DeviceError                   a device, backend or dtype that this machine or version does not offer
      ├─ CacheFullError                the K/V cache cannot hold the request even alone
      ├─ NumericalError                NaN or infinity where numbers should be, with the layer
      └─ EngineStateError              the engine is closed, or called from inside one of its own steps
@@ -91,7 +91,7 @@ class UnsupportedModelError(ModelError):
 
 
 class DeviceError(MinillmError):
-    """This machine or this version does not offer the device, back end or dtype."""
+    """This machine or this version does not offer the device, backend or dtype."""
 
 
 class CacheFullError(MinillmError):

@@ -17,12 +17,12 @@ class Footprint(NamedTuple):
 
 
 def footprints(runners: Collection[Runner]) -> list[Footprint]:
-    """What each kind of memory takes, of all models that share one back end. Empty for a back end without a device.
+    """What each kind of memory takes, of all models that share one backend. Empty for a backend without a device.
 
     The workspace is predicted as the results of the largest forward pass so far. It also holds the results of recorded
     decode steps, block tables, and what kernels leave for one another.
     """
-    use = next((runner.ops.memory_use() for runner in runners), None)
+    use = next((runner.backend.memory_use() for runner in runners), None)
     if use is None:
         return []
     storage = Storage.all_in("float32" if use.number_bytes == 4 else "float16")  # bfloat16 takes as much

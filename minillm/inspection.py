@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import ops
+from . import reference
 from .backends.base import Backend
 from .backends.weights import Weight
 from .backends.wrapping import WrappedBackend
 from .batch import Sequence
 from .cache import PagedCache
-from .ops.softmax import chosen_log_probs, top_log_probs
+from .reference.softmax import chosen_log_probs, top_log_probs
 from .runner import Runner
 from .scoring import logits_by_chunk
 
@@ -59,14 +59,14 @@ class AttentionRecorder(WrappedBackend):
             q, keys = self.to_host(arguments["q"]), self.to_host(keys)
             slopes = arguments["slopes"] and self.to_host(arguments["slopes"].data)
             how = arguments["batch"], arguments["scale"], np, arguments["window"], slopes
-            self.map = ops.attention_map(q, keys, *how)[0]
+            self.map = reference.attention_map(q, keys, *how)[0]
 
 
 def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:
     """The attention weights of each head of one layer over a prompt. [T] -> [H, T, T]; rows sum to 1."""
-    pages = -(-len(token_ids) // runner.ops.page_size)
-    recorder = AttentionRecorder(runner.ops, layer)
-    Runner(runner.model, recorder, PagedCache(runner.model.config, runner.ops, pages)).prefill(
+    pages = -(-len(token_ids) // runner.backend.page_size)
+    recorder = AttentionRecorder(runner.backend, layer)
+    Runner(runner.model, recorder, PagedCache(runner.model.config, runner.backend, pages)).prefill(
         Sequence(list(token_ids))
     )
     assert recorder.map is not None

@@ -30,7 +30,7 @@ Name = str | os.PathLike[str]
 class Parts:
     """What an engine is made of, apart from its cache."""
 
-    ops: Backend
+    backend: Backend
     model: Model
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def load_parts(
     model: Name | None,
     revision: str | None,
     helpers: Mapping[str, Name],
-    ops: Backend,
+    backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
 ) -> Parts:
     """Load a model, the demo model where none is named, and those that help it.
@@ -53,7 +53,7 @@ def load_parts(
         model: folder or hub id
         revision: on the hub
         helpers: "draft" or "amateur"
-        ops: the back end
+        backend: the backend
         tokenizer: in place of the model's own; a chat template that lies beside it comes before the model's
 
     Raises:
@@ -67,11 +67,11 @@ def load_parts(
     folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
     named, template = _read_tokenizer(tokenizer)
     own = Tokenizer.find(folder) if named is None else None
-    loaded = load_model(folder, ops)
+    loaded = load_model(folder, backend)
     if named is not None:
         own = named.for_model(loaded.config.vocab_size)
-    helping = {name: _load_helper(name, where, loaded.config, ops) for name, where in helpers.items()}
-    return Parts(ops, loaded, own, read_generation_config(folder), helping, template or read_chat_template(folder))
+    helping = {name: _load_helper(name, where, loaded.config, backend) for name, where in helpers.items()}
+    return Parts(backend, loaded, own, read_generation_config(folder), helping, template or read_chat_template(folder))
 
 
 def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
@@ -82,9 +82,9 @@ def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | Non
     return Tokenizer.from_path(path), read_chat_template(path.parent if path.is_file() else path)
 
 
-def _load_helper(name: str, where: Name, config: ModelConfig, ops: Backend) -> Model:
+def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) -> Model:
     """A draft or amateur model, which has to speak the vocabulary of the one that it helps."""
-    helper = load_model(find_model(where), ops)
+    helper = load_model(find_model(where), backend)
     if helper.config.vocab_size != config.vocab_size:
         raise ParameterError(
             f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "

@@ -20,7 +20,7 @@ from .decoding.continuation import FinishReason, Progress
 from .decoding.speculation import Speculation
 from .decoding.strategy import Feed, Request, Strategy
 from .errors import CacheFullError, EngineStateError, ParameterError
-from .ops.sampling import Draw
+from .reference.sampling import Draw
 from .runner import Runner
 from .scheduler import Limits, Scheduler
 
@@ -349,11 +349,11 @@ class StepLoop:
         states = [active.state for active in group if active.state is not None]
         for active, state in zip(group, states, strict=True):
             state.feeds = len(active.feeds)
-        ops = self.runners["target"].ops
-        place = place_of_choice(group, ops)
+        backend = self.runners["target"].backend
+        place = place_of_choice(group, backend)
         answers: list[list[Feed]] = [[] for _ in group]
         try:
-            answers = group[0].strategy.step(place, states, gather(group, ops, place))
+            answers = group[0].strategy.step(place, states, gather(group, backend, place))
         except Exception as error:
             for state in states:
                 state.error = state.error or error

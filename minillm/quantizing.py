@@ -1,6 +1,6 @@
 """From a checkpoint to one with smaller weights: 16 bits, or 8 or 4 in groups with a scale each.
 
-What is rounded to what, a back end says (`Backend.format_of`): beside int4 the vocabulary has 8 bits; norms and biases
+What is rounded to what, a backend says (`Backend.format_of`): beside int4 the vocabulary has 8 bits; norms and biases
 stay as they are, and positions too where the rest has 8 or 4. The layout of 8 and 4 bits is in `models/quantized.py`;
 16 bits make an ordinary checkpoint, with the names and the order of numbers that it had. Tensors that a model fuses
 lie side by side.
@@ -27,8 +27,8 @@ from .errors import ParameterError, UnsupportedModelError
 from .models import family_of
 from .models.quantized import METHOD, SCALE, read_quantization
 from .models.rearranged import source_of
-from .ops.quantize import GROUPS, quantize
 from .progress import report, watching
+from .reference.quantize import GROUPS, quantize
 
 DTYPES = ("int8", "int4", "bfloat16", "float16")
 """What weights may be written in."""
@@ -86,7 +86,7 @@ class Part:
 
 
 class _Plan(Backend):
-    """Notes what a family prepares, and for which role, where other back ends keep it."""
+    """Notes what a family prepares, and for which role, where other backends keep it."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__(weights=dtype)

@@ -13,7 +13,7 @@ from .cache import PagedCache
 from .decoding.strategy import Feed
 from .errors import NumericalError
 from .models.base import Model
-from .ops.sampling import Draw
+from .reference.sampling import Draw
 
 
 class Output(NamedTuple):
@@ -26,11 +26,11 @@ class Output(NamedTuple):
 
 
 class Runner:
-    """A model, the back end that runs it, and its K/V cache."""
+    """A model, the backend that runs it, and its K/V cache."""
 
-    def __init__(self, model: Model, ops: Backend, cache: PagedCache) -> None:
+    def __init__(self, model: Model, backend: Backend, cache: PagedCache) -> None:
         self.model = model
-        self.ops = ops
+        self.backend = backend
         self.cache = cache
 
     def prefill(self, sequence: Sequence) -> Output:
@@ -64,26 +64,26 @@ class Runner:
             self.cache.reserve(sequence, sequence.cached + count)
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
-        output = self._run(self.ops, batch, wanted, draws)
-        if not self.ops.finite(output.logits):
-            self._run(CheckingBackend(self.ops), batch, wanted)  # once more, looking at each operation: raises
+        output = self._run(self.backend, batch, wanted, draws)
+        if not self.backend.finite(output.logits):
+            self._run(CheckingBackend(self.backend), batch, wanted)  # once more, looking at each operation: raises
             raise NumericalError("NaN or infinity among the logits; computed once more, every operation was finite")
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
         return output
 
-    def _run(self, ops: Backend, batch: Batch, rows: Any, draws: SequenceOf[Draw | None] = ()) -> Output:
+    def _run(self, backend: Backend, batch: Batch, rows: Any, draws: SequenceOf[Draw | None] = ()) -> Output:
         """The forward pass itself. `rows` may be empty: then K and V are all that is computed for."""
 
         def compute(batch: Batch, rows: Any) -> Output:
             with np.errstate(all="ignore"):  # what is no number becomes an error with a name, not a warning
-                x = self.model.forward(ops, batch, self.cache.storage)  # [T] -> [T, E]
+                x = self.model.forward(backend, batch, self.cache.storage)  # [T] -> [T, E]
                 if len(rows) < batch.num_tokens:
-                    x = ops.take_rows(x, rows)  # [T, E] -> [R, E]
-                hidden = self.model.states(ops, x)  # [R, E] -> [R, W]
-                return Output(self.model.logits(ops, hidden), hidden)  # [R, W] -> [R, V]
+                    x = backend.take_rows(x, rows)  # [T, E] -> [R, E]
+                hidden = self.model.states(backend, x)  # [R, E] -> [R, W]
+                return Output(self.model.logits(backend, hidden), hidden)  # [R, W] -> [R, V]
 
-        return ops.run(self, batch, rows, compute, draws)
+        return backend.run(self, batch, rows, compute, draws)
 
     def place(self, live: list[Sequence], feeds: SequenceOf[Feed]) -> list[Sequence]:
         """Turn a request's sequences into those its feeds ask for: fork, truncate, free, and append the tokens.

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from .batch import Sequence
 from .cache import PagedCache
-from .ops.softmax import chosen_log_probs
+from .reference.softmax import chosen_log_probs
 from .runner import Runner
 
 Turn = Callable[[], AbstractContextManager[None]]
-"""Makes a `with` block in which nothing else uses the back end: an engine's, between whose chunks other calls step."""
+"""Makes a `with` block in which nothing else uses the backend: an engine's, between whose chunks other calls step."""
 
 CHUNK = 128
 """Positions whose logits are held at once: [128, V] takes 26 MB for OPT."""
@@ -25,14 +25,16 @@ def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullconte
     Yields:
         The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
     """
-    model, ops = runner.model, runner.ops
-    pages = -(-len(token_ids) // ops.page_size)
-    apart = Runner(model, ops, PagedCache(model.config, ops, pages))  # requests that run keep the pages promised them
+    model, backend = runner.model, runner.backend
+    pages = -(-len(token_ids) // backend.page_size)
+    apart = Runner(
+        model, backend, PagedCache(model.config, backend, pages)
+    )  # requests that run keep the pages promised them
     sequence = Sequence(list(token_ids))
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():
-            yield first, ops.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
+            yield first, backend.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
 
 
 def all_logits(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -> NDArray[np.float32]:

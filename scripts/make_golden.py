@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import reference  # noqa: E402
+from tests import huggingface  # noqa: E402
 from tests.families import CONFIGS, GOLDEN_CASES  # noqa: E402
 from tests.tiny import NO_REPEATS, random_prompts  # noqa: E402
 
@@ -59,13 +59,13 @@ def main() -> None:
 
 def write(folder: Path, raw: dict[str, Any]) -> None:
     """One configuration's folder."""
-    model = reference.build_model(raw, SEED)
-    reference.save(model, folder)
+    model = huggingface.build_model(raw, SEED)
+    huggingface.save(model, folder)
     (folder / "generation_config.json").unlink()  # a seed or a default of this machine's version is no part of it
     prompts = random_prompts(8, seed=SEED)
     line = np.random.default_rng(SEED).integers(0, model.config.vocab_size, 40).tolist()
     save_file(
-        {"logits": reference.logits(model, line), "hidden": reference.hidden(model, line)},
+        {"logits": huggingface.logits(model, line), "hidden": huggingface.hidden(model, line)},
         folder / "expected.safetensors",
     )
     expected = {
@@ -89,13 +89,13 @@ def write(folder: Path, raw: dict[str, Any]) -> None:
 
 def greedy(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
     """The tokens of greedy search."""
-    lines: list[list[int]] = reference.generate(model, prompt, max_new_tokens=NEW_TOKENS, **NO_REPEATS)[0]
+    lines: list[list[int]] = huggingface.generate(model, prompt, max_new_tokens=NEW_TOKENS, **NO_REPEATS)[0]
     return lines[0]
 
 
 def beams(model: transformers.PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
     """What beam search with these fields returns for each prompt."""
-    results = [reference.generate(model, prompt, **fields) for prompt in prompts]
+    results = [huggingface.generate(model, prompt, **fields) for prompt in prompts]
     return {"fields": fields, "sequences": [tokens for tokens, _ in results], "scores": [s for _, s in results]}
 
 

@@ -27,23 +27,23 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": BASE | {"files", "output_files"},
     "prompts": BASE | {"config", "tokenizer"},
     "arguments": BASE | {"decoding", "tokenizer"},
-    "ops": BASE | {"batch"},
-    "backends": BASE | {"batch", "ops", "output_files"},
+    "reference": BASE | {"batch"},
+    "backends": BASE | {"batch", "reference", "output_files"},
     "devices": BASE | {"backends"},
     "cache": BASE | {"backends", "batch", "config"},
-    "decoding": BASE | {"backends", "ops"},
-    "layers": {"backends", "batch", "ops"},
-    "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "ops", "progress"},
+    "decoding": BASE | {"backends", "reference"},
+    "layers": {"backends", "batch", "reference"},
+    "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "reference", "progress"},
     "hardware": BASE | {"backends"},
     "accounting": BASE | {"backends", "batch", "config", "hardware", "models"},
     "footprint": {"accounting", "runner"},
-    "runner": BASE | {"backends", "batch", "cache", "decoding", "models", "ops"},
+    "runner": BASE | {"backends", "batch", "cache", "decoding", "models", "reference"},
     "scheduler": {"batch"},
     "active": {"backends", "batch", "decoding", "runner"},
     "turns": BASE,
-    "loop": BASE | {"active", "batch", "cache", "decoding", "ops", "runner", "scheduler"},
-    "scoring": {"batch", "cache", "ops", "runner"},
-    "inspection": {"backends", "batch", "cache", "ops", "runner", "scoring"},
+    "loop": BASE | {"active", "batch", "cache", "decoding", "reference", "runner", "scheduler"},
+    "scoring": {"batch", "cache", "reference", "runner"},
+    "inspection": {"backends", "batch", "cache", "reference", "runner", "scoring"},
     "results": {"decoding"},
     "requests": BASE | {"config", "decoding", "prompts", "tokenizer"},
     "loading": BASE | {"backends", "chat", "checkpoint", "config", "decoding", "files", "models", "tokenizer"},
@@ -53,10 +53,10 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE
     | {"arguments", "chat", "core", "decoding", "devices", "loading", "models", "prompts", "results", "scoring"}
     | {"tokenizer", "turns"},
-    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "ops", "progress"},
+    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "reference", "progress"},
     "precision": BASE | {"engine", "models", "prompts"},
     "profiling": BASE
-    | {"backends", "cache", "core", "decoding", "engine", "hardware", "loop", "models", "ops", "prompts"}
+    | {"backends", "cache", "core", "decoding", "engine", "hardware", "loop", "models", "reference", "prompts"}
     | {"runner", "scheduler"},
     "comparison": {"decoding", "engine", "loop", "prompts", "scheduler"},
     "cli": BASE
@@ -88,7 +88,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """A module or sub-package of minillm -> those it may import."""
 
-STRATEGY_MAY = {"backends", "decoding", "errors", "ops"}
+STRATEGY_MAY = {"backends", "decoding", "errors", "reference"}
 
 
 def part_of(path: Path) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from minillm.decoding.select import strategy_for
 from minillm.errors import CacheFullError, ParameterError
-from minillm.ops.philox import uniform
+from minillm.reference.philox import uniform
 from minillm.runner import Runner
 
 from .comparing import assert_same_draws, assert_same_tokens

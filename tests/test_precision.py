@@ -8,8 +8,8 @@ import pytest
 
 from minillm import Engine
 from minillm.errors import PromptError
-from minillm.ops.softmax import log_softmax
 from minillm.precision import HELD_OUT, perplexity, relative_error, sample_logits, weight_bytes, windows
+from minillm.reference.softmax import log_softmax
 
 
 def test_windows_hold_every_token_once_and_begin_with_the_special_token(engine: Engine) -> None:

@@ -12,8 +12,8 @@ from minillm.backends.counting import counting
 from minillm.errors import ParameterError
 from minillm.hardware import Hardware
 from minillm.models import opt
-from minillm.ops.cost import Cost
 from minillm.profiling import Profile, layer_spans, probe_with, profile
+from minillm.reference.cost import Cost
 
 from .shapes import BASE, VARIANTS
 
@@ -132,9 +132,9 @@ def test_layers_of_several_passes_in_a_step_are_apart(engine: Engine) -> None:
 
 
 def test_the_engine_is_left_as_it_was(engine: Engine) -> None:
-    ops, free = engine.runner.ops, engine.runner.cache.free_pages
+    backend, free = engine.runner.backend, engine.runner.cache.free_pages
     found = run(engine, [4])
-    assert engine.runner.ops is ops
+    assert engine.runner.backend is backend
     assert engine.runner.cache.free_pages == free
     assert not engine.busy
     assert engine.stats.steps == 0
@@ -144,15 +144,15 @@ def test_the_engine_is_left_as_it_was(engine: Engine) -> None:
 def test_the_rate_is_the_better_product_of_the_two(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minillm.profiling.running.read_bandwidth", lambda threads: 1e9 * threads)
     monkeypatch.setattr("minillm.profiling.running.probe", lambda: machine(5.0, 1.0))
-    found = probe_with(engine.runner.ops)
+    found = probe_with(engine.runner.backend)
     assert found.bandwidth == 5.0
-    assert 1e7 < found.rate("float32") < 1e15  # the back end's own, in FLOPs a second
+    assert 1e7 < found.rate("float32") < 1e15  # the backend's own, in FLOPs a second
     monkeypatch.setattr("minillm.profiling.running.probe", lambda: machine(5.0, 1e30))
-    assert probe_with(engine.runner.ops, threads=3).rate("float32") == 1e30
-    assert probe_with(engine.runner.ops, threads=3).bandwidth == 3e9
+    assert probe_with(engine.runner.backend, threads=3).rate("float32") == 1e30
+    assert probe_with(engine.runner.backend, threads=3).bandwidth == 3e9
 
 
 def test_the_probe_does_not_pass_a_processor_off_as_a_gpu(engine: Engine) -> None:
-    engine.runner.ops.name = "cuda"
+    engine.runner.backend.name = "cuda"
     with pytest.raises(ParameterError, match="name the GPU with --hardware, one of a100"):
-        probe_with(engine.runner.ops)
+        probe_with(engine.runner.backend)

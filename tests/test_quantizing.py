@@ -16,9 +16,9 @@ from minillm.batch import Sequence
 from minillm.checkpoint import open_checkpoint
 from minillm.models import load_model
 from minillm.models.base import weights_of
-from minillm.ops.quantize import Quantized, quantize
 from minillm.progress import watching
 from minillm.quantizing import DTYPES, write_checkpoint
+from minillm.reference.quantize import Quantized, quantize
 
 from .tiny import logits_of, runner_of
 from .tiny import write_checkpoint as write_source
@@ -86,9 +86,9 @@ def test_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", hidden_size=64, ffn_dim=64, word_embed_proj_dim=64)
     for dtype in ("int8", "int4", "bfloat16"):
         write_checkpoint(source, tmp_path / dtype, dtype)
-        ops = NumpyBackend(weights="auto")
-        ops.kept = ("int8", "int4", "bfloat16")
-        matrices = [w.data for w in weights_of(load_model(tmp_path / dtype, ops)) if len(w.shape) == 2]
+        backend = NumpyBackend(weights="auto")
+        backend.kept = ("int8", "int4", "bfloat16")
+        matrices = [w.data for w in weights_of(load_model(tmp_path / dtype, backend)) if len(w.shape) == 2]
         assert len(matrices) == 2 + 2 * 4
         for data in matrices:
             for array in (data.values, data.scales) if isinstance(data, Quantized) else (data,):
@@ -105,13 +105,13 @@ def test_the_numba_back_end_computes_with_it(tmp_path: Path, dtype: str) -> None
     from minillm.backends.numba.backend import NumbaBackend
 
     write_checkpoint(write_source(tmp_path / "source", "post-norm"), tmp_path / "out", dtype)
-    ops, line = NumbaBackend(), LINE * 3
-    model = load_model(tmp_path / "out", ops)
+    backend, line = NumbaBackend(), LINE * 3
+    model = load_model(tmp_path / "out", backend)
     assert {kind_of(w.data) for w in weights_of(model) if len(w.shape) == 2} >= {dtype}
     exact = logits_of(runner_of(load_model(tmp_path / "out", NumpyBackend(weights="auto"))), line)
     for count in (24, 8):
         sequence = Sequence(line[:count])
-        output = runner_of(model, ops=ops).forward([sequence], [count], rows=range(count))
+        output = runner_of(model, backend=backend).forward([sequence], [count], rows=range(count))
         np.testing.assert_allclose(output.logits, exact[:count], atol=0.02 * np.abs(exact).max())
     with Engine(tmp_path / "out", backend="numba") as engine, Engine(tmp_path / "out", backend="numpy") as plain:
         fields = {"max_new_tokens": 10, "eos_token_id": [], "logprobs": True}

@@ -12,7 +12,7 @@ from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.models import load_model  # noqa: E402
 from minillm.quantizing import write_checkpoint  # noqa: E402
 
-from . import reference  # noqa: E402
+from . import huggingface  # noqa: E402
 from .families import CASES, CONFIGS, IDS  # noqa: E402
 from .tiny import logits_of, runner_of  # noqa: E402
 
@@ -25,14 +25,14 @@ LINE = [3, 4, 5, 6, 7, 3, 90]
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_the_same_logits(tmp_path: Path, case: tuple[str, str], dtype: str) -> None:
     family, name = case
-    source = reference.save(reference.build_model(CONFIGS[family][name], 3), tmp_path / "source")
+    source = huggingface.save(huggingface.build_model(CONFIGS[family][name], 3), tmp_path / "source")
     write_checkpoint(source, tmp_path / "out", dtype)
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     ours = logits_of(runner_of(load_model(tmp_path / "out", NumpyBackend(weights="auto"))), LINE)
-    np.testing.assert_allclose(ours, reference.logits(theirs.eval(), LINE), atol=1e-4)
+    np.testing.assert_allclose(ours, huggingface.logits(theirs.eval(), LINE), atol=1e-4)
     plain = logits_of(runner_of(load_model(source, NumpyBackend())), LINE)
     assert np.abs(ours - plain).max() > 1e-4, "the weights are rounded"
     np.testing.assert_array_equal(ours, logits_of(runner_of(load_model(source, NumpyBackend(weights=dtype))), LINE))
@@ -44,7 +44,7 @@ def test_fewer_bits_are_those_that_the_source_would_be_rounded_to(
     tmp_path: Path, case: tuple[str, str], dtype: str
 ) -> None:
     family, name = case
-    source = reference.save(reference.build_model(CONFIGS[family][name], 3), tmp_path / "source")
+    source = huggingface.save(huggingface.build_model(CONFIGS[family][name], 3), tmp_path / "source")
     write_checkpoint(source, tmp_path / "out", dtype)
     written, at_load, plain = (
         logits_of(runner_of(load_model(folder, NumpyBackend(weights=weights))), LINE)

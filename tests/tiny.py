@@ -109,15 +109,15 @@ class Held:
         return None
 
 
-def tiny_model(variant: str = "pre-norm", *, seed: int = 0, ops: Backend | None = None, **fields: Any) -> Model:
+def tiny_model(variant: str = "pre-norm", *, seed: int = 0, backend: Backend | None = None, **fields: Any) -> Model:
     """A variant of OPT in memory."""
-    return model_of(tiny_config(variant, **fields), seed=seed, ops=ops)
+    return model_of(tiny_config(variant, **fields), seed=seed, backend=backend)
 
 
-def model_of(raw: dict[str, Any], *, seed: int = 0, ops: Backend | None = None) -> Model:
+def model_of(raw: dict[str, Any], *, seed: int = 0, backend: Backend | None = None) -> Model:
     """A model of any family in memory, from its config.json."""
     family = family_of(raw)
-    model: Model = family.build(family.read_config(raw), tiny_tensors(raw, seed), ops or NumpyBackend())
+    model: Model = family.build(family.read_config(raw), tiny_tensors(raw, seed), backend or NumpyBackend())
     return model
 
 
@@ -142,10 +142,10 @@ def write_checkpoint(
     return folder
 
 
-def runner_of(model: Model, *, pages: int = 64, page_size: int | None = None, ops: Backend | None = None) -> Runner:
+def runner_of(model: Model, *, pages: int = 64, page_size: int | None = None, backend: Backend | None = None) -> Runner:
     """A runner with a cache of its own."""
-    ops = ops or NumpyBackend()
-    return Runner(model, ops, PagedCache(model.config, ops, pages, page_size))
+    backend = backend or NumpyBackend()
+    return Runner(model, backend, PagedCache(model.config, backend, pages, page_size))
 
 
 def tiny_runner(variant: str = "pre-norm", *, seed: int = 0, pages: int = 64, page_size: int | None = None) -> Runner:
@@ -206,6 +206,6 @@ def generate(runner: Runner, prompts: Sequence[Sequence[int]], *, chunk: int = 5
 
 def logits_of(runner: Runner, token_ids: Sequence[int]) -> np.ndarray:
     """The logits of every position in one pass, with a cache of their own. [T] -> [T, V]"""
-    apart = runner_of(runner.model, ops=NumpyBackend(), pages=1, page_size=len(token_ids))
+    apart = runner_of(runner.model, backend=NumpyBackend(), pages=1, page_size=len(token_ids))
     output = apart.forward([Tokens(list(token_ids))], [len(token_ids)], rows=range(len(token_ids)))
     return output.logits.copy()

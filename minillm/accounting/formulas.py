@@ -2,7 +2,7 @@
 
 Nothing here looks at an operation or at what it says it costs. `backends/counting.py` adds those up over the calls
 really made; that both come to the same number, exactly, is what tests and benchmarks hold. What counts as a FLOP is
-said in `ops/cost.py`.
+said in `reference/cost.py`.
 
 With W the width of the token embedding (E but for opt-350m), and b, g, a = 1 or 0 where the model has biases, gains in
 its norms, and so on, an OPT step of T new tokens, of which R go through the head, takes these FLOPs:
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
     name: str
     kind: str
-    """The back end's operation that runs it"""
+    """The backend's operation that runs it"""
     layer: int | None
     """None before the first, the number of layers after the last: as `backends.counting` has it"""
     flops: int

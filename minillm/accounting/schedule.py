@@ -113,4 +113,4 @@ class Recorder(WrappedBackend):
 
 def recording(runner: Runs) -> AbstractContextManager[Recorder]:
     """Record the schedule of what a runner computes inside the `with` block."""
-    return put_between(runner, Recorder(runner.ops))
+    return put_between(runner, Recorder(runner.backend))

@@ -1,7 +1,7 @@
 """How many bytes numbers take: weights in each format, the K/V cache, activations.
 
-Written from the formats' descriptions (`ops/quantize.py`, `backends/weights.py`), not from arrays: that both agree is
-what tests hold.
+Written from the formats' descriptions (`reference/quantize.py`, `backends/weights.py`), not from arrays: that both
+agree is what tests hold.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The operations that layers are written in, and their default: the reference of `ops/` on an array module.
+"""The operations that layers are written in, and their default: the reference of `reference/` on an array module.
 
-A back end overrides what it runs better; what it leaves alone runs as the reference says, so a missing kernel never
+A backend overrides what it runs better; what it leaves alone runs as the reference says, so a missing kernel never
 blocks a feature. Layers and models see these methods and never an array library.
 """
 
@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import ops
+from .. import reference
 from ..batch import Batch
-from ..ops.philox import Keys
-from ..ops.rotary import Rotation
-from ..ops.sampling import Draw
+from ..reference.philox import Keys
+from ..reference.rotary import Rotation
+from ..reference.sampling import Draw
 from .arena import Arena
 from .clock import Clock, HostClock
 from .memory import MemoryUse, free_memory
@@ -29,7 +29,7 @@ QUANTIZED = ("int8", "int4")
 
 
 class Backend:
-    """Runs every operation as `ops/` defines it, on the array module `xp`.
+    """Runs every operation as `reference/` defines it, on the array module `xp`.
 
     Results live in an arena: valid until the next layer begins, a layer's last one until the next has ended (see
     `Arena`).
@@ -61,7 +61,7 @@ class Backend:
     def prepare_weight(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
-        """Bring a parameter into this back end's layout, once, at load.
+        """Bring a parameter into this backend's layout, once, at load.
 
         Several tensors [out_i, in] become one weight [sum of out_i, in], as a fused Q/K/V projection wants it. A
         single one that may keep its format and layout is mapped and not copied. Vectors are copied, as float32.
@@ -76,7 +76,7 @@ class Backend:
         return Weight(name, self.xp.asarray(values))
 
     def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
-        """Normal random numbers in a tensor's place, the same for the same back end, seed and name."""
+        """Normal random numbers in a tensor's place, the same for the same backend, seed and name."""
         return RandomTensor(name, shape, seed, std)
 
     def format_of(self, role: Role) -> str:
@@ -96,7 +96,7 @@ class Backend:
         return Pages(self.xp, shape, self.xp.float32)
 
     def free_memory(self) -> int:
-        """Bytes that this back end could still reserve."""
+        """Bytes that this backend could still reserve."""
         return free_memory()
 
     def memory_use(self) -> MemoryUse | None:
@@ -118,12 +118,12 @@ class Backend:
     ) -> Result:
         """One forward pass: `compute` with the batch and rows as operations take them.
 
-        A back end may record what `compute` launches and replay it the next time that the same owner (a model with
+        A backend may record what `compute` launches and replay it the next time that the same owner (a model with
         its cache) comes; so `compute` depends on nothing but its arguments and computes by operations alone, and its
         result is a tuple of arrays with one row for each of `rows`; the first of them are the logits.
 
         `draws`, one for each of `rows` or none at all, are what `sample` will be asked for, where that is known. They
-        change no answer; a back end may make them with the pass, so that the host waits once for all.
+        change no answer; a backend may make them with the pass, so that the host waits once for all.
         """
         return compute(*self.upload(batch, rows))
 
@@ -138,35 +138,39 @@ class Backend:
         out = self.arena.take((len(ids), table.shape[1]))
         looked_up = expand(table.data, ids)  # of a table in another format only the rows that are wanted
         learned = None if position_table is None else expand(position_table.data, positions)
-        return ops.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
+        return reference.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         out = self.arena.take((len(x), weight.shape[0]))
-        return ops.linear(x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual)
+        return reference.linear(
+            x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
+        )
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
-        return ops.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.arena.take(x.shape))
+        return reference.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.arena.take(x.shape))
 
     def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Rows to mean square 1, then gain. [T, E] -> [T, E], or each head's: [T, heads, D] -> [T, heads, D]"""
-        return ops.rms_norm(x, weight.data, epsilon, self.xp, self.arena.take(x.shape))
+        return reference.rms_norm(x, weight.data, epsilon, self.xp, self.arena.take(x.shape))
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Queries and keys turned by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
-        turns = ops.cosines_and_sines(batch.positions, frequencies, growth, rotation.scale, self.xp)  # 2 x [T, r / 2]
-        turned = [ops.rotary(x, *turns, self.xp, self.arena.take(x.shape)) for x in (q, k)]
+        turns = reference.cosines_and_sines(
+            batch.positions, frequencies, growth, rotation.scale, self.xp
+        )  # 2 x [T, r / 2]
+        turned = [reference.rotary(x, *turns, self.xp, self.arena.take(x.shape)) for x in (q, k)]
         return turned[0], turned[1]
 
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
-        return ops.glu(x, activation, self.xp, self.arena.take((len(x), x.shape[1] // 2)))
+        return reference.glu(x, activation, self.xp, self.arena.take((len(x), x.shape[1] // 2)))
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Put the new tokens' keys and values into their slots of the cache. k, v: [T, K, D]"""
-        ops.store_kv(k, v, *cache.layer(layer), batch)
+        reference.store_kv(k, v, *cache.layer(layer), batch)
 
     def attend(
         self,
@@ -184,7 +188,7 @@ class Backend:
         A `window` limits how many positions each query sees; `slopes` [H] are ALiBi's.
         """
         out, bias = self.arena.take(q.shape), None if slopes is None else slopes.data
-        return ops.attend(q, *cache.layer(layer), batch, scale, self.xp, out, window=window, slopes=bias)
+        return reference.attend(q, *cache.layer(layer), batch, scale, self.xp, out, window=window, slopes=bias)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
@@ -194,7 +198,7 @@ class Backend:
 
     @property
     def host(self) -> "Backend":
-        """The back end on which strategies work that look at logits themselves."""
+        """The backend on which strategies work that look at logits themselves."""
         return self
 
     def to_host(self, array: Any) -> Any:
@@ -213,4 +217,4 @@ class Backend:
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
         """One draw for each row from its filtered distribution, by the uniform number of its key. [R, V] -> [R]"""
         filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        return ops.sample(logits, keys.uniforms(), **filters, xp=self.xp)
+        return reference.sample(logits, keys.uniforms(), **filters, xp=self.xp)

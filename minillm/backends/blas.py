@@ -56,7 +56,7 @@ LIMIT = BlasLimit()
 
 
 class Watch:
-    """Sees whether the products of a back end lose time to other work, and limits BLAS then."""
+    """Sees whether the products of a backend lose time to other work, and limits BLAS then."""
 
     def __init__(self, limit: BlasLimit = LIMIT) -> None:
         self._limit, self._inside, self._limited = limit, False, False

@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's own clock, for back ends that compute within the call."""
+    """The host's own clock, for backends that compute within the call."""
 
     def mark(self) -> int:
         """Nanoseconds from some moment in the past."""
@@ -36,6 +36,6 @@ class Moments(NamedTuple):
     step: object
     """What was recorded: the same object each time"""
     began: Any
-    """A mark of the back end's clock"""
+    """A mark of the backend's clock"""
     ended: Any
     """A mark for each launch; None where the pass has just been recorded"""

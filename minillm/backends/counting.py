@@ -1,7 +1,8 @@
 """Counting what really ran: every operation's FLOPs and bytes, by operation and layer.
 
-What an operation costs stands beside it in `ops/`; here those costs are only called, with the shapes of the calls that
-were made, and added up. `accounting/` says the same from a configuration and a schedule alone, and the two must agree.
+What an operation costs stands beside it in `reference/`; here those costs are only called, with the shapes of the calls
+that were made, and added up. `accounting/` says the same from a configuration and a schedule alone, and the two must
+agree.
 
     with counting(engine.runner) as counted:
         engine.generate(prompt)
@@ -14,16 +15,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..ops.attention import cost as attention_cost
-from ..ops.cost import Cost
-from ..ops.embed import cost as embed_cost
-from ..ops.glu import cost as glu_cost
-from ..ops.kv import cost as kv_cost
-from ..ops.linear import cost as linear_cost
-from ..ops.norm import cost as norm_cost
-from ..ops.norm import rms_norm_cost
-from ..ops.rotary import Rotation
-from ..ops.rotary import cost as rotary_cost
+from ..reference.attention import cost as attention_cost
+from ..reference.cost import Cost
+from ..reference.embed import cost as embed_cost
+from ..reference.glu import cost as glu_cost
+from ..reference.kv import cost as kv_cost
+from ..reference.linear import cost as linear_cost
+from ..reference.norm import cost as norm_cost
+from ..reference.norm import rms_norm_cost
+from ..reference.rotary import Rotation
+from ..reference.rotary import cost as rotary_cost
 from .base import Backend
 from .weights import Weight
 from .wrapping import Runs, WrappedBackend, put_between
@@ -69,7 +70,7 @@ class CountingBackend(WrappedBackend):
 
 def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
     """Count what a runner computes inside the `with` block; it costs a few microseconds for each operation."""
-    return put_between(runner, CountingBackend(runner.ops))
+    return put_between(runner, CountingBackend(runner.backend))
 
 
 def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
@@ -97,9 +98,9 @@ def _layer_norm(_: Backend, weight: Weight, result: Any) -> Cost:
     return norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
 
 
-def _store_kv(ops: Backend, _: None, k: Any) -> Cost:
+def _store_kv(backend: Backend, _: None, k: Any) -> Cost:
     T, K, D = k.shape
-    return kv_cost(T, K, D, ops.position_bytes(K, D), k.itemsize)
+    return kv_cost(T, K, D, backend.position_bytes(K, D), k.itemsize)
 
 
 def _rms_norm(_: Backend, weight: Weight, result: Any) -> Cost:
@@ -120,7 +121,7 @@ def _glu(_: Backend, __: None, result: Any, *, activation: str) -> Cost:
 
 
 def _attend(
-    ops: Backend,
+    backend: Backend,
     _: None,
     result: Any,
     *,
@@ -132,7 +133,7 @@ def _attend(
     slopes: Weight | None,
 ) -> Cost:
     _, H, D = q.shape
-    position_bytes = ops.position_bytes(cache.heads, D)
+    position_bytes = backend.position_bytes(cache.heads, D)
     return attention_cost(batch, H, D, position_bytes, q.itemsize, window=window, biased=slopes is not None)
 
 

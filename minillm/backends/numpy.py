@@ -1,4 +1,4 @@
-"""The NumPy back end: the reference, as it stands. It is the definition of every operation and always works."""
+"""The NumPy backend: the reference, as it stands. It is the definition of every operation and always works."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..batch import Batch
-from ..ops.sampling import Draw
+from ..reference.sampling import Draw
 from .base import QUANTIZED, Backend, Result
 from .blas import Watch
 from .weights import Weight

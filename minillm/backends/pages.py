@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Pages:
-    """One model's keys and values, [L, pages, K, P, D] each, as the back end that made them stores them."""
+    """One model's keys and values, [L, pages, K, P, D] each, as the backend that made them stores them."""
 
     def __init__(self, xp: Any, shape: tuple[int, int, int, int, int], dtype: Any) -> None:
         """Reserve the memory; on a CPU the system provides it as pages are first used."""

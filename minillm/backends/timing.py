@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from ..batch import Batch
-from ..ops.cost import Cost
-from ..ops.philox import Keys
-from ..ops.sampling import Draw
+from ..reference.cost import Cost
+from ..reference.philox import Keys
+from ..reference.sampling import Draw
 from .base import Backend, Result
 from .clock import Moments
 from .counting import CountingBackend
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 @runtime_checkable
 class Replaying(Protocol):
-    """A back end that replays passes, and can tell when the launches of one ended."""
+    """A backend that replays passes, and can tell when the launches of one ended."""
 
     tells_moments: bool
     """Whether it can here"""
@@ -93,7 +93,7 @@ class _Owner:
 class TimingBackend(WrappedBackend):
     """Notes when the operations that go through it begin and end.
 
-    Of a pass that the wrapped back end replays it knows the operations from when that was recorded, in its own name,
+    Of a pass that the wrapped backend replays it knows the operations from when that was recorded, in its own name,
     and when each of its launches ended.
     """
 
@@ -168,7 +168,7 @@ class TimingBackend(WrappedBackend):
                 began, launches = ended, noted.launches
 
     def _cost(self, noted: _Noted) -> Cost | None:
-        """What a call cost, by the back end that counts."""
+        """What a call cost, by the backend that counts."""
         if noted.arguments is None:
             return None
         self._counting.reset()

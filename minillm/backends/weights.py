@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ops.quantize import Quantized, dequantize, quantize
+from ..reference.quantize import Quantized, dequantize, quantize
 
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
-"""How numbers may be kept. The last two in groups with a scale each (`ops/quantize.py`)."""
+"""How numbers may be kept. The last two in groups with a scale each (`reference/quantize.py`)."""
 
 _BITS = {"int8": 8, "int4": 4}
 _DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}  # bfloat16: its bits
@@ -44,7 +44,7 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter in the layout its back end wants. Only that back end looks inside."""
+    """A parameter in the layout its backend wants. Only that backend looks inside."""
 
     name: str
     """Where it stands in the model: "layers.3.fc1"."""

@@ -1,4 +1,4 @@
-"""Looking over a back end's shoulder: every call goes through, and something is done with it.
+"""Looking over a backend's shoulder: every call goes through, and something is done with it.
 
 What checks, counts or times derives from `WrappedBackend` and overrides `observe`, and `before` where an
 operation's beginning matters. The layers notice nothing.
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
-from ..ops.philox import Keys
-from ..ops.rotary import Rotation
-from ..ops.sampling import Draw
+from ..reference.philox import Keys
+from ..reference.rotary import Rotation
+from ..reference.sampling import Draw
 from .base import Backend, Result, Role
 from .memory import MemoryUse
 from .pages import Pages
@@ -24,7 +24,7 @@ Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
 
 
 class WrappedBackend(Backend):
-    """Runs each operation on another back end and shows it to `observe`."""
+    """Runs each operation on another backend and shows it to `observe`."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner.xp, weights=inner.weights, weight_order=inner.weight_order)
@@ -193,17 +193,17 @@ class WrappedBackend(Backend):
 
 
 class Runs(Protocol):
-    """What runs its operations on an exchangeable back end: a `Runner`."""
+    """What runs its operations on an exchangeable backend: a `Runner`."""
 
-    ops: Backend
+    backend: Backend
 
 
 @contextmanager
 def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
-    """Let a runner run on a wrapped back end inside the `with` block, and on the one before afterwards."""
-    inner = runner.ops
-    runner.ops = wrapped
+    """Let a runner run on a wrapped backend inside the `with` block, and on the one before afterwards."""
+    inner = runner.backend
+    runner.backend = wrapped
     try:
         yield wrapped
     finally:
-        runner.ops = inner
+        runner.backend = inner

@@ -17,7 +17,7 @@ class PagedCache:
     """One model's keys and values. The memory is reserved at once; the system provides it as pages are first used."""
 
     def __init__(self, config: ModelConfig, backend: Backend, num_pages: int, page_size: int | None = None) -> None:
-        """Reserve `num_pages` pages of P = `page_size` positions (the back end's choice unless given)."""
+        """Reserve `num_pages` pages of P = `page_size` positions (the backend's choice unless given)."""
         self.page_size = page_size or backend.page_size
         self.num_pages = num_pages
         shape = (config.num_layers, num_pages, config.num_kv_heads, self.page_size, config.head_dim)

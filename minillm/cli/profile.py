@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> None:
             "lower --prompt-length or --new-tokens"
         )
     prompts = [_prompt(number, args.prompt_length, engine.config.vocab_size) for number in range(args.batch)]
-    ops = engine.runner.ops
-    hardware = probe_with(ops, args.threads) if args.hardware == THIS else find_hardware(args.hardware)
+    backend = engine.runner.backend
+    hardware = probe_with(backend, args.threads) if args.hardware == THIS else find_hardware(args.hardware)
     found = profile(
         engine,
         prompts,
@@ -122,7 +122,7 @@ def _prompt(number: int, length: int, vocab_size: int) -> list[int]:
 def _title(args: argparse.Namespace, engine: "Engine") -> str:
     model = args.shape or args.model or "the model inside minillm"
     prompts = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens"
-    return f"{model} on {engine.runner.ops.name}, {prompts}, {args.new_tokens} new"
+    return f"{model} on {engine.runner.backend.name}, {prompts}, {args.new_tokens} new"
 
 
 def report(profile: "Profile", title: str) -> list[str]:

@@ -37,10 +37,10 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import NumericalError, ParameterError
-from ..ops.philox import BEAMS, uniform
-from ..ops.sampling import sample_without_replacement
-from ..ops.softmax import log_softmax
-from ..ops.top import top_indices
+from ..reference.philox import BEAMS, uniform
+from ..reference.sampling import sample_without_replacement
+from ..reference.softmax import log_softmax
+from ..reference.top import top_indices
 from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict
@@ -87,23 +87,23 @@ class BeamSearch(Strategy):
         beam = request.continuation(0, text=bool(request.settings.stop_strings))
         return BeamState(request, beams=[beam], scores=np.zeros(1, np.float32))
 
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Extend every request's beams by one token."""
         answers, first = [], 0
         for state in states:
             assert isinstance(state, BeamState)
-            feeds = self.extend(ops, state, rows.logits[first : first + state.feeds])
+            feeds = self.extend(backend, state, rows.logits[first : first + state.feeds])
             if not feeds:
                 self.return_best(state, state.finished)
             answers.append(feeds)
             first += state.feeds
         return answers
 
-    def extend(self, ops: Backend, state: BeamState, logits: Any, handicap: Any = None) -> list[Feed]:
+    def extend(self, backend: Backend, state: BeamState, logits: Any, handicap: Any = None) -> list[Feed]:
         """One step of some beams. Returns no feeds when they are done.
 
         Args:
-            ops: the back end that made the logits
+            backend: the backend that made the logits
             state: the beams
             logits: [beams, V]
             handicap: [V], subtracted from each beam's log-probabilities before the processors see them
@@ -112,8 +112,8 @@ class BeamSearch(Strategy):
             ParameterError: no beam has a token left, and none has finished.
             NumericalError: a sum is NaN or +inf.
         """
-        scores, raw = self._log_probs(ops, state, logits, handicap)
-        parents, tokens, sums = self._candidates(ops, state, scores)
+        scores, raw = self._log_probs(backend, state, logits, handicap)
+        parents, tokens, sums = self._candidates(backend, state, scores)
         if not parents:
             state.beams, state.scores = [], sums
             return []
@@ -129,19 +129,19 @@ class BeamSearch(Strategy):
             return []
         return [Feed((tokens[i],), parent=parents[i]) for i in order]
 
-    def _log_probs(self, ops: Backend, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
+    def _log_probs(self, backend: Backend, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
         """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
-        scores = log_softmax(logits, ops.xp)  # [beams, V]
+        scores = log_softmax(logits, backend.xp)  # [beams, V]
         raw = scores.copy() if self.settings.logprobs or state.request.guide is not None else scores
         if handicap is not None:
             scores -= handicap
         if self.processors or self.filters:
             history = History.of([(state.request, beam.token_ids) for beam in state.beams])
             for processor in self.processors:
-                scores = processor(history, scores, ops.xp)
-            scores = self._filtered(history, scores, ops.xp)
+                scores = processor(history, scores, backend.xp)
+            scores = self._filtered(history, scores, backend.xp)
         if state.request.guide is not None:
-            restrict(scores, [beam.guide for beam in state.beams], raw, ops.xp)
+            restrict(scores, [beam.guide for beam in state.beams], raw, backend.xp)
         return scores, raw
 
     def _filtered(self, history: History, scores: Any, xp: Any) -> Any:
@@ -157,11 +157,11 @@ class BeamSearch(Strategy):
         scores[live] = kept
         return scores
 
-    def _candidates(self, ops: Backend, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
+    def _candidates(self, backend: Backend, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
         """The best candidates over all beams, or those drawn: their parents, tokens and summed log-probabilities.
 
         Args:
-            ops: the back end that made the scores
+            backend: the backend that made the scores
             state: the beams
             scores: [beams, V]
         """
@@ -177,9 +177,9 @@ class BeamSearch(Strategy):
             request = state.request
             position = len(request.prompt_ids) + len(state.beams[0].token_ids)
             uniforms = uniform(request.settings.seed, np.arange(count), position, BEAMS)
-            chosen = sample_without_replacement(total, uniforms, ops.xp)
+            chosen = sample_without_replacement(total, uniforms, backend.xp)
         else:
-            chosen = top_indices(total, count, ops.xp)
+            chosen = top_indices(total, count, backend.xp)
         chosen = chosen[total[chosen] > -np.inf]  # what is forbidden is no candidate
         return [int(i) for i in chosen // V], [int(i) for i in chosen % V], total[chosen]
 

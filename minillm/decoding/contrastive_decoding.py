@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..ops.softmax import log_softmax
+from ..reference.softmax import log_softmax
 from .greedy import GreedySearch, TokenState
 from .parameters import Settings
 from .sampling import Sampling
@@ -35,7 +35,7 @@ class ContrastiveDecoding(Strategy):
         state, feeds = self.choice.begin(request)
         return state, to_both(feeds)
 
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         expert_rows: list[int] = []
         amateur_rows: list[int] = []
@@ -49,8 +49,10 @@ class ContrastiveDecoding(Strategy):
             growing += [(state, continuation) for continuation in state.growing]
             first += 2 * state.feeds
         expert, amateur = (rows.logits[np.asarray(places)] for places in (expert_rows, amateur_rows))  # [R, V] each
-        scores = contrast(expert, amateur, self.settings.contrastive_alpha, self.settings.amateur_temperature, ops.xp)
-        self.choice.extend(ops, scores, growing, raw=expert)
+        scores = contrast(
+            expert, amateur, self.settings.contrastive_alpha, self.settings.amateur_temperature, backend.xp
+        )
+        self.choice.extend(backend, scores, growing, raw=expert)
         return [to_both(self.choice.next_feeds(state)) for state in states if isinstance(state, TokenState)]
 
 

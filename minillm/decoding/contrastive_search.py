@@ -17,8 +17,8 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..errors import ParameterError
-from ..ops.softmax import softmax
-from ..ops.top import top_indices
+from ..reference.softmax import softmax
+from ..reference.top import top_indices
 from .continuation import Continuation
 from .parameters import Settings
 from .processors import History, build_processors, no_token_left, rows_without_a_token
@@ -68,50 +68,50 @@ class ContrastiveSearch(Strategy):
         state = ContrastiveState(request, [request.continuation(0)])
         return state, [Feed(request.prompt_ids, rows="all", hidden=True)]
 
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose one of each request's candidates, and feed those that may follow it."""
         answers, first = [], 0
         for state in states:
             assert isinstance(state, ContrastiveState)
             own = slice(rows.starts[first], rows.starts[first + state.feeds])
-            answers.append(self._advance(ops, state, rows.logits[own], rows.hidden[own]))
+            answers.append(self._advance(backend, state, rows.logits[own], rows.hidden[own]))
             first += state.feeds
         return answers
 
-    def _advance(self, ops: Backend, state: ContrastiveState, logits: Any, hidden: Any) -> list[Feed]:
+    def _advance(self, backend: Backend, state: ContrastiveState, logits: Any, hidden: Any) -> list[Feed]:
         """One step of one request.
 
         Args:
-            ops: the back end that made the rows
+            backend: the backend that made the rows
             state: of the request
             logits: [k, V], one row per candidate; after the prompt [S, V]
             hidden: [k, W] or [S, W], the states behind them
         """
-        directions = hidden / ops.xp.linalg.norm(hidden, axis=-1, keepdims=True)
+        directions = hidden / backend.xp.linalg.norm(hidden, axis=-1, keepdims=True)
         if not state.candidates:
             S, W = directions.shape
-            state.directions = ops.xp.empty((S + state.request.max_new_tokens, W), directions.dtype)
+            state.directions = backend.xp.empty((S + state.request.max_new_tokens, W), directions.dtype)
             state.directions[:S] = directions
-            return self._feeds(ops, state, logits[-1:], parent=0)
-        chosen = self._choose(ops, state, directions)
+            return self._feeds(backend, state, logits[-1:], parent=0)
+        chosen = self._choose(backend, state, directions)
         state.directions[len(state.line)] = directions[chosen]
         assert state.report is not None
         state.continuation.push(state.candidates[chosen], *state.report.of(0, state.candidates[chosen]))
         if state.continuation.finish_reason is not None:
             return []
-        return self._feeds(ops, state, logits[chosen : chosen + 1], parent=chosen)
+        return self._feeds(backend, state, logits[chosen : chosen + 1], parent=chosen)
 
-    def _choose(self, ops: Backend, state: ContrastiveState, directions: Any) -> int:
+    def _choose(self, backend: Backend, state: ContrastiveState, directions: Any) -> int:
         """The place of the best candidate; of equal ones the likelier. directions: [k, W], of length 1"""
         similarity = state.directions[: len(state.line)] @ directions.T  # [S, W] @ [W, k] -> [S, k]
         scores = (1 - self.alpha) * state.probabilities - self.alpha * similarity.max(axis=0)  # -> [k]
         return int(scores.argmax())
 
-    def _feeds(self, ops: Backend, state: ContrastiveState, logits: Any, parent: int) -> list[Feed]:
+    def _feeds(self, backend: Backend, state: ContrastiveState, logits: Any, parent: int) -> list[Feed]:
         """The likeliest tokens, each after the sequence `parent`: top_k, or fewer where fewer are allowed.
 
         Args:
-            ops: the back end that made the row
+            backend: the backend that made the row
             state: of the request
             logits: [1, V]
             parent: place of the sequence whose row it is
@@ -122,16 +122,16 @@ class ContrastiveSearch(Strategy):
         V = logits.shape[-1]
         if self.settings.top_k > V:
             raise ParameterError(f"top_k={self.settings.top_k} with penalty_alpha is more than the vocabulary's {V}")
-        state.report = Report(ops, logits, self.settings, changing=True)
+        state.report = Report(backend, logits, self.settings, changing=True)
         scores = logits.copy()
         if self.processors:
             history = History.of([(state.request, state.continuation.token_ids)])
             for processor in self.processors:
-                scores = processor(history, scores, ops.xp)
-        if rows_without_a_token(scores, ops.xp).any():
+                scores = processor(history, scores, backend.xp)
+        if rows_without_a_token(scores, backend.xp).any():
             raise no_token_left()
-        probabilities = softmax(scores, ops.xp)[0]  # [1, V] -> [V]
-        best = top_indices(scores[0], self.settings.top_k, ops.xp)
-        best = best[scores[0][best] > -ops.xp.inf]  # what is forbidden is no candidate
+        probabilities = softmax(scores, backend.xp)[0]  # [1, V] -> [V]
+        best = top_indices(scores[0], self.settings.top_k, backend.xp)
+        best = best[scores[0][best] > -backend.xp.inf]  # what is forbidden is no candidate
         state.candidates, state.probabilities = [int(i) for i in best], probabilities[best]
         return [Feed((token,), parent=parent, hidden=True) for token in state.candidates]

@@ -35,25 +35,25 @@ class DiverseBeamSearch(BeamSearch):
         groups = [self.first_beams(request) for _ in range(self.settings.num_beam_groups)]
         return DiverseState(request, groups=groups, running=list(groups)), [Feed(request.prompt_ids)]
 
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Extend every group of every request by one token."""
         answers, first = [], 0
         for state in states:
             assert isinstance(state, DiverseState)
-            answers.append(self._extend_groups(ops, state, rows.logits[first : first + state.feeds]))
+            answers.append(self._extend_groups(backend, state, rows.logits[first : first + state.feeds]))
             first += state.feeds
         return answers
 
-    def _extend_groups(self, ops: Backend, state: DiverseState, logits: Any) -> list[Feed]:
+    def _extend_groups(self, backend: Backend, state: DiverseState, logits: Any) -> list[Feed]:
         """One step of one request. logits: [beams of the running groups, V], or [1, V] after the prompt"""
         feeds: list[Feed] = []
         first = 0
         running, state.running = state.running, []
-        handicap = ops.xp.zeros(logits.shape[-1], logits.dtype)
+        handicap = backend.xp.zeros(logits.shape[-1], logits.dtype)
         for group in running:
             shared = not group.beams[0].token_ids
             own = slice(0, 1) if shared else slice(first, first + len(group.beams))
-            more = self.extend(ops, group, logits[own], handicap if group is not state.groups[0] else None)
+            more = self.extend(backend, group, logits[own], handicap if group is not state.groups[0] else None)
             feeds += [Feed(feed.tokens, parent=own.start + (feed.parent or 0)) for feed in more]
             if more:
                 state.running.append(group)

@@ -1,7 +1,7 @@
 """Filters of sampling: what may be drawn from, as logits processors that run after all the others.
 
 Their order is transformers': temperature, top-h, top-k, top-p, min-p, typical, epsilon, eta; top-n-sigma, which
-transformers does not have, stands before top-k, as in llama.cpp. `ops/sampling.py` holds the mathematics of
+transformers does not have, stands before top-k, as in llama.cpp. `reference/sampling.py` holds the mathematics of
 temperature, top-k, top-p and min-p: a plain draw applies these without ever building the filtered row.
 
 In beam search every filter leaves `least` tokens, one more than there are end-of-sequence tokens, so that something can
@@ -14,8 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..ops.sampling import keep_min_p, keep_top_k, keep_top_p, scale
-from ..ops.softmax import log_softmax, softmax, top_log_probs
+from ..reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
+from ..reference.softmax import log_softmax, softmax, top_log_probs
 from .parameters import Settings
 from .processors import History, LogitsProcessor
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends.base import Backend
-from ..ops.sampling import Draw
+from ..reference.sampling import Draw
 from .continuation import Continuation
 from .guided import restrict
 from .parameters import Settings
@@ -49,21 +49,23 @@ class GreedySearch(Strategy):
         """The draw from the model's own logits by which `choose` will take a continuation's next token, if it will."""
         return None
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One token for each row of processed logits. [R, V] -> R ids"""
-        return [int(token) for token in ops.argmax(logits)]
+        return [int(token) for token in backend.argmax(logits)]
 
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        self.extend(ops, _row_per_continuation(ops, rows, states), growing)  # [feeds, V] -> [R, V]
+        self.extend(backend, _row_per_continuation(backend, rows, states), growing)  # [feeds, V] -> [R, V]
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
-    def extend(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None) -> None:
+    def extend(
+        self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None
+    ) -> None:
         """Give each continuation its next token.
 
         Args:
-            ops: the back end
+            backend: the backend
             logits: [R, V], a row for each continuation; may be changed in place
             growing: the continuations, each with the state of its request
             raw: the model's own logits, where `logits` are something else
@@ -73,10 +75,10 @@ class GreedySearch(Strategy):
         """
         guided = any(continuation.guide is not None for _, continuation in growing)
         changing = raw is None and (guided or bool(self.processors or self.filters))
-        report = Report(ops, logits if raw is None else raw, self.settings, changing=changing)
+        report = Report(backend, logits if raw is None else raw, self.settings, changing=changing)
         if guided or self.processors or self.filters:
-            logits = self._processed(ops, logits, growing, guided=guided)
-        tokens = self._chosen(ops, logits, growing)
+            logits = self._processed(backend, logits, growing, guided=guided)
+        tokens = self._chosen(backend, logits, growing)
         for row, (token, (state, continuation)) in enumerate(zip(tokens, growing, strict=True)):
             if state.error is None:
                 try:
@@ -84,32 +86,34 @@ class GreedySearch(Strategy):
                 except Exception as error:
                     state.error = error
 
-    def _chosen(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def _chosen(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """`choose`; where that fails each row by itself, so that only the request with the bad row ends."""
         try:
-            return self.choose(ops, logits, growing)
+            return self.choose(backend, logits, growing)
         except Exception as error:
             if len(growing) == 1:
                 growing[0][0].error = error
                 return [0]
-            return [self._chosen(ops, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))]
+            return [
+                self._chosen(backend, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
+            ]
 
     def _processed(
-        self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
+        self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
     ) -> Any:
         """Processors, then what guides allow, then filters. [R, V] -> [R, V]"""
         unprocessed = logits.copy() if guided and self.processors else logits
         history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
         for processor in self.processors:
-            logits = processor(history, logits, ops.xp)
+            logits = processor(history, logits, backend.xp)
         if guided:
-            restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, ops.xp)
+            restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, backend.xp)
         # Before the filters: these leave a token in each row that has one, and cannot work on a row that has none.
-        for row in ops.xp.flatnonzero(rows_without_a_token(logits, ops.xp)).tolist():
+        for row in backend.xp.flatnonzero(rows_without_a_token(logits, backend.xp)).tolist():
             growing[row][0].error = no_token_left()
             logits[row] = 0.0  # something to choose, which nobody will see
         for filter_ in self.filters:
-            logits = filter_(history, logits, ops.xp)
+            logits = filter_(history, logits, backend.xp)
         return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
@@ -126,7 +130,7 @@ class GreedySearch(Strategy):
         return feeds
 
 
-def _row_per_continuation(ops: Backend, rows: Rows, states: Sequence[State]) -> Any:
+def _row_per_continuation(backend: Backend, rows: Rows, states: Sequence[State]) -> Any:
     """After the prompt several continuations look at the same row; from then on each has its own."""
     sources: list[int] = []
     first = 0
@@ -137,4 +141,4 @@ def _row_per_continuation(ops: Backend, rows: Rows, states: Sequence[State]) -> 
         first += state.feeds
     if sources == list(range(len(rows.logits))):
         return rows.logits
-    return ops.xp.take(rows.logits, ops.xp.asarray(sources), axis=0)
+    return backend.xp.take(rows.logits, backend.xp.asarray(sources), axis=0)

@@ -119,7 +119,7 @@ class Guessing(Strategy):
     def guess(self, state: Any, line: Line, room: int) -> Guess:
         """What may follow a continuation; at most `room` tokens deep."""
 
-    def learn(self, ops: Backend, state: Any, line: Line, logits: Any) -> None:
+    def learn(self, backend: Backend, state: Any, line: Line, logits: Any) -> None:
         """Look at a line's logits, from the newest token on, when its guess is verified."""
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
@@ -135,16 +135,16 @@ class Guessing(Strategy):
         state.lines = [Line(continuation, len(request.prompt_ids)) for continuation in state.results]
         state.speculation = state.counts
 
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Verify every line's guess, and feed the next one."""
-        self.verify(ops, located(states, rows), rows)
+        self.verify(backend, located(states, rows), rows)
         return [self.feeds(state) for state in states if isinstance(state, GuessState)]
 
-    def verify(self, ops: Backend, located: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
+    def verify(self, backend: Backend, located: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
         """Choose tokens while they are those guessed.
 
         Args:
-            ops: the back end
+            backend: the backend
             located: lines, each with the row of its newest token's logits
             rows: of the last feeds
         """
@@ -154,11 +154,11 @@ class Guessing(Strategy):
         walking = located
         while walking:
             logits = rows.logits[np.asarray([first + line.node + 1 for _, line, first in walking])]  # [N, V]
-            self.choice.extend(ops, logits, [(state, line.continuation) for state, line, _ in walking])
+            self.choice.extend(backend, logits, [(state, line.continuation) for state, line, _ in walking])
             walking = [place for place in walking if place[0].error is None and place[1].follow(place[0])]
         for state, line, first in located:
             if state.error is None:
-                self.learn(ops, state, line, rows.logits[first : first + 1 + len(line.guess.tokens)])
+                self.learn(backend, state, line, rows.logits[first : first + 1 + len(line.guess.tokens)])
 
     def feeds(self, state: GuessState) -> list[Feed]:
         """Each continuation that still grows goes on with a new guess."""

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..ops.philox import uniform
+from ..reference.philox import uniform
 from .guessing import Guess, Guessing, GuessState, Line
 from .parameters import Settings
 from .strategy import Feed, Request, State
 
 FILLING = 4
-"""Purpose of the draws that fill the window (see `ops/philox.py`); they decide only how many passes it takes."""
+"""Purpose of the draws that fill the window (see `reference/philox.py`); they decide only how many passes it takes."""
 
 
 @dataclass(eq=False)
@@ -80,12 +80,14 @@ class Lookahead(Guessing):
         window.ends = tree.add_window(window.levels, room)
         return Guess(tree.tokens, tree.parents)
 
-    def learn(self, ops: Backend, state: LookaheadState, line: Line, logits: Any) -> None:
+    def learn(self, backend: Backend, state: LookaheadState, line: Line, logits: Any) -> None:
         """Collect the N-grams that the pass has completed, and move the window to the text's new end."""
         window = state.windows[line.continuation.index]
         if state.fresh or line.continuation.finish_reason is not None:
             return
-        latest = [int(token) for token in ops.argmax(logits[[end + 1 for end in window.ends]])] if window.ends else []
+        latest = (
+            [int(token) for token in backend.argmax(logits[[end + 1 for end in window.ends]])] if window.ends else []
+        )
         for column, token in enumerate(latest):
             first, *rest = (level[column] for level in window.levels)
             self._remember(window, first, (*rest, token))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..ops.softmax import chosen_log_probs, top_log_probs
+from ..reference.softmax import chosen_log_probs, top_log_probs
 from .continuation import TopLogProbs
 from .parameters import Settings
 
@@ -13,14 +13,14 @@ from .parameters import Settings
 class Report:
     """Log-probabilities of the model's own distribution, before processors change it; computed only where asked."""
 
-    def __init__(self, ops: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:
+    def __init__(self, backend: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:
         self._wanted = settings.logprobs
         self._top: tuple[Any, Any] | None = None
         if self._wanted:
             self._raw = logits.copy() if changing else logits
             if settings.top_logprobs:
-                self._top = top_log_probs(logits, settings.top_logprobs, ops.xp)
-        self._xp = ops.xp
+                self._top = top_log_probs(logits, settings.top_logprobs, backend.xp)
+        self._xp = backend.xp
 
     def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
         """The chosen token's log-probability and the top n, for `Continuation.push`."""

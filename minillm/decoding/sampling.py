@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..backends.base import Backend
-from ..ops.philox import Keys
-from ..ops.sampling import Draw
+from ..reference.philox import Keys
+from ..reference.sampling import Draw
 from .continuation import Continuation
 from .filters import MinP, Temperature, TopK, TopP, build_filters
 from .greedy import GreedySearch
@@ -22,7 +22,7 @@ class Sampling(GreedySearch):
     """Draw a token where greedy search would take the likeliest; all else is the same.
 
     One uniform number per draw, keyed by the request's seed, the continuation's index and the token's position, so a
-    draw depends on nothing else in the batch (`ops/philox.py`).
+    draw depends on nothing else in the batch (`reference/philox.py`).
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -41,9 +41,9 @@ class Sampling(GreedySearch):
         place = _place(request, continuation)
         return Draw(**self.drawn, seed=request.settings.seed, sequence=continuation.index, position=place)
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One draw for each row of processed logits. [R, V] -> R ids"""
-        return [int(token) for token in ops.sample(logits, keys_of(growing), **self.drawn)]
+        return [int(token) for token in backend.sample(logits, keys_of(growing), **self.drawn)]
 
 
 def keys_of(growing: Sequence[tuple[State, Continuation]], purpose: int = 0, ahead: ArrayLike = 0) -> Keys:

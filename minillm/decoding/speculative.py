@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..ops.philox import Keys
-from ..ops.softmax import softmax
+from ..reference.philox import Keys
+from ..reference.softmax import softmax
 from .continuation import Continuation
 from .filters import build_filters
 from .greedy import GreedySearch
@@ -29,7 +29,7 @@ from .sampling import UNFILTERED, Sampling, keys_of
 from .strategy import Feed, Request, Rows, State
 
 DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
-"""Purposes of draws (see `ops/philox.py`): the draft's token, its acceptance, and the token in its stead."""
+"""Purposes of draws (see `reference/philox.py`): the draft's token, its acceptance, and the token in its stead."""
 
 
 @dataclass(eq=False)
@@ -75,11 +75,11 @@ class SpeculativeDecoding(Guessing):
         state.drafts = {line.continuation.index: Draft(len(request.prompt_ids)) for line in state.lines}
         return state, [Feed(request.prompt_ids), Feed(request.prompt_ids, model="draft")]
 
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Draft one more token for some requests, verify the drafts of others."""
         places = located(states, rows)
-        self._draft(ops, [place for place in places if _drafting(place[0])], rows)
-        self.verify(ops, [place for place in places if not _drafting(place[0])], rows)
+        self._draft(backend, [place for place in places if _drafting(place[0])], rows)
+        self.verify(backend, [place for place in places if not _drafting(place[0])], rows)
         return [self.feeds(state) for state in states if isinstance(state, DraftState)]
 
     def guess(self, state: DraftState, line: Line, room: int) -> Guess:
@@ -126,19 +126,19 @@ class SpeculativeDecoding(Guessing):
             draft.draft_place, draft.cached = place, len(tokens)
         return feeds
 
-    def _draft(self, ops: Backend, places: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
+    def _draft(self, backend: Backend, places: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
         """Choose each draft's next token."""
         if not places:
             return
         drafts = [(state, line.continuation, _draft_of(state, line.continuation)) for state, line, _ in places]
         history = History.of([(state.request, c.token_ids + draft.tokens) for state, c, draft in drafts])
-        scores = self.distribution(ops, history, rows.logits[np.asarray([row for *_, row in places])])  # [N, V]
+        scores = self.distribution(backend, history, rows.logits[np.asarray([row for *_, row in places])])  # [N, V]
         if not self.settings.do_sample:
-            tokens = ops.argmax(scores)
+            tokens = backend.argmax(scores)
         else:
-            q = softmax(scores, ops.xp)
+            q = softmax(scores, backend.xp)
             ahead = [len(draft.tokens) for *_, draft in drafts]
-            tokens = _draw(ops, scores, keys_of([(state, c) for state, c, _ in drafts], DRAFT, ahead))
+            tokens = _draw(backend, scores, keys_of([(state, c) for state, c, _ in drafts], DRAFT, ahead))
             for (*_, draft), row in zip(drafts, q, strict=True):
                 draft.probabilities.append(row)
         for (*_, draft), token in zip(drafts, tokens, strict=True):
@@ -151,14 +151,14 @@ class Distribution:
     def __init__(self, settings: Settings) -> None:
         self.processors, self.filters = build_processors(settings), build_filters(settings)
 
-    def __call__(self, ops: Backend, history: History, logits: Any) -> Any:
+    def __call__(self, backend: Backend, history: History, logits: Any) -> Any:
         """[N, V] -> [N, V]; `logits` may be changed."""
         for processor in self.processors:
-            logits = processor(history, logits, ops.xp)
+            logits = processor(history, logits, backend.xp)
         if self.processors:  # nothing may follow the draft, which is a guess: any will do, since the target decides
-            logits[rows_without_a_token(logits, ops.xp)] = 0.0
+            logits[rows_without_a_token(logits, backend.xp)] = 0.0
         for filter_ in self.filters:
-            logits = filter_(history, logits, ops.xp)
+            logits = filter_(history, logits, backend.xp)
         return logits
 
 
@@ -169,7 +169,7 @@ class AcceptOrResample(Sampling):
         super().__init__(settings)
         self.filters, self.drawn = build_filters(settings), UNFILTERED  # p, as Algorithm 1 compares it, is masked
 
-    def choose(self, ops: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """One token for each row of processed logits. [R, V] -> R ids"""
         drafted = [
             _draft_of(state, c).start + len(_draft_of(state, c).tokens) > len(c.token_ids) for state, c in growing
@@ -178,25 +178,25 @@ class AcceptOrResample(Sampling):
         for judge, choose in ((True, self._accept_or_resample), (False, super().choose)):
             rows = [row for row, is_drafted in enumerate(drafted) if is_drafted is judge]
             if rows:
-                chosen = choose(ops, logits[np.asarray(rows)], [growing[row] for row in rows])
+                chosen = choose(backend, logits[np.asarray(rows)], [growing[row] for row in rows])
                 for row, token in zip(rows, chosen, strict=True):
                     tokens[row] = token
         return tokens
 
     def _accept_or_resample(
-        self, ops: Backend, scores: Any, growing: Sequence[tuple[State, Continuation]]
+        self, backend: Backend, scores: Any, growing: Sequence[tuple[State, Continuation]]
     ) -> list[int]:
         """Algorithm 1 for one drafted token in each row."""
-        p = softmax(scores, ops.xp)  # [R, V]
+        p = softmax(scores, backend.xp)  # [R, V]
         drafts = [(_draft_of(state, c), len(c.token_ids)) for state, c in growing]
         drafted = np.asarray([draft.tokens[length - draft.start] for draft, length in drafts])
-        q = ops.xp.stack([draft.probabilities[length - draft.start] for draft, length in drafts])  # [R, V]
+        q = backend.xp.stack([draft.probabilities[length - draft.start] for draft, length in drafts])  # [R, V]
         accepted = self.accepts(p, q, drafted, keys_of(growing, ACCEPT).uniforms())
         tokens = [int(token) for token in drafted]
         rejected = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
         if rejected:
-            scores = residual_scores(p[rejected], q[rejected], ops.xp)
-            instead = _draw(ops, scores, keys_of([growing[row] for row in rejected], RESIDUAL))
+            scores = residual_scores(p[rejected], q[rejected], backend.xp)
+            instead = _draw(backend, scores, keys_of([growing[row] for row in rejected], RESIDUAL))
             for row, token in zip(rejected, instead, strict=True):
                 tokens[row] = int(token)
         return tokens
@@ -214,9 +214,9 @@ def residual_scores(p: Any, q: Any, xp: Any) -> Any:
     return xp.where(residual > 0, xp.log(xp.maximum(residual, xp.finfo(residual.dtype).tiny)), -xp.inf)
 
 
-def _draw(ops: Backend, scores: Any, keys: Keys) -> Any:
+def _draw(backend: Backend, scores: Any, keys: Keys) -> Any:
     """One token for each row, as it is. [R, V] -> [R]"""
-    return ops.sample(scores, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    return backend.sample(scores, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def _drafting(state: State) -> bool:

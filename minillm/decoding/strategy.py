@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ..backends.base import Backend
-from ..ops.sampling import Draw
+from ..reference.sampling import Draw
 from .continuation import Continuation, TextStream
 from .guided import Guide
 from .parameters import Settings
@@ -155,11 +155,11 @@ class Strategy(ABC):
         """Take up a request. The first feeds usually hold the prompt."""
 
     @abstractmethod
-    def step(self, ops: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Go one step further with each request.
 
         Args:
-            ops: the back end that made the logits, or its `host`
+            backend: the backend that made the logits, or its `host`
             states: of N requests; request i made `states[i].feeds` feeds
             rows: what those feeds gave, all requests' end to end
 

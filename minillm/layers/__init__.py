@@ -1,1 +1,1 @@
-"""The textbook's parts of a transformer, written in the operations of a back end."""
+"""The textbook's parts of a transformer, written in the operations of a backend."""

@@ -12,14 +12,14 @@ from ..backends.base import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
-from ..ops.rotary import Rotation
+from ..reference.rotary import Rotation
 
 
-def project_qkv(ops: Backend, x: Any, weight: Weight, H: int, K: int) -> tuple[Any, Any, Any]:
+def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int) -> tuple[Any, Any, Any]:
     """Q = x W^Q, K = x W^K, V = x W^V, each with its bias.
 
     Args:
-        ops: the back end
+        backend: the backend
         x: [T, E]
         weight: W^Q, W^K, W^V one below the other, [(H + 2 K) D, E]
         H: query heads
@@ -28,7 +28,7 @@ def project_qkv(ops: Backend, x: Any, weight: Weight, H: int, K: int) -> tuple[A
     Returns:
         q [T, H D], k [T, K D], v [T, K D]: views of one array.
     """
-    qkv = ops.linear(x, weight)  # [T, E] -> [T, (H + 2 K) D]
+    qkv = backend.linear(x, weight)  # [T, E] -> [T, (H + 2 K) D]
     D = qkv.shape[1] // (H + 2 * K)
     return qkv[:, : H * D], qkv[:, H * D : (H + K) * D], qkv[:, (H + K) * D :]
 
@@ -53,9 +53,9 @@ class HeadNorms:
     """[D]"""
     epsilon: float
 
-    def __call__(self, ops: Backend, q: Any, k: Any) -> tuple[Any, Any]:
+    def __call__(self, backend: Backend, q: Any, k: Any) -> tuple[Any, Any]:
         """[T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
-        return ops.rms_norm(q, self.q, self.epsilon), ops.rms_norm(k, self.k, self.epsilon)
+        return backend.rms_norm(q, self.q, self.epsilon), backend.rms_norm(k, self.k, self.epsilon)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,17 +79,19 @@ class Attention:
     slopes: Weight | None = None
     """[H], ALiBi's"""
 
-    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch, residual: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
-        q, k, v = project_qkv(ops, x, self.qkv, self.num_heads, self.num_kv_heads)  # [T, E] -> [T, H D], 2 x [T, K D]
+        q, k, v = project_qkv(
+            backend, x, self.qkv, self.num_heads, self.num_kv_heads
+        )  # [T, E] -> [T, H D], 2 x [T, K D]
         q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
         k = partition_heads(k, self.num_kv_heads)  # [T, K D] -> [T, K, D]
         v = partition_heads(v, self.num_kv_heads)  # [T, K D] -> [T, K, D]
         if self.head_norms is not None:
-            q, k = self.head_norms(ops, q, k)
+            q, k = self.head_norms(backend, q, k)
         if self.rotation is not None:
-            q, k = ops.rotary(q, k, batch, self.rotation)
-        ops.store_kv(k, v, cache, self.layer, batch)
-        z = ops.attend(q, cache, self.layer, batch, scale=self.scale, window=self.window, slopes=self.slopes)
+            q, k = backend.rotary(q, k, batch, self.rotation)
+        backend.store_kv(k, v, cache, self.layer, batch)
+        z = backend.attend(q, cache, self.layer, batch, scale=self.scale, window=self.window, slopes=self.slopes)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
-        return ops.linear(z, self.out, residual=residual)  # [T, H D] -> [T, E]
+        return backend.linear(z, self.out, residual=residual)  # [T, H D] -> [T, E]

@@ -24,28 +24,28 @@ class _Parts:
 class PreNorm(_Parts):
     """Each part reads what its norm makes of x (Xiong et al., arXiv 2002.04745, figure 1b)."""
 
-    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x = x + attention(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
-        x = self.attention(ops, self.attention_norm(ops, x), cache, batch, residual=x)
-        return self.mlp(ops, self.mlp_norm(ops, x), residual=x)
+        x = self.attention(backend, self.attention_norm(backend, x), cache, batch, residual=x)
+        return self.mlp(backend, self.mlp_norm(backend, x), residual=x)
 
 
 class PostNorm(_Parts):
     """Each sum goes through its norm, as in the first transformer (Vaswani et al., arXiv 1706.03762, section 3.1)."""
 
-    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x = norm(x + attention(x));  norm(x + mlp(x)). [T, E] -> [T, E]"""
-        x = self.attention_norm(ops, self.attention(ops, x, cache, batch, residual=x))
-        return self.mlp_norm(ops, self.mlp(ops, x, residual=x))
+        x = self.attention_norm(backend, self.attention(backend, x, cache, batch, residual=x))
+        return self.mlp_norm(backend, self.mlp(backend, x, residual=x))
 
 
 class Parallel(_Parts):
     """Both parts read the same x, each through its own norm (Black et al., arXiv 2204.06745, section 2.1.2)."""
 
-    def __call__(self, ops: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x + attention(norm(x)) + mlp(norm(x)). [T, E] -> [T, E]"""
-        attended = self.attention(ops, self.attention_norm(ops, x), cache, batch, residual=x)
-        return self.mlp(ops, self.mlp_norm(ops, x), residual=attended)
+        attended = self.attention(backend, self.attention_norm(backend, x), cache, batch, residual=x)
+        return self.mlp(backend, self.mlp_norm(backend, x), residual=attended)
 
 
 Block = PreNorm | PostNorm | Parallel

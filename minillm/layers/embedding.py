@@ -21,17 +21,17 @@ class Embedding:
     """[E, W]"""
     norm: Norm | None = None
 
-    def __call__(self, ops: Backend, batch: Batch) -> Any:
+    def __call__(self, backend: Backend, batch: Batch) -> Any:
         """x = tokens[ids] (W_in) + positions[i], normed where there is a norm. [T] -> [T, E]"""
-        x = self._vectors(ops, batch)
-        return x if self.norm is None else self.norm(ops, x)
+        x = self._vectors(backend, batch)
+        return x if self.norm is None else self.norm(backend, x)
 
-    def _vectors(self, ops: Backend, batch: Batch) -> Any:
+    def _vectors(self, backend: Backend, batch: Batch) -> Any:
         """[T] -> [T, E]"""
         if self.positions is None:
-            return ops.embed(batch.token_ids, self.tokens)  # [T] -> [T, E]
+            return backend.embed(batch.token_ids, self.tokens)  # [T] -> [T, E]
         if self.project_in is None:
-            return ops.embed(batch.token_ids, self.tokens, batch.positions, self.positions)  # [T] -> [T, E]
-        p = ops.embed(batch.positions, self.positions)  # [T] -> [T, E]
-        x = ops.embed(batch.token_ids, self.tokens)  # [T] -> [T, W]
-        return ops.linear(x, self.project_in, residual=p)  # [T, W] -> [T, E]
+            return backend.embed(batch.token_ids, self.tokens, batch.positions, self.positions)  # [T] -> [T, E]
+        p = backend.embed(batch.positions, self.positions)  # [T] -> [T, E]
+        x = backend.embed(batch.token_ids, self.tokens)  # [T] -> [T, W]
+        return backend.linear(x, self.project_in, residual=p)  # [T, W] -> [T, E]

@@ -16,10 +16,10 @@ class LMHead:
     project_out: Weight | None = None
     """[W, E]; None where W = E"""
 
-    def states(self, ops: Backend, x: Any) -> Any:
+    def states(self, backend: Backend, x: Any) -> Any:
         """What the weight multiplies. [R, E] -> [R, W]"""
-        return x if self.project_out is None else ops.linear(x, self.project_out)  # [R, E] -> [R, W]
+        return x if self.project_out is None else backend.linear(x, self.project_out)  # [R, E] -> [R, W]
 
-    def __call__(self, ops: Backend, states: Any) -> Any:
+    def __call__(self, backend: Backend, states: Any) -> Any:
         """Logits of each row. [R, W] -> [R, V]"""
-        return ops.linear(states, self.weight)  # [R, W] -> [R, V]
+        return backend.linear(states, self.weight)  # [R, W] -> [R, V]

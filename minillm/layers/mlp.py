@@ -17,10 +17,10 @@ class MLP:
     """[E, F]"""
     activation: str
 
-    def __call__(self, ops: Backend, x: Any, residual: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
         """residual + activation(x W1 + b1) W2 + b2. [T, E] -> [T, E]"""
-        hidden = ops.linear(x, self.up, activation=self.activation)  # [T, E] -> [T, F]
-        return ops.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]
+        hidden = backend.linear(x, self.up, activation=self.activation)  # [T, E] -> [T, F]
+        return backend.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class GatedMLP:
     """[E, F]"""
     activation: str
 
-    def __call__(self, ops: Backend, x: Any, residual: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
         """residual + (activation(x W_gate) * (x W_up)) W_down. [T, E] -> [T, E]"""
-        hidden = ops.glu(ops.linear(x, self.gate_up), self.activation)  # [T, E] -> [T, 2 F] -> [T, F]
-        return ops.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]
+        hidden = backend.glu(backend.linear(x, self.gate_up), self.activation)  # [T, E] -> [T, 2 F] -> [T, F]
+        return backend.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]

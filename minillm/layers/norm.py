@@ -16,9 +16,9 @@ class LayerNorm:
     epsilon: float
     """Added to the variance"""
 
-    def __call__(self, ops: Backend, x: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any) -> Any:
         """[T, E] -> [T, E]"""
-        return ops.layer_norm(x, self.weight, self.epsilon)
+        return backend.layer_norm(x, self.weight, self.epsilon)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class RMSNorm:
     epsilon: float
     """Added to the mean square"""
 
-    def __call__(self, ops: Backend, x: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any) -> Any:
         """[T, E] -> [T, E]"""
-        return ops.rms_norm(x, self.weight, self.epsilon)
+        return backend.rms_norm(x, self.weight, self.epsilon)
 
 
 Norm = LayerNorm | RMSNorm

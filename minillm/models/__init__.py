@@ -49,12 +49,12 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     return family_named(model_type)
 
 
-def load_model(folder: Path, ops: Backend) -> Model:
+def load_model(folder: Path, backend: Backend) -> Model:
     """The model in a checkpoint folder.
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
-        ParameterError: the checkpoint is quantised, and the back end is to quantise otherwise.
+        ParameterError: the checkpoint is quantised, and the backend is to quantise otherwise.
     """
     raw = read_config(folder)
     family = family_of(raw)
@@ -67,9 +67,9 @@ def load_model(folder: Path, ops: Backend) -> Model:
     if quantization is None:
         tensors = family.canonical_names(stored, config)
     else:
-        quantization.check_wanted(ops.weights)
+        quantization.check_wanted(backend.weights)
         tensors = quantization.join(stored, family.tensor_table(config))
-    model: Model = family.build(config, tensors, ops)
+    model: Model = family.build(config, tensors, backend)
     stored.check_unchanged()
     return model
 
@@ -98,7 +98,7 @@ def published_config(shape: str) -> ModelConfig:
     raise ParameterError(f"shape {shown(shape)} is not known: expected one of {listed(published_names())}")
 
 
-def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
+def random_model(shape: str, seed: int, std: float, backend: Backend) -> Model:
     """A model in a published shape with random weights.
 
     Raises:
@@ -106,6 +106,6 @@ def random_model(shape: str, seed: int, std: float, ops: Backend) -> Model:
     """
     config = published_config(shape)
     family = family_named(config.model_type)
-    stored = random_tensors(family.tensor_table(config), seed, std, ops)
-    model: Model = family.build(config, stored, ops)
+    stored = random_tensors(family.tensor_table(config), seed, std, backend)
+    model: Model = family.build(config, stored, backend)
     return model

@@ -34,20 +34,20 @@ class Model(Protocol):
 
     config: ModelConfig
 
-    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
+    def forward(self, backend: Backend, batch: Batch, cache: Pages) -> Any:
         """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
 
-    def states(self, ops: Backend, x: Any) -> Any:
+    def states(self, backend: Backend, x: Any) -> Any:
         """The hidden states behind the logits: what the language model head multiplies. [R, E] -> [R, W]"""
 
-    def logits(self, ops: Backend, hidden: Any) -> Any:
+    def logits(self, backend: Backend, hidden: Any) -> Any:
         """The language model head. [R, W] -> [R, V]"""
 
 
 class Tensors:
     """Named tensors held against a family's table, and turned into weights one by one."""
 
-    def __init__(self, stored: Mapping[str, Tensor], table: Shapes, ops: Backend) -> None:
+    def __init__(self, stored: Mapping[str, Tensor], table: Shapes, backend: Backend) -> None:
         """Check names and shapes, before anything is read.
 
         Raises:
@@ -56,7 +56,7 @@ class Tensors:
         """
         check_tensors(stored, table)
         self._stored = stored
-        self._ops = ops
+        self._ops = backend
         self._total, self._done = sum(math.prod(shape) for shape in table.values()), 0
 
     def linear(self, name: str, *parts: str) -> Weight:
@@ -164,6 +164,8 @@ def _some(names: Sequence[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{more}"
 
 
-def random_tensors(table: Shapes, seed: int, std: float, ops: Backend) -> dict[str, Tensor]:
-    """A whole model of random numbers, drawn where `ops` wants them: what benchmarks of a published shape need."""
-    return {name: ops.random_tensor(name, shape, seed, std) for name, shape in table.items()}
+def random_tensors(table: Shapes, seed: int, std: float, backend: Backend) -> dict[str, Tensor]:
+    """A whole model of random numbers, drawn where `backend` wants them: what benchmarks of a published shape
+    need.
+    """
+    return {name: backend.random_tensor(name, shape, seed, std) for name, shape in table.items()}

@@ -125,13 +125,16 @@ def canonical_names(stored: Mapping[str, Tensor], config: BloomConfig) -> dict[s
     return with_qkv_apart(tensors, config.num_heads)
 
 
-def build(config: BloomConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
+def build(config: BloomConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
     """The model from its tensors, under canonical names.
 
     Raises:
         CheckpointError: a tensor is missing, extra or misshaped.
     """
-    tensors, slopes = Tensors(stored, tensor_table(config), ops), ops.constant("ALiBi", alibi_slopes(config.num_heads))
+    tensors, slopes = (
+        Tensors(stored, tensor_table(config), backend),
+        backend.constant("ALiBi", alibi_slopes(config.num_heads)),
+    )
 
     def norm(name: str) -> LayerNorm:
         return LayerNorm(tensors.norm(name), config.epsilon)

@@ -23,19 +23,19 @@ class Decoder:
     final_norm: Norm | None
     head: LMHead
 
-    def forward(self, ops: Backend, batch: Batch, cache: Pages) -> Any:
+    def forward(self, backend: Backend, batch: Batch, cache: Pages) -> Any:
         """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
-        x = self.embedding(ops, batch)  # [T] -> [T, E]
+        x = self.embedding(backend, batch)  # [T] -> [T, E]
         for i, layer in enumerate(self.layers):
-            ops.enter_layer(i)
-            x = layer(ops, x, cache, batch)
-        ops.enter_layer(len(self.layers))
-        return x if self.final_norm is None else self.final_norm(ops, x)
+            backend.enter_layer(i)
+            x = layer(backend, x, cache, batch)
+        backend.enter_layer(len(self.layers))
+        return x if self.final_norm is None else self.final_norm(backend, x)
 
-    def states(self, ops: Backend, x: Any) -> Any:
+    def states(self, backend: Backend, x: Any) -> Any:
         """The hidden states behind the logits: opt-350m projects them to its embedding's width. [R, E] -> [R, W]"""
-        return self.head.states(ops, x)
+        return self.head.states(backend, x)
 
-    def logits(self, ops: Backend, hidden: Any) -> Any:
+    def logits(self, backend: Backend, hidden: Any) -> Any:
         """The language model head. [R, W] -> [R, V]"""
-        return self.head(ops, hidden)
+        return self.head(backend, hidden)

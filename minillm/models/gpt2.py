@@ -117,13 +117,13 @@ def canonical_names(stored: Mapping[str, Tensor], config: GPT2Config) -> dict[st
     return {name: transposed(tensor) if name.endswith(weights) else tensor for name, tensor in tensors.items()}
 
 
-def build(config: GPT2Config, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
+def build(config: GPT2Config, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
     """The model from its tensors, under canonical names.
 
     Raises:
         CheckpointError: a tensor is missing, extra or misshaped.
     """
-    tensors = Tensors(stored, tensor_table(config), ops)
+    tensors = Tensors(stored, tensor_table(config), backend)
     embedding = Embedding(tensors.table("wte", "vocabulary"), tensors.table("wpe", "positions"))
     lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
     layers = tuple(_build_layer(config, tensors, i) for i in range(config.num_layers))

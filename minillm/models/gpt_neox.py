@@ -23,7 +23,7 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
-from ..ops.rotary import Rotation
+from ..reference.rotary import Rotation
 from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Embed, Norm, Outline, head, mlp, self_attention
@@ -135,13 +135,13 @@ def canonical_names(stored: Mapping[str, Tensor], config: GPTNeoXConfig) -> dict
     return with_qkv_apart(tensors, config.num_heads)
 
 
-def build(config: GPTNeoXConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
+def build(config: GPTNeoXConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
     """The model from its tensors, under canonical names.
 
     Raises:
         CheckpointError: a tensor is missing, extra or misshaped.
     """
-    tensors, rotation = Tensors(stored, tensor_table(config), ops), config.rotary.rotation(ops)
+    tensors, rotation = Tensors(stored, tensor_table(config), backend), config.rotary.rotation(backend)
     embedding = Embedding(tensors.table("embed_in", "vocabulary"))
     lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("embed_out", "vocabulary"))
     layers = tuple(_build_layer(config, tensors, rotation, i) for i in range(config.num_layers))

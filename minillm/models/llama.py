@@ -23,7 +23,7 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
-from ..ops.rotary import Rotation
+from ..reference.rotary import Rotation
 from .base import Shapes, Tensors, linear_tensors, shorten, without_tied_head
 from .decoder import Decoder
 from .outline import Component, Embed, Gate, Linear, Norm, Outline, head, self_attention
@@ -147,13 +147,13 @@ def canonical_names(stored: Mapping[str, Tensor], config: LlamaConfig) -> dict[s
     return without_tied_head(tensors, "embed_tokens.weight") if config.tied_head else tensors
 
 
-def build(config: LlamaConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
+def build(config: LlamaConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
     """The model from its tensors, under canonical names.
 
     Raises:
         CheckpointError: a tensor is missing, extra or misshaped.
     """
-    tensors, rotation = Tensors(stored, tensor_table(config), ops), config.rotary.rotation(ops)
+    tensors, rotation = Tensors(stored, tensor_table(config), backend), config.rotary.rotation(backend)
     embedding = Embedding(tensors.table("embed_tokens", "vocabulary"))
     lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
     layers = tuple(_build_layer(config, tensors, rotation, i) for i in range(config.num_layers))

@@ -117,13 +117,13 @@ def canonical_names(stored: Mapping[str, Tensor], config: OPTConfig) -> dict[str
     return without_tied_head(tensors, "embed_tokens.weight") if config.tied_head else tensors
 
 
-def build(config: OPTConfig, stored: Mapping[str, Tensor], ops: Backend) -> Decoder:
+def build(config: OPTConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
     """The model from its tensors, under canonical names.
 
     Raises:
         CheckpointError: a tensor is missing, extra or misshaped.
     """
-    tensors = Tensors(stored, tensor_table(config), ops)
+    tensors = Tensors(stored, tensor_table(config), backend)
     narrow = config.embedding_size != config.hidden_size
     embedding = Embedding(
         tensors.table("embed_tokens", "vocabulary"),

@@ -1,7 +1,7 @@
 """A model as a table of its parts, for who counts or predicts: each part's kind and sizes, in the order they run.
 
 A family writes its table beside its model (`outline` in `models/opt.py`). What a part of each kind costs is said in
-`accounting/formulas.py`, once for all families. A part runs as one operation of a back end.
+`accounting/formulas.py`, once for all families. A part runs as one operation of a backend.
 """
 
 from dataclasses import dataclass

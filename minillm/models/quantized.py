@@ -4,8 +4,8 @@
     X.weight         int8 [out, in'], or uint8 [out, in' / 2]; in' is `in` padded to a multiple of the group
     X.weight_scale   float16 [out, in' / group_size]
 
-`ops/quantize.py` says what the numbers mean. `bits` is what projections have; the vocabulary may have 8 beside them,
-and what is not rounded stands as in any checkpoint. Names and shapes are those of the family's tensor table.
+`reference/quantize.py` says what the numbers mean. `bits` is what projections have; the vocabulary may have 8 beside
+them, and what is not rounded stands as in any checkpoint. Names and shapes are those of the family's tensor table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from ..backends.random import CHUNK
 from ..backends.weights import Tensor
 from ..checkpoint import StoredTensor
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError
-from ..ops.quantize import GROUPS, Quantized, dequantize
+from ..reference.quantize import GROUPS, Quantized, dequantize
 from .base import Shapes
 
 METHOD = "minillm"

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..config import Fields
 from ..errors import CheckpointError, UnsupportedModelError
-from ..ops.activation import ACTIVATIONS, ALIASES
+from ..reference.activation import ACTIVATIONS, ALIASES
 
 MOST_LAYERS = 10_000
 """Far above any model's; each is built as parts of its own."""

@@ -5,7 +5,7 @@ stood under `rope_type` or, older still, `type`.
 
     default   f_j = base^(-2 j / r)
     linear    positions are divided by `factor` (Chen et al., arXiv 2306.15595)
-    dynamic   the base grows with the text (`ops.rotary.Stretch`)
+    dynamic   the base grows with the text (`reference.rotary.Stretch`)
     yarn      low frequencies are divided, high ones stay, with a ramp between (Peng et al., arXiv 2309.00071, 3.2)
     llama3    the same, with a ramp over wavelengths (Llama 3.1's published code)
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..backends.base import Backend
 from ..config import LARGEST, Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
-from ..ops.rotary import Rotation, Stretch
+from ..reference.rotary import Rotation, Stretch
 from .outline import Rotate
 
 BASE = 10_000.0
@@ -46,9 +46,9 @@ class RotaryConfig:
     longest: int
     """The longest context that the frequencies are made for, in tokens"""
 
-    def rotation(self, ops: Backend) -> Rotation:
-        """The same where a back end has it."""
-        frequencies = ops.constant("rotary frequencies", np.array(self.frequencies, np.float32))
+    def rotation(self, backend: Backend) -> Rotation:
+        """The same where a backend has it."""
+        frequencies = backend.constant("rotary frequencies", np.array(self.frequencies, np.float32))
         return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch)
 
     def outline(self, config: ModelConfig) -> Rotate:

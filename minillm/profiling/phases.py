@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ..backends.timing import Call
 from ..hardware import Hardware
-from ..ops.cost import Cost
+from ..reference.cost import Cost
 
 PhaseName = Literal["prefill", "decode"]
 Place = Literal["embedding", "layers", "head", "beside the model"]

@@ -29,7 +29,7 @@ def profile(
     """Run some prompts side by side and time what they do.
 
     Args:
-        engine: its model and back end are used, its cache and its requests are left alone
+        engine: its model and backend are used, its cache and its requests are left alone
         prompts: what runs as one batch
         repeat: how many times, after one round that is not kept
         hardware: whose ceilings the floors stand on; by default this machine's, which is probed
@@ -39,59 +39,59 @@ def profile(
         As `Engine.add`.
     """
     requests = [engine.request(prompt, **fields) for prompt in prompts]
-    ops, model = engine.runner.ops, engine.runner.model
-    ceilings = Ceilings(hardware or probe_with(ops), _arithmetic(ops))
-    watching = TimingBackend(ops)
-    plain, watched = (_loop(model, backend, requests) for backend in (ops, watching))
+    backend, model = engine.runner.backend, engine.runner.model
+    ceilings = Ceilings(hardware or probe_with(backend), _arithmetic(backend))
+    watching = TimingBackend(backend)
+    plain, watched = (_loop(model, backend, requests) for backend in (backend, watching))
     rounds = [list(_round(plain, watched, watching, requests)) for _ in range(repeat + 1)]
     return Profile([step for steps in rounds[1:] for step in steps], model.config.num_layers, ceilings)
 
 
-def probe_with(ops: Backend, threads: int | None = None) -> Hardware:
-    """This machine; its rate is the better one of BLAS's product and the back end's own.
+def probe_with(backend: Backend, threads: int | None = None) -> Hardware:
+    """This machine; its rate is the better one of BLAS's product and the backend's own.
 
     Args:
-        ops: the back end
+        backend: the backend
         threads: that read memory; by default as many as there are cores
 
     Raises:
-        ParameterError: the back end computes on a GPU, which the probe does not see.
+        ParameterError: the backend computes on a GPU, which the probe does not see.
     """
-    if ops.name == "cuda":
+    if backend.name == "cuda":
         raise ParameterError(f"the probe is of the processor: name the GPU with --hardware, one of {', '.join(CHIPS)}")
-    found, arithmetic = probe(), _arithmetic(ops)
-    rate = max(found.rate(arithmetic), _product_rate(ops))
+    found, arithmetic = probe(), _arithmetic(backend)
+    rate = max(found.rate(arithmetic), _product_rate(backend))
     bandwidth = found.bandwidth if threads is None else read_bandwidth(threads)
     return replace(found, rates={arithmetic: rate}, bandwidth=bandwidth)
 
 
-def _arithmetic(ops: Backend) -> str:
-    """The dtype that a back end's products are of: on a GPU that of the weights."""
-    return ops.weights if ops.name == "cuda" else "float32"
+def _arithmetic(backend: Backend) -> str:
+    """The dtype that a backend's products are of: on a GPU that of the weights."""
+    return backend.weights if backend.name == "cuda" else "float32"
 
 
-def _product_rate(ops: Backend, rows: int = 512, width: int = 1536) -> float:
-    """FLOP/s of the back end's product [rows, width] x [width, width], with weights as it keeps them."""
-    weight = ops.prepare_weight("probe", [RandomTensor("probe", (width, width), 0, 1.0)])
-    x = ops.xp.ones((rows, width), ops.xp.float32)
+def _product_rate(backend: Backend, rows: int = 512, width: int = 1536) -> float:
+    """FLOP/s of the backend's product [rows, width] x [width, width], with weights as it keeps them."""
+    weight = backend.prepare_weight("probe", [RandomTensor("probe", (width, width), 0, 1.0)])
+    x = backend.xp.ones((rows, width), backend.xp.float32)
 
     def product() -> None:
-        ops.enter_layer(0)  # so that results use the same memory
-        ops.linear(x, weight)
+        backend.enter_layer(0)  # so that results use the same memory
+        backend.linear(x, weight)
 
     return 2 * rows * width * width / best_of(product)
 
 
-def _loop(model: Model, ops: Backend, requests: Sequence[Request]) -> StepLoop:
+def _loop(model: Model, backend: Backend, requests: Sequence[Request]) -> StepLoop:
     """A step loop with a cache of its own, as large as the requests need."""
     width = pages = 0
     for request in requests:
         strategy = strategy_for(request.settings)
         longest = len(request.prompt_ids) + request.max_new_tokens + strategy.slack
         width += strategy.max_sequences
-        pages += strategy.max_sequences * -(-longest // ops.page_size)
-    cache = PagedCache(model.config, ops, pages)
-    return StepLoop({"target": Runner(model, ops, cache)}, Limits(width, PREFILL_CHUNK))
+        pages += strategy.max_sequences * -(-longest // backend.page_size)
+    cache = PagedCache(model.config, backend, pages)
+    return StepLoop({"target": Runner(model, backend, cache)}, Limits(width, PREFILL_CHUNK))
 
 
 def _round(plain: StepLoop, watched: StepLoop, watching: TimingBackend, requests: Sequence[Request]) -> Iterator[Step]:

@@ -6,7 +6,7 @@ from minillm.accounting import Step, Storage, operations
 from minillm.backends.counting import CountingBackend
 from minillm.config import ModelConfig
 from minillm.models import outline_of
-from minillm.ops.cost import Cost
+from minillm.reference.cost import Cost
 
 
 def predicted(config: ModelConfig, steps: Iterable[Step], storage: Storage | None = None) -> dict[object, Cost]:

@@ -21,7 +21,7 @@ from minillm.models.outline import Attend, Component, Linear, Norm, Outline
 from minillm.runner import Runner
 
 from ..families import CASES, CONFIGS
-from ..ops.test_cost import Module, Number
+from ..reference.test_cost import Module, Number
 from ..shapes import BASE, VARIANTS
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
@@ -41,8 +41,8 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     """Count one forward pass over sequences of (new tokens, context). Returns the model's configuration."""
     family = family_of(raw)
     config = family.read_config(raw)
-    ops = Backend(Scalars())
-    ops.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
+    backend = Backend(Scalars())
+    backend.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
     plain = Backend()
     model = family.build(config, random_tensors(family.tensor_table(config), 0, 0.3, plain), plain)
     runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
@@ -51,10 +51,10 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
         if context > new:
             runner.forward([sequence], [context - new])
     turn_to_numbers(model)
-    runner.ops = ops
+    runner.backend = backend
     pages = runner.cache.storage
     pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
-    ops.finite = lambda logits: True  # type: ignore[method-assign]
+    backend.finite = lambda logits: True  # type: ignore[method-assign]
     Number.arithmetic = Number.comparisons = 0
     T = sum(new for new, _ in lengths)
     runner.forward(sequences, [new for new, _ in lengths], rows=range(T - rows, T))

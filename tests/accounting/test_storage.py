@@ -45,19 +45,21 @@ class StoringBackend(NumpyBackend):
         return StoredPages(shape, self.cache)
 
 
-def runner(raw: dict[str, Any], ops: StoringBackend) -> Runner:
+def runner(raw: dict[str, Any], backend: StoringBackend) -> Runner:
     config = opt.read_config(raw)
-    return runner_of(opt.build(config, random_tensors(opt.tensor_table(config), 0, 0.1, ops), ops), ops=ops, pages=2)
+    return runner_of(
+        opt.build(config, random_tensors(opt.tensor_table(config), 0, 0.1, backend), backend), backend=backend, pages=2
+    )
 
 
 @pytest.mark.parametrize("variant", ["pre-norm", "narrow embedding", "untied", "galactica"])
 @pytest.mark.parametrize("weights", FORMATS)
 def test_weights_are_as_large_as_stored_and_counted_bytes_are_the_formulas(weights: str, variant: str) -> None:
     """E = 24 and F = 40 fill no group of 32: rows are padded."""
-    ops = StoringBackend(weights, "float32")
-    model = runner(VARIANTS[variant], ops)
+    backend = StoringBackend(weights, "float32")
+    model = runner(VARIANTS[variant], backend)
     config, storage = model.model.config, Storage(weights=weights)
-    assert sum(weight.nbytes for weight in ops.held) == weights_bytes(config, storage)
+    assert sum(weight.nbytes for weight in backend.held) == weights_bytes(config, storage)
     assert sum(held.bytes for held in parts_held(config, storage)) == weights_bytes(config, storage)
     with counting(model) as counted:
         a, b = Tokens([1, 2, 3, 4, 5]), Tokens([6, 7])
@@ -69,10 +71,10 @@ def test_weights_are_as_large_as_stored_and_counted_bytes_are_the_formulas(weigh
 
 @pytest.mark.parametrize("cache", ["float32", "bfloat16", "int8"])
 def test_cache_in_every_format(cache: str) -> None:
-    ops = StoringBackend("float32", cache)
-    model = runner(BASE, ops)
+    backend = StoringBackend("float32", cache)
+    model = runner(BASE, backend)
     storage = Storage(cache=cache)
-    positions = 2 * ops.page_size
+    positions = 2 * backend.page_size
     reserved = model.cache.storage.keys.nbytes + model.cache.storage.values.nbytes
     assert reserved == positions * cache_bytes_per_token(model.model.config, storage)
     with counting(model) as counted:
@@ -83,10 +85,10 @@ def test_cache_in_every_format(cache: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("variant", ["pre-norm", "narrow embedding"])
 def test_activations_are_what_the_arena_keeps(variant: str, tokens: int) -> None:
-    ops = StoringBackend("float32", "float32")
-    model = runner(VARIANTS[variant], ops)
+    backend = StoringBackend("float32", "float32")
+    model = runner(VARIANTS[variant], backend)
     model.prefill(Tokens([3] * tokens))
-    assert activation_bytes(model.model.config, Storage(), tokens, 1) == ops.arena.nbytes
+    assert activation_bytes(model.model.config, Storage(), tokens, 1) == backend.arena.nbytes
 
 
 @pytest.mark.parametrize("field", ["weights", "cache", "activations", "checkpoint"])

@@ -69,7 +69,7 @@ def test_a_decode_step_takes_no_more_memory_than_the_one_before() -> None:
     for token in range(20, 30):
         sequence.token_ids.append(token)
         runner.decode([sequence])
-        held.append(runner.ops.arena.nbytes)
+        held.append(runner.backend.arena.nbytes)
     assert len(set(held[2:])) == 1
 
 

@@ -43,17 +43,17 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def test_results_stay_the_same_and_the_back_end_comes_back(engine: Engine) -> None:
-    plain, ops = engine.forward([1, 2, 3]), engine.runner.ops
+    plain, backend = engine.forward([1, 2, 3]), engine.runner.backend
     with counting(engine.runner):
         np.testing.assert_array_equal(engine.forward([1, 2, 3]), plain)
-    assert engine.runner.ops is ops
+    assert engine.runner.backend is backend
 
 
 def test_the_back_end_comes_back_after_an_error(engine: Engine) -> None:
-    ops = engine.runner.ops
+    backend = engine.runner.backend
     with pytest.raises(ZeroDivisionError), counting(engine.runner):
         raise ZeroDivisionError
-    assert engine.runner.ops is ops
+    assert engine.runner.backend is backend
 
 
 def test_costs_belong_to_their_operation_and_layer(engine: Engine) -> None:

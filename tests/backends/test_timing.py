@@ -1,4 +1,4 @@
-"""Timing: whose time is whose, by a clock that only the back end moves; numbers and counts stay as they are."""
+"""Timing: whose time is whose, by a clock that only the backend moves; numbers and counts stay as they are."""
 
 from itertools import pairwise
 from typing import Any
@@ -53,10 +53,10 @@ class Slow(NumpyBackend):
         return super().finite(logits)
 
 
-def watched(ops: Any, line: list[int]) -> tuple[np.ndarray, list[Call]]:
+def watched(backend: Any, line: list[int]) -> tuple[np.ndarray, list[Call]]:
     """The logits of a prompt's last token, and the calls of that forward pass and of the choice after it."""
     model = tiny_model("untied", seed=2)
-    timing = TimingBackend(ops)
+    timing = TimingBackend(backend)
     runner = Runner(model, timing, PagedCache(model.config, timing, 4))
     start = timing.clock.mark()
     logits = runner.prefill(Sequence(line)).logits
@@ -94,7 +94,7 @@ def test_the_numbers_stay_the_same_and_the_costs_are_those_counted() -> None:
 
 def test_calls_are_taken_once_and_in_their_order() -> None:
     timing = TimingBackend(NumpyBackend())
-    runner = runner_of(tiny_model(), ops=timing)
+    runner = runner_of(tiny_model(), backend=timing)
     start = timing.clock.mark()
     runner.prefill(Sequence([3, 4]))
     calls = timing.take(start)

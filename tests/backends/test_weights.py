@@ -106,7 +106,7 @@ def test_random_numbers_are_the_same_in_parts() -> None:
 @pytest.mark.parametrize("variant", ["pre-norm", "untied", "post-norm"])
 def test_a_model_computes_with_what_its_weights_stand_for(weights: str, variant: str) -> None:
     """In each format the logits are those of a float32 model that holds the expanded numbers."""
-    model = tiny_model(variant, ops=NumpyBackend(weights=weights))
+    model = tiny_model(variant, backend=NumpyBackend(weights=weights))
     runner, line = runner_of(model), [3, 4, 5, 6, 7, 3]
     logits = logits_of(runner, line)
     kept = {id(value): value for value in _weights(model)}.values()

@@ -1,4 +1,4 @@
-"""A wrapped back end gives the same numbers, and shows every operation with the layer it belongs to."""
+"""A wrapped backend gives the same numbers, and shows every operation with the layer it belongs to."""
 
 from collections import Counter
 
@@ -27,20 +27,24 @@ class Watching(WrappedBackend):
 
 def test_the_numbers_are_the_same_and_every_call_is_seen() -> None:
     model, line = tiny_model("untied", seed=2), [3, 4, 5, 6]
-    ops = Watching(NumpyBackend())
-    runner = Runner(model, ops, PagedCache(model.config, ops, 4))
+    backend = Watching(NumpyBackend())
+    runner = Runner(model, backend, PagedCache(model.config, backend, 4))
     np.testing.assert_allclose(
         runner.prefill(Sequence(line)).logits[0], logits_of(runner_of(model), line)[-1], atol=1e-5
     )
     layer = ["layer_norm", "linear", "store_kv", "attend", "linear", "layer_norm", "linear", "linear"]
-    assert [name for at, name, _ in ops.calls if at is None] == ["embed"]
-    assert [name for at, name, _ in ops.calls if at == 0] == [name for at, name, _ in ops.calls if at == 1] == layer
-    assert [(name, weight) for at, name, weight in ops.calls if at == 2] == [
+    assert [name for at, name, _ in backend.calls if at is None] == ["embed"]
+    assert (
+        [name for at, name, _ in backend.calls if at == 0]
+        == [name for at, name, _ in backend.calls if at == 1]
+        == layer
+    )
+    assert [(name, weight) for at, name, weight in backend.calls if at == 2] == [
         ("layer_norm", "final_layer_norm"),
         ("take_rows", None),
         ("linear", "lm_head"),
     ]
-    assert Counter(name for _, name, _ in ops.calls)["linear"] == 2 * 4 + 1
+    assert Counter(name for _, name, _ in backend.calls)["linear"] == 2 * 4 + 1
 
 
 def test_every_operation_of_a_back_end_is_wrapped() -> None:

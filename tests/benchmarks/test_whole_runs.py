@@ -98,7 +98,7 @@ def test_prediction(
 ) -> None:
     """On a machine that does nothing but arithmetic the prediction is FLOPs over the rate, by the closed form."""
     machine = Hardware(name="a", rates={"float32": 1e9}, bandwidth=1e30, memory=1, source="thin air")
-    monkeypatch.setattr("minillm.profiling.probe_with", lambda ops, threads: machine)
+    monkeypatch.setattr("minillm.profiling.probe_with", lambda backend, threads: machine)
     options = ["--shapes", tiny, "--prompt-length", 6, "--new-tokens", 4, "--repeat", 2, "--backend", "numpy"]
     assert script("prediction")(*options, "--threads", 1, "--out", tmp_path) == 0
     facts, rows = read(tmp_path / "prediction.csv")
@@ -139,7 +139,7 @@ def test_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     [
         ("lengths_and_batches", ["--shape", "opt-1"], "shape 'opt-1' is not known"),
         ("lengths_and_batches", ["--shape", "tiny", "--lengths", "60"], "and the model's context is 64"),
-        ("dtypes", ["--backends", "cupy"], "back end 'cupy' is not known"),
+        ("dtypes", ["--backends", "cupy"], "backend 'cupy' is not known"),
         ("dtypes", ["--shape", "tiny", "--prompt-length", "60", "--backends", "numpy"], "the model's context is 64"),
         ("prediction", ["--shapes", "opt-125m,opt-1"], "shape 'opt-1' is not known"),
         ("prediction", ["--shapes", "tiny", "--prompt-length", "60"], "beyond the context of tiny"),

@@ -185,13 +185,13 @@ def test_a_fork_that_cannot_be_copied_stays_as_it_was() -> None:
 
 
 def test_a_budget_buys_whole_pages() -> None:
-    config, ops = tiny_model().config, NumpyBackend()
-    page = PagedCache(config, ops, 1).storage.nbytes
-    assert affordable_pages(config, ops, 16, 3 * page + page // 2) == 3
-    assert affordable_pages(config, ops, 16, 99 * page) == 16  # a full context has 64 positions and fits one page
-    assert affordable_pages(config, ops, 5, None) == 5
+    config, backend = tiny_model().config, NumpyBackend()
+    page = PagedCache(config, backend, 1).storage.nbytes
+    assert affordable_pages(config, backend, 16, 3 * page + page // 2) == 3
+    assert affordable_pages(config, backend, 16, 99 * page) == 16  # a full context has 64 positions and fits one page
+    assert affordable_pages(config, backend, 5, None) == 5
     with pytest.raises(ParameterError, match=rf"cache_bytes should be at least {page} .* found {page - 1}"):
-        affordable_pages(config, ops, 16, page - 1)
+        affordable_pages(config, backend, 16, page - 1)
 
 
 def test_a_batch_names_the_slots_of_its_tokens() -> None:

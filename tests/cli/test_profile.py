@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small shape, and a machine that need not be probed."""
     monkeypatch.setitem(opt.SHAPES, "small", BASE)
     machine = Hardware(name="thin air", rates={"float32": 1e11}, bandwidth=2e10, memory=1, source="none")
-    monkeypatch.setattr("minillm.profiling.probe_with", lambda ops, threads: machine)
+    monkeypatch.setattr("minillm.profiling.probe_with", lambda backend, threads: machine)
 
 
 def call(*arguments: object) -> int:

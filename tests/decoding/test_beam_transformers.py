@@ -10,11 +10,11 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
 from minillm.models import load_model  # noqa: E402
-from minillm.ops.philox import BEAMS, uniform  # noqa: E402
-from minillm.ops.sampling import sample_without_replacement  # noqa: E402
+from minillm.reference.philox import BEAMS, uniform  # noqa: E402
+from minillm.reference.sampling import sample_without_replacement  # noqa: E402
 from minillm.scoring import all_logits, score_tokens  # noqa: E402
 
-from .. import reference  # noqa: E402
+from .. import huggingface  # noqa: E402
 from ..comparing import assert_same_tokens  # noqa: E402
 from ..tiny import VARIANTS, loop_of, random_prompts, request_for, run, runner_of  # noqa: E402
 
@@ -29,8 +29,8 @@ RELATIVE = 1e-6
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request, tmp_path_factory):
     """A model in transformers, and a runner of ours that has read it."""
-    model = reference.build(request.param, seed=21)
-    folder = reference.save(model, tmp_path_factory.mktemp("model"))
+    model = huggingface.build(request.param, seed=21)
+    folder = huggingface.save(model, tmp_path_factory.mktemp("model"))
     return model, runner_of(load_model(folder, NumpyBackend()), pages=2000, page_size=8)
 
 
@@ -95,7 +95,7 @@ def test_beams_and_scores_in_random_configurations(pair, block: int, request: py
         fields, prompts = random_fields(seed), random_prompts(3, seed=seed, longest=10)
         found = run(loop_of(target=runner, max_batch_size=24), [request_for(p, **fields) for p in prompts])
         for prompt, results in zip(prompts, found, strict=True):
-            sequences, scores = reference.generate(model, prompt, **fields)
+            sequences, scores = huggingface.generate(model, prompt, **fields)
             assert [r.token_ids for r in results] == sequences, (seed, fields, prompt)
             np.testing.assert_allclose(
                 [r.score for r in results], scores, rtol=RELATIVE, atol=1e-4, err_msg=str(fields)
@@ -121,7 +121,7 @@ def test_beams_that_sample_do_the_same_with_the_same_draws(pair, seed: int, monk
 
     [ours] = run(loop_of(target=runner), [request_for(prompt, seed=seed, **fields)])
     monkeypatch.setattr(torch, "multinomial", draw)
-    sequences, scores = reference.generate(model, prompt, **fields)
+    sequences, scores = huggingface.generate(model, prompt, **fields)
     assert [r.token_ids for r in ours] == sequences
     np.testing.assert_allclose([r.score for r in ours], scores, rtol=1e-5, atol=1e-4)
 
@@ -140,8 +140,8 @@ def test_processors_inside_greedy_search(pair, fields: dict[str, Any]) -> None:
     model, runner = pair
     prompts = random_prompts(8, seed=9)
     requests = [request_for(p, max_new_tokens=20, **fields) for p in prompts]
-    expected = [reference.generate(model, p, max_new_tokens=20, **fields)[0][0] for p in prompts]
-    plain = [reference.generate(model, p, max_new_tokens=20)[0][0] for p in prompts]
+    expected = [huggingface.generate(model, p, max_new_tokens=20, **fields)[0][0] for p in prompts]
+    plain = [huggingface.generate(model, p, max_new_tokens=20)[0][0] for p in prompts]
     assert expected != plain
     for (result,), theirs in zip(run(loop_of(target=runner), requests), expected, strict=True):
         assert result.token_ids == theirs
@@ -153,8 +153,8 @@ def test_greedy_search_ends_where_theirs_ends(pair, eos: list[int]) -> None:
     prompts = random_prompts(8, seed=3)
     requests = [request_for(p, max_new_tokens=30, eos_token_id=eos) for p in prompts]
     for prompt, (result,) in zip(prompts, run(loop_of(target=runner), requests), strict=True):
-        theirs = reference.generate(model, prompt, max_new_tokens=30, eos_token_id=eos)[0][0]
-        assert_same_tokens(result.token_ids, theirs, lambda t, p=prompt: reference.logits(model, p + t)[-1])
+        theirs = huggingface.generate(model, prompt, max_new_tokens=30, eos_token_id=eos)[0][0]
+        assert_same_tokens(result.token_ids, theirs, lambda t, p=prompt: huggingface.logits(model, p + t)[-1])
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -163,17 +163,17 @@ def test_log_probabilities_are_their_log_softmax(pair, num_beams: int) -> None:
     prompts = random_prompts(8, seed=5)
     requests = [request_for(p, max_new_tokens=15, logprobs=True, num_beams=num_beams) for p in prompts]
     for prompt, (result,) in zip(prompts, run(loop_of(target=runner), requests), strict=True):
-        logits = torch.tensor(reference.logits(model, prompt + result.token_ids))[len(prompt) - 1 : -1]
+        logits = torch.tensor(huggingface.logits(model, prompt + result.token_ids))[len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1)[torch.arange(len(logits)), result.token_ids]
         np.testing.assert_allclose(result.log_probs, expected.numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scores_of_given_tokens(variant: str, tmp_path) -> None:
-    model = reference.build(variant, seed=8)
-    runner = runner_of(load_model(reference.save(model, tmp_path), NumpyBackend()))
+    model = huggingface.build(variant, seed=8)
+    runner = runner_of(load_model(huggingface.save(model, tmp_path), NumpyBackend()))
     line = np.random.default_rng(1).integers(0, 96, 60).tolist()
-    logits = torch.tensor(reference.logits(model, line))
+    logits = torch.tensor(huggingface.logits(model, line))
     np.testing.assert_allclose(all_logits(runner, line), logits.numpy(), rtol=0, atol=1e-4)
     first, *rest = score_tokens(runner, line)
     assert first is None

@@ -9,7 +9,7 @@ import pytest
 from minillm.runner import Runner
 
 from ..comparing import assert_same_tokens
-from ..ops.chi_square import p_value
+from ..reference.chi_square import p_value
 from ..tiny import logits_of, loop_of, random_prompts, run, tiny_runner
 from .test_guessing import request_for
 

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 from minillm.backends.numpy import NumpyBackend
 from minillm.models import load_model
 
-from .. import reference
+from .. import huggingface
 from ..comparing import first_difference
 from ..tiny import generate, random_prompts, runner_of
 
@@ -34,10 +34,10 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory):
-    theirs = reference.build(seed=4)
-    folder = reference.save(theirs, tmp_path_factory.mktemp("live"))
-    ops = NumpyBackend()
-    return theirs, runner_of(load_model(folder, ops), pages=128, page_size=16, ops=ops)
+    theirs = huggingface.build(seed=4)
+    folder = huggingface.save(theirs, tmp_path_factory.mktemp("live"))
+    backend = NumpyBackend()
+    return theirs, runner_of(load_model(folder, backend), pages=128, page_size=16, backend=backend)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -51,7 +51,7 @@ def test_tokens_are_theirs(fields, num_beams: int, models) -> None:
     ours = generate(runner, prompts, **asked)
     changed = 0
     for prompt, tokens in zip(prompts, ours, strict=True):
-        (expected,), _ = reference.generate(theirs, prompt, **asked)
+        (expected,), _ = huggingface.generate(theirs, prompt, **asked)
         assert first_difference(tokens, expected) is None
-        changed += tokens != reference.generate(theirs, prompt, max_new_tokens=20)[0][0]
+        changed += tokens != huggingface.generate(theirs, prompt, max_new_tokens=20)[0][0]
     assert changed >= 5

@@ -81,8 +81,8 @@ def test_the_same_without_a_cache(name: str) -> None:
 
 def states_before_project_out(patch: pytest.MonkeyPatch) -> None:
     states, logits = LMHead.states, LMHead.__call__
-    patch.setattr(LMHead, "states", lambda self, ops, x: x)
-    patch.setattr(LMHead, "__call__", lambda self, ops, x: logits(self, ops, states(self, ops, x)))
+    patch.setattr(LMHead, "states", lambda self, backend, x: x)
+    patch.setattr(LMHead, "__call__", lambda self, backend, x: logits(self, backend, states(self, backend, x)))
 
 
 BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {

@@ -22,7 +22,7 @@ from minillm.loop import StepLoop
 from minillm.runner import Runner
 
 from ..comparing import assert_same_tokens
-from ..ops.chi_square import p_value
+from ..reference.chi_square import p_value
 from ..tiny import generate, logits_of, loop_of, random_prompts, run, runner_of, tiny_model
 
 PROMPTS = random_prompts(100, seed=4)

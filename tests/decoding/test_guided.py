@@ -20,7 +20,7 @@ from minillm.errors import ParameterError
 from minillm.requests import RequestMaker
 from minillm.results import Completion
 
-from ..ops.chi_square import p_value
+from ..reference.chi_square import p_value
 from ..tiny import tiny_model, write_checkpoint
 
 pytest.importorskip("llguidance", reason="needs the extra `guided`")

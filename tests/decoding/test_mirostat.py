@@ -8,7 +8,7 @@ from minillm.decoding.mirostat import Mirostat
 from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.resolving import resolve
 from minillm.decoding.strategy import Request, Rows
-from minillm.ops.philox import uniform
+from minillm.reference.philox import uniform
 
 V = 400
 OPS = NumpyBackend()

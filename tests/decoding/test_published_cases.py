@@ -11,7 +11,7 @@ from minillm.decoding.processors import (
     RepetitionPenalty,
     SequenceBias,
 )
-from minillm.ops.softmax import softmax
+from minillm.reference.softmax import softmax
 
 from .histories import history
 

@@ -10,10 +10,10 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Rows
-from minillm.ops.philox import Keys
-from minillm.ops.sampling import sample_by_sorting
+from minillm.reference.philox import Keys
+from minillm.reference.sampling import sample_by_sorting
 
-from ..ops.chi_square import p_value
+from ..reference.chi_square import p_value
 from ..tiny import request_for
 
 DRAWS = 20_000

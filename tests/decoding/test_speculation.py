@@ -135,9 +135,9 @@ def test_a_draft_of_another_width(strategy_class: type) -> None:
 
 def test_one_back_end_may_run_both_models() -> None:
     """Its arena is used again by each forward pass: what the target gave must outlive the draft's pass."""
-    ops = NumpyBackend()
-    target = runner_of(tiny_model(seed=2, ops=ops), pages=100, page_size=4, ops=ops)
-    draft = runner_of(tiny_model(seed=9, num_hidden_layers=1, ops=ops), pages=100, page_size=4, ops=ops)
+    backend = NumpyBackend()
+    target = runner_of(tiny_model(seed=2, backend=backend), pages=100, page_size=4, backend=backend)
+    draft = runner_of(tiny_model(seed=9, num_hidden_layers=1, backend=backend), pages=100, page_size=4, backend=backend)
     requests = [request_for(p, max_new_tokens=20) for p in PROMPTS]
     loop = loop_of(target=target, draft=draft)
     speculation, lookup = Draft(requests[0].settings), NGram(requests[0].settings)

@@ -15,7 +15,7 @@ from minillm.batch import Sequence  # noqa: E402
 from minillm.models import load_model  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
 
-from .. import reference  # noqa: E402
+from .. import huggingface  # noqa: E402
 from ..comparing import assert_same_tokens  # noqa: E402
 from ..families import CASES, CONFIGS, IDS  # noqa: E402
 from ..tiny import NO_REPEATS, generate, loop_of, random_prompts, request_for, run, runner_of  # noqa: E402
@@ -39,48 +39,48 @@ def load(folder: Path) -> Runner:
 def assert_equal_logits(folder: Path, model: Any) -> None:
     runner = load(folder)
     output = runner.forward([Sequence(LINE)], [len(LINE)], rows=range(len(LINE)))
-    np.testing.assert_allclose(output.logits, reference.logits(model, LINE), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(output.hidden, reference.hidden(model, LINE), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(output.logits, huggingface.logits(model, LINE), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(output.hidden, huggingface.hidden(model, LINE), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_logits_hidden_states_and_greedy_tokens(raw: dict[str, Any], seed: int, tmp_path: Path) -> None:
-    model = reference.build_model(raw, seed)
-    reference.save(model, tmp_path)
+    model = huggingface.build_model(raw, seed)
+    huggingface.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
     runner, prompts = load(tmp_path), random_prompts(5, seed=seed)
     for fields in ({}, NO_REPEATS):
-        expected = [reference.generate(model, prompt, max_new_tokens=30, **fields)[0][0] for prompt in prompts]
+        expected = [huggingface.generate(model, prompt, max_new_tokens=30, **fields)[0][0] for prompt in prompts]
         assert not fields or min(len(set(line)) for line in expected) >= 8
         for use_cache in (True, False):
             outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache, **fields)
             for prompt, ours, theirs in zip(prompts, outputs, expected, strict=True):
-                assert_same_tokens(ours, theirs, lambda tokens, p=prompt: reference.logits(model, p + tokens)[-1])
+                assert_same_tokens(ours, theirs, lambda tokens, p=prompt: huggingface.logits(model, p + tokens)[-1])
 
 
 def test_beams_and_their_scores(raw: dict[str, Any], tmp_path: Path) -> None:
-    model, fields = reference.build_model(raw, 5), {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
-    reference.save(model, tmp_path)
+    model, fields = huggingface.build_model(raw, 5), {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
+    huggingface.save(model, tmp_path)
     prompts = random_prompts(4, seed=5)
     results = run(loop_of(target=load(tmp_path)), [request_for(prompt, **fields) for prompt in prompts])
     for prompt, ours in zip(prompts, results, strict=True):
-        sequences, scores = reference.generate(model, prompt, **fields)
+        sequences, scores = huggingface.generate(model, prompt, **fields)
         assert [result.token_ids for result in ours] == sequences
         np.testing.assert_allclose([result.score for result in ours], scores, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_of_16_bits_are_read_bit_by_bit(raw: dict[str, Any], dtype: str, tmp_path: Path) -> None:
-    model = reference.build_model(raw, 4)
+    model = huggingface.build_model(raw, 4)
     rounded = copy.deepcopy(model).to(getattr(torch, dtype))
-    reference.save(rounded, tmp_path, max_shard_size="12KB")
+    huggingface.save(rounded, tmp_path, max_shard_size="12KB")
     model.load_state_dict(rounded.state_dict())  # what 16 bits have kept, and rotary frequencies in 32
     assert_equal_logits(tmp_path, model)
 
 
 def test_the_comparison_can_fail(raw: dict[str, Any], tmp_path: Path) -> None:
-    model = reference.build_model(raw, 6)
-    reference.save(model, tmp_path)
+    model = huggingface.build_model(raw, 6)
+    huggingface.save(model, tmp_path)
     with torch.no_grad():
         [p for p in model.parameters() if p.ndim == 2][-1].mul_(1.01)
     with pytest.raises(AssertionError):

@@ -17,7 +17,7 @@ from minillm.errors import CheckpointError  # noqa: E402
 from minillm.models import load_model  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
 
-from .. import reference  # noqa: E402
+from .. import huggingface  # noqa: E402
 from ..comparing import assert_same_tokens  # noqa: E402
 from ..tiny import VARIANTS, generate, logits_of, random_prompts, runner_of  # noqa: E402
 
@@ -41,54 +41,54 @@ def load(folder: Path) -> Runner:
 def assert_equal_logits(folder: Path, model) -> None:
     runner = load(folder)
     output = runner.forward([Sequence(IDS)], [len(IDS)], rows=range(len(IDS)))
-    np.testing.assert_allclose(output.logits, reference.logits(model, IDS), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(output.hidden, reference.hidden(model, IDS), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(output.logits, huggingface.logits(model, IDS), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(output.hidden, huggingface.hidden(model, IDS), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", [11, 12, 13])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_hidden_states_and_greedy_tokens(variant: str, seed: int, tmp_path: Path) -> None:
-    model = reference.build(variant, seed)
-    reference.save(model, tmp_path)
+    model = huggingface.build(variant, seed)
+    huggingface.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
     runner, prompts = load(tmp_path), random_prompts(8, seed=seed)
-    expected = [reference.generate(model, prompt, max_new_tokens=30)[0][0] for prompt in prompts]
+    expected = [huggingface.generate(model, prompt, max_new_tokens=30)[0][0] for prompt in prompts]
     assert min(len(set(line)) for line in expected) >= 8
     for use_cache in (True, False):
         outputs = generate(runner, prompts, max_new_tokens=30, use_cache=use_cache)
         for prompt, ours, theirs in zip(prompts, outputs, expected, strict=True):
-            assert_same_tokens(ours, theirs, lambda tokens, p=prompt: reference.logits(model, p + tokens)[-1])
+            assert_same_tokens(ours, theirs, lambda tokens, p=prompt: huggingface.logits(model, p + tokens)[-1])
 
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_of_the_variants(name: str, tmp_path: Path) -> None:
     variant, fields = MIXTURES[name]
-    model = reference.build(variant, 5, **fields)
-    reference.save(model, tmp_path)
+    model = huggingface.build(variant, 5, **fields)
+    huggingface.save(model, tmp_path)
     assert_equal_logits(tmp_path, model)
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["one file", "sharded"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_stored_types_and_shards(dtype: str, sharded: bool, tmp_path: Path) -> None:
-    model = reference.build("post-norm", 4).to(getattr(torch, dtype))
-    reference.save(model, tmp_path, **({"max_shard_size": "12KB"} if sharded else {}))
+    model = huggingface.build("post-norm", 4).to(getattr(torch, dtype))
+    huggingface.save(model, tmp_path, **({"max_shard_size": "12KB"} if sharded else {}))
     assert (len(list(tmp_path.glob("*.safetensors"))) > 3) == sharded
     assert_equal_logits(tmp_path, model.float())  # the values that 16 bits have kept, computed with in 32
 
 
 @pytest.mark.parametrize("prefix", ["", "decoder.", "model.decoder."])
 def test_published_names(prefix: str, tmp_path: Path) -> None:
-    model = reference.build("pre-norm", 6)
-    reference.save(model, tmp_path)
+    model = huggingface.build("pre-norm", 6)
+    huggingface.save(model, tmp_path)
     rename(tmp_path, lambda name: prefix + name.removeprefix("model.decoder."))
     assert_equal_logits(tmp_path, model)
 
 
 @pytest.mark.parametrize("extra", ["lm_head.weight", "decoder.version", "model.decoder.version"])
 def test_a_copy_of_the_tied_head_and_a_version_are_passed_over(extra: str, tmp_path: Path) -> None:
-    model = reference.build("pre-norm", 6)
-    reference.save(model, tmp_path)
+    model = huggingface.build("pre-norm", 6)
+    huggingface.save(model, tmp_path)
     head = model.lm_head.weight.detach().clone()
     rename(tmp_path, lambda name: name, **{extra: head if "head" in extra else torch.tensor([3.0])})
     assert_equal_logits(tmp_path, model)
@@ -111,7 +111,7 @@ def rename(folder: Path, name_of, **extra) -> None:
     ],
 )
 def test_a_configuration_that_does_not_fit_is_named(change: dict, message: str, tmp_path: Path) -> None:
-    reference.save(reference.build("pre-norm", 6), tmp_path)
+    huggingface.save(huggingface.build("pre-norm", 6), tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | change))
     with pytest.raises(CheckpointError, match=message):
@@ -119,8 +119,8 @@ def test_a_configuration_that_does_not_fit_is_named(change: dict, message: str, 
 
 
 def test_the_comparison_can_fail(tmp_path: Path) -> None:
-    model = reference.build("pre-norm", 6)
-    reference.save(model, tmp_path)
+    model = huggingface.build("pre-norm", 6)
+    huggingface.save(model, tmp_path)
     with torch.no_grad():
         model.model.decoder.layers[1].fc1.bias[3] += 0.01
     with pytest.raises(AssertionError):
@@ -128,6 +128,6 @@ def test_the_comparison_can_fail(tmp_path: Path) -> None:
 
 
 def test_logits_of_one_pass_are_those_of_our_own_short_cut(tmp_path: Path) -> None:
-    model = reference.build("untied", 7)
-    reference.save(model, tmp_path)
-    np.testing.assert_allclose(logits_of(load(tmp_path), IDS), reference.logits(model, IDS), rtol=0, atol=1e-4)
+    model = huggingface.build("untied", 7)
+    huggingface.save(model, tmp_path)
+    np.testing.assert_allclose(logits_of(load(tmp_path), IDS), huggingface.logits(model, IDS), rtol=0, atol=1e-4)

@@ -116,18 +116,18 @@ def test_the_original_length_may_stand_beside_the_table() -> None:
 def test_texts_beyond_the_original_length(name: str, tmp_path: Path) -> None:
     """One pass over 100 tokens, twice as many as some were made for; chunks of it; and 40 tokens generated past it."""
     pytest.importorskip("transformers", reason="needs the reference extra")
-    from .. import reference
+    from .. import huggingface
 
     raw = CONFIG | {"rope_parameters": SCALINGS[name] | {"rope_theta": 10000.0}}
-    model, line = reference.build_model(raw, 7), np.random.default_rng(3).integers(3, 96, 100).tolist()
-    reference.save(model, tmp_path)
-    ours, theirs = load_model(tmp_path, NumpyBackend()), reference.logits(model, line)
+    model, line = huggingface.build_model(raw, 7), np.random.default_rng(3).integers(3, 96, 100).tolist()
+    huggingface.save(model, tmp_path)
+    ours, theirs = load_model(tmp_path, NumpyBackend()), huggingface.logits(model, line)
     for chunk in (100, 37):
         runner = runner_of(ours, page_size=16)
         rows = [output.logits.copy() for _, output in runner.chunks(Sequence(line), len(line), chunk)]
         np.testing.assert_allclose(np.concatenate(rows), theirs, rtol=0, atol=1e-4)
     prompt = line[:50]
-    expected = reference.generate(reference.build_model(raw, 7), prompt, max_new_tokens=40)[0][0]
+    expected = huggingface.generate(huggingface.build_model(raw, 7), prompt, max_new_tokens=40)[0][0]
     assert len(set(expected)) >= 8
     assert generate(runner_of(ours, page_size=16), [prompt, line[:5]], max_new_tokens=40)[0] == expected
 

@@ -1,1 +1,1 @@
-"""The model on a GPU: kernels written by hand in `kernels/*.cu`, and the back end that launches them."""
+"""The model on a GPU: kernels written by hand in `kernels/*.cu`, and the backend that launches them."""

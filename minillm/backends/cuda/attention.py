@@ -77,7 +77,7 @@ def attend(
     window: int | None = None,
     slopes: Any | None = None,
 ) -> None:
-    """Causal attention of every sequence of a ragged batch (`ops.attend`).
+    """Causal attention of every sequence of a ragged batch (`reference.attend`).
 
     The tree mask of `Span.tree` is not for these kernels: a batch with a tree must go to the reference.
 

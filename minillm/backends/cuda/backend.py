@@ -1,4 +1,4 @@
-"""The CUDA back end: every operation by a kernel of `kernels/`, and decode steps as recorded graphs.
+"""The CUDA backend: every operation by a kernel of `kernels/`, and decode steps as recorded graphs.
 
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator where there is none.
 Numbers are kept in one storage type (weights, results, K/V cache), sums are taken in float32, and logits are float32.
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...batch import Batch
-from ...ops.philox import Keys
-from ...ops.rotary import Rotation
-from ...ops.sampling import Draw
+from ...reference.philox import Keys
+from ...reference.rotary import Rotation
+from ...reference.sampling import Draw
 from ..base import Backend, Result, Role
 from ..memory import MemoryUse
 from ..numpy import NumpyBackend
@@ -119,7 +119,7 @@ class CudaBackend(Backend):
         Raises:
             DeviceError: the device lacks the memory.
         """
-        assert shape[3] == self.page_size, "slots are numbered by this back end's page size"
+        assert shape[3] == self.page_size, "slots are numbered by this backend's page size"
         self.device.activate()
         pages = CudaPages(self.device, self.kernels, shape, self.dtype)
         self._caches.add(pages)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NumericalError
-from ...ops.sampling import Draw
+from ...reference.sampling import Draw
 from .kernels import Kernels
 from .memory import WORKSPACE, Device, Parcel
 from .sampling import Draws, Workspace, argmax, sample
@@ -120,7 +120,7 @@ _COLUMNS: list[tuple[str, Any]] = [
 
 
 class Chooser:
-    """Answers what a back end is asked about logits."""
+    """Answers what a backend is asked about logits."""
 
     def __init__(self, device: Device, kernels: Kernels) -> None:
         self._device, self._kernels = device, kernels

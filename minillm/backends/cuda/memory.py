@@ -1,4 +1,4 @@
-"""What a GPU is to the back end beside its kernels: memory, copies in their order, and steps that can be recorded.
+"""What a GPU is to the backend beside its kernels: memory, copies in their order, and steps that can be recorded.
 
 `Device` says what is needed, and fulfils it with the host's own memory and NumPy: so the whole engine runs where no GPU
 is, its kernels through an emulator. `CupyDevice` is the real one.

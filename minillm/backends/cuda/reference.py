@@ -3,8 +3,8 @@
 from typing import Any
 
 from ...batch import Batch
-from ...ops.attention import attention_scores, merge_values
-from ...ops.softmax import softmax
+from ...reference.attention import attention_scores, merge_values
+from ...reference.softmax import softmax
 
 
 def attend_by_reference(
@@ -18,9 +18,9 @@ def attend_by_reference(
     window: int | None = None,
     slopes: Any | None = None,
 ) -> Any:
-    """`ops.attend` in float32, each sequence's pages first gathered into one.
+    """`reference.attend` in float32, each sequence's pages first gathered into one.
 
-    Pages are small here, and walking them one by one would take a launch for each. Arguments as of `ops.attend`.
+    Pages are small here, and walking them one by one would take a launch for each. Arguments as of `reference.attend`.
     """
     for span in batch.spans:
         n = span.stop - span.start

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...ops.rotary import Rotation
+from ...reference.rotary import Rotation
 from .kernels import NULL, Kernels
 from .kv import row_stride
 
@@ -28,7 +28,7 @@ class Texts(Protocol):
 
 
 def rotary(kernels: Kernels, q: Any, k: Any, batch: Texts, rotation: Rotation, q_out: Any, k_out: Any) -> None:
-    """Queries and keys turned by their positions, in one launch (`ops.rotary`).
+    """Queries and keys turned by their positions, in one launch (`reference.rotary`).
 
     Args:
         kernels: for the storage type of q and k

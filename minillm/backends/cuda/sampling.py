@@ -1,9 +1,9 @@
 """Launching the choice of each row's next token on the device (`kernels/sampling.cu`).
 
-What is drawn is what `ops.sample` draws with the uniform of `ops.philox.uniform(seed, sequence, position)`, but where
-rounding decides: where the uniform lies within 1e-5 of the edge between two candidates, or the share of top-p or min-p
-within 1e-6 of itself of where it would keep one more. All settings are read from the device, row by row, so one
-launch serves requests with any settings. Only the ids need to leave the device.
+What is drawn is what `reference.sample` draws with the uniform of `reference.philox.uniform(seed, sequence, position)`,
+but where rounding decides: where the uniform lies within 1e-5 of the edge between two candidates, or the share of top-p
+or min-p within 1e-6 of itself of where it would keep one more. All settings are read from the device, row by row, so
+one launch serves requests with any settings. Only the ids need to leave the device.
 """
 
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ def activate(y: Any, code: int) -> None:
 
 @fused
 def _gelu(x: Any) -> Any:
-    """As `ops.activation.gelu`: Abramowitz and Stegun, 7.1.26."""
+    """As `reference.activation.gelu`: Abramowitz and Stegun, 7.1.26."""
     z = abs(x) * _ROOT_HALF
     t = _ONE / (_ONE + np.float32(0.3275911) * z)
     series = np.float32(1.061405429) * t + np.float32(-1.453152027)
@@ -45,7 +45,7 @@ def _gelu(x: Any) -> Any:
 
 @fused
 def _gelu_new(x: Any) -> Any:
-    """As `ops.activation.gelu_new`, by (1 + tanh u) / 2 = 1 / (1 + e**-2u)."""
+    """As `reference.activation.gelu_new`, by (1 + tanh u) / 2 = 1 / (1 + e**-2u)."""
     return _logistic(x, _TWICE_ROOT_2_BY_PI * x * (_ONE + np.float32(0.044715) * x * x))
 
 

@@ -53,7 +53,7 @@ class Attention:
         window: int | None = None,
         slopes: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """Attention of every sequence of a ragged batch, as `ops.attend` defines it.
+        """Attention of every sequence of a ragged batch, as `reference.attend` defines it.
 
         Args:
             q: queries [T, H, D]; rows may lie apart

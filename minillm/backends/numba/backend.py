@@ -1,4 +1,4 @@
-"""The CPU back end of the extra "fast": every operation of a step in kernels compiled by Numba.
+"""The CPU backend of the extra "fast": every operation of a step in kernels compiled by Numba.
 
 Weights stay as they are stored, in 32, 16, 8 or 4 bits, and each is read from memory once for up to 16 rows. What is
 not overridden here runs as the reference says.
@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...batch import Batch
-from ...ops.philox import Keys
-from ...ops.rotary import Rotation
-from ...ops.sampling import Draw
+from ...reference.philox import Keys
+from ...reference.rotary import Rotation
+from ...reference.sampling import Draw
 from ..base import Backend, Result
 from ..clock import Moments
 from ..numpy import NumpyBackend

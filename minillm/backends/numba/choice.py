@@ -1,8 +1,8 @@
 """Drawing a token: temperature, top-k, top-p and min-p in a few passes over the vocabulary, which is never sorted.
 
-The rule is that of `ops.sampling`, and NumPy computes the weights here too, so the same logits give the same token.
-Every filter keeps a prefix of the candidates in their order (by score, then id), so all it does is to lower the mass
-of which the uniform number is a share. Where in that order a mass is reached is found by adding the weights up in
+The rule is that of `reference.sampling`, and NumPy computes the weights here too, so the same logits give the same
+token. Every filter keeps a prefix of the candidates in their order (by score, then id), so all it does is to lower the
+mass of which the uniform number is a share. Where in that order a mass is reached is found by adding the weights up in
 buckets by score, the best first, and then looking into one bucket only.
 """
 
@@ -47,7 +47,7 @@ class Sampler:
         top_p: float,
         min_p: float,
     ) -> NDArray[np.int64]:
-        """One token of each row, as `ops.sample`. logits [N, V], uniforms [N] -> [N]
+        """One token of each row, as `reference.sample`. logits [N, V], uniforms [N] -> [N]
 
         Raises:
             NumericalError: a row holds NaN or +inf, or nothing but -inf.

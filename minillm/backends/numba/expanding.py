@@ -26,7 +26,7 @@ from .intrinsics import (
 )
 
 FLOAT32, FLOAT16, BFLOAT16, SIGNED8, SIGNED4 = range(5)
-"""How weights are stored: floats; int8; int4, two in a byte (see `ops.quantize`)."""
+"""How weights are stored: floats; int8; int4, two in a byte (see `reference.quantize`)."""
 GROUP = 32
 """Weights that are converted at once."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from ...ops.quantize import Quantized
+from ...reference.quantize import Quantized
 from .activations import finish_row
 from .arguments import flat, matrix, share_of, vector
 from .avx512 import GROUP, LANES

@@ -21,7 +21,7 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from ...ops.quantize import Quantized
+from ...reference.quantize import Quantized
 from . import avx512
 from .activations import ACTIVATION_CODES, finish_row
 from .arguments import matrix, share_of, vector
@@ -52,7 +52,7 @@ def linear_few(
     activation: str | None = None,
     residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """y = activation(x W^T + b) + residual, as `ops.linear`. All arrays are C-contiguous.
+    """y = activation(x W^T + b) + residual, as `reference.linear`. All arrays are C-contiguous.
 
     Made for up to 16 rows; more are right, and slower than a product made for many.
 

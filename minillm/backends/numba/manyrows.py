@@ -20,7 +20,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from ...ops.quantize import Quantized
+from ...reference.quantize import Quantized
 from . import avx512
 from .arguments import matrix, share_of, vector
 from .avx512 import GROUP, LANES
@@ -60,7 +60,7 @@ def linear_many(
     activation: str | None = None,
     residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """y = activation(x W^T + b) + residual, as `ops.linear`. All arrays are C-contiguous.
+    """y = activation(x W^T + b) + residual, as `reference.linear`. All arrays are C-contiguous.
 
     Made for 17 rows and more; fewer are right, and slower than a product made for few.
 
@@ -97,7 +97,7 @@ class _Stored(NamedTuple):
     """A weight as kernels take it."""
 
     values: NDArray[Any]
-    """[out, in], [out, in'] or [out, in' / 2], as `ops.quantize` says"""
+    """[out, in], [out, in'] or [out, in' / 2], as `reference.quantize` says"""
     kind: int
     flat: NDArray[np.uint8]
     """all bytes of `values`"""

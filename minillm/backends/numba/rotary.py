@@ -11,9 +11,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from ... import ops
+from ... import reference
 from ...batch import Batch
-from ...ops.rotary import Rotation
+from ...reference.rotary import Rotation
 from .arguments import matrix, row_at, share_of
 from .compiling import shared_kernel
 from .elementary import inner
@@ -69,7 +69,7 @@ class Rotary:
 def _turns(batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
     """Cosines and sines of a batch, 2 x [T, r / 2]"""
     frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
-    cosines, sines = ops.cosines_and_sines(batch.positions, frequencies, growth, rotation.scale, np)
+    cosines, sines = reference.cosines_and_sines(batch.positions, frequencies, growth, rotation.scale, np)
     return cosines, sines
 
 

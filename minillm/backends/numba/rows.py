@@ -7,7 +7,7 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from ...ops.quantize import LANE, Quantized
+from ...reference.quantize import LANE, Quantized
 from .activations import ACTIVATION_CODES, activate, finish_row
 from .arguments import Rows, matrix, number, row_at, share_of, vector
 from .compiling import shared_kernel
@@ -40,7 +40,7 @@ def layer_norm(
     epsilon: float,
     out: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """As `ops.layer_norm`. x [T, E] -> out [T, E], both C-contiguous; gain and bias [E] or None."""
+    """As `reference.layer_norm`. x [T, E] -> out [T, E], both C-contiguous; gain and bias [E] or None."""
     gain, bias = _NO_ROW if gain is None else gain, _NO_ROW if bias is None else bias
     launch(_norm_kernel(), x, gain, bias, float(epsilon), out, shares=shares_of_rows(out))
     return out
@@ -83,7 +83,7 @@ def _norm(arguments: Any, data: Any, share: int, shares: int, worker: int) -> No
 def rms_norm(
     x: NDArray[np.float32], gain: NDArray[np.float32] | None, epsilon: float, out: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """As `ops.rms_norm`.
+    """As `reference.rms_norm`.
 
     Args:
         x: [T, E] or [T, heads, D]; rows x[t] may lie apart, those of [T, E] are contiguous each
@@ -164,7 +164,7 @@ def _finish(arguments: Any, data: Any, share: int, shares: int, worker: int) -> 
 
 
 def glu(x: NDArray[np.float32], activation: str, out: NDArray[np.float32]) -> NDArray[np.float32]:
-    """As `ops.glu`. x [T, 2 F] -> out [T, F], both C-contiguous; `activation` is a key of `ACTIVATION_CODES`."""
+    """As `reference.glu`. x [T, 2 F] -> out [T, F], both C-contiguous; `activation` is a key of `ACTIVATION_CODES`."""
     launch(_glu_kernel(), x, ACTIVATION_CODES[activation], out, shares=shares_of_rows(out))
     return out
 

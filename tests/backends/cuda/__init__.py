@@ -1,1 +1,1 @@
-"""Tests of the GPU back end, most of them without a GPU."""
+"""Tests of the GPU backend, most of them without a GPU."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.cuda import attention
 from minillm.backends.cuda.attention import SPLIT, PrefillTile, Workspace, attend, has_kernel, partials_size
 from minillm.backends.cuda.kernels import Kernels
@@ -81,12 +81,12 @@ class Case:
         return out
 
     def exact(self) -> np.ndarray:
-        """ops.attend in float64; zeros for padded sequences."""
+        """`reference.attend` in float64; zeros for padded sequences."""
         out = np.zeros(self.q.shape)
         cache = self.keys.astype(np.float64), self.values.astype(np.float64)
         batch = SimpleNamespace(spans=[span for span in self.spans if span.context_len])
         sight: dict[str, Any] = {"window": self.window, "slopes": self.slopes}
-        return ops.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out, **sight)
+        return reference.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out, **sight)
 
     def plain(self) -> np.ndarray:
         """The formula as it stands: float32, each sum taken term by term, the result stored in the storage type."""

@@ -12,8 +12,8 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.batch import Sequence as Tokens
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request
-from minillm.ops.philox import Keys
-from minillm.ops.sampling import Draw, sample
+from minillm.reference.philox import Keys
+from minillm.reference.sampling import Draw, sample
 from minillm.runner import Runner
 from tests.cuda_emulator import Emulator
 from tests.tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model, tiny_runner
@@ -33,7 +33,7 @@ def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevi
 @pytest.fixture
 def runner(device: RecordingDevice) -> Runner:
     backend = CudaBackend(device, device.recorder, "float32", max_batch_size=8)
-    return runner_of(tiny_model(seed=2, ops=backend), ops=backend)
+    return runner_of(tiny_model(seed=2, backend=backend), backend=backend)
 
 
 def tokens_and_waits(
@@ -129,7 +129,7 @@ def ask(runner: Runner, logits: Any, draws: Sequence[Any]) -> list[int]:
         np.array([draw.position for draw in draws]),
     )
     filters = {name: getattr(draws[0], name) for name in PLAIN}
-    tokens: list[int] = runner.ops.sample(logits, keys, **filters).tolist()
+    tokens: list[int] = runner.backend.sample(logits, keys, **filters).tolist()
     expected = sample(np.array(logits), keys.uniforms(), **filters, xp=np).tolist()
     assert tokens == expected
     return tokens
@@ -161,7 +161,7 @@ def test_draws_that_were_told_are_made_when_they_are_asked_for(
     waits, launches = device.waits, len(device.recorder.launches)
     tokens = ask(runner, logits, draws)
     assert ask(runner, logits[2:5], draws[2:5]) == tokens[2:5]
-    np.testing.assert_array_equal(runner.ops.argmax(logits), logits.argmax(-1))
+    np.testing.assert_array_equal(runner.backend.argmax(logits), logits.argmax(-1))
     assert (device.waits, len(device.recorder.launches)) == (waits, launches)
 
 

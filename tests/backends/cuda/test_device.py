@@ -140,8 +140,8 @@ def test_auto_keeps_the_type_that_weights_are_stored_in(stored: str, storage: st
 @pytest.mark.parametrize("rows", [1, 20])
 def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -> None:
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
-    model = tiny_model(seed=2, ops=backend)
-    runner = runner_of(model, ops=backend, pages=8)
+    model = tiny_model(seed=2, backend=backend)
+    runner = runner_of(model, backend=backend, pages=8)
     sent = backend.memory_use().weights
     runner.forward([Tokens(list(range(3, 50)))], [47], rows=range(rows))
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
@@ -155,7 +155,7 @@ def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -
 def test_counted_bytes_are_those_of_the_closed_form(device: RecordingDevice) -> None:
     """Weights, results and cache in 16 bits; biases, norms and logits in 32."""
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
-    runner = runner_of(tiny_model("post-norm", seed=2, ops=backend), ops=backend, pages=8)
+    runner = runner_of(tiny_model("post-norm", seed=2, backend=backend), backend=backend, pages=8)
     with counting(runner) as counted:
         runner.prefill(Tokens([3, 4, 5]))
     assert_agree(runner.model.config, [Step((Part(3, 3),), 1)], counted, Storage.all_in("float16"))
@@ -238,7 +238,7 @@ def test_a_library_call_that_runs_out_of_memory_is_told_as_well(
     device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = CudaBackend(device, device.recorder, "float32")
-    runner = runner_of(tiny_model(ops=backend), ops=backend)
+    runner = runner_of(tiny_model(backend=backend), backend=backend)
 
     def compute(*_: Any) -> Any:
         raise MemoryError

@@ -14,8 +14,8 @@ from minillm.batch import Sequence as Tokens
 from minillm.decoding.select import strategy_for
 from minillm.errors import NumericalError
 from minillm.inspection import attention_maps, next_tokens
-from minillm.ops.philox import Keys, uniform
-from minillm.ops.sampling import keep_min_p, keep_top_k, keep_top_p, scale
+from minillm.reference.philox import Keys, uniform
+from minillm.reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from minillm.runner import Output, Runner
 from minillm.scoring import all_logits, score_tokens
 from tests.comparing import assert_same_draws, assert_same_tokens
@@ -58,7 +58,7 @@ def runner(backend: CudaBackend) -> Runner:
 
 
 def runner_on(backend: CudaBackend, variant: str = "pre-norm", *, seed: int = 2, pages: int = 64) -> Runner:
-    return runner_of(tiny_model(variant, seed=seed, ops=backend), ops=backend, pages=pages)
+    return runner_of(tiny_model(variant, seed=seed, backend=backend), backend=backend, pages=pages)
 
 
 def scores_after(prompt: Sequence[int], variant: str = "pre-norm", *, seed: int = 2) -> Callable[[list[int]], Any]:
@@ -216,7 +216,7 @@ def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
     def logits(runner: Runner) -> np.ndarray:
         sequences = [Tokens([*PROMPTS[1], 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), Tokens(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
-        return runner.ops.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+        return runner.backend.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
     np.testing.assert_allclose(logits(runner), logits(tiny_runner(seed=2)), atol=1e-4)
 
@@ -227,9 +227,9 @@ def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) ->
     with counting(runner):
         output = runner.prefill(Tokens(PROMPTS[4]))
         expected = logits_of(tiny_runner(seed=2), PROMPTS[4])[-1].argmax()
-        assert runner.ops.argmax(output.logits).tolist() == [expected]
+        assert runner.backend.argmax(output.logits).tolist() == [expected]
     batch = runner.forward([Tokens(PROMPTS[0]), Tokens(PROMPTS[4])], [len(PROMPTS[0]), len(PROMPTS[4])]).logits
-    assert runner.ops.argmax(batch[1:].copy()).tolist() == runner.ops.argmax(batch)[1:].tolist() == [expected]
+    assert runner.backend.argmax(batch[1:].copy()).tolist() == runner.backend.argmax(batch)[1:].tolist() == [expected]
 
 
 def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -> None:
@@ -324,7 +324,7 @@ def test_operations_are_counted_as_they_are_on_a_cpu(runner: Runner) -> None:
 
     generate(runner, PROMPTS[:2], max_new_tokens=5)  # a step that is recorded must still be seen
     assert flops(runner) == flops(tiny_runner(seed=2))
-    assert isinstance(runner.ops.host, NumpyBackend)
+    assert isinstance(runner.backend.host, NumpyBackend)
 
 
 @pytest.mark.parametrize("fields", [{}, {"do_sample": True, "seed": 4}, {"num_beams": 2}], ids=str)

@@ -13,7 +13,7 @@ from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.batch import Sequence as Tokens
 from minillm.footprint import footprints
-from minillm.ops.philox import uniform
+from minillm.reference.philox import uniform
 from minillm.runner import Runner
 from minillm.scoring import all_logits
 from tests.comparing import assert_same_draws, assert_same_tokens
@@ -51,7 +51,7 @@ def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevi
 
 def runner_on(device: RecordingDevice, raw: dict[str, Any], storage: str = "float32") -> Runner:
     backend = CudaBackend(device, device.recorder, storage, max_batch_size=4)
-    return runner_of(model_of(raw, seed=2, ops=backend), ops=backend)
+    return runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
 
 
 def reference_of(raw: dict[str, Any]) -> Runner:
@@ -118,7 +118,7 @@ def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: Record
     def logits(runner: Runner) -> Any:
         sequences = [Tokens([*LONG, 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), Tokens(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
-        return runner.ops.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+        return runner.backend.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
     np.testing.assert_allclose(logits(runner_on(device, raw)), logits(reference_of(raw)), atol=2e-4)
 
@@ -135,7 +135,7 @@ def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str,
 
 def test_memory_is_what_the_shape_predicts(raw: dict[str, Any], device: RecordingDevice) -> None:
     runner = runner_on(device, raw, "float16")
-    backend = runner.ops
+    backend = runner.backend
     assert isinstance(backend, CudaBackend)
     runner.forward([Tokens(list(LONG))], [len(LONG)], rows=range(1))
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}

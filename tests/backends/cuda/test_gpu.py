@@ -55,7 +55,7 @@ def test_every_family_on_arrays_of_the_device(family: str) -> None:
     """Greedy tokens of captured steps, and a tree of guesses, which has no kernel: CuPy's arrays beside the host's."""
     raw = next(iter(CONFIGS[family].values()))
     backend = CudaBackend(CupyDevice(), CupyLauncher(), "float32", max_batch_size=4)
-    ours, reference = runner_of(model_of(raw, ops=backend), ops=backend), runner_of(model_of(raw))
+    ours, reference = runner_of(model_of(raw, backend=backend), backend=backend), runner_of(model_of(raw))
     line = np.random.default_rng(5).integers(3, 96, 40).tolist()
     prompts = [line, line[:7]]
     both = [generate(runner, prompts, max_new_tokens=12) for runner in (ours, reference)]
@@ -64,7 +64,9 @@ def test_every_family_on_arrays_of_the_device(family: str) -> None:
     logits = []
     for runner in (ours, reference):
         sequence = Tokens([*line, 7, 8, 9], tree=(-1, 0, -1))
-        logits.append(runner.ops.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy())
+        logits.append(
+            runner.backend.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy()
+        )
     np.testing.assert_allclose(*logits, atol=1e-3)
 
 
@@ -93,8 +95,8 @@ def test_memory_that_is_not_there_is_one_line_and_harms_nothing() -> None:
 
     with Engine(device="cuda", dtype="float32") as engine:
         before = engine.generate(PROMPTS[0], max_new_tokens=3).text
-        ops = engine.runner.ops
-        assert isinstance(ops, CudaBackend)
+        backend = engine.runner.backend
+        assert isinstance(backend, CudaBackend)
         with pytest.raises(DeviceError, match=r"out of device memory for the K/V cache:.* are free: lower"):
-            ops.new_pages((1, 1 << 20, 1 << 12, ops.page_size, 1 << 10))
+            backend.new_pages((1, 1 << 20, 1 << 12, backend.page_size, 1 << 10))
         assert engine.generate(PROMPTS[0], max_new_tokens=3).text == before

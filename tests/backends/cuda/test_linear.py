@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm import reference
 from minillm.backends.cuda.kernels import Kernels, kernel_folder
 from minillm.backends.cuda.linear import ACTIVATIONS, TILES, finish_product, gemm, gemv, linear
-from minillm.ops import activation as ops
 from tests.cuda_emulator import Emulator
 
 from .activations import EXACT
@@ -209,7 +209,7 @@ def test_activations_in_float32(rows: int, activation: str) -> None:
 
 def test_every_activation_has_an_epilogue() -> None:
     """So no MLP needs the reference, and every decode step can be recorded."""
-    assert set(ACTIVATIONS) == {None, *ops.ACTIVATIONS} == set(EXACT)
+    assert set(ACTIVATIONS) == {None, *reference.activation.ACTIVATIONS} == set(EXACT)
     source = (kernel_folder() / "activation.cuh").read_text()
     for name, number in ACTIVATIONS.items():
         assert name is None or re.search(rf"\b{name.upper()} = {number}\b", source)

@@ -14,9 +14,9 @@ from minillm.backends.cuda.memory import Device
 from minillm.backends.cuda.random import DrawnTensor, draw, fill_normal
 from minillm.backends.random import RandomTensor
 from minillm.models import opt, random_model
-from minillm.ops.philox import philox4x32
+from minillm.reference.philox import philox4x32
 from tests.cuda_emulator import Emulator
-from tests.ops.chi_square import p_value
+from tests.reference.chi_square import p_value
 from tests.shapes import BASE
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
@@ -77,14 +77,14 @@ def drawn(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(RandomTensor, "chunks", only_vectors)
 
     def model(seed: int) -> tuple[Any, CudaBackend]:
-        ops = CudaBackend(Device(), emulator, "float16")
-        return random_model("tiny", seed, 0.02, ops), ops
+        backend = CudaBackend(Device(), emulator, "float16")
+        return random_model("tiny", seed, 0.02, backend), backend
 
     return model
 
 
 def test_a_models_matrices_are_drawn_on_the_device(drawn: Any) -> None:
-    (model, ops), (other, _), (same, _) = drawn(1), drawn(2), drawn(1)
+    (model, backend), (other, _), (same, _) = drawn(1), drawn(2), drawn(1)
     layers = [layer.mlp.up.data for layer in model.layers]
     assert layers[0].dtype == np.float16
     assert float(np.std(layers[0].astype(np.float64))) == pytest.approx(0.02, rel=0.1)
@@ -93,7 +93,7 @@ def test_a_models_matrices_are_drawn_on_the_device(drawn: Any) -> None:
     np.testing.assert_array_equal(layers[0], same.layers[0].mlp.up.data)
     parts = np.split(model.layers[0].attention.qkv.data, 3)
     assert (parts[0] != parts[1]).mean() > 0.9, "Q, K and V are tensors of their own"
-    assert ops.memory_use().weights == weights_bytes(model.config, Storage.all_in("float16")), (
+    assert backend.memory_use().weights == weights_bytes(model.config, Storage.all_in("float16")), (
         "what is drawn counts as what is sent"
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.cuda.reference import attend_by_reference
 from minillm.batch import Batch, Sequence
 
@@ -36,7 +36,7 @@ def test_it_is_the_reference_and_keeps_host_and_device_apart(trees: bool, window
     q = rng.standard_normal((batch.num_tokens, H, D)).astype(np.float32)
     cache = rng.standard_normal((2, pages, K, P, D)).astype(np.float32)
     slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32) if biased else None
-    expected = ops.attend(q, *cache, batch, 0.3, np, np.empty_like(q), window=window, slopes=slopes)
+    expected = reference.attend(q, *cache, batch, 0.3, np, np.empty_like(q), window=window, slopes=slopes)
     out = xp.asarray(np.full_like(q, np.nan))
     device: list[Any] = [xp.asarray(array) for array in (q, *cache)]
     there = None if slopes is None else xp.asarray(slopes)

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.backends.cuda.rotary import rotary
 from minillm.backends.weights import Weight
-from minillm.ops.rotary import Rotation, Stretch
-from minillm.ops.rotary import angles as plain_angles
+from minillm.reference.rotary import Rotation, Stretch
+from minillm.reference.rotary import angles as plain_angles
 from tests.cuda_emulator import Emulator
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes (the extra test)")
@@ -84,7 +84,7 @@ class Case:
 
     def _turned(self, x: Any, angles: Any) -> Any:
         cosines, sines = (f(angles) * x.dtype.type(self.rotation.scale) for f in (np.cos, np.sin))
-        return ops.rotary(x, cosines, sines, np, np.empty_like(x))
+        return reference.rotary(x, cosines, sines, np, np.empty_like(x))
 
 
 @pytest.mark.parametrize("storage", STORAGE)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.cuda import rows
 from minillm.backends.cuda.kernels import STORAGE, Kernels
 from minillm.errors import DeviceError
-from minillm.ops.activation import ACTIVATIONS
+from minillm.reference.activation import ACTIVATIONS
 from tests.cuda_emulator import Emulator, LaunchError
 
 from .activations import EXACT
@@ -124,11 +124,11 @@ def rms_norm_formula(x: np.ndarray, gain: Any, bias: Any, epsilon: float) -> np.
 
 
 def plain_layer_norm(x: np.ndarray, gain: Any, bias: Any, epsilon: float) -> np.ndarray:
-    return ops.layer_norm(x, gain, bias, epsilon, np, np.empty_like(x))
+    return reference.layer_norm(x, gain, bias, epsilon, np, np.empty_like(x))
 
 
 def plain_rms_norm(x: np.ndarray, gain: Any, bias: Any, epsilon: float) -> np.ndarray:
-    return ops.rms_norm(x, gain, epsilon, np, np.empty_like(x))
+    return reference.rms_norm(x, gain, epsilon, np, np.empty_like(x))
 
 
 def run_rms_norm(kernels: Kernels, x: Any, gain: Any, bias: Any, epsilon: float, out: Any) -> None:
@@ -256,7 +256,7 @@ def check_gate(kernels: Kernels, activation: str, F: int, offset: int = 32) -> N
     rows.glu(kernels, x, activation, out)
     wide = x.astype(np.float64)
     exact = EXACT[activation](wide[:, :F]) * wide[:, F:]
-    plain = ops.glu(x.astype(np.float32), activation, np, np.empty((3, F), np.float32)).astype(x.dtype)
+    plain = reference.glu(x.astype(np.float32), activation, np, np.empty((3, F), np.float32)).astype(x.dtype)
     allowed = 2 * np.abs(plain - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
     assert np.abs(out - exact).max() <= allowed
     np.testing.assert_array_equal(x, before)

@@ -1,4 +1,4 @@
-"""The choice of a token on the device, run by the emulator, against `ops.sample` and exact distributions."""
+"""The choice of a token on the device, run by the emulator, against `reference.sample` and exact distributions."""
 
 import itertools
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.sampling import MOST_TOKENS, Draws, Workspace, argmax
 from minillm.backends.cuda.sampling import sample as sample_on_device
 from minillm.errors import DeviceError
-from minillm.ops.philox import philox4x32, uniform
-from minillm.ops.sampling import sample
+from minillm.reference.philox import philox4x32, uniform
+from minillm.reference.sampling import sample
 from tests.comparing import UNIFORM
 from tests.cuda_emulator import Emulator
-from tests.ops.chi_square import p_value
-from tests.ops.test_sampling import SMALL, exact_distribution, shapes_of_logits
+from tests.reference.chi_square import p_value
+from tests.reference.test_sampling import SMALL, exact_distribution, shapes_of_logits
 
 # Random numbers
 
@@ -142,7 +142,7 @@ def draw(
 
 
 def assert_same_draw(token: int, logits: np.ndarray, u: float, settings: dict[str, float]) -> bool:
-    """Whether `token` is the one that `ops.sample` draws from `logits` [V]; fails where it cannot be excused.
+    """Whether `token` is the one that `reference.sample` draws from `logits` [V]; fails where it cannot be excused.
 
     It is excused where rounding decides: where u, moved by at most UNIFORM, and the shares of top-p and min-p, by at
     most SHARE of themselves, would have chosen it. Then it stands, in the order of the candidates, between the first

@@ -14,7 +14,7 @@ from minillm.backends.cuda.memory import Device, EventClock
 from minillm.backends.timing import TimingBackend
 from minillm.batch import Sequence as Tokens
 from minillm.cache import PagedCache
-from minillm.ops.cost import Cost
+from minillm.reference.cost import Cost
 from minillm.runner import Runner
 from tests.cuda_emulator import Emulator
 from tests.tiny import tiny_model
@@ -59,9 +59,9 @@ def test_a_prompt_and_a_decode_step_are_the_same_and_cost_what_is_counted(
 ) -> None:
     monkeypatch.setattr(linear, "PROCESSORS", 1)
     device = RecordingDevice(Recorder(emulator))
-    ops = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
-    model = tiny_model(ops=ops)
-    plain, counting, timing = ops, CountingBackend(ops), TimingBackend(ops)
+    backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
+    model = tiny_model(backend=backend)
+    plain, counting, timing = backend, CountingBackend(backend), TimingBackend(backend)
     logits = []
     for wrapped in (plain, counting, timing):
         runner, sequence = Runner(model, wrapped, PagedCache(model.config, wrapped, 4)), Tokens([3, 4, 5])

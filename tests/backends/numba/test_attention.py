@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.numba.attention import MOST_ROWS, Attention, _Plan, chunks_in_reach, store_kv
 from minillm.backends.numba.attention_rows import CHUNK
 from minillm.backends.numba.attention_tiles import BLOCK, LANES
@@ -65,7 +65,7 @@ class Case:
     def plain(self, scale: float = 0.4) -> np.ndarray:
         """What the reference operation makes of the same stored numbers."""
         out = np.full_like(self.q, np.nan)
-        return ops.attend(self.q, self.keys, self.values, self.batch, scale, np, out, **self.looks)
+        return reference.attend(self.q, self.keys, self.values, self.batch, scale, np, out, **self.looks)
 
     def expected(self, scale: float = 0.4) -> np.ndarray:
         """The same in float64, one query and head at a time."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("numba", reason="this back end is compiled by Numba")
+pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm import Engine
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
@@ -22,10 +22,10 @@ from ...tiny import VARIANTS, tiny_model
 LINE = [3 + (7 * i) % 50 for i in range(40)]
 
 
-def logits_of(ops: Any, variant: str, line: list[int], chunk: int) -> np.ndarray:
+def logits_of(backend: Any, variant: str, line: list[int], chunk: int) -> np.ndarray:
     """The logits of every position, computed in chunks."""
-    model = tiny_model(variant, ops=ops)
-    runner = Runner(model, ops, PagedCache(model.config, ops, 16, 8))
+    model = tiny_model(variant, backend=backend)
+    runner = Runner(model, backend, PagedCache(model.config, backend, 16, 8))
     return np.concatenate([out.logits.copy() for _, out in runner.chunks(Sequence(list(line)), len(line), chunk)])
 
 
@@ -56,7 +56,7 @@ def test_a_narrower_cache_takes_less_memory(checkpoint: Path) -> None:
             cache = engine.runner.cache
             sizes[cache_dtype] = cache.storage.nbytes / cache.num_pages
             config = engine.config
-            position = engine.runner.ops.position_bytes(config.num_kv_heads, config.head_dim)
+            position = engine.runner.backend.position_bytes(config.num_kv_heads, config.head_dim)
             assert sizes[cache_dtype] == config.num_layers * position * cache.page_size
     D = config.head_dim
     assert sizes["float32"] / sizes["bfloat16"] == 2 and sizes["float32"] / sizes["int8"] == 4 * D / (D + 4)

@@ -1,4 +1,4 @@
-"""The sampling kernel chooses the very tokens of `ops.sampling`."""
+"""The sampling kernel chooses the very tokens of `reference.sampling`."""
 
 import itertools
 
@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("numba", reason="this kernel is compiled by Numba")
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.numba.choice import Sampler
 from minillm.errors import NumericalError
-from minillm.ops.sampling import sample_by_sorting
+from minillm.reference.sampling import sample_by_sorting
 
 FILTERS = [
     {"temperature": t, "top_k": k, "top_p": p, "min_p": m}
@@ -44,7 +44,7 @@ def test_the_same_tokens_as_the_reference(name: str) -> None:
         uniforms = np.random.default_rng(seed + 999).random(len(logits))
         ours = sampler.sample(logits, uniforms, **filters)
         np.testing.assert_array_equal(ours, sample_by_sorting(logits, uniforms, xp=np, **filters), str(filters))
-        np.testing.assert_array_equal(ours, ops.sample(logits, uniforms, xp=np, **filters), str(filters))
+        np.testing.assert_array_equal(ours, reference.sample(logits, uniforms, xp=np, **filters), str(filters))
 
 
 def test_every_token_is_reached_by_its_own_uniforms() -> None:
@@ -61,7 +61,7 @@ def test_a_vocabulary_of_real_size_and_uniforms_at_the_ends() -> None:
     uniforms = np.array([1e-12, 0.25, 0.5, 0.75, 1 - 1e-12])
     for filters in FILTERS[::5]:
         ours = Sampler().sample(logits, uniforms, **filters)
-        np.testing.assert_array_equal(ours, ops.sample(logits, uniforms, xp=np, **filters))
+        np.testing.assert_array_equal(ours, reference.sample(logits, uniforms, xp=np, **filters))
 
 
 def test_the_logits_are_left_as_they_are() -> None:

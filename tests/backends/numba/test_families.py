@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("numba", reason="this back end is compiled by Numba")
+pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm.backends.base import Backend
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
@@ -28,9 +28,9 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     return CONFIGS[family][name]
 
 
-def all_logits(raw: dict[str, Any], ops: Backend, chunk: int) -> np.ndarray:
+def all_logits(raw: dict[str, Any], backend: Backend, chunk: int) -> np.ndarray:
     """The logits of every position, computed in chunks. [T, V]"""
-    runner = runner_of(model_of(raw, ops=ops), ops=ops, page_size=16)
+    runner = runner_of(model_of(raw, backend=backend), backend=backend, page_size=16)
     return np.concatenate([output.logits.copy() for _, output in runner.chunks(Sequence(LINE), len(LINE), chunk)])
 
 
@@ -60,8 +60,8 @@ def test_greedy_tokens_are_the_references(raw: dict[str, Any]) -> None:
     """Ragged prompts side by side, with the cache and without."""
     prompts = random_prompts(5, seed=3)
     reference = runner_of(model_of(raw), pages=128, page_size=16)
-    ops = NumbaBackend()
-    runner = runner_of(model_of(raw, ops=ops), ops=ops, pages=128, page_size=16)
+    backend = NumbaBackend()
+    runner = runner_of(model_of(raw, backend=backend), backend=backend, pages=128, page_size=16)
     expected = generate(reference, prompts, max_new_tokens=20)
     for use_cache in (True, False):
         for ours, theirs, prompt in zip(
@@ -72,8 +72,11 @@ def test_greedy_tokens_are_the_references(raw: dict[str, Any]) -> None:
 
 def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any]) -> None:
     """Guesses 4-9, 4-8 and 5 after a line: each sees its own ancestors, at its own position."""
-    ops, line = NumbaBackend(), LINE[:30]
-    runner, reference = runner_of(model_of(raw, ops=ops), ops=ops, page_size=16), runner_of(model_of(raw))
+    backend, line = NumbaBackend(), LINE[:30]
+    runner, reference = (
+        runner_of(model_of(raw, backend=backend), backend=backend, page_size=16),
+        runner_of(model_of(raw)),
+    )
     sequence = Sequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
     rows = runner.forward([sequence], [sequence.pending], rows=range(30, 34)).logits.copy()
     for row, branch in zip(rows, ([4], [4, 9], [4, 8], [5]), strict=True):
@@ -93,13 +96,13 @@ def test_a_narrower_cache_moves_the_logits_a_little(
 
 
 def test_an_activation_without_a_kernel_runs_as_the_reference_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minillm import ops as reference
+    from minillm import reference
 
     monkeypatch.setitem(reference.activation.ACTIVATIONS, "cube", lambda y, xp: xp.power(y, 3, out=y))
-    ops, rng = NumbaBackend(weights="int8"), np.random.default_rng(0)
+    backend, rng = NumbaBackend(weights="int8"), np.random.default_rng(0)
     x, residual = rng.standard_normal((2, 64)).astype(np.float32), rng.standard_normal((2, 6)).astype(np.float32)
-    weight = ops.prepare_weight("w", [ops.random_tensor("w", (6, 64), 0, 0.1)])
-    plain = ops.linear(x, weight).copy()
-    got = ops.linear(x, weight, activation="cube", residual=residual)
+    weight = backend.prepare_weight("w", [backend.random_tensor("w", (6, 64), 0, 0.1)])
+    plain = backend.linear(x, weight).copy()
+    got = backend.linear(x, weight, activation="cube", residual=residual)
     np.testing.assert_allclose(got, plain**3 + residual, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(ops.glu(plain, "cube"), plain[:, :3] ** 3 * plain[:, 3:], rtol=1e-5)
+    np.testing.assert_allclose(backend.glu(plain, "cube"), plain[:, :3] ** 3 * plain[:, 3:], rtol=1e-5)

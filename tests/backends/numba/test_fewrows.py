@@ -10,13 +10,13 @@ import pytest
 
 numba = pytest.importorskip("numba", reason="the compiled kernels need numba: pip install 'minillm[fast]'")
 
-from minillm import ops  # noqa: E402
+from minillm import reference  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
 from minillm.backends.numba.avx512 import HAS_INTEGER_TILES  # noqa: E402
 from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
 from minillm.backends.numba.fewrows import linear_few  # noqa: E402
 from minillm.backends.numba.manyrows import linear_many  # noqa: E402
-from minillm.ops.quantize import dequantize, quantize  # noqa: E402
+from minillm.reference.quantize import dequantize, quantize  # noqa: E402
 
 ROUNDED = {"int4"} if HAS_INTEGER_TILES else set()
 """Formats that rows are rounded to int8 for."""
@@ -123,7 +123,7 @@ def test_bias_activation_and_residual_are_those_of_the_reference(
     options = {"activation": activation, "residual": residual if with_residual else None}
     y = run(x, weight, 30, bias if with_bias else None, **options)
     wide = [a.astype(np.float64) for a in (x, weight, bias, residual)]
-    expected = ops.linear(
+    expected = reference.linear(
         wide[0], wide[1], wide[2] if with_bias else None, np, np.empty((3, 30)),
         activation=activation, residual=wide[3] if with_residual else None,
     )  # fmt: skip

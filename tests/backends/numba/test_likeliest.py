@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-numba = pytest.importorskip("numba", reason="this back end is compiled by Numba")
+numba = pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm.backends.numba.backend import NumbaBackend  # noqa: E402
 from minillm.backends.numba.likeliest import Likeliest  # noqa: E402
@@ -53,8 +53,8 @@ def line_of(length: int) -> Sequence:
 
 def test_a_step_answers_for_its_own_logits_and_no_others() -> None:
     """Whatever was found belongs to one array as it was: not to another one, nor to a step before."""
-    ops = NumbaBackend()
-    runner = runner_of(model_of(CONFIGS["opt"]["pre-norm"], ops=ops), ops=ops, page_size=16, pages=64)
+    backend = NumbaBackend()
+    runner = runner_of(model_of(CONFIGS["opt"]["pre-norm"], backend=backend), backend=backend, page_size=16, pages=64)
     first, second = line_of(9), line_of(5)
     for sequence in (first, second):
         runner.prefill(sequence)
@@ -63,30 +63,30 @@ def test_a_step_answers_for_its_own_logits_and_no_others() -> None:
             sequence.token_ids.append(3 + length)
         before = runner.decode([first]).logits
         kept = before.copy()
-        assert isinstance(ops.argmax(before), list)  # NumPy was not asked
-        assert list(ops.argmax(before)) == before.argmax(axis=-1).tolist()
+        assert isinstance(backend.argmax(before), list)  # NumPy was not asked
+        assert list(backend.argmax(before)) == before.argmax(axis=-1).tolist()
         logits = runner.decode([second]).logits
-        assert list(ops.argmax(logits)) == logits.argmax(axis=-1).tolist()
-        assert list(ops.argmax(kept)) == kept.argmax(axis=-1).tolist()
+        assert list(backend.argmax(logits)) == logits.argmax(axis=-1).tolist()
+        assert list(backend.argmax(kept)) == kept.argmax(axis=-1).tolist()
         logits[:, int(logits.argmax())] = -np.inf  # as a processor does
-        assert list(ops.host.argmax(logits)) == logits.argmax(axis=-1).tolist()
+        assert list(backend.host.argmax(logits)) == logits.argmax(axis=-1).tolist()
         sequence = line_of(30)  # a pass that is no program
         prefilled = runner.prefill(sequence).logits
-        assert list(ops.argmax(prefilled)) == prefilled.argmax(axis=-1).tolist()
+        assert list(backend.argmax(prefilled)) == prefilled.argmax(axis=-1).tolist()
         runner.cache.free(sequence)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_replayed_step_that_is_not_finite_is_noticed(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its logits have never passed through NumPy."""
-    ops = NumbaBackend()
-    runner = runner_of(model_of(CONFIGS["opt"]["pre-norm"], ops=ops), ops=ops, page_size=16, pages=64)
+    backend = NumbaBackend()
+    runner = runner_of(model_of(CONFIGS["opt"]["pre-norm"], backend=backend), backend=backend, page_size=16, pages=64)
     sequence = line_of(4)
     runner.prefill(sequence)
     for _ in range(3):
         sequence.token_ids.append(7)
         logits = runner.decode([sequence]).logits
-    assert ops.finite(logits)
+    assert backend.finite(logits)
     runner.model.embedding.tokens.data[8] = bad
     sequence.token_ids.append(8)
     with pytest.raises(NumericalError):

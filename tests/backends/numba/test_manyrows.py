@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("numba", reason="the fast CPU kernels need numba")
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.numba import manyrows, workspace
 from minillm.backends.numba.activations import ACTIVATION_CODES
 from minillm.backends.numba.compiling import num_threads, set_threads
 from minillm.backends.numba.manyrows import linear_many
-from minillm.ops.quantize import Quantized, dequantize, quantize
+from minillm.reference.quantize import Quantized, dequantize, quantize
 
 FLOATS = ["float32", "float16", "bfloat16"]
 INTEGERS = [(bits, group) for bits in (8, 4) for group in (32, 64)]
@@ -127,7 +127,7 @@ def test_bias_activation_and_residual_are_those_of_the_reference(path, activatio
     residual = random(37, 41, seed=3) if with_residual else None
     before = None if residual is None else residual.copy()
     y = product(x, weight, bias=bias, activation=activation, residual=residual)
-    expected = ops.linear(x, weight, bias, np, np.empty_like(y), activation=activation, residual=residual)
+    expected = reference.linear(x, weight, bias, np, np.empty_like(y), activation=activation, residual=residual)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
     if residual is not None:
         np.testing.assert_array_equal(residual, before)

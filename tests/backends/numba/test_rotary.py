@@ -12,7 +12,7 @@ from minillm.backends.numba.rows import THREADED
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight
 from minillm.batch import Batch, Sequence
-from minillm.ops.rotary import Rotation, Stretch
+from minillm.reference.rotary import Rotation, Stretch
 
 RNG = np.random.default_rng
 LENGTHS = [(0, 7), (100, 1), (131_071, 1), (5, 3), (131_000, 2)]
@@ -115,7 +115,7 @@ def test_an_empty_batch_is_no_work() -> None:
 
 def test_cosines_and_sines_are_good_to_the_last_bit_or_so() -> None:
     """NumPy's, in float32, of every angle up to a position of 131,072."""
-    from minillm.ops import cosines_and_sines
+    from minillm.reference import cosines_and_sines
 
     batch, rotation = batch_of([(0, 1), (131_000, 73)]), rotation_of(64)
     angles = (batch.positions[:, None].astype(np.float32) * rotation.frequencies.data).astype(np.float64)

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.numba.activations import ACTIVATION_CODES
 from minillm.backends.numba.rows import THREADED, embed, finish, glu, layer_norm, rms_norm
 from minillm.backends.weights import expand, narrow
-from minillm.ops.activation import ACTIVATIONS
-from minillm.ops.quantize import quantize
+from minillm.reference.activation import ACTIVATIONS
+from minillm.reference.quantize import quantize
 
 RNG = np.random.default_rng
 
@@ -37,7 +37,7 @@ def roundings_of_norm(E: int) -> float:
 
 
 def plain_norm(x: np.ndarray, gain: np.ndarray | None, bias: np.ndarray | None) -> np.ndarray:
-    return ops.layer_norm(x, gain, bias, 1e-5, np, np.empty_like(x))
+    return reference.layer_norm(x, gain, bias, 1e-5, np, np.empty_like(x))
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -68,7 +68,7 @@ def test_a_row_of_a_norm_is_the_same_alone() -> None:
 
 
 def plain_rms_norm(x: np.ndarray, gain: np.ndarray | None) -> np.ndarray:
-    return ops.rms_norm(x, gain, 1e-5, np, np.empty_like(x))
+    return reference.rms_norm(x, gain, 1e-5, np, np.empty_like(x))
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -103,7 +103,7 @@ def test_gates(T: int, F: int, activation: str) -> None:
     kept = x.copy()
     ours = glu(x, activation, np.full((T, F), np.nan, np.float32))
     plain, exact = (
-        ops.glu(x.astype(dtype), activation, np, np.empty((T, F), dtype)) for dtype in (np.float32, np.float64)
+        reference.glu(x.astype(dtype), activation, np, np.empty((T, F), dtype)) for dtype in (np.float32, np.float64)
     )
     if activation == "gelu":
         exact = exact_gelu(x[:, :F].astype(np.float64)) * x[:, F:]

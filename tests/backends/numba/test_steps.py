@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-numba = pytest.importorskip("numba", reason="this back end is compiled by Numba")
+numba = pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm.backends.numba import steps  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
@@ -43,10 +43,10 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def pair(raw: dict[str, Any], **options: Any) -> tuple[Runner, Runner]:
     """A runner that replays, and one that sees every operation called."""
-    ops = NumbaBackend(**options)
-    model = model_of(raw, ops=ops)
-    replaying, calling = (runner_of(model, ops=ops, page_size=16, pages=64) for _ in range(2))
-    calling.ops = WrappedBackend(ops)
+    backend = NumbaBackend(**options)
+    model = model_of(raw, backend=backend)
+    replaying, calling = (runner_of(model, backend=backend, page_size=16, pages=64) for _ in range(2))
+    calling.backend = WrappedBackend(backend)
     return replaying, calling
 
 
@@ -131,8 +131,8 @@ def test_an_operation_without_a_kernel_keeps_a_step_from_being_replayed(
 
 
 def test_models_that_share_a_back_end_have_steps_of_their_own(replays: list[int]) -> None:
-    ops = NumbaBackend()
-    runners = [runner_of(model_of(OPT, seed=seed, ops=ops), ops=ops, page_size=16) for seed in (1, 2)]
+    backend = NumbaBackend()
+    runners = [runner_of(model_of(OPT, seed=seed, backend=backend), backend=backend, page_size=16) for seed in (1, 2)]
     alone = [list(decode(runner, [LINE[:30]], [4])) for runner in runners]
     in_turn = [decode(runner, [LINE[:30]], [4]) for runner in runners]
     for first, second, *expected in zip(*in_turn, *alone, strict=True):
@@ -142,7 +142,7 @@ def test_models_that_share_a_back_end_have_steps_of_their_own(replays: list[int]
 
 def test_only_so_many_kinds_of_steps_are_kept(replays: list[int]) -> None:
     replaying, _ = pair(OPT)
-    assert isinstance(replaying.ops, NumbaBackend)
+    assert isinstance(replaying.backend, NumbaBackend)
     sequences = [Sequence(LINE[i : i + 5]) for i in range(12)]
     for sequence in sequences:
         replaying.prefill(sequence)
@@ -150,7 +150,7 @@ def test_only_so_many_kinds_of_steps_are_kept(replays: list[int]) -> None:
         for sequence in sequences[:size]:
             sequence.token_ids.append(7)
         replaying.decode(sequences[:size])
-    assert len(replaying.ops._steps[replaying]) == steps.MOST_STEPS
+    assert len(replaying.backend._steps[replaying]) == steps.MOST_STEPS
     assert len(replays) == 1  # of twelve, which is known; one has made room
 
 
@@ -212,10 +212,10 @@ def test_what_is_no_number_is_found_in_a_replayed_step(replays: list[int]) -> No
 def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(replays: list[int]) -> None:
     """The same operations, layers and costs, one after the other within the pass; nothing of the pass before."""
     replaying, calling = pair(WINDOWED)
-    assert isinstance(calling.ops, WrappedBackend)
-    watched, plain = TimingBackend(replaying.ops), TimingBackend(calling.ops.inner)
+    assert isinstance(calling.backend, WrappedBackend)
+    watched, plain = TimingBackend(replaying.backend), TimingBackend(calling.backend.inner)
     plain._replaying = None
-    replaying.ops, calling.ops = watched, plain
+    replaying.backend, calling.backend = watched, plain
     runs = zip(decode(replaying, [LINE] * 2, [9, 2]), decode(calling, [LINE] * 2, [9, 2]), strict=True)
     start, before = time.perf_counter_ns(), len(replays)
     for _ in runs:

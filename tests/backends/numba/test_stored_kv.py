@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
-from minillm import ops
+from minillm import reference
 from minillm.backends.numba.attention import store_kv
 from minillm.backends.numba.cachedtypes import STORAGE, StoredPages, StoredVectors, position_bytes, to_int8
 from minillm.batch import Batch, Sequence
@@ -23,7 +23,7 @@ def test_the_kernel_stores_what_numpy_rounds_to(dtype: str) -> None:
             pages.scales[...] = 7
     batch = Batch.of([Sequence([0] * 9, 4, [1, 2, 0])], [5], 4)
     store_kv(k, v, *ours, batch)
-    ops.store_kv(k, v, *plain, batch)
+    reference.store_kv(k, v, *plain, batch)
     for a, b in zip(ours, plain, strict=True):
         np.testing.assert_array_equal(a.data, b.data)
         np.testing.assert_array_equal(a.scales, b.scales)

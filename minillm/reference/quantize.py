@@ -6,7 +6,7 @@ can move.
 
 int4 differs from Q4_0 in its scale. Q4_0 maps the weight of largest magnitude to -8; here four scales around that
 one are tried and the best is fitted by least squares, which lowers the rms error on normal weights by 5 %
-(tests/ops/test_quantize.py).
+(tests/reference/test_quantize.py).
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.ops import norm
+from minillm.reference import norm
 
 
 def formula(x: np.ndarray, gain, bias, epsilon: float) -> np.ndarray:

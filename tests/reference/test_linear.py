@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from minillm.ops.linear import cost, linear
+from minillm.reference.linear import cost, linear
 
 CASES = list(itertools.product([1, 5], [True, False], [None, "relu"], [True, False]))
 

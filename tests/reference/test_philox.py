@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.ops.philox import philox4x32, uniform
+from minillm.reference.philox import philox4x32, uniform
 
 from .chi_square import p_value
 

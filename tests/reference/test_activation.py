@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from minillm.ops.activation import ACTIVATIONS, ALIASES, FLOPS_PER_ELEMENT, erf, gelu, gelu_new, relu, silu
+from minillm.reference.activation import ACTIVATIONS, ALIASES, FLOPS_PER_ELEMENT, erf, gelu, gelu_new, relu, silu
 
 X = np.concatenate([np.linspace(-9, 9, 3001), [0.0, -0.0, 1e-20, -1e-20, 50.0, -50.0]]).astype(np.float32)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minillm.errors import NumericalError
-from minillm.ops.philox import uniform
-from minillm.ops.sampling import sample, sample_by_sorting
+from minillm.reference.philox import uniform
+from minillm.reference.sampling import sample, sample_by_sorting
 
 from .chi_square import p_value
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.errors import ParameterError
-from minillm.ops.quantize import Quantized, dequantize, quantize, unpack
+from minillm.reference.quantize import Quantized, dequantize, quantize, unpack
 
 KINDS = [(8, 32), (8, 64), (4, 32), (4, 64)]
 
@@ -101,7 +101,7 @@ def test_zeros_stay_zero(bits: int, group: int) -> None:
 def test_rows_are_worked_on_in_parts_and_picked_alone(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = normal(37, 128)
     whole = quantize(weight, bits)
-    monkeypatch.setattr("minillm.ops.quantize.CHUNK", 5 * 128)
+    monkeypatch.setattr("minillm.reference.quantize.CHUNK", 5 * 128)
     parts = quantize(weight, bits)
     np.testing.assert_array_equal(parts.values, whole.values)
     np.testing.assert_array_equal(parts.scales, whole.scales)

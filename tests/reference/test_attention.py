@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from minillm.batch import Batch, Sequence
-from minillm.ops import attention as module
-from minillm.ops import kv
-from minillm.ops.attention import QUERY_TILE, attend, attention_map, visible_pairs
-from minillm.ops.kv import store_kv
+from minillm.reference import attention as module
+from minillm.reference import kv
+from minillm.reference.attention import QUERY_TILE, attend, attention_map, visible_pairs
+from minillm.reference.kv import store_kv
 
 D = 8
 LENGTHS = {  # cached positions and new tokens of each sequence

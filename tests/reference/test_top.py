@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.ops.top import top_indices
+from minillm.reference.top import top_indices
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 100, 1000, 5003])

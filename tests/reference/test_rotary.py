@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.batch import Batch, Sequence
-from minillm.ops.rotary import Stretch, angles, cost, rotary
+from minillm.reference.rotary import Stretch, angles, cost, rotary
 
 T, HEADS, D = 5, 3, 8
 POSITIONS = np.array([0, 1, 7, 300, 4000])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from minillm.ops.activation import ACTIVATIONS, FLOPS_PER_ELEMENT
-from minillm.ops.glu import cost, glu
+from minillm.reference.activation import ACTIVATIONS, FLOPS_PER_ELEMENT
+from minillm.reference.glu import cost, glu
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
