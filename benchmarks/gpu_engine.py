@@ -20,7 +20,7 @@ from minillm.accounting import (
 )
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.memory import CupyDevice
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.config import ModelConfig
 from minillm.models import outline_of, published_config
 from minillm.models.outline import Embed, Linear
@@ -117,7 +117,7 @@ def _generate(engine: Engine, length: int) -> None:
 
 def _one_pass(engine: Engine, sizes: Sizes) -> None:
     runner, vocab = engine.runner, engine.config.vocab_size
-    sequences = [Sequence(prompt(i, sizes.prefill, vocab)) for i in range(sizes.prefills)]
+    sequences = [TokenSequence(prompt(i, sizes.prefill, vocab)) for i in range(sizes.prefills)]
     try:
         runner.forward(sequences, [sizes.prefill] * len(sequences))
     finally:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from .backends.base import Backend
-from .batch import Sequence as Tokens
+from .batch import TokenSequence
 from .decoding.strategy import Feed, Request, Rows, State, Strategy
 from .runner import Output
 
@@ -21,10 +21,10 @@ class Active:
     width: int
     pages: int
     state: State | None = None
-    live: dict[str, list[Tokens]] = field(default_factory=dict)
+    live: dict[str, list[TokenSequence]] = field(default_factory=dict)
     """Each model's sequences, in the order of the last feeds to it"""
     feeds: list[Feed] = field(default_factory=list)
-    fed: list[Tokens] = field(default_factory=list)
+    fed: list[TokenSequence] = field(default_factory=list)
     """The sequence that each feed became"""
     outputs: list["Slice | None"] = field(default_factory=list)
     """What each feed gave, once it is computed"""

@@ -4,7 +4,7 @@ The new tokens of all sequences lie end to end in one flat array; nothing is pad
 decode and any mixture of them differ only in how many tokens each sequence brings.
 """
 
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(eq=False)
-class Sequence:
+class TokenSequence:
     """One line of tokens and where its keys and values lie.
 
     The first `cached` of `token_ids` have their K/V in `pages`; the others wait to be computed.
@@ -99,7 +99,7 @@ class Batch:
         return any(span.tree is not None for span in self.spans)
 
     @classmethod
-    def of(cls, sequences: SequenceOf[Sequence], counts: SequenceOf[int], page_size: int) -> "Batch":
+    def of(cls, sequences: Sequence[TokenSequence], counts: Sequence[int], page_size: int) -> "Batch":
         """The batch that computes the next `counts[i]` pending tokens of each sequence.
 
         The cache must have made room for them already (`PagedCache.reserve`).
@@ -133,7 +133,7 @@ class Batch:
         )
 
 
-def ancestors(parents: SequenceOf[int]) -> NDArray[np.bool_]:
+def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
     """Which tokens of a tree see which: itself, its parent, the parent's parent ... [m] -> [m, m]"""
     seen = np.eye(len(parents), dtype=np.bool_)
     for i, parent in enumerate(parents):

@@ -10,7 +10,7 @@ from . import reference
 from .backends.base import Backend
 from .backends.weights import Weight
 from .backends.wrapping import WrappedBackend
-from .batch import Sequence
+from .batch import TokenSequence
 from .cache import PagedCache
 from .reference.softmax import chosen_log_probs, top_log_probs
 from .runner import Runner
@@ -67,7 +67,7 @@ def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[
     pages = -(-len(token_ids) // runner.backend.page_size)
     recorder = AttentionRecorder(runner.backend, layer)
     Runner(runner.model, recorder, PagedCache(runner.model.config, runner.backend, pages)).prefill(
-        Sequence(list(token_ids))
+        TokenSequence(list(token_ids))
     )
     assert recorder.map is not None
     return recorder.map

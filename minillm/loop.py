@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from .active import Active, Slice, gather, place_of_choice
-from .batch import Sequence as Tokens
+from .batch import TokenSequence
 from .cache import PrefixCache
 from .decoding.continuation import FinishReason, Progress
 from .decoding.speculation import Speculation
@@ -235,7 +235,7 @@ class StepLoop:
     def _place(self, active: Active, feeds: list[Feed]) -> None:
         """Make the sequences that the feeds ask for."""
         active.feeds, active.fed, active.outputs = feeds, [], [None] * len(feeds)
-        placed: dict[str, Iterator[Tokens]] = {}
+        placed: dict[str, Iterator[TokenSequence]] = {}
         for name, runner in self.runners.items():
             mine = [feed for feed in feeds if feed.model == name]
             if mine:
@@ -302,7 +302,7 @@ class StepLoop:
         Raises:
             NumericalError: NaN or infinity among the logits.
         """
-        sequences: list[Tokens] = []
+        sequences: list[TokenSequence] = []
         counts: list[int] = []
         rows: list[int] = []
         draws: list[Draw | None] = []

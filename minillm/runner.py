@@ -1,14 +1,13 @@
 """One forward pass over pending tokens. Prefill and decode are the same pass; people think of them as two."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .backends.base import Backend
 from .backends.checking import CheckingBackend
-from .batch import Batch, Sequence
+from .batch import Batch, TokenSequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
 from .errors import NumericalError
@@ -33,20 +32,20 @@ class Runner:
         self.backend = backend
         self.cache = cache
 
-    def prefill(self, sequence: Sequence) -> Output:
+    def prefill(self, sequence: TokenSequence) -> Output:
         """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
         return self.forward([sequence], [sequence.pending])
 
-    def decode(self, sequences: SequenceOf[Sequence]) -> Output:
+    def decode(self, sequences: Sequence[TokenSequence]) -> Output:
         """Compute one pending token of each sequence; logits [N, V]."""
         return self.forward(sequences, [1] * len(sequences))
 
     def forward(
         self,
-        sequences: SequenceOf[Sequence],
-        counts: SequenceOf[int],
-        rows: SequenceOf[int] | None = None,
-        draws: SequenceOf[Draw | None] = (),
+        sequences: Sequence[TokenSequence],
+        counts: Sequence[int],
+        rows: Sequence[int] | None = None,
+        draws: Sequence[Draw | None] = (),
     ) -> Output:
         """Compute the next `counts[i]` pending tokens of each sequence; their K/V are in the cache afterwards.
 
@@ -72,7 +71,7 @@ class Runner:
             sequence.cached += count
         return output
 
-    def _run(self, backend: Backend, batch: Batch, rows: Any, draws: SequenceOf[Draw | None] = ()) -> Output:
+    def _run(self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = ()) -> Output:
         """The forward pass itself. `rows` may be empty: then K and V are all that is computed for."""
 
         def compute(batch: Batch, rows: Any) -> Output:
@@ -85,7 +84,7 @@ class Runner:
 
         return backend.run(self, batch, rows, compute, draws)
 
-    def place(self, live: list[Sequence], feeds: SequenceOf[Feed]) -> list[Sequence]:
+    def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
         """Turn a request's sequences into those its feeds ask for: fork, truncate, free, and append the tokens.
 
         A parent that several feeds name is forked for all but the last of them, which takes it over.
@@ -99,9 +98,11 @@ class Runner:
             self.cache.free(sequence)
         return placed
 
-    def _continue(self, live: list[Sequence], feed: Feed, spares: list[Sequence], *, last_use: bool) -> Sequence:
+    def _continue(
+        self, live: list[TokenSequence], feed: Feed, spares: list[TokenSequence], *, last_use: bool
+    ) -> TokenSequence:
         if feed.parent is None:
-            return Sequence(list(feed.tokens), tree=tuple(feed.tree))
+            return TokenSequence(list(feed.tokens), tree=tuple(feed.tree))
         sequence = live[feed.parent]
         keep = sequence.line if feed.keep is None else feed.keep
         if last_use:
@@ -112,7 +113,7 @@ class Runner:
         sequence.tree = tuple(feed.tree)
         return sequence
 
-    def chunks(self, sequence: Sequence, stop: int, chunk: int) -> Iterator[tuple[int, Output]]:
+    def chunks(self, sequence: TokenSequence, stop: int, chunk: int) -> Iterator[tuple[int, Output]]:
         """Compute a sequence up to position `stop` in chunks, with the logits of every position.
 
         Yields:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from .batch import Sequence
+from .batch import TokenSequence
 
 
 class Work(Protocol):
@@ -65,7 +65,7 @@ class Scheduler(Generic[W]):
         else:
             self.waiting.remove(work)
 
-    def counts(self, sequences: Iterable[tuple[Sequence, bool]]) -> list[int]:
+    def counts(self, sequences: Iterable[tuple[TokenSequence, bool]]) -> list[int]:
         """How many pending tokens of each sequence the next forward computes.
 
         Args:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Sequence
+from .batch import TokenSequence
 from .cache import PagedCache
 from .reference.softmax import chosen_log_probs
 from .runner import Runner
@@ -30,7 +30,7 @@ def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullconte
     apart = Runner(
         model, backend, PagedCache(model.config, backend, pages)
     )  # requests that run keep the pages promised them
-    sequence = Sequence(list(token_ids))
+    sequence = TokenSequence(list(token_ids))
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.inspection import attention_maps, next_tokens
 
 from .tiny import VARIANTS, logits_of, tiny_runner
@@ -56,8 +56,8 @@ def test_maps_are_those_of_the_queries_and_keys() -> None:
 
 def test_looking_leaves_the_runner_alone() -> None:
     runner = tiny_runner(seed=2)
-    before = runner.prefill(Sequence(LINE)).logits.copy()
+    before = runner.prefill(TokenSequence(LINE)).logits.copy()
     free = runner.cache.free_pages
     attention_maps(runner, LINE, 0)
     assert runner.cache.free_pages == free
-    np.testing.assert_array_equal(runner.prefill(Sequence(LINE)).logits, before)
+    np.testing.assert_array_equal(runner.prefill(TokenSequence(LINE)).logits, before)

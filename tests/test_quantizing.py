@@ -12,7 +12,7 @@ import pytest
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand, narrow
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.checkpoint import open_checkpoint
 from minillm.models import load_model
 from minillm.models.base import weights_of
@@ -110,7 +110,7 @@ def test_the_numba_back_end_computes_with_it(tmp_path: Path, dtype: str) -> None
     assert {kind_of(w.data) for w in weights_of(model) if len(w.shape) == 2} >= {dtype}
     exact = logits_of(runner_of(load_model(tmp_path / "out", NumpyBackend(weights="auto"))), line)
     for count in (24, 8):
-        sequence = Sequence(line[:count])
+        sequence = TokenSequence(line[:count])
         output = runner_of(model, backend=backend).forward([sequence], [count], rows=range(count))
         np.testing.assert_allclose(output.logits, exact[:count], atol=0.02 * np.abs(exact).max())
     with Engine(tmp_path / "out", backend="numba") as engine, Engine(tmp_path / "out", backend="numpy") as plain:

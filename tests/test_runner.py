@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.errors import NumericalError
 from minillm.runner import Runner
 
@@ -16,7 +16,7 @@ LINE = np.random.default_rng(0).integers(3, 96, 30).tolist()
 def test_prefill_and_decode_give_the_logits_of_one_pass(variant: str) -> None:
     runner = tiny_runner(variant, seed=2, page_size=8)
     expected = logits_of(runner, LINE)
-    sequence = Sequence(LINE[:10])
+    sequence = TokenSequence(LINE[:10])
     np.testing.assert_allclose(runner.prefill(sequence).logits[0], expected[9], rtol=0, atol=1e-4)
     for i in range(10, 30):
         sequence.token_ids.append(LINE[i])
@@ -26,7 +26,7 @@ def test_prefill_and_decode_give_the_logits_of_one_pass(variant: str) -> None:
 
 def test_a_mixture_of_prefill_chunks_and_decode_is_one_pass() -> None:
     runner = tiny_runner(seed=2, page_size=4)
-    sequences = [Sequence(list(prompt)) for prompt in random_prompts(4, seed=2, longest=9)]
+    sequences = [TokenSequence(list(prompt)) for prompt in random_prompts(4, seed=2, longest=9)]
     runner.forward(sequences[:2], [s.pending for s in sequences[:2]])
     for sequence in sequences[:2]:
         sequence.token_ids.append(50)
@@ -43,7 +43,7 @@ def test_a_mixture_of_prefill_chunks_and_decode_is_one_pass() -> None:
 @pytest.mark.parametrize("rows", [[], [0], [4, 2], list(range(7))], ids=str)
 def test_logits_of_the_rows_that_are_wanted(rows: list[int]) -> None:
     runner = tiny_runner(seed=2)
-    output = runner.forward([Sequence(LINE[:3]), Sequence(LINE[:4])], [3, 4], rows)
+    output = runner.forward([TokenSequence(LINE[:3]), TokenSequence(LINE[:4])], [3, 4], rows)
     assert output.logits.shape == (len(rows), 96)
     assert output.hidden.shape == (len(rows), 32)
     every = np.concatenate([logits_of(runner, LINE[:3]), logits_of(runner, LINE[:4])])
@@ -91,7 +91,7 @@ PLACES = {
 def test_nan_and_infinity_are_named_with_layer_and_operation(name: str, value: float) -> None:
     runner = poisoned(name, value, "untied")
     with pytest.raises(NumericalError, match=PLACES[name].replace(".", r"\.")):
-        runner.prefill(Sequence([3, 4, 5, 6, 5, 7, 8]))
+        runner.prefill(TokenSequence([3, 4, 5, 6, 5, 7, 8]))
 
 
 def test_numbers_that_outgrow_float32_are_named() -> None:
@@ -99,12 +99,12 @@ def test_numbers_that_outgrow_float32_are_named() -> None:
     model.layers[1].mlp.up.data[:] *= 1e30
     model.layers[1].mlp.down.data[:] *= 1e30
     with pytest.raises(NumericalError, match=r"NaN or infinity in layer 1, made by linear with layers\.1\.fc2"):
-        runner_of(model).prefill(Sequence([3, 4, 5]))
+        runner_of(model).prefill(TokenSequence([3, 4, 5]))
 
 
 def test_after_the_error_the_sequence_is_as_it_was_and_others_run() -> None:
     runner = poisoned("embed_tokens", np.nan)
-    bad, good = Sequence([3, 5, 4]), Sequence([3, 4, 6])
+    bad, good = TokenSequence([3, 5, 4]), TokenSequence([3, 4, 6])
     with pytest.raises(NumericalError):
         runner.prefill(bad)
     assert (bad.cached, bad.pending) == (0, 3)

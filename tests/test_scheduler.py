@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.scheduler import Limits, Scheduler
 
 
@@ -61,5 +61,5 @@ def test_what_leaves_makes_room_for_as_much() -> None:
     ],
 )
 def test_prompts_share_the_chunk_in_their_order(pending: list[tuple[int, bool]], counts: list[int]) -> None:
-    sequences = [(Sequence([0] * (2 + count), cached=2), divisible) for count, divisible in pending]
+    sequences = [(TokenSequence([0] * (2 + count), cached=2), divisible) for count, divisible in pending]
     assert scheduler_with().counts(sequences) == counts

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from minillm.backends.base import Backend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.random import RandomTensor
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.resolving import resolve
@@ -207,5 +207,5 @@ def generate(runner: Runner, prompts: Sequence[Sequence[int]], *, chunk: int = 5
 def logits_of(runner: Runner, token_ids: Sequence[int]) -> np.ndarray:
     """The logits of every position in one pass, with a cache of their own. [T] -> [T, V]"""
     apart = runner_of(runner.model, backend=NumpyBackend(), pages=1, page_size=len(token_ids))
-    output = apart.forward([Tokens(list(token_ids))], [len(token_ids)], rows=range(len(token_ids)))
+    output = apart.forward([TokenSequence(list(token_ids))], [len(token_ids)], rows=range(len(token_ids)))
     return output.logits.copy()

@@ -8,7 +8,7 @@ both write to is copied, and only when one of them writes.
 from collections.abc import Callable, Iterable
 
 from ..backends.base import Backend
-from ..batch import Sequence, common_prefix
+from ..batch import TokenSequence, common_prefix
 from ..config import ModelConfig
 from ..errors import CacheFullError, ParameterError
 
@@ -38,7 +38,7 @@ class PagedCache:
         """How many pages a context of `tokens` positions takes."""
         return -(-tokens // self.page_size)
 
-    def reserve(self, sequence: Sequence, tokens: int) -> None:
+    def reserve(self, sequence: TokenSequence, tokens: int) -> None:
         """Make room for `tokens` positions, and make the page that is written next the sequence's own.
 
         Raises:
@@ -50,7 +50,9 @@ class PagedCache:
         while len(sequence.pages) < self.pages_for(tokens):
             sequence.pages.append(self._take())
 
-    def fork(self, sequence: Sequence, keep: int | None = None, spares: Iterable[Sequence] = ()) -> Sequence:
+    def fork(
+        self, sequence: TokenSequence, keep: int | None = None, spares: Iterable[TokenSequence] = ()
+    ) -> TokenSequence:
         """A second sequence that continues the first one's first `keep` cached positions (all of them by default).
 
         Full pages are shared from then on. Tokens that wait to be computed are not taken along.
@@ -68,9 +70,11 @@ class PagedCache:
             self._references[page] += 1
         if keep % self.page_size:
             self._write_over(sequence, keep, pages, spares)
-        return Sequence(sequence.token_ids[:keep], keep, pages)
+        return TokenSequence(sequence.token_ids[:keep], keep, pages)
 
-    def _write_over(self, sequence: Sequence, keep: int, pages: list[int], spares: Iterable[Sequence]) -> None:
+    def _write_over(
+        self, sequence: TokenSequence, keep: int, pages: list[int], spares: Iterable[TokenSequence]
+    ) -> None:
         """Put the last page of that spare in the place of the last of `pages` which has most in common with it."""
         start = keep - keep % self.page_size  # position of the page's first place
         best, common = None, start
@@ -85,7 +89,7 @@ class PagedCache:
             pages[-1] = best.pages.pop()
             self.truncate(best, start)
 
-    def truncate(self, sequence: Sequence, keep: int) -> None:
+    def truncate(self, sequence: TokenSequence, keep: int) -> None:
         """Forget everything after the first `keep` positions, and tokens that wait."""
         assert keep <= sequence.cached
         for page in sequence.pages[self.pages_for(keep) :]:
@@ -93,13 +97,13 @@ class PagedCache:
         del sequence.pages[self.pages_for(keep) :], sequence.token_ids[keep:]
         sequence.cached = keep
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Give the pages back and keep the tokens: all of them wait to be computed again."""
         tokens = sequence.token_ids.copy()
         self.truncate(sequence, 0)
         sequence.token_ids = tokens
 
-    def free(self, sequence: Sequence) -> None:
+    def free(self, sequence: TokenSequence) -> None:
         """Give all pages back."""
         self.truncate(sequence, 0)
 

@@ -4,7 +4,7 @@ A chat sends the whole conversation with every turn. Its beginning is in the cac
 longest common prefix and computes only the rest. What is kept gives way, oldest first, when pages run out.
 """
 
-from ..batch import Sequence, common_prefix
+from ..batch import TokenSequence, common_prefix
 from .paged import PagedCache
 
 
@@ -15,10 +15,10 @@ class PrefixCache:
         """Keep up to `capacity` sequences of `cache`."""
         self._cache = cache
         self._capacity = capacity
-        self._kept: list[Sequence] = []
+        self._kept: list[TokenSequence] = []
         cache.reclaim = self.evict
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: TokenSequence) -> None:
         """Keep a sequence that its request is done with."""
         self._kept.append(self._cache.fork(sequence, sequence.line))
         if len(self._kept) > self._capacity:
@@ -31,7 +31,7 @@ class PrefixCache:
         self._cache.free(self._kept.pop(0))
         return True
 
-    def match(self, token_ids: list[int]) -> Sequence | None:
+    def match(self, token_ids: list[int]) -> TokenSequence | None:
         """A fork of the longest kept prefix of a prompt, which leaves at least the last token to compute."""
         best, length = None, 0
         for sequence in self._kept:

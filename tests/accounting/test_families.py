@@ -10,7 +10,7 @@ from minillm import accounting
 from minillm.accounting import Part, Step, activation_bytes, generation
 from minillm.accounting.storage import Storage
 from minillm.backends.counting import counting
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.models import family_of
 
 from ..families import CASES, CONFIGS, IDS
@@ -54,7 +54,7 @@ def with_strategy(request: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("parents", [(-1, 0, 0, 2), (-1, -1, -1, 1, 3, 4)])
 def test_a_tree_of_guesses(raw: dict[str, Any], parents: tuple[int, ...]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
-    sequence = Sequence([5] * 20)
+    sequence = TokenSequence([5] * 20)
     runner.prefill(sequence)
     sequence.token_ids += [7] * (1 + len(parents))
     sequence.tree = parents
@@ -70,7 +70,7 @@ def test_a_tree_of_guesses(raw: dict[str, Any], parents: tuple[int, ...]) -> Non
 def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> None:
     runner = runner_of(model_of(raw), page_size=16)
     for _ in range(3):  # each pass in the memory of the one before
-        runner.forward([Sequence(list(range(3, 20)))], [17], rows=[2, 16])
+        runner.forward([TokenSequence(list(range(3, 20)))], [17], rows=[2, 16])
         assert runner.backend.arena.nbytes == activation_bytes(runner.model.config, Storage(), 17, 2)
 
 

@@ -12,7 +12,7 @@ import pytest
 from minillm.accounting import Conventions, Part, Step, operations
 from minillm.backends import base
 from minillm.backends.base import Backend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.config import ModelConfig
 from minillm.models import family_of, outline_of
@@ -46,7 +46,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     plain = Backend()
     model = family.build(config, random_tensors(family.tensor_table(config), 0, 0.3, plain), plain)
     runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
-    sequences = [Sequence([1 + i % 5 for i in range(context)]) for _, context in lengths]
+    sequences = [TokenSequence([1 + i % 5 for i in range(context)]) for _, context in lengths]
     for sequence, (new, context) in zip(sequences, lengths, strict=True):
         if context > new:
             runner.forward([sequence], [context - new])

@@ -13,7 +13,7 @@ from minillm.backends.numba.cachedtypes import StoredPages, position_bytes
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.pages import Pages
 from minillm.backends.weights import FORMATS, Tensor, Weight
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.errors import ParameterError
 from minillm.models import opt
 from minillm.models.base import random_tensors
@@ -62,7 +62,7 @@ def test_weights_are_as_large_as_stored_and_counted_bytes_are_the_formulas(weigh
     assert sum(weight.nbytes for weight in backend.held) == weights_bytes(config, storage)
     assert sum(held.bytes for held in parts_held(config, storage)) == weights_bytes(config, storage)
     with counting(model) as counted:
-        a, b = Tokens([1, 2, 3, 4, 5]), Tokens([6, 7])
+        a, b = TokenSequence([1, 2, 3, 4, 5]), TokenSequence([6, 7])
         model.forward([a, b], [5, 2])
         a.token_ids.append(3)
         model.forward([a], [1])
@@ -78,7 +78,7 @@ def test_cache_in_every_format(cache: str) -> None:
     reserved = model.cache.storage.keys.nbytes + model.cache.storage.values.nbytes
     assert reserved == positions * cache_bytes_per_token(model.model.config, storage)
     with counting(model) as counted:
-        model.prefill(Tokens([1, 2, 3]))
+        model.prefill(TokenSequence([1, 2, 3]))
     assert_agree(model.model.config, [Step((Part(3, 3),), 1)], counted, storage)
 
 
@@ -87,7 +87,7 @@ def test_cache_in_every_format(cache: str) -> None:
 def test_activations_are_what_the_arena_keeps(variant: str, tokens: int) -> None:
     backend = StoringBackend("float32", "float32")
     model = runner(VARIANTS[variant], backend)
-    model.prefill(Tokens([3] * tokens))
+    model.prefill(TokenSequence([3] * tokens))
     assert activation_bytes(model.model.config, Storage(), tokens, 1) == backend.arena.nbytes
 
 

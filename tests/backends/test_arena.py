@@ -3,7 +3,7 @@
 import numpy as np
 
 from minillm.backends.arena import Arena
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 
 from ..tiny import tiny_runner
 
@@ -63,7 +63,7 @@ def test_buffers_grow_and_serve_smaller_shapes() -> None:
 
 def test_a_decode_step_takes_no_more_memory_than_the_one_before() -> None:
     runner = tiny_runner(seed=2)
-    sequence = Sequence(list(range(3, 20)))
+    sequence = TokenSequence(list(range(3, 20)))
     runner.prefill(sequence)
     held = []
     for token in range(20, 30):

@@ -8,7 +8,7 @@ import numpy as np
 from minillm.backends.counting import CountingBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.timing import Call, TimingBackend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.runner import Runner
 
@@ -59,7 +59,7 @@ def watched(backend: Any, line: list[int]) -> tuple[np.ndarray, list[Call]]:
     timing = TimingBackend(backend)
     runner = Runner(model, timing, PagedCache(model.config, timing, 4))
     start = timing.clock.mark()
-    logits = runner.prefill(Sequence(line)).logits
+    logits = runner.prefill(TokenSequence(line)).logits
     timing.argmax(logits)
     return logits.copy(), timing.take(start)
 
@@ -82,7 +82,7 @@ def test_the_numbers_stay_the_same_and_the_costs_are_those_counted() -> None:
     model = tiny_model("untied", seed=2)
     counting = CountingBackend(NumpyBackend())
     runner = Runner(model, counting, PagedCache(model.config, counting, 4))
-    np.testing.assert_array_equal(logits, runner.prefill(Sequence(line)).logits)
+    np.testing.assert_array_equal(logits, runner.prefill(TokenSequence(line)).logits)
     sums: dict[tuple[str, int | None], Any] = {}
     for call in calls:
         if call.cost is not None:
@@ -96,7 +96,7 @@ def test_calls_are_taken_once_and_in_their_order() -> None:
     timing = TimingBackend(NumpyBackend())
     runner = runner_of(tiny_model(), backend=timing)
     start = timing.clock.mark()
-    runner.prefill(Sequence([3, 4]))
+    runner.prefill(TokenSequence([3, 4]))
     calls = timing.take(start)
     assert timing.take(start) == []
     assert calls[0].began >= 0

@@ -9,7 +9,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.random import RandomTensor
 from minillm.backends.weights import join
 from minillm.backends.wrapping import WrappedBackend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.runner import Runner
 
@@ -30,7 +30,7 @@ def test_the_numbers_are_the_same_and_every_call_is_seen() -> None:
     backend = Watching(NumpyBackend())
     runner = Runner(model, backend, PagedCache(model.config, backend, 4))
     np.testing.assert_allclose(
-        runner.prefill(Sequence(line)).logits[0], logits_of(runner_of(model), line)[-1], atol=1e-5
+        runner.prefill(TokenSequence(line)).logits[0], logits_of(runner_of(model), line)[-1], atol=1e-5
     )
     layer = ["layer_norm", "linear", "store_kv", "attend", "linear", "layer_norm", "linear", "linear"]
     assert [name for at, name, _ in backend.calls if at is None] == ["embed"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.cache import PagedCache, affordable_pages
 from minillm.decoding.select import strategy_for
 from minillm.errors import CacheFullError, ParameterError
@@ -20,13 +20,13 @@ def runner() -> Runner:
     return tiny_runner(seed=2, pages=30, page_size=4)
 
 
-def prefilled(runner: Runner, count: int) -> Sequence:
-    sequence = Sequence(LINE[:count])
+def prefilled(runner: Runner, count: int) -> TokenSequence:
+    sequence = TokenSequence(LINE[:count])
     runner.prefill(sequence)
     return sequence
 
 
-def assert_continues(runner: Runner, sequence: Sequence, tokens: list[int]) -> None:
+def assert_continues(runner: Runner, sequence: TokenSequence, tokens: list[int]) -> None:
     """Feeding `tokens` gives the logits that the whole line gives in one pass."""
     sequence.token_ids += tokens
     expected = logits_of(runner, sequence.token_ids)[-1]
@@ -205,7 +205,7 @@ def test_a_batch_names_the_slots_of_its_tokens() -> None:
     ]  # written where position i belongs
     for sequence, keys in zip((a, b), stored, strict=True):
         apart = runner_of(runner.model, pages=1, page_size=16)
-        alone = Sequence(sequence.token_ids)
+        alone = TokenSequence(sequence.token_ids)
         apart.prefill(alone)
         np.testing.assert_allclose(
             keys, apart.cache.storage.keys[0, alone.pages[0]].swapaxes(0, 1)[: len(keys)], atol=1e-5
@@ -215,7 +215,7 @@ def test_a_batch_names_the_slots_of_its_tokens() -> None:
 # --- forks that write over what is about to be freed ------------------------------------------------------------------
 
 
-def beams(runner: Runner) -> tuple[Sequence, Sequence]:
+def beams(runner: Runner) -> tuple[TokenSequence, TokenSequence]:
     """Two sequences of 11 tokens that part after 9, in the last of three pages."""
     first = prefilled(runner, 9)
     second = runner.cache.fork(first)
@@ -268,7 +268,7 @@ def test_a_spare_that_will_not_do_is_left_alone(runner: Runner, case: str) -> No
     if case == "shared":
         runner.cache.fork(spare)
     elif case == "other tokens":
-        spare = Sequence([*LINE[1:9], *LINE[:3]])
+        spare = TokenSequence([*LINE[1:9], *LINE[:3]])
         runner.prefill(spare)
     else:
         runner.cache.truncate(spare, 8)

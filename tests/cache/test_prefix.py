@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.batch import Sequence, common_prefix
+from minillm.batch import TokenSequence, common_prefix
 from minillm.cache import PrefixCache
 from minillm.errors import CacheFullError
 from minillm.runner import Runner
@@ -17,7 +17,7 @@ def runner() -> Runner:
 
 
 def kept(runner: Runner, prefixes: PrefixCache, *tokens: int) -> None:
-    sequence = Sequence(list(tokens))
+    sequence = TokenSequence(list(tokens))
     runner.prefill(sequence)
     prefixes.keep(sequence)
     runner.cache.free(sequence)
@@ -69,7 +69,7 @@ def test_pages_that_run_out_are_taken_from_the_oldest(runner: Runner) -> None:
     prefixes = PrefixCache(runner.cache)
     for first in (10, 20, 30):
         kept(runner, prefixes, *range(first, first + 10))  # 3 pages each: 9 of 12
-    sequence = Sequence([7] * 17)  # 5 pages: 3 are free
+    sequence = TokenSequence([7] * 17)  # 5 pages: 3 are free
     runner.prefill(sequence)
     assert prefixes.match([10, 11, 12]) is None
     assert prefixes.match([20, 21, 22]).cached == 2
@@ -92,5 +92,5 @@ def test_when_nothing_is_kept_a_full_cache_is_full(runner: Runner) -> None:
     prefixes = PrefixCache(runner.cache)
     kept(runner, prefixes, 5, 6, 7)
     with pytest.raises(CacheFullError):
-        runner.prefill(Sequence([7] * 49))
+        runner.prefill(TokenSequence([7] * 49))
     assert not prefixes.evict()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.base import Backend
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.decoding.strategy import Feed, Request, Rows, State, Strategy
 from minillm.runner import Runner
 
@@ -62,7 +62,7 @@ def play(script, *, chunk: int = 512, **runners: Runner) -> list[Seen]:
 
 def hidden_of(runner: Runner, line: list[int]) -> np.ndarray:
     apart = runner_of(runner.model, pages=1, page_size=len(line))
-    return apart.forward([Tokens(list(line))], [len(line)], rows=range(len(line))).hidden.copy()
+    return apart.forward([TokenSequence(list(line))], [len(line)], rows=range(len(line))).hidden.copy()
 
 
 MODEL = tiny_runner(seed=2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.errors import CheckpointError
 from minillm.inspection import attention_maps
 from minillm.models import family_named, family_of, published_config, published_names
@@ -32,7 +32,7 @@ def test_chunks_and_pages_of_any_size_give_the_logits_of_one_pass(
 ) -> None:
     model = model_of(raw)
     runner = runner_of(model, pages=64, page_size=page_size)
-    rows = [output.logits.copy() for _, output in runner.chunks(Sequence(LINE), len(LINE), chunk)]
+    rows = [output.logits.copy() for _, output in runner.chunks(TokenSequence(LINE), len(LINE), chunk)]
     np.testing.assert_allclose(np.concatenate(rows), logits_of(runner_of(model), LINE), rtol=0, atol=1e-4)
 
 
@@ -49,7 +49,7 @@ def test_cached_naive_and_single_tokens_are_the_same(raw: dict[str, Any]) -> Non
 def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any]) -> None:
     """Guesses 4-9, 4-8 and 5 after a line: each sees its own ancestors, at its own position."""
     runner, line = runner_of(model_of(raw), page_size=16), LINE[:30]
-    sequence = Sequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
+    sequence = TokenSequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
     rows = runner.forward([sequence], [sequence.pending], rows=range(30, 34)).logits.copy()
     for row, branch in zip(rows, ([4], [4, 9], [4, 8], [5]), strict=True):
         np.testing.assert_allclose(row, logits_of(runner, line + branch)[-1], rtol=0, atol=1e-4)

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.models import load_model
 from minillm.runner import Runner
 
@@ -43,7 +43,7 @@ def test_logits_and_hidden_states_of_every_position(case: tuple[str, str]) -> No
     runner, expected = load(case)
     arrays = load_file(folder_of(case) / "expected.safetensors")
     ids = expected["token_ids"]
-    output = runner.forward([Sequence(ids)], [len(ids)], rows=range(len(ids)))
+    output = runner.forward([TokenSequence(ids)], [len(ids)], rows=range(len(ids)))
     np.testing.assert_allclose(output.logits, arrays["logits"], rtol=0, atol=1e-4)
     np.testing.assert_allclose(output.hidden, arrays["hidden"], rtol=0, atol=1e-4)
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs the reference extra")
 pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
-from minillm.batch import Sequence  # noqa: E402
+from minillm.batch import TokenSequence  # noqa: E402
 from minillm.models import load_model  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
 
@@ -38,7 +38,7 @@ def load(folder: Path) -> Runner:
 
 def assert_equal_logits(folder: Path, model: Any) -> None:
     runner = load(folder)
-    output = runner.forward([Sequence(LINE)], [len(LINE)], rows=range(len(LINE)))
+    output = runner.forward([TokenSequence(LINE)], [len(LINE)], rows=range(len(LINE)))
     np.testing.assert_allclose(output.logits, huggingface.logits(model, LINE), rtol=0, atol=1e-4)
     np.testing.assert_allclose(output.hidden, huggingface.hidden(model, LINE), rtol=0, atol=1e-4)
 

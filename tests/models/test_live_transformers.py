@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
-from minillm.batch import Sequence  # noqa: E402
+from minillm.batch import TokenSequence  # noqa: E402
 from minillm.errors import CheckpointError  # noqa: E402
 from minillm.models import load_model  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
@@ -40,7 +40,7 @@ def load(folder: Path) -> Runner:
 
 def assert_equal_logits(folder: Path, model) -> None:
     runner = load(folder)
-    output = runner.forward([Sequence(IDS)], [len(IDS)], rows=range(len(IDS)))
+    output = runner.forward([TokenSequence(IDS)], [len(IDS)], rows=range(len(IDS)))
     np.testing.assert_allclose(output.logits, huggingface.logits(model, IDS), rtol=0, atol=1e-4)
     np.testing.assert_allclose(output.hidden, huggingface.hidden(model, IDS), rtol=0, atol=1e-4)
 

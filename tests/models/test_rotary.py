@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.config import Fields
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.models import load_model
@@ -124,7 +124,7 @@ def test_texts_beyond_the_original_length(name: str, tmp_path: Path) -> None:
     ours, theirs = load_model(tmp_path, NumpyBackend()), huggingface.logits(model, line)
     for chunk in (100, 37):
         runner = runner_of(ours, page_size=16)
-        rows = [output.logits.copy() for _, output in runner.chunks(Sequence(line), len(line), chunk)]
+        rows = [output.logits.copy() for _, output in runner.chunks(TokenSequence(line), len(line), chunk)]
         np.testing.assert_allclose(np.concatenate(rows), theirs, rtol=0, atol=1e-4)
     prompt = line[:50]
     expected = huggingface.generate(huggingface.build_model(raw, 7), prompt, max_new_tokens=40)[0][0]

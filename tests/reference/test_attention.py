@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.batch import Batch, Sequence
+from minillm.batch import Batch, TokenSequence
 from minillm.reference import attention as module
 from minillm.reference import kv
 from minillm.reference.attention import QUERY_TILE, attend, attention_map, visible_pairs
@@ -26,7 +26,7 @@ class Case:
         contexts = [cached + new for cached, new in lengths]
         needed = [-(-S // P) for S in contexts]
         shuffled = rng.permutation(sum(needed)).tolist()
-        sequences = [Sequence([0] * S, cached) for S, (cached, _) in zip(contexts, lengths, strict=True)]
+        sequences = [TokenSequence([0] * S, cached) for S, (cached, _) in zip(contexts, lengths, strict=True)]
         for sequence, count in zip(sequences, needed, strict=True):
             sequence.pages = [shuffled.pop() for _ in range(count)]
         self.lengths = lengths
@@ -35,7 +35,7 @@ class Case:
         self.keys, self.values = np.full((2, sum(needed), K, P, D), np.nan, np.float32)
         self.k = [rng.standard_normal((S, K, D)).astype(np.float32) for S in contexts]
         self.v = [rng.standard_normal((S, K, D)).astype(np.float32) for S in contexts]
-        everything = Batch.of([Sequence([0] * len(s.token_ids), 0, s.pages) for s in sequences], contexts, P)
+        everything = Batch.of([TokenSequence([0] * len(s.token_ids), 0, s.pages) for s in sequences], contexts, P)
         store_kv(np.concatenate(self.k), np.concatenate(self.v), self.keys, self.values, everything)
 
     def attend(self, scale: float, **how) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_no_query_sees_what_comes_after_it() -> None:
 
 def test_storing_touches_the_new_slots_only() -> None:
     keys, values = np.zeros((2, 4, 2, 3, D), np.float32)
-    batch = Batch.of([Sequence([0] * 5, 2, [3, 1])], [3], 3)
+    batch = Batch.of([TokenSequence([0] * 5, 2, [3, 1])], [3], 3)
     k, v = np.random.default_rng(0).standard_normal((2, 3, 2, D)).astype(np.float32)
     store_kv(k, v, keys, values, batch)
     for stored, new in ((keys, k), (values, v)):

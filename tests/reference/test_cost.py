@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minillm import reference
-from minillm.batch import Batch, Sequence
+from minillm.batch import Batch, TokenSequence
 from minillm.reference.activation import ACTIVATIONS
 from minillm.reference.attention import cost as attention_cost
 from minillm.reference.embed import cost as embed_cost
@@ -168,7 +168,7 @@ def test_rotary() -> None:
 
 def test_alibi_takes_a_product_and_a_subtraction_for_each_key() -> None:
     H, D, S = 4, 3, 11
-    batch = Batch.of([Sequence([0] * S, S - 1, [0])], [1], 16)
+    batch = Batch.of([TokenSequence([0] * S, S - 1, [0])], [1], 16)
     cache = numbers(1, H, 16, D)
     reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D), slopes=numbers(H))
     assert attention_cost(batch, H, D, 0, biased=True).flops == Number.arithmetic + H * (S + 1 + D)
@@ -179,7 +179,7 @@ def test_alibi_takes_a_product_and_a_subtraction_for_each_key() -> None:
 def test_attention_of_one_query(page_size: int, K: int) -> None:
     H, D, S = 4, 3, 11
     pages = list(range(-(-S // page_size)))
-    batch = Batch.of([Sequence([0] * S, S - 1, pages)], [1], page_size)
+    batch = Batch.of([TokenSequence([0] * S, S - 1, pages)], [1], page_size)
     cache = numbers(len(pages), K, page_size, D)
     reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D))
     sums = H * (S + 1 + D)  # each score, softmax's denominator, each element of the result

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.batch import Batch, Sequence
+from minillm.batch import Batch, TokenSequence
 from minillm.reference.rotary import Stretch, angles, cost, rotary
 
 T, HEADS, D = 5, 3, 8
@@ -48,7 +48,7 @@ def test_a_query_and_a_key_meet_by_how_far_apart_they_stand() -> None:
 def test_dynamic_scaling_is_another_base_for_longer_texts() -> None:
     """a^(r / (r - 2)) times the base, by the formula; texts within the original length stay."""
     base, factor, original = 100.0, 3.0, 20
-    sequences = [Sequence([0] * 50, 48, [0]), Sequence([0] * 20, 17, [0]), Sequence([0] * 21, 20, [0])]
+    sequences = [TokenSequence([0] * 50, 48, [0]), TokenSequence([0] * 20, 17, [0]), TokenSequence([0] * 21, 20, [0])]
     batch = Batch.of(sequences, [2, 3, 1], 64)
     growth = Stretch(factor=factor, original=original).growth(batch)
     frequencies = base ** (-np.arange(0, D, 2) / D)
@@ -61,7 +61,7 @@ def test_dynamic_scaling_is_another_base_for_longer_texts() -> None:
 
 def test_a_chunk_of_a_longer_text_is_stretched_as_the_whole_will_be() -> None:
     text = [0] * 60
-    whole, chunk = Batch.of([Sequence(text, 0, [0])], [60], 64), Batch.of([Sequence(text, 10, [0])], [30], 64)
+    whole, chunk = Batch.of([TokenSequence(text, 0, [0])], [60], 64), Batch.of([TokenSequence(text, 10, [0])], [30], 64)
     stretch = Stretch(factor=2.0, original=20)
     assert set(stretch.growth(whole)) == set(stretch.growth(chunk)) == {5.0}
 

@@ -9,7 +9,7 @@ import pytest
 from minillm.backends.counting import counting
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request
 from minillm.reference.philox import Keys
@@ -138,7 +138,7 @@ def ask(runner: Runner, logits: Any, draws: Sequence[Any]) -> list[int]:
 @pytest.fixture
 def step(runner: Runner, device: RecordingDevice) -> Callable[..., Any]:
     """Runs decode steps of six sequences; each is recorded from the third on."""
-    sequences = [Tokens(list(prompt)) for prompt in PROMPTS]
+    sequences = [TokenSequence(list(prompt)) for prompt in PROMPTS]
     for sequence in sequences:
         runner.prefill(sequence)
 
@@ -206,7 +206,7 @@ def test_a_pass_that_is_looked_at_makes_no_use_of_the_draws_before(runner: Runne
     draws = draws_of(6)
 
     def tokens_after(line: list[int]) -> list[int]:
-        logits = runner.forward([Tokens(line)], [len(line)], rows=range(6), draws=draws).logits
+        logits = runner.forward([TokenSequence(line)], [len(line)], rows=range(6), draws=draws).logits
         return ask(runner, logits, draws)
 
     line = random_prompts(1, seed=1)[0][:8]

@@ -18,7 +18,7 @@ from minillm.backends.cuda.memory import CACHE, Device, Parcel
 from minillm.backends.cuda.weights import Uploader, number_type
 from minillm.backends.random import RandomTensor
 from minillm.backends.weights import narrow
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.devices import Placement, choose_backend
 from minillm.errors import DeviceError, NumericalError
 from minillm.footprint import footprints
@@ -143,7 +143,7 @@ def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -
     model = tiny_model(seed=2, backend=backend)
     runner = runner_of(model, backend=backend, pages=8)
     sent = backend.memory_use().weights
-    runner.forward([Tokens(list(range(3, 50)))], [47], rows=range(rows))
+    runner.forward([TokenSequence(list(range(3, 50)))], [47], rows=range(rows))
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
     assert taken["weights"] == (sent, sent)
     assert taken["cache"] == (2 * 2 * 8 * 16 * 32 * 2,) * 2
@@ -157,7 +157,7 @@ def test_counted_bytes_are_those_of_the_closed_form(device: RecordingDevice) -> 
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
     runner = runner_of(tiny_model("post-norm", seed=2, backend=backend), backend=backend, pages=8)
     with counting(runner) as counted:
-        runner.prefill(Tokens([3, 4, 5]))
+        runner.prefill(TokenSequence([3, 4, 5]))
     assert_agree(runner.model.config, [Step((Part(3, 3),), 1)], counted, Storage.all_in("float16"))
 
 

@@ -10,7 +10,7 @@ from minillm.backends.counting import counting
 from minillm.backends.cuda import batches, linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.decoding.select import strategy_for
 from minillm.errors import NumericalError
 from minillm.inspection import attention_maps, next_tokens
@@ -214,7 +214,7 @@ def test_sixteen_bits_stay_near_the_reference(storage: str, most: float, device:
 
 def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
     def logits(runner: Runner) -> np.ndarray:
-        sequences = [Tokens([*PROMPTS[1], 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), Tokens(PROMPTS[2])]
+        sequences = [TokenSequence([*PROMPTS[1], 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), TokenSequence(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
         return runner.backend.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
@@ -223,12 +223,14 @@ def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
 
 def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) -> None:
     """Of a pass that nobody recorded, where the last one's logits lay; and of a copy of some rows."""
-    runner.prefill(Tokens(PROMPTS[4][::-1]))
+    runner.prefill(TokenSequence(PROMPTS[4][::-1]))
     with counting(runner):
-        output = runner.prefill(Tokens(PROMPTS[4]))
+        output = runner.prefill(TokenSequence(PROMPTS[4]))
         expected = logits_of(tiny_runner(seed=2), PROMPTS[4])[-1].argmax()
         assert runner.backend.argmax(output.logits).tolist() == [expected]
-    batch = runner.forward([Tokens(PROMPTS[0]), Tokens(PROMPTS[4])], [len(PROMPTS[0]), len(PROMPTS[4])]).logits
+    batch = runner.forward(
+        [TokenSequence(PROMPTS[0]), TokenSequence(PROMPTS[4])], [len(PROMPTS[0]), len(PROMPTS[4])]
+    ).logits
     assert runner.backend.argmax(batch[1:].copy()).tolist() == runner.backend.argmax(batch)[1:].tolist() == [expected]
 
 
@@ -243,7 +245,7 @@ def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -
 # --- the decode step --------------------------------------------------------------------------------------------------
 
 
-def decode(runner: Runner, sequences: list[Tokens]) -> Output:
+def decode(runner: Runner, sequences: list[TokenSequence]) -> Output:
     for sequence in sequences:
         sequence.token_ids.append(5)
     return runner.decode(sequences)
@@ -252,7 +254,7 @@ def decode(runner: Runner, sequences: list[Tokens]) -> Output:
 def test_a_decode_step_reserves_nothing_launches_the_same_and_waits_once(
     runner: Runner, device: RecordingDevice
 ) -> None:
-    sequences = [Tokens(list(prompt)) for prompt in PROMPTS[:3]]
+    sequences = [TokenSequence(list(prompt)) for prompt in PROMPTS[:3]]
     for sequence in sequences:
         runner.prefill(sequence)
     launched = []
@@ -300,7 +302,7 @@ def test_more_sequences_than_were_foreseen_are_computed_as_they_come(
 
 def test_a_pass_may_want_no_logits(runner: Runner, device: RecordingDevice) -> None:
     for _ in range(3):
-        assert runner.forward([Tokens([5])], [1], rows=[]).logits.shape == (0, 96)
+        assert runner.forward([TokenSequence([5])], [1], rows=[]).logits.shape == (0, 96)
     assert not device.records
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.footprint import footprints
 from minillm.reference.philox import uniform
 from minillm.runner import Runner
@@ -116,7 +116,7 @@ def test_sampled_tokens_and_beams_are_numpys(raw: dict[str, Any], device: Record
 
 def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: RecordingDevice) -> None:
     def logits(runner: Runner) -> Any:
-        sequences = [Tokens([*LONG, 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), Tokens(PROMPTS[2])]
+        sequences = [TokenSequence([*LONG, 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), TokenSequence(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
         return runner.backend.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
@@ -137,7 +137,7 @@ def test_memory_is_what_the_shape_predicts(raw: dict[str, Any], device: Recordin
     runner = runner_on(device, raw, "float16")
     backend = runner.backend
     assert isinstance(backend, CudaBackend)
-    runner.forward([Tokens(list(LONG))], [len(LONG)], rows=range(1))
+    runner.forward([TokenSequence(list(LONG))], [len(LONG)], rows=range(1))
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
     assert taken["weights"][0] == taken["weights"][1]
     assert taken["cache"][0] == taken["cache"][1]

@@ -9,7 +9,7 @@ from minillm import Engine
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.memory import CupyDevice
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from tests.comparing import assert_same_tokens
 from tests.families import CONFIGS
 from tests.tiny import generate, logits_of, model_of, runner_of
@@ -63,7 +63,7 @@ def test_every_family_on_arrays_of_the_device(family: str) -> None:
         assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
     logits = []
     for runner in (ours, reference):
-        sequence = Tokens([*line, 7, 8, 9], tree=(-1, 0, -1))
+        sequence = TokenSequence([*line, 7, 8, 9], tree=(-1, 0, -1))
         logits.append(
             runner.backend.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy()
         )

@@ -7,7 +7,7 @@ import pytest
 
 from minillm import reference
 from minillm.backends.cuda.reference import attend_by_reference
-from minillm.batch import Batch, Sequence
+from minillm.batch import Batch, TokenSequence
 
 from .strict import Module, OnDevice, fetch
 
@@ -23,7 +23,7 @@ def ragged(trees: bool) -> Batch:
     for cached, length, parents in lines:
         pages = list(range(page, page - (-length // P)))
         page += len(pages)
-        sequences.append(Sequence(list(range(3, 3 + length)), cached, pages, parents))
+        sequences.append(TokenSequence(list(range(3, 3 + length)), cached, pages, parents))
     return Batch.of(sequences, [sequence.pending for sequence in sequences], P)
 
 

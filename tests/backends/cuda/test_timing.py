@@ -12,7 +12,7 @@ from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.memory import Device, EventClock
 from minillm.backends.timing import TimingBackend
-from minillm.batch import Sequence as Tokens
+from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.reference.cost import Cost
 from minillm.runner import Runner
@@ -64,7 +64,7 @@ def test_a_prompt_and_a_decode_step_are_the_same_and_cost_what_is_counted(
     plain, counting, timing = backend, CountingBackend(backend), TimingBackend(backend)
     logits = []
     for wrapped in (plain, counting, timing):
-        runner, sequence = Runner(model, wrapped, PagedCache(model.config, wrapped, 4)), Tokens([3, 4, 5])
+        runner, sequence = Runner(model, wrapped, PagedCache(model.config, wrapped, 4)), TokenSequence([3, 4, 5])
         runner.prefill(sequence)
         sequence.token_ids.append(6)
         logits.append(wrapped.to_host(runner.decode([sequence]).logits).copy())

@@ -15,7 +15,7 @@ from minillm.backends.numba.attention_tiles import BLOCK, LANES
 from minillm.backends.numba.cachedtypes import StoredVectors
 from minillm.backends.numba.compiling import num_threads, set_threads
 from minillm.backends.numba.elementary import with_whole_rows
-from minillm.batch import Batch, Sequence, Span
+from minillm.batch import Batch, Span, TokenSequence
 
 TREE = (-1, 0, 0, 2, 1, -1, 5, 6, 3)
 LENGTHS = {  # cached positions and new tokens of each sequence
@@ -39,7 +39,9 @@ class Case:
         contexts = [cached + new for cached, new in lengths]
         needed = [-(-S // P) for S in contexts]
         shuffled = rng.permutation(sum(needed)).tolist()
-        sequences = [Sequence([0] * S, cached, tree=tree) for S, (cached, _) in zip(contexts, lengths, strict=True)]
+        sequences = [
+            TokenSequence([0] * S, cached, tree=tree) for S, (cached, _) in zip(contexts, lengths, strict=True)
+        ]
         for sequence, count in zip(sequences, needed, strict=True):
             sequence.pages = [shuffled.pop() for _ in range(count)]
         self.batch = Batch.of(sequences, [new for _, new in lengths], P)
@@ -200,7 +202,7 @@ def test_layers_with_and_without_a_window_take_turns() -> None:
 
 def test_an_empty_batch_is_no_work() -> None:
     case = Case([(3, 1)])
-    empty = Batch.of([Sequence([0, 0], 2, [0])], [0], 48)
+    empty = Batch.of([TokenSequence([0, 0], 2, [0])], [0], 48)
     out = Attention().attend(
         case.q[:0], case.keys, case.values, empty, 1.0, np.empty((0, *case.q.shape[1:]), np.float32)
     )
@@ -212,7 +214,7 @@ def test_a_batch_changes_no_bit() -> None:
     case = Case(lengths, P=64)
     together = case.attend()
     for span, (cached, new) in zip(case.batch.spans, lengths, strict=True):
-        alone = Batch.of([Sequence([0] * (cached + new), cached, list(span.pages))], [new], 64)
+        alone = Batch.of([TokenSequence([0] * (cached + new), cached, list(span.pages))], [new], 64)
         q = case.q[span.start : span.stop]
         out = Attention().attend(q, case.keys, case.values, alone, 0.4, np.empty(q.shape, np.float32))
         np.testing.assert_array_equal(out, together[span.start : span.stop])

@@ -12,7 +12,7 @@ from minillm import Engine
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import FORMATS
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.devices import Placement, choose_backend
 from minillm.runner import Runner
@@ -26,7 +26,7 @@ def logits_of(backend: Any, variant: str, line: list[int], chunk: int) -> np.nda
     """The logits of every position, computed in chunks."""
     model = tiny_model(variant, backend=backend)
     runner = Runner(model, backend, PagedCache(model.config, backend, 16, 8))
-    return np.concatenate([out.logits.copy() for _, out in runner.chunks(Sequence(list(line)), len(line), chunk)])
+    return np.concatenate([out.logits.copy() for _, out in runner.chunks(TokenSequence(list(line)), len(line), chunk)])
 
 
 @pytest.mark.parametrize("chunk", [1, 11, 40])

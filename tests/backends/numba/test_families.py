@@ -10,7 +10,7 @@ pytest.importorskip("numba", reason="this backend is compiled by Numba")
 from minillm.backends.base import Backend
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import Sequence
+from minillm.batch import TokenSequence
 
 from ...comparing import assert_same_tokens
 from ...families import CASES, CONFIGS, IDS
@@ -31,7 +31,7 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
 def all_logits(raw: dict[str, Any], backend: Backend, chunk: int) -> np.ndarray:
     """The logits of every position, computed in chunks. [T, V]"""
     runner = runner_of(model_of(raw, backend=backend), backend=backend, page_size=16)
-    return np.concatenate([output.logits.copy() for _, output in runner.chunks(Sequence(LINE), len(LINE), chunk)])
+    return np.concatenate([output.logits.copy() for _, output in runner.chunks(TokenSequence(LINE), len(LINE), chunk)])
 
 
 def error(got: np.ndarray, expected: np.ndarray) -> float:
@@ -77,7 +77,7 @@ def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any])
         runner_of(model_of(raw, backend=backend), backend=backend, page_size=16),
         runner_of(model_of(raw)),
     )
-    sequence = Sequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
+    sequence = TokenSequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
     rows = runner.forward([sequence], [sequence.pending], rows=range(30, 34)).logits.copy()
     for row, branch in zip(rows, ([4], [4, 9], [4, 8], [5]), strict=True):
         np.testing.assert_allclose(row, logits_of(reference, line + branch)[-1], rtol=0, atol=1e-4)

@@ -7,7 +7,7 @@ numba = pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm.backends.numba.backend import NumbaBackend  # noqa: E402
 from minillm.backends.numba.likeliest import Likeliest  # noqa: E402
-from minillm.batch import Sequence  # noqa: E402
+from minillm.batch import TokenSequence  # noqa: E402
 from minillm.errors import NumericalError  # noqa: E402
 
 from ...families import CONFIGS  # noqa: E402
@@ -47,8 +47,8 @@ def test_both_zeros_are_equal_and_a_row_may_hold_nothing_else() -> None:
     assert Likeliest(logits).tokens() == [1, 0, 0, 1]
 
 
-def line_of(length: int) -> Sequence:
-    return Sequence(RNG.integers(3, 90, length).tolist())
+def line_of(length: int) -> TokenSequence:
+    return TokenSequence(RNG.integers(3, 90, length).tolist())
 
 
 def test_a_step_answers_for_its_own_logits_and_no_others() -> None:

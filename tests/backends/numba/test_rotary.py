@@ -11,7 +11,7 @@ from minillm.backends.numba.rotary import Rotary
 from minillm.backends.numba.rows import THREADED
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight
-from minillm.batch import Batch, Sequence
+from minillm.batch import Batch, TokenSequence
 from minillm.reference.rotary import Rotation, Stretch
 
 RNG = np.random.default_rng
@@ -20,7 +20,7 @@ LENGTHS = [(0, 7), (100, 1), (131_071, 1), (5, 3), (131_000, 2)]
 
 def batch_of(lengths: list[tuple[int, int]], tree: tuple[int, ...] = ()) -> Batch:
     """Cached positions and new tokens of each sequence."""
-    sequences = [Sequence([0] * (cached + new), cached, [0], tree) for cached, new in lengths]
+    sequences = [TokenSequence([0] * (cached + new), cached, [0], tree) for cached, new in lengths]
     return Batch.of(sequences, [new for _, new in lengths], 1 << 20)
 
 
@@ -109,7 +109,7 @@ def test_a_row_has_the_same_bits_alone() -> None:
 
 def test_an_empty_batch_is_no_work() -> None:
     q, k = heads_of(0, 2, 1, 8)
-    batch = Batch.of([Sequence([0, 0], 2, [0])], [0], 48)
+    batch = Batch.of([TokenSequence([0, 0], 2, [0])], [0], 48)
     assert [x.shape for x in rotate(Rotary(), q, k, batch, rotation_of(8))] == [(0, 2, 8), (0, 1, 8)]
 
 

@@ -16,7 +16,7 @@ from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend  # noqa: E402
 from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
 from minillm.backends.timing import TimingBackend  # noqa: E402
 from minillm.backends.wrapping import WrappedBackend  # noqa: E402
-from minillm.batch import Sequence  # noqa: E402
+from minillm.batch import TokenSequence  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
 
 from ...families import CASES, CONFIGS, IDS  # noqa: E402
@@ -52,7 +52,7 @@ def pair(raw: dict[str, Any], **options: Any) -> tuple[Runner, Runner]:
 
 def decode(runner: Runner, lines: list[list[int]], prompts: list[int]) -> Iterator[np.ndarray]:
     """Logits of decode steps, token by token, after prompts of these lengths; a line that ends leaves the batch."""
-    sequences = [Sequence(line[:length]) for line, length in zip(lines, prompts, strict=True)]
+    sequences = [TokenSequence(line[:length]) for line, length in zip(lines, prompts, strict=True)]
     for sequence in sequences:
         runner.prefill(sequence)
     for _ in range(max(map(len, lines))):
@@ -102,7 +102,7 @@ def test_guesses_that_are_looked_at_together_are_replayed_too(replays: list[int]
     replaying, calling = pair(OPT)
     outputs = []
     for runner in (replaying, calling):
-        sequence, logits = Sequence(LINE[:8]), []
+        sequence, logits = TokenSequence(LINE[:8]), []
         runner.prefill(sequence)
         for _ in range(4):
             sequence.token_ids += LINE[20:24]
@@ -143,7 +143,7 @@ def test_models_that_share_a_back_end_have_steps_of_their_own(replays: list[int]
 def test_only_so_many_kinds_of_steps_are_kept(replays: list[int]) -> None:
     replaying, _ = pair(OPT)
     assert isinstance(replaying.backend, NumbaBackend)
-    sequences = [Sequence(LINE[i : i + 5]) for i in range(12)]
+    sequences = [TokenSequence(LINE[i : i + 5]) for i in range(12)]
     for sequence in sequences:
         replaying.prefill(sequence)
     for size in (*range(1, 13), 12, 1):
@@ -160,7 +160,7 @@ def test_a_sequence_may_bring_as_many_rows_as_a_program_takes(replays: list[int]
     replaying, calling = pair(OPT)
     for _ in range(3):
         outputs = [
-            runner.forward([Sequence(LINE[:count])], [count], rows=range(count)) for runner in (replaying, calling)
+            runner.forward([TokenSequence(LINE[:count])], [count], rows=range(count)) for runner in (replaying, calling)
         ]
         assert np.array_equal(outputs[0].logits, outputs[1].logits)
     assert len(replays) == 2
@@ -170,7 +170,7 @@ def test_a_pass_of_many_rows_or_with_unwanted_rows_is_called(replays: list[int])
     replaying, _ = pair(OPT)
     for _ in range(3):
         for count, rows in [(FEW_ROWS + 1, None), (4, [3]), (2, [])]:
-            sequence = Sequence(LINE[:count])
+            sequence = TokenSequence(LINE[:count])
             replaying.forward([sequence], [count], rows=rows)
             replaying.cache.free(sequence)
     assert not replays
@@ -196,7 +196,7 @@ def test_what_is_no_number_is_found_in_a_replayed_step(replays: list[int]) -> No
     from minillm.errors import NumericalError
 
     replaying, _ = pair(OPT)
-    sequence = Sequence(LINE[:5])
+    sequence = TokenSequence(LINE[:5])
     replaying.prefill(sequence)
     for token in LINE[5:8]:
         sequence.token_ids.append(token)

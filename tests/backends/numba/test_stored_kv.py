@@ -8,7 +8,7 @@ pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 from minillm import reference
 from minillm.backends.numba.attention import store_kv
 from minillm.backends.numba.cachedtypes import STORAGE, StoredPages, StoredVectors, position_bytes, to_int8
-from minillm.batch import Batch, Sequence
+from minillm.batch import Batch, TokenSequence
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -21,7 +21,7 @@ def test_the_kernel_stores_what_numpy_rounds_to(dtype: str) -> None:
         pages.data[...] = 7
         if pages.scales is not None:
             pages.scales[...] = 7
-    batch = Batch.of([Sequence([0] * 9, 4, [1, 2, 0])], [5], 4)
+    batch = Batch.of([TokenSequence([0] * 9, 4, [1, 2, 0])], [5], 4)
     store_kv(k, v, *ours, batch)
     reference.store_kv(k, v, *plain, batch)
     for a, b in zip(ours, plain, strict=True):
