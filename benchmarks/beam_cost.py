@@ -72,8 +72,7 @@ def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams:
     from minillm.decoding.resolving import resolve
     from minillm.decoding.select import strategy_for
     from minillm.decoding.strategy import Request
-    from minillm.loop import StepLoop
-    from minillm.scheduler import Limits
+    from minillm.loop import Limits, StepLoop
 
     chunk = 512
     spare = 3 + -(-sum(map(len, prompts)) // chunk)  # the first prompts go on while the last are computed

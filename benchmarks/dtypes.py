@@ -232,7 +232,7 @@ def plot(path: Path, figures: dict[Kind, Figures], prompt_length: int, name: str
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write."""
-    from minillm.devices import has_numba
+    from minillm.loading import has_numba
 
     need_matplotlib()
     backends = args.backends.split(",") if args.backends else ["numpy", *(["numba"] if has_numba() else [])]

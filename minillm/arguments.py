@@ -55,8 +55,8 @@ ARGUMENTS = {
     "request_id": Argument(whole(0), "a whole number as `add` returns it"),
     "config": Argument(_config, "a GenerationConfig (of a dict: GenerationConfig.from_dict)", optional=True),
 }
-"""Arguments of `Engine`, `Engine.random` and the engine's methods. Prompts are read in `prompts.py`, the words of
-`Placement` in `devices.py`."""
+"""Arguments of `Engine`, `Engine.random` and the engine's methods. Prompts are read in `request.py`, the words of
+`Placement` in `loading.py`."""
 
 
 def read(name: str, value: object) -> Any:

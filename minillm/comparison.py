@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from .decoding.select import strategy_for
 from .decoding.strategy import Candidate
 from .engine import Engine
-from .loop import StepLoop
-from .prompts import Prompt
-from .scheduler import Limits
+from .loop import Limits, StepLoop
+from .request import Prompt
 
 
 class Variant(NamedTuple):

@@ -5,24 +5,186 @@ strategies of the requests whose rows are ready what to do next.
 
 A failure belongs to the request in which it happened: a logits processor that raises, a guide that no token satisfies,
 NaN in its logits. That request ends, with the error in its progress; the others go on, and `step` does not raise.
+
+Continuous batching: Yu et al., "Orca", OSDI 2022, section 4. Requests wait in line and are admitted one by one, as soon
+as the batch has places and the cache has pages for the worst that they may need: nothing that runs is ever thrown out.
+Prompts are computed in chunks, so that a long one does not hold up those that decode.
 """
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from .active import Active, Slice, gather, place_of_choice
+from .backends.base import Backend
 from .batch import TokenSequence
 from .cache import PrefixCache
 from .decoding.continuation import FinishReason, Progress
-from .decoding.speculation import Speculation
-from .decoding.strategy import Feed, Request, Strategy
+from .decoding.strategy import Feed, Request, Rows, Speculation, State, Strategy
 from .errors import CacheFullError, EngineStateError, ParameterError
 from .reference.sampling import Draw
-from .runner import Runner
-from .scheduler import Limits, Scheduler
+from .runner import Output, Runner
+
+
+class Work(Protocol):
+    """A request, as the scheduler sees it."""
+
+    width: int
+    """Sequences it may run at once"""
+    pages: int
+    """Pages it may need at most"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a step may use."""
+
+    max_batch_size: int
+    """Sequences at once"""
+    prefill_chunk: int
+    """Prompt tokens in one step"""
+
+
+W = TypeVar("W", bound=Work)
+
+
+class Scheduler(Generic[W]):
+    """First come, first served."""
+
+    def __init__(self, limits: Limits, num_pages: int) -> None:
+        self.limits = limits
+        self.waiting: deque[W] = deque()
+        self.running: list[W] = []
+        self._places = limits.max_batch_size
+        self._pages = num_pages
+
+    def admit(self) -> list[W]:
+        """Move requests from the line into the batch while they fit, in their order."""
+        admitted = []
+        while self.waiting and self.waiting[0].width <= self._places and self.waiting[0].pages <= self._pages:
+            work = self.waiting.popleft()
+            self._places -= work.width
+            self._pages -= work.pages
+            self.running.append(work)
+            admitted.append(work)
+        return admitted
+
+    def remove(self, work: W) -> None:
+        """Take out what is done or aborted, running or not."""
+        if work in self.running:
+            self.running.remove(work)
+            self._places += work.width
+            self._pages += work.pages
+        else:
+            self.waiting.remove(work)
+
+    def counts(self, sequences: Iterable[tuple[TokenSequence, bool]]) -> list[int]:
+        """How many pending tokens of each sequence the next forward computes.
+
+        Args:
+            sequences: each with whether it may be computed in parts
+
+        Returns:
+            All pending ones of a sequence that may not be cut; the others, in their order, share `prefill_chunk`.
+        """
+        budget = self.limits.prefill_chunk
+        counts = []
+        for sequence, divisible in sequences:
+            count = min(sequence.pending, budget) if divisible else sequence.pending
+            if divisible:
+                budget -= count
+            counts.append(count)
+        return counts
+
+
+@dataclass(eq=False)
+class Active:
+    """A request that waits or runs."""
+
+    id: int
+    request: Request
+    strategy: Strategy
+    width: int
+    pages: int
+    state: State | None = None
+    live: dict[str, list[TokenSequence]] = field(default_factory=dict)
+    """Each model's sequences, in the order of the last feeds to it"""
+    feeds: list[Feed] = field(default_factory=list)
+    fed: list[TokenSequence] = field(default_factory=list)
+    """The sequence that each feed became"""
+    outputs: list["Slice | None"] = field(default_factory=list)
+    """What each feed gave, once it is computed"""
+    started: bool = False
+    """The prompt has been computed"""
+
+    @property
+    def ready(self) -> bool:
+        """All that the feeds asked for is there."""
+        return bool(self.outputs) and None not in self.outputs
+
+    def keep_outputs(self) -> None:
+        """Copy what is there, so that it outlives the next forward pass."""
+        self.outputs = [piece and piece.copy() for piece in self.outputs]
+
+    def divisible(self, i: int) -> bool:
+        """A feed may be computed in parts when only its last row is wanted and there is no other to its model."""
+        feed = self.feeds[i]
+        if feed.rows != "last" or self.fed[i].pending == 1:
+            return False
+        return sum(other.model == feed.model for other in self.feeds) == 1
+
+
+class Slice(NamedTuple):
+    """The rows of a forward pass that belong to one feed."""
+
+    output: Output
+    first: int
+    stop: int
+    own: bool = False
+    """The output is a copy, and holds nothing else"""
+
+    def copy(self) -> "Slice":
+        """The same rows in arrays of their own, which outlive the next forward pass."""
+        if self.own:
+            return self
+        rows = slice(self.first, self.stop)
+        output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
+        return Slice(output, 0, self.stop - self.first, own=True)
+
+
+def place_of_choice(group: Sequence[Active], backend: Backend) -> Backend:
+    """Where requests with the same strategy choose: on the backend that made their logits, or on its host.
+
+    They come to the host where anything is done with them but a choice: by the strategy, or by what guides a request.
+    """
+    looked_at = any(active.request.guide is not None for active in group) or not group[0].strategy.on_device
+    return backend.host if looked_at else backend
+
+
+def gather(group: Sequence[Active], backend: Backend, place: Backend) -> Rows:
+    """The outputs of several requests' feeds, end to end: made by `backend`, and where `place` looks for them."""
+    slices: list[Slice] = []
+    starts, wants_hidden = [0], False
+    for active in group:
+        for feed, piece in zip(active.feeds, active.outputs, strict=True):
+            assert piece is not None
+            slices.append(piece)
+            starts.append(starts[-1] + piece.stop - piece.first)
+            wants_hidden = wants_hidden or feed.hidden
+    logits = _end_to_end(slices, "logits", backend.xp)
+    hidden = backend.to_host(_end_to_end(slices, "hidden", backend.xp)) if wants_hidden else None
+    return Rows(logits if place is backend else backend.to_host(logits), starts, hidden)
+
+
+def _end_to_end(slices: list[Slice], part: Literal["logits", "hidden"], xp: Any) -> Any:
+    """One part of the outputs; without a copy where the slices lie end to end, and itself where they are all of it."""
+    for a, b in pairwise(slices):
+        if a.output is not b.output or a.stop != b.first:
+            return xp.concatenate([getattr(piece.output, part)[piece.first : piece.stop] for piece in slices])
+    whole, first, stop = getattr(slices[0].output, part), slices[0].first, slices[-1].stop
+    return whole if stop - first == len(whole) else whole[first:stop]
 
 
 class PendingFeed(NamedTuple):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .engine import Engine
 from .errors import PromptError
 from .models.base import weights_of
-from .prompts import need_tokenizer
+from .request import need_tokenizer
 
 HELD_OUT = Path(__file__).parent / "assets" / "demo-opt" / "held_out.txt"
 """Texts that the demo model was not trained on; `scripts/demo_corpus.py` draws them."""

@@ -11,7 +11,7 @@ import pytest
 
 from minillm import Engine
 from minillm.errors import CheckpointError, ParameterError, PromptError
-from minillm.results import Completion
+from minillm.request import Completion
 
 from .conversations import TALK, TEMPLATES, WRITTEN, assistant, user
 from .tiny import write_checkpoint

@@ -10,7 +10,7 @@ import pytest
 
 from minillm import Engine, GenerationConfig
 from minillm.models import opt
-from minillm.results import Completion, Event
+from minillm.request import Completion, Event
 
 from .tiny import logits_of, runner_of, tiny_config, tiny_model, write_checkpoint
 

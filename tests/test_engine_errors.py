@@ -20,7 +20,7 @@ from minillm.errors import (
     PromptError,
 )
 from minillm.models import opt
-from minillm.prompts import encode_prompt
+from minillm.request import encode_prompt
 
 from .tiny import tiny_config, tiny_model, write_checkpoint
 

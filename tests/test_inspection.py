@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.batch import TokenSequence
-from minillm.inspection import attention_maps, next_tokens
+from minillm.inspect import attention_maps, next_tokens
 
 from .tiny import VARIANTS, logits_of, tiny_runner
 

@@ -11,7 +11,7 @@ import pytest
 from minillm import Engine
 from minillm.decoding.guided import Guide
 from minillm.errors import MinillmError, NumericalError, ParameterError
-from minillm.results import Event
+from minillm.request import Event
 from minillm.runner import Runner
 
 from .tiny import write_checkpoint

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from minillm.batch import TokenSequence
-from minillm.scheduler import Limits, Scheduler
+from minillm.loop import Limits, Scheduler
 
 
 @dataclass(eq=False)

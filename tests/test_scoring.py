@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from minillm import scoring
-from minillm.scoring import all_logits, score_tokens
+from minillm import inspect
+from minillm.inspect import all_logits, score_tokens
 
 from .tiny import logits_of, tiny_runner
 
@@ -13,7 +13,7 @@ LINE = np.random.default_rng(0).integers(3, 96, 50).tolist()
 
 @pytest.mark.parametrize("chunk", [1, 7, 50, 128])
 def test_logits_and_scores_do_not_depend_on_the_chunk(chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(scoring, "CHUNK", chunk)
+    monkeypatch.setattr(inspect, "CHUNK", chunk)
     runner = tiny_runner(seed=2, pages=3, page_size=8)
     expected = logits_of(runner, LINE).astype(np.float64)
     np.testing.assert_allclose(all_logits(runner, LINE), expected, rtol=0, atol=1e-4)

@@ -19,11 +19,10 @@ from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.resolving import resolve
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request, Strategy
-from minillm.loop import StepLoop
+from minillm.loop import Limits, StepLoop
 from minillm.models import family_of
 from minillm.models.base import Model
 from minillm.runner import Runner
-from minillm.scheduler import Limits
 
 TOKENIZER = Path(__file__).parent / "data" / "tokenizer"
 

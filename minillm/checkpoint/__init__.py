@@ -3,7 +3,7 @@
 hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
 folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
 safetensors.py   one .safetensors file -> its tensors
-torch_zip.py     one pytorch_model.bin -> its tensors; torch_pickle.py reads the pickle inside without running it
+pytorch.py       one pytorch_model.bin -> its tensors; the pickle inside is read without running it
 tensors.py       StoredTensor: where the values lie in a file, and how to map or read them
 writing.py       tensors -> safetensors files, in a folder that is complete or not there
 

@@ -134,6 +134,6 @@ def _merge(files: tuple[Path, ...], shard_of: dict[str, str]) -> dict[str, Store
 def _read(path: Path) -> dict[str, StoredTensor]:
     if path.suffix == ".safetensors":
         return read_safetensors(path)
-    from .torch_zip import read_torch_zip  # zipfile and pickletools take 10 ms to import
+    from .pytorch import read_torch_zip  # zipfile and pickletools take 10 ms to import
 
     return read_torch_zip(path)

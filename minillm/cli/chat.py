@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..prompts import need_tokenizer
+    from ..request import need_tokenizer
 
     if sys.stdin is None:
         raise PromptError("standard input is closed, and a chat reads its lines from there")
@@ -118,7 +118,7 @@ def answer(
         variables: what else the template is told
         show_stats: print what was computed
     """
-    from ..prompts import encode_text
+    from ..request import encode_text
 
     messages.append({"role": "user", "content": line})
     text = engine.render_chat(messages, chat_template_kwargs=variables)
@@ -142,7 +142,7 @@ def turn(
     Returns:
         The longer conversation.
     """
-    from ..prompts import encode_text
+    from ..request import encode_text
 
     text = line if not conversation else "\n" + line
     special = not conversation

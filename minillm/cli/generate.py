@@ -22,7 +22,7 @@ from .terminal import as_json, show
 
 if TYPE_CHECKING:
     from ..engine import Engine
-    from ..results import Generation
+    from ..request import Generation
 
 EPILOG = """examples:
   minillm generate --prompt "A list of colors: red,"

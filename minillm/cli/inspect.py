@@ -44,8 +44,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..inspection import attention_maps, next_tokens
-    from ..prompts import encode_prompt, need_tokenizer
+    from ..inspect import attention_maps, next_tokens
+    from ..request import encode_prompt, need_tokenizer
 
     if args.layer is not None and args.attention is None:
         raise ParameterError("--layer says which maps to draw: add --attention FILE.png")

@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..devices import check_dtype
+    from ..loading import check_dtype
 
     if args.shape is not None:
         given = [name for name in ("model", "revision", "tokenizer", "text") if getattr(args, name) is not None]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .analyze_tables import lines_of, number_text
+from .analyze import lines_of, number_text
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase

@@ -8,7 +8,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from .analyze_tables import bytes_text, lines_of, number_text, seconds_text, tables
+from .analyze import bytes_text, lines_of, number_text, seconds_text, tables
 from .roofline import Group, Roof, groups_of, idle, roof_of
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..reference.philox import uniform
-from .guessing import Guess, Guessing, GuessState, Line
 from .parameters import Settings
+from .speculative import Guess, Guessing, GuessState, Line
 from .strategy import Feed, Request, State
 
 FILLING = 4

@@ -19,8 +19,7 @@ from ..backends.base import Backend
 from ..reference.sampling import scale
 from ..reference.softmax import softmax
 from .continuation import Continuation
-from .greedy import TokenState
-from .sampling import UNFILTERED, Sampling, keys_of
+from .sampling import UNFILTERED, Sampling, TokenState, keys_of
 from .strategy import Feed, Request, State
 
 

@@ -1,6 +1,9 @@
-"""Sampling: draw each token from the model's distribution, after the filters."""
+"""Token by token: greedy search takes the likeliest token, sampling draws one after the filters; all else is the
+same.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,167 @@ from numpy.typing import ArrayLike
 from ..backends.base import Backend
 from ..reference.philox import Keys
 from ..reference.sampling import Draw
-from .continuation import Continuation
+from ..reference.softmax import chosen_log_probs, top_log_probs
+from .continuation import Continuation, TopLogProbs
 from .filters import MinP, Temperature, TopK, TopP, build_filters
-from .greedy import GreedySearch
+from .guided import restrict
 from .parameters import Settings
-from .strategy import Request, State
+from .processors import History, LogitsProcessor, build_processors, no_token_left, rows_without_a_token
+from .strategy import Feed, Request, Rows, State, Strategy
+
+
+class Report:
+    """Log-probabilities of the model's own distribution, before processors change it; computed only where asked."""
+
+    def __init__(self, backend: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:
+        self._wanted = settings.logprobs
+        self._top: tuple[Any, Any] | None = None
+        if self._wanted:
+            self._raw = logits.copy() if changing else logits
+            if settings.top_logprobs:
+                self._top = top_log_probs(logits, settings.top_logprobs, backend.xp)
+        self._xp = backend.xp
+
+    def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
+        """The chosen token's log-probability and the top n, for `Continuation.push`."""
+        if not self._wanted:
+            return None, None
+        log_prob = float(chosen_log_probs(self._raw[row : row + 1], np.asarray([token]), self._xp)[0])
+        if self._top is None:
+            return log_prob, None
+        ids, values = self._top
+        return log_prob, [(int(i), float(v)) for i, v in zip(ids[row], values[row], strict=True)]
+
+
+@dataclass(eq=False)
+class TokenState(State):
+    """Which continuations still grow, in the order of their sequences."""
+
+    growing: list[Continuation] = field(default_factory=list)
+
+
+class GreedySearch(Strategy):
+    """Take the likeliest token, one at a time; of equal logits the smallest id."""
+
+    guided = True
+    shared = True
+    independent = True
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.processors = build_processors(settings)
+        self.filters: tuple[LogitsProcessor, ...] = ()
+        """What masks the rows before `choose`; sampling sets it"""
+
+    @property
+    def on_device(self) -> bool:
+        """Where the choice itself is all that is wanted."""
+        return not (self.processors or self.filters or self.settings.logprobs)
+
+    def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
+        """Feed the prompt once; continuations fork from it after the first step."""
+        continuations = [request.continuation(i) for i in request.indices]
+        draw = self.next_draw(request, continuations[0]) if len(continuations) == 1 else None
+        return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids, draw=draw)]
+
+    def next_draw(self, request: Request, continuation: Continuation) -> Draw | None:
+        """The draw from the model's own logits by which `choose` will take a continuation's next token, if it will."""
+        return None
+
+    def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+        """One token for each row of processed logits. [R, V] -> R ids"""
+        return [int(token) for token in backend.argmax(logits)]
+
+    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+        """Choose a token for every growing continuation and feed it."""
+        growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
+        self.extend(backend, _row_per_continuation(backend, rows, states), growing)  # [feeds, V] -> [R, V]
+        return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
+
+    def extend(
+        self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None
+    ) -> None:
+        """Give each continuation its next token.
+
+        Args:
+            backend: the backend
+            logits: [R, V], a row for each continuation; may be changed in place
+            growing: the continuations, each with the state of its request
+            raw: the model's own logits, where `logits` are something else
+
+        A continuation that cannot go on, because processors and filters leave no token or because its guide or text
+        fails, is left as it is, with the reason in its request's `State.error`.
+        """
+        guided = any(continuation.guide is not None for _, continuation in growing)
+        changing = raw is None and (guided or bool(self.processors or self.filters))
+        report = Report(backend, logits if raw is None else raw, self.settings, changing=changing)
+        if guided or self.processors or self.filters:
+            logits = self._processed(backend, logits, growing, guided=guided)
+        tokens = self._chosen(backend, logits, growing)
+        for row, (token, (state, continuation)) in enumerate(zip(tokens, growing, strict=True)):
+            if state.error is None:
+                try:
+                    continuation.push(token, *report.of(row, token))
+                except Exception as error:
+                    state.error = error
+
+    def _chosen(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+        """`choose`; where that fails each row by itself, so that only the request with the bad row ends."""
+        try:
+            return self.choose(backend, logits, growing)
+        except Exception as error:
+            if len(growing) == 1:
+                growing[0][0].error = error
+                return [0]
+            return [
+                self._chosen(backend, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
+            ]
+
+    def _processed(
+        self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
+    ) -> Any:
+        """Processors, then what guides allow, then filters. [R, V] -> [R, V]"""
+        unprocessed = logits.copy() if guided and self.processors else logits
+        history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
+        for processor in self.processors:
+            logits = processor(history, logits, backend.xp)
+        if guided:
+            restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, backend.xp)
+        # Before the filters: these leave a token in each row that has one, and cannot work on a row that has none.
+        for row in backend.xp.flatnonzero(rows_without_a_token(logits, backend.xp)).tolist():
+            growing[row][0].error = no_token_left()
+            logits[row] = 0.0  # something to choose, which nobody will see
+        for filter_ in self.filters:
+            logits = filter_(history, logits, backend.xp)
+        return logits
+
+    def next_feeds(self, state: TokenState) -> list[Feed]:
+        """Each continuation that still grows is fed its newest token."""
+        if state.error is not None:
+            return []
+        shared = state.feeds == 1
+        feeds = [
+            Feed((c.token_ids[-1],), parent=0 if shared else i, draw=self.next_draw(state.request, c))
+            for i, c in enumerate(state.growing)
+            if c.finish_reason is None
+        ]
+        state.growing = [continuation for continuation in state.growing if continuation.finish_reason is None]
+        return feeds
+
+
+def _row_per_continuation(backend: Backend, rows: Rows, states: Sequence[State]) -> Any:
+    """After the prompt several continuations look at the same row; from then on each has its own."""
+    sources: list[int] = []
+    first = 0
+    for state in states:
+        assert isinstance(state, TokenState)
+        shared = state.feeds == 1
+        sources += [first if shared else first + i for i in range(len(state.growing))]
+        first += state.feeds
+    if sources == list(range(len(rows.logits))):
+        return rows.logits
+    return backend.xp.take(rows.logits, backend.xp.asarray(sources), axis=0)
+
 
 UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

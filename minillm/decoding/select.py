@@ -38,16 +38,16 @@ def _shared(kind: type[Strategy], settings: Settings) -> Strategy:
 def _kind(settings: Settings) -> type[Strategy]:
     """The class that does what the settings ask for; its module is loaded when it is first needed."""
     choices = (
-        (settings.amateur, "contrastive_decoding", "ContrastiveDecoding"),
+        (settings.amateur, "contrastive", "ContrastiveDecoding"),
         (settings.num_assistant_tokens > 0, "speculative", "SpeculativeDecoding"),
-        (settings.prompt_lookup_num_tokens > 0, "prompt_lookup", "PromptLookup"),
+        (settings.prompt_lookup_num_tokens > 0, "speculative", "PromptLookup"),
         (settings.lookahead_window > 0, "lookahead", "Lookahead"),
-        (settings.penalty_alpha > 0.0, "contrastive_search", "ContrastiveSearch"),
-        (settings.num_beam_groups > 1, "diverse", "DiverseBeamSearch"),
+        (settings.penalty_alpha > 0.0, "contrastive", "ContrastiveSearch"),
+        (settings.num_beam_groups > 1, "beam", "DiverseBeamSearch"),
         (settings.num_beams > 1, "beam", "BeamSearch"),
         (settings.mirostat > 0, "mirostat", "Mirostat"),
         (settings.do_sample, "sampling", "Sampling"),
-        (True, "greedy", "GreedySearch"),
+        (True, "sampling", "GreedySearch"),
     )
     module, name = next((module, name) for wanted, module, name in choices if wanted)
     kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)

@@ -9,17 +9,15 @@ from ..backends.base import Backend
 from ..backends.random import RandomTensor
 from ..backends.timing import TimingBackend
 from ..cache import PagedCache
-from ..core import PREFILL_CHUNK
 from ..decoding.select import strategy_for
 from ..decoding.strategy import Request
-from ..engine import Engine
+from ..engine import PREFILL_CHUNK, Engine
 from ..errors import ParameterError
 from ..hardware import CHIPS, Hardware, best_of, probe, read_bandwidth
-from ..loop import StepLoop
+from ..loop import Limits, StepLoop
 from ..models.base import Model
-from ..prompts import Prompt
+from ..request import Prompt
 from ..runner import Runner
-from ..scheduler import Limits
 from .phases import Ceilings, Profile, Step
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from minillm.checkpoint.pytorch import read_torch_zip
 from minillm.checkpoint.safetensors import read_safetensors
-from minillm.checkpoint.torch_zip import read_torch_zip
 from minillm.errors import MinillmError
 
 from . import torch_archive as archive

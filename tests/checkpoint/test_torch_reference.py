@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.checkpoint import open_checkpoint
-from minillm.checkpoint.torch_zip import read_torch_zip
+from minillm.checkpoint.pytorch import read_torch_zip
 from minillm.errors import CheckpointError, UnsupportedModelError
 
 from . import torch_archive as archive

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from minillm.checkpoint.torch_zip import read_torch_zip
+from minillm.checkpoint.pytorch import read_torch_zip
 from minillm.errors import CheckpointError, UnsupportedModelError
 
 from . import torch_archive as archive

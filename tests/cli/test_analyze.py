@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from minillm import hardware
-from minillm.cli.analyze import analyze
-from minillm.cli.analyze_tables import bytes_text, number_text, seconds_text
+from minillm.cli.analyze import analyze, bytes_text, number_text, seconds_text
 from minillm.cli.main import build_parser, run
 from minillm.cli.roofline import groups_of, roof_of
 from minillm.cli.roofline_page import place

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.decoding.beam import BeamSearch, BeamState
-from minillm.decoding.diverse import DiverseBeamSearch
+from minillm.decoding.beam import BeamSearch, BeamState, DiverseBeamSearch
 from minillm.decoding.parameters import GenerationConfig, Settings
 from minillm.decoding.resolving import resolve
 from minillm.decoding.strategy import Request, Rows

@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch", reason="needs the reference extra")
 pytest.importorskip("transformers", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
+from minillm.inspect import all_logits, score_tokens  # noqa: E402
 from minillm.models import load_model  # noqa: E402
 from minillm.reference.philox import BEAMS, uniform  # noqa: E402
 from minillm.reference.sampling import sample_without_replacement  # noqa: E402
-from minillm.scoring import all_logits, score_tokens  # noqa: E402
 
 from .. import huggingface  # noqa: E402
 from ..comparing import assert_same_tokens  # noqa: E402

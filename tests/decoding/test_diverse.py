@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.decoding.diverse import DiverseBeamSearch, DiverseState
+from minillm.decoding.beam import DiverseBeamSearch, DiverseState
 from minillm.decoding.strategy import Rows
 from minillm.runner import Runner
 

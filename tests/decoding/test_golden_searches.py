@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.decoding import contrastive_search, diverse
+from minillm.decoding import beam, contrastive
 from minillm.layers.head import LMHead
 from minillm.models import load_model
 from minillm.runner import Runner
@@ -88,16 +88,16 @@ def states_before_project_out(patch: pytest.MonkeyPatch) -> None:
 BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "groups take no notice of each other": (
         "diverse",
-        lambda patch: patch.setattr(diverse.DiverseBeamSearch, "extend", lambda self, *a: super(
-            diverse.DiverseBeamSearch, self).extend(*a[:3])),
+        lambda patch: patch.setattr(beam.DiverseBeamSearch, "extend", lambda self, *a: super(
+            beam.DiverseBeamSearch, self).extend(*a[:3])),
     ),
     "today's rule for the end of a search": (
         "diverse",
-        lambda patch: patch.setattr(diverse.DiverseBeamSearch, "goes_on", diverse.BeamSearch.goes_on),
+        lambda patch: patch.setattr(beam.DiverseBeamSearch, "goes_on", beam.BeamSearch.goes_on),
     ),
     "a context without the prompt": (
         "contrastive",
-        lambda patch: patch.setattr(contrastive_search.ContrastiveState, "line", property(
+        lambda patch: patch.setattr(contrastive.ContrastiveState, "line", property(
             lambda self: self.continuation.token_ids or self.request.prompt_ids)),
     ),
     "states before project_out": ("contrastive", states_before_project_out),

@@ -5,8 +5,7 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.beam import BeamSearch
-from minillm.decoding.greedy import GreedySearch
-from minillm.decoding.sampling import Sampling
+from minillm.decoding.sampling import GreedySearch, Sampling
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Rows
 

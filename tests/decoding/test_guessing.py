@@ -12,12 +12,10 @@ import pytest
 
 from minillm import Engine
 from minillm.decoding.parameters import GenerationConfig
-from minillm.decoding.prompt_lookup import look_up
 from minillm.decoding.resolving import resolve
 from minillm.decoding.select import strategy_for
-from minillm.decoding.speculation import expected_tokens
-from minillm.decoding.speculative import AcceptOrResample, SpeculativeDecoding
-from minillm.decoding.strategy import Request, Strategy
+from minillm.decoding.speculative import AcceptOrResample, SpeculativeDecoding, look_up
+from minillm.decoding.strategy import Request, Strategy, expected_tokens
 from minillm.loop import StepLoop
 from minillm.runner import Runner
 

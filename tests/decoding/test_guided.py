@@ -17,8 +17,7 @@ from minillm.decoding import select
 from minillm.decoding.guided import Guide
 from minillm.decoding.strategy import Strategy
 from minillm.errors import ParameterError
-from minillm.requests import RequestMaker
-from minillm.results import Completion
+from minillm.request import Completion, RequestMaker
 
 from ..reference.chi_square import p_value
 from ..tiny import tiny_model, write_checkpoint

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from minillm import Engine, GenerationConfig
-from minillm.decoding.stopping import StopStrings
+from minillm.decoding.continuation import StopStrings
 from minillm.errors import ParameterError
-from minillm.results import Completion
+from minillm.request import Completion
 
 from ..tiny import TOKENIZER, write_checkpoint
 
@@ -225,7 +225,7 @@ def test_stop_strings_are_prepared_once_for_all_continuations(engine: Engine, mo
 
 @pytest.mark.reference
 def test_where_transformers_differs_about_special_tokens() -> None:
-    """The text at the head of `stopping.py` says so."""
+    """The text at the head of `continuation.py` says so."""
     torch = pytest.importorskip("torch", reason="the live comparison needs the reference extra")
     transformers = pytest.importorskip("transformers", reason="the live comparison needs the reference extra")
 

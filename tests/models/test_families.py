@@ -9,7 +9,7 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.errors import CheckpointError
-from minillm.inspection import attention_maps
+from minillm.inspect import attention_maps
 from minillm.models import family_named, family_of, published_config, published_names
 
 from ..comparing import assert_same_tokens

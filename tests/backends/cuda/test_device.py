@@ -19,9 +19,9 @@ from minillm.backends.cuda.weights import Uploader, number_type
 from minillm.backends.random import RandomTensor
 from minillm.backends.weights import narrow
 from minillm.batch import TokenSequence
-from minillm.devices import Placement, choose_backend
 from minillm.errors import DeviceError, NumericalError
 from minillm.footprint import footprints
+from minillm.loading import Placement, choose_backend
 from tests.accounting.agreement import assert_agree
 from tests.cuda_emulator import Emulator
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint

@@ -13,11 +13,10 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.decoding.select import strategy_for
 from minillm.errors import NumericalError
-from minillm.inspection import attention_maps, next_tokens
+from minillm.inspect import all_logits, attention_maps, next_tokens, score_tokens
 from minillm.reference.philox import Keys, uniform
 from minillm.reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from minillm.runner import Output, Runner
-from minillm.scoring import all_logits, score_tokens
 from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.cuda_emulator import Emulator
 from tests.tiny import (

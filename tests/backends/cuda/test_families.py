@@ -13,9 +13,9 @@ from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.batch import TokenSequence
 from minillm.footprint import footprints
+from minillm.inspect import all_logits
 from minillm.reference.philox import uniform
 from minillm.runner import Runner
-from minillm.scoring import all_logits
 from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.cuda_emulator import Emulator
 from tests.families import CASES, CONFIGS, IDS

@@ -9,8 +9,8 @@ from minillm import Engine
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.cli.main import run
-from minillm.devices import Placement
 from minillm.errors import MinillmError
+from minillm.loading import Placement
 from tests.cuda_emulator import Emulator
 
 from .recording import Recorder, RecordingDevice

@@ -14,7 +14,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import FORMATS
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
-from minillm.devices import Placement, choose_backend
+from minillm.loading import Placement, choose_backend
 from minillm.runner import Runner
 
 from ...tiny import VARIANTS, tiny_model

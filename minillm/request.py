@@ -1,0 +1,343 @@
+"""From a prompt and what the user said to a request that can run, and what comes back: events, completions, scores."""
+
+import copy
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import ModelConfig
+from .decoding.continuation import FinishReason, Progress, StopStrings, TextStream, TopLogProbs
+from .decoding.guided import Guide, GuideMaker
+from .decoding.parameters import GenerationConfig, Settings
+from .decoding.resolving import resolve
+from .decoding.strategy import Request
+from .errors import ParameterError, PromptError, shown
+from .tokenizer import LAYOUTS, Tokenizer
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
+"""Text; or token ids: a list, tuple, range or other sequence of whole numbers, or a NumPy array of one dimension."""
+
+
+def is_prompt(value: Any) -> bool:
+    """Whether this is to be read as one prompt, and not as a list of them; it never fails.
+
+    A list of prompts is a sequence or an array whose first member is text, a sequence or an array. An empty one is a
+    list of no prompts. Anything that is neither is called a prompt, which `encode_prompt` then refuses.
+    """
+    return not _is_series(value) or bool(_length(value) and not (isinstance(value[0], str) or _is_series(value[0])))
+
+
+def encode_prompt(
+    prompt: Prompt, tokenizer: Tokenizer | None, config: ModelConfig, *, room: int = 0, begin: bool = True
+) -> list[int]:
+    """Token ids of a prompt.
+
+    Args:
+        prompt: text or token ids
+        tokenizer: for text
+        config: vocabulary and context
+        room: tokens that the context must have left after the prompt
+        begin: of an empty prompt make the model's beginning-of-sequence token
+
+    Raises:
+        PromptError: neither text nor token ids, empty with no token to begin with, too long, or an id outside the
+            vocabulary.
+    """
+    if not begin and (isinstance(prompt, str) or _is_series(prompt)) and not _length(prompt):
+        raise PromptError("the prompt is empty: give at least one token")
+    if isinstance(prompt, str):
+        ids = encode_text(prompt, tokenizer, config, room=room)
+    else:
+        ids = _token_ids(prompt, config, room)
+    outside = next((i for i in ids if not 0 <= i < config.vocab_size), None)
+    if outside is not None:
+        raise PromptError(f"token id {shown(outside)} is outside the vocabulary of {config.vocab_size}")
+    if not ids:
+        if config.bos_token_id is None:
+            raise PromptError("the prompt is empty, and the model has no token to begin with")
+        ids = [config.bos_token_id]
+    _check_length(len(ids), config, room)
+    return ids
+
+
+def encode_text(
+    text: str, tokenizer: Tokenizer | None, config: ModelConfig, *, room: int = 0, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids of a text. One that is far too long for the context is refused with little of it tokenized.
+
+    Raises:
+        PromptError: there is no tokenizer, the text is not valid UTF-8, or it is far too long.
+    """
+    tokenizer = need_tokenizer(tokenizer)
+    if tokenizer.exceeds(text, config.max_positions):
+        raise _too_long(f"more than {config.max_positions} tokens ({len(text)} characters)", config, room)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def need_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer of a model that has one.
+
+    Raises:
+        PromptError: it has none; the message says which files it would be in.
+    """
+    if tokenizer is None:
+        raise PromptError(
+            "this model has no tokenizer: give the prompt as token ids, or name a tokenizer by Engine(tokenizer=...); "
+            f"a folder is searched for {LAYOUTS}"
+        )
+    return tokenizer
+
+
+def _is_series(value: Any) -> bool:
+    """Whether its members may be token ids or prompts: bytes are neither, nor is a number as an array without any."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value)
+    except OverflowError:  # a range
+        return sys.maxsize
+
+
+def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
+    if not _is_series(prompt):
+        raise PromptError(f"a prompt is text or a list of token ids, found {shown(prompt)}")
+    _check_length(_length(prompt), config, room)
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or (prompt.dtype.kind not in "iuO" and prompt.size):
+            kind = f"{prompt.ndim} dimensions of {prompt.dtype}"
+            raise PromptError(f"token ids in an array are whole numbers in one dimension, found {kind!s:.60}")
+        prompt = prompt.tolist()
+    for value in prompt:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise PromptError(f"a prompt is text or a list of token ids, found {shown(value)} in it")
+    return [int(value) for value in prompt]
+
+
+def _check_length(tokens: int, config: ModelConfig, room: int) -> None:
+    if tokens + room > config.max_positions:
+        raise _too_long(f"{tokens} tokens", config, room)
+
+
+def _too_long(length: str, config: ModelConfig, room: int) -> PromptError:
+    more = f", which must leave room for {room} more" if room else ""
+    return PromptError(f"the prompt has {length}; the context takes {config.max_positions}{more}")
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one step added to one continuation of one request."""
+
+    request_id: int
+    index: int
+    """Which of the request's returned sequences"""
+    text: str
+    """Text that became certain: whole characters, no part of a stop string. Their concatenation is the result's"""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    """Natural logarithm of each token's probability under the model; only where asked for"""
+    top_logprobs: tuple[TopLogProbs, ...] = ()
+    finish_reason: FinishReason | None = None
+    """Set in the last event: "stop" (end-of-sequence token or stop string), "length", "abort" or "error\""""
+    score: float | None = None
+    """Of a beam: summed log-probability over length to the power of length_penalty"""
+    error: Exception | None = None
+    """Why the request could not go on, where `finish_reason` is "error": what a logits processor of yours raised, a
+    guide that no token satisfies, NaN in the logits"""
+
+    @classmethod
+    def of(cls, request_id: int, progress: Progress) -> "Event":
+        """A continuation's progress, under its request's id."""
+        return cls(
+            request_id,
+            progress.index,
+            progress.text,
+            progress.token_ids,
+            progress.log_probs,
+            progress.top_log_probs,
+            progress.finish_reason,
+            progress.score,
+            progress.error,
+        )
+
+
+@dataclass
+class Completion:
+    """One returned sequence, without the prompt unless `echo` asked for it."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    top_logprobs: list[TopLogProbs] | None = None
+    score: float | None = None
+    finish_reason: FinishReason | None = None
+
+    def add(self, event: Event) -> None:
+        """Append what a step gave."""
+        self.text += event.text
+        self.token_ids += event.token_ids
+        if event.logprobs:
+            self.logprobs = [*(self.logprobs or []), *event.logprobs]
+        if event.top_logprobs:
+            self.top_logprobs = [*(self.top_logprobs or []), *event.top_logprobs]
+        self.score = event.score
+        self.finish_reason = event.finish_reason
+
+
+@dataclass
+class Generation:
+    """All that one prompt gave."""
+
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+    prompt_logprobs: list[float | None] | None = None
+    """With `echo` and `logprobs`: of each prompt token given those before it; the first has none"""
+
+    @property
+    def text(self) -> str:
+        """The first completion's text."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first completion's tokens."""
+        return self.completions[0].token_ids
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a text is, token by token."""
+
+    token_ids: list[int]
+    logprobs: list[float | None]
+    """Natural logarithms; the first token follows nothing and has none"""
+
+    @property
+    def total(self) -> float:
+        """Summed log-probability of all tokens after the first."""
+        return math.fsum(value for value in self.logprobs if value is not None)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-mean log-probability); 1 for fewer than two tokens."""
+        return math.exp(-self.total / max(1, len(self.token_ids) - 1))
+
+
+logger = logging.getLogger("minillm")
+
+PROMPT_TAIL = 8
+"""Prompt tokens that a stream of text looks back on, for a character that is split at the prompt's end."""
+
+
+@dataclass(frozen=True)
+class RequestMaker:
+    """What every request of one model has in common."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    defaults: Mapping[str, Any]
+    """What the checkpoint's generation_config.json says"""
+    models: tuple[str, ...] = ()
+    """Which of "draft" and "amateur" are there"""
+
+    def make(self, prompt: Prompt, wanted: GenerationConfig, *, batch_id: int = 0) -> Request:
+        """Encode the prompt and settle every field. `batch_id` is its place in a list of prompts.
+
+        Raises:
+            PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
+            ParameterError: a field is unknown, impossible or without effect.
+        """
+        ids = encode_prompt(prompt, self.tokenizer, self.config, room=1)
+        settings = self._settle(wanted, len(ids))
+        if self.tokenizer is not None:
+            settings = _stopping_at_special_tokens(self.tokenizer, settings, self.config.vocab_size)
+            stream, guide = _stream_maker(self.tokenizer, ids, settings), self._guide_maker(settings)
+            return Request(ids, settings, stream, batch_id, guide)
+        needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
+        if needy is not None:
+            raise ParameterError(f"{needy} needs a tokenizer, and this model has none")
+        return Request(ids, settings, batch_id=batch_id)
+
+    @cached_property
+    def _guides(self) -> GuideMaker:
+        assert self.tokenizer is not None
+        return GuideMaker(self.tokenizer.to_json(), self.tokenizer.vocab_size)
+
+    def _guide_maker(self, settings: Settings) -> Callable[[], Guide] | None:
+        """What makes a new guide for each continuation; None where the user wants none."""
+        if settings.guide is None:
+            return None
+        return self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
+
+    def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
+        """Settings with a number of new tokens that the context has room for."""
+        settings = resolve(
+            wanted,
+            self.defaults,
+            vocab_size=self.config.vocab_size,
+            eos_token_id=self.config.eos_token_ids,
+            models=self.models,
+        )
+        guessing = ("prompt_lookup_num_tokens", "lookahead_window")
+        refuse_guesses(self.config, {name: getattr(settings, name) for name in guessing})
+        if prompt_length > 1 and "forced_bos_token_id" in settings.explicit:
+            raise ParameterError(
+                f"forced_bos_token_id={settings.forced_bos_token_id} has no effect on a prompt of {prompt_length}"
+                " tokens: it follows a prompt of one; leave it out"
+            )
+        limit, room = settings.new_token_limit(prompt_length), self.config.max_positions - prompt_length
+        if limit > room:
+            context = self.config.max_positions
+            logger.warning("%d new tokens go past the context of %d: %d fit after the prompt", limit, context, room)
+        return replace(settings, max_new_tokens=min(limit, room), max_length=None)
+
+    def prompt_text(self, request: Request) -> str:
+        """The prompt as text; empty where there is no tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(request.prompt_ids)
+
+
+def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
+    """Refuse speculation where tokens that are run together are not what they would be one by one.
+
+    Raises:
+        ParameterError: one of what is `wanted`, by name.
+    """
+    for name, value in wanted.items():
+        if value and config.keys_follow_length:
+            raise ParameterError(
+                f"{name} would change what the model says: with dynamic rotary scaling keys depend on how many tokens "
+                "are run; leave it out"
+            )
+
+
+def _stopping_at_special_tokens(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> Settings:
+    """Let a stop string that spells a special token mean that token too, which no text has: it ends the sequence."""
+    if not settings.stop_strings:
+        return settings
+    spelled = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
+    ends = dict.fromkeys([*settings.eos_token_ids, *(spelled[s] for s in settings.stop_strings if s in spelled)])
+    return replace(settings, eos_token_ids=tuple(ends))
+
+
+def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:
+    """What makes a new stream of text for each continuation of one prompt."""
+    tail = ids[-max(PROMPT_TAIL, *(len(stop.encode()) for stop in settings.stop_strings), 0) :]
+    stops = None
+    if settings.stop_strings:
+        stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
+
+    def make() -> TextStream:
+        return TextStream(tokenizer.stream(tail), copy.copy(stops))  # the copies share what the strings became
+
+    return make
