@@ -192,19 +192,15 @@ class Engine:
             As `add`, at once and not with the first step. The iterator raises what ends the request (`Event.error`).
         """
         request = self.request(prompt, config, **fields)
-        mail: deque[Event] = deque()
-        submitted: list[int] = []
+        prompt_text = self._maker.prompt_text(request) if request.settings.echo else None
+        events = EventStream(self, request.settings.num_return_sequences)
         try:
             with self._turn():
-                submitted.append(self._submit(request))
-                self._mail[submitted[0]] = mail
+                events.open(self._submit(request), prompt_text)
         except KeyboardInterrupt:
-            self._drop(submitted)
+            events.close()
             raise
-        if request.settings.echo:
-            text = self._maker.prompt_text(request)
-            mail.extendleft(Event(submitted[0], i, text, ()) for i in reversed(request.indices))
-        return EventStream(self, submitted[0], mail, request.settings.num_return_sequences)
+        return events
 
     # --- conversations -------------------------------------------------------------------------------------------
 
@@ -509,12 +505,20 @@ class EventStream(Iterator[Event]):
     Closing it, or forgetting it, drops the request.
     """
 
-    def __init__(self, engine: Engine, request_id: int, mail: deque[Event], sequences: int) -> None:
+    _open = False
+
+    def __init__(self, engine: Engine, sequences: int) -> None:
         self._engine = engine
-        self._request_id = request_id
-        self._mail = mail
         self._growing = sequences
+        self._mail: deque[Event] = deque()
+
+    def open(self, request_id: int, prompt_text: str | None) -> None:
+        """Take up a request that was just put in line; the prompt's text comes first, where it is wanted."""
+        self._request_id = request_id
         self._open = True
+        self._engine._mail[request_id] = self._mail
+        if prompt_text is not None:
+            self._mail += (Event(request_id, index, prompt_text, ()) for index in range(self._growing))
 
     def __next__(self) -> Event:
         """The next event.

@@ -31,6 +31,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the tests run in a shell's background, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("small"), seed=2)
@@ -208,7 +216,8 @@ def test_ctrl_c_while_another_thread_has_its_turn() -> None:
 
 def test_ctrl_c_in_a_process_ends_it_within_a_step(small: Path) -> None:
     program = (
-        "import sys, minillm\n"
+        "import signal, minillm\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"engine = minillm.Engine({str(small)!r}, backend='numpy')\n"
         "print('ready', flush=True)\n"
         "try:\n"
@@ -224,7 +233,10 @@ def test_ctrl_c_in_a_process_ends_it_within_a_step(small: Path) -> None:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30)[0] == "False True\n"
+        try:
+            assert process.communicate(timeout=30)[0] == "False True\n"
+        finally:
+            process.kill()
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def run_signalled(event: str, wanted: str, number: int, *arguments: str) -> subp
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["minillm.cli.main", "minillm.cli.chat", "minillm.engine", "numpy", "tokenizers"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_importing_ends_at_once(number: int, module: str) -> None:
@@ -159,6 +160,7 @@ PRINTING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("command", PRINTING)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -171,6 +173,7 @@ def test_standard_output_without_room_is_one_line_and_exit_code_1(command: str, 
     assert result.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*PRINTING, "quantize"])
 def test_standard_output_that_is_closed_is_one_line_and_exit_code_1(command: str) -> None:
     result = run([*MODULE, *PRINTING.get(command, ["quantize", "a", "b"])], preexec_fn=lambda: os.close(1))

@@ -48,6 +48,7 @@ SCORES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCORES)
 def test_draws_without_replacement_follow_the_exact_distribution(name: str) -> None:
     scores = SCORES[name]
@@ -56,6 +57,7 @@ def test_draws_without_replacement_follow_the_exact_distribution(name: str) -> N
     assert p_of(drawn, exact(scores, 3)) > 0.001
 
 
+@pytest.mark.slow
 def test_the_same_test_tells_draws_that_share_a_uniform_number() -> None:
     scores = SCORES["peaked"]
     uniforms = np.repeat(uniform(np.arange(DRAWS)[:, None], 0, 7, BEAMS), 3, axis=1)

@@ -213,6 +213,7 @@ DRAFTED = {"models": ("draft",), "num_assistant_tokens": 2}
 LOOKED_UP = {"prompt_lookup_num_tokens": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [DRAFTED, LOOKED_UP], ids=["draft", "prompt lookup"])
 def test_samples_have_the_targets_distribution(way: dict[str, Any]) -> None:
     p, acceptance = goodness(way)
@@ -241,6 +242,7 @@ class AcceptsAll(AcceptOrResample):
         return uniforms > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [AcceptsTheLikely, AcceptsAll])
 def test_a_wrong_acceptance_rule_fails_the_same_test(rule: type) -> None:
     assert goodness(DRAFTED, rule=rule, draws=FEW)[0] < 1e-6

@@ -154,6 +154,7 @@ def test_attention_is_the_reference(emulator: Emulator, storage: str, lengths: s
     case.check(case.run(emulator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("lengths", ["several splits, padded", "mixed with decode, padded"])
 def test_the_order_of_threads_is_nothing(any_emulator: Emulator, storage: str, lengths: str) -> None:
@@ -264,6 +265,7 @@ def test_a_window_of_any_width(emulator: Emulator, storage: str, window: int) ->
         case.check(case.run(emulator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["float32", "float16"])
 @pytest.mark.parametrize("lengths", BACK)
 def test_windows_and_slopes_in_any_order_of_threads(any_emulator: Emulator, storage: str, lengths: str) -> None:

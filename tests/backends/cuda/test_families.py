@@ -30,9 +30,13 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 """Longer than any window, a tile of the prefill kernel's keys, and the length that a stretched rotation begins at."""
 
 
+FAST = {family: [next(iter(configs))] for family, configs in CONFIGS.items() if family != "opt"}
+"""Configurations that the ordinary tests run: one a family. OPT is what the other tests of this back end run."""
+
+
 @pytest.fixture(
     params=[
-        pytest.param(CONFIGS[family][name], marks=[pytest.mark.slow] if family == "opt" else [])
+        pytest.param(CONFIGS[family][name], marks=[] if name in FAST.get(family, ()) else [pytest.mark.slow])
         for family, name in CASES
     ],
     ids=IDS,
