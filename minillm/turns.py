@@ -5,6 +5,7 @@ leave pages without an owner and requests that nobody ends. So while an engine w
 raised where everything is in order: after a step, or when the call returns. A second Ctrl-C does not wait.
 """
 
+import os
 import signal
 import threading
 from collections import deque
@@ -76,6 +77,7 @@ class Turns:
     """A lock that threads get in the order in which they came, so that none waits for ever beside one that loops."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._guard = threading.Lock()
         self._owner: int | None = None
         self._queue: deque[tuple[int, threading.Event]] = deque()
@@ -85,7 +87,7 @@ class Turns:
         """Wait for the turn, and have it until the block ends. Ctrl-C is held back inside.
 
         Raises:
-            EngineStateError: this thread has the turn already.
+            EngineStateError: this thread has the turn already, or a thread had it that this forked process lacks.
         """
         with interrupts.deferred():
             self._acquire(threading.get_ident())
@@ -95,6 +97,8 @@ class Turns:
                 self._release()
 
     def _acquire(self, thread: int) -> None:
+        if self._process != os.getpid():
+            self._begin_anew(thread)
         with self._guard:
             if self._owner is None:
                 self._owner = thread
@@ -112,6 +116,16 @@ class Turns:
             except BaseException:
                 self._give_up(thread, mine)
                 raise
+
+    def _begin_anew(self, thread: int) -> None:
+        """In a forked child: none of the threads that were waiting or working is there."""
+        if self._owner not in (None, thread):
+            raise EngineStateError(
+                "the process was forked while another thread used this engine, so its state is unknown here: "
+                "make an engine in the child, or fork while none is in use"
+            )
+        self._process, self._guard = os.getpid(), threading.Lock()
+        self._queue.clear()
 
     def _give_up(self, thread: int, mine: threading.Event) -> None:
         with self._guard:

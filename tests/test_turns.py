@@ -365,6 +365,36 @@ def _note(turns: Turns, order: list[int], i: int) -> None:
         order.append(i)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_that_is_forked_in_the_middle_says_so(engine: Engine) -> None:
+    """Another thread has the turn, which nobody gives back in the child. The parent goes on."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold(history: Any, logits: Any, xp: Any) -> Any:
+        inside.set()
+        leave.wait(30)
+        return logits
+
+    thread = threading.Thread(target=lambda: engine.generate([5], max_new_tokens=1, logits_processor=[hold]))
+    thread.start()
+    inside.wait(30)
+    child = os.fork()
+    if not child:
+        try:
+            engine.generate([5, 6], **LENGTH)
+        except EngineStateError as error:
+            os._exit(7 if "forked while another thread used this engine" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    leave.set()
+    thread.join()
+    child = os.fork()
+    if not child:
+        os._exit(7 if len(engine.generate([5, 6], **LENGTH).token_ids) == 12 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert_in_order(engine)
+
+
 def test_an_engine_called_from_inside_its_own_step_says_so(engine: Engine) -> None:
     def calls(history: Any, logits: Any, xp: Any) -> Any:
         engine.generate("again")
