@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, PromptError
 from .options import (
+    COMMON,
     add_generation_options,
-    add_helper_options,
     add_model_options,
     generation_fields,
     load_engine,
@@ -46,9 +46,9 @@ def add_parser(commands: Any) -> None:
         help="""what else the template is told, such as '{"enable_thinking": false}'""",
     )
     add_model_options(parser)
-    add_helper_options(parser)
     add_generation_options(parser)
     parser.add_argument("--stats", action="store_true", help="after each turn: tokens computed and found in the cache")
+    parser.shorten(COMMON)
     parser.set_defaults(run=run)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ParameterError
 from .guesses import print_speculation
 from .options import (
+    COMMON,
     add_generation_options,
-    add_helper_options,
     add_model_options,
     add_prompt_options,
     generation_fields,
@@ -42,11 +42,10 @@ def add_parser(commands: Any) -> None:
     )
     add_prompt_options(parser)
     add_model_options(parser)
-    add_helper_options(parser)
     add_generation_options(parser)
     output = parser.add_argument_group("output")
-    output.add_argument("--echo", action="store_true", default=None, help="print the prompt too")
-    output.add_argument("--json", action="store_true", help="one JSON object a prompt, with tokens and finish reason")
+    output.add_argument("--echo", action="store_true", default=None, help="print the prompt as well")
+    output.add_argument("--json", action="store_true", help="a JSON object for each prompt")
     output.add_argument("--logprobs", action="store_true", default=None, help="with --json: log-probabilities")
     output.add_argument(
         "--top-logprobs", type=int, metavar="N", help="with --json: the N likeliest tokens at each position"
@@ -54,9 +53,10 @@ def add_parser(commands: Any) -> None:
     output.add_argument(
         "--stats",
         action="store_true",
-        help="print times, rates and a GPU's memory to standard error; of guesses too, for which the prompts run once "
-        "more without any",
+        help="print times, rates and GPU memory to standard error; with speculation the prompts run again without it, "
+        "to compare",
     )
+    parser.shorten(COMMON)
     parser.set_defaults(run=run)
 
 

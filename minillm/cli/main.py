@@ -21,10 +21,50 @@ WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class _Parser(argparse.ArgumentParser):
-    """Does not pass over it where its help cannot be printed."""
+    """Has a short help beside the whole one, and does not pass over it where help cannot be printed."""
+
+    _common: frozenset[str] = frozenset()
+
+    def shorten(self, common: frozenset[str]) -> None:
+        """Have --help show these options only, by their `dest`, and --help-all every one."""
+        self._common = common
+        self.usage = f"{self.prog} [options]"
+        self.add_argument("--help-all", action=_HelpAll, help="show every option and exit")
+
+    def format_help(self) -> str:
+        """The help; the short one where there is such."""
+        if not self._common:
+            return super().format_help()
+        rare = [action for action in self._actions if action.dest not in self._common]
+        groups, texts = self._action_groups, [action.help for action in rare]
+        shown = [g for g in groups if any(action.dest in self._common for action in g._group_actions)]
+        try:
+            self._action_groups = shown
+            for action in rare:
+                action.help = argparse.SUPPRESS
+            return super().format_help()
+        finally:
+            self._action_groups = groups
+            for action, text in zip(rare, texts, strict=True):
+                action.help = text
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print(message, end="", file=file or sys.stderr)
+
+
+class _HelpAll(argparse.Action):
+    """Prints all options, as --help does where there is no short help."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+        self.dest = dest
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print, and exit."""
+        assert isinstance(parser, _Parser)
+        parser._common = frozenset()
+        parser.print_help()
+        parser.exit()
 
 
 def build_parser() -> argparse.ArgumentParser:

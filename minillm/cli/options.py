@@ -14,6 +14,35 @@ if TYPE_CHECKING:
     from ..decoding.parameters import Settings
     from ..engine import Engine
 
+COMMON = frozenset(
+    [
+        "help",
+        "help_all",
+        "prompt",
+        "prompt_file",
+        "system",
+        "model",
+        "dtype",
+        "device",
+        "threads",
+        "max_new_tokens",
+        "stop_strings",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "num_beams",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "draft",
+        "echo",
+        "json",
+        "stats",
+    ]
+)
+"""Options that the short help of `generate` and `chat` shows."""
+
 MAX_BATCH_SIZE = 16
 """Prompts side by side; more of them wait."""
 
@@ -29,119 +58,144 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
     """Which model, and how it runs. `dtypes` are the default of a command that takes several."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the small model inside)"
+        "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the model in the package)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
     group.add_argument(
-        "--tokenizer", metavar="PATH", help="folder, tokenizer.json or hub id in place of the model's own tokenizer"
+        "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
     )
     several = "" if dtypes is None else "; several, with commas"
     group.add_argument(
         "--dtype",
         default=dtypes or "auto",
-        help=f"how weights are kept: float32, float16, bfloat16, int8, int4{several} (default: {dtypes or 'auto'})",
+        help=f"of weights: float32, float16, bfloat16, int8, int4{several} (default: {dtypes or 'auto'})",
     )
     group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
     group.add_argument("--backend", default="auto", help="numpy, or numba where it is installed (default: auto)")
-    group.add_argument("--cache-dtype", default="auto", help="of keys and values: float32 (default), bfloat16, int8")
-    group.add_argument("--threads", type=int, metavar="N", help="of the processor (default: its cores)")
-
-
-def add_helper_options(parser: argparse.ArgumentParser) -> None:
-    """Models that work beside the first."""
-    group = parser.add_argument_group("several models", "Folder or hub id, with the same vocabulary.")
-    group.add_argument("--draft", metavar="MODEL", help="a smaller one that guesses ahead (speculative decoding)")
-    group.add_argument("--amateur", metavar="MODEL", help="a weaker one to differ from (contrastive decoding)")
+    group.add_argument("--cache-dtype", default="auto", help="of the KV cache: float32 (default), bfloat16, int8")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
 
 
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
-    """How the tokens are chosen. Names and meanings are those of `GenerationConfig`."""
-    lengths = parser.add_argument_group("length and end")
-    lengths.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: the model's own, else 20)"
-    )
-    lengths.add_argument("--min-new-tokens", type=int, metavar="N", help="tokens before the text may end")
-    lengths.add_argument(
-        "--stop", dest="stop_strings", action="append", metavar="TEXT", help="end before this text; may be repeated"
-    )
-    lengths.add_argument("--include-stop", action="store_true", default=None, help="keep the stop text")
-    choice = parser.add_argument_group("choice of tokens", "Greedy by default; any of the first five options samples.")
-    choice.add_argument("--temperature", type=float, metavar="T", help="above 1 flattens, below 1 sharpens")
-    choice.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest (default: 50; 0: all)")
-    choice.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest that together reach P")
-    choice.add_argument("--min-p", type=float, metavar="P", help="draw from what is P times as likely as the best")
-    choice.add_argument("--seed", type=int, help="of the draws")
-    choice.add_argument("--sample", dest="do_sample", action="store_true", default=None, help="sample as it is")
-    choice.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1 avoids tokens seen before")
-    choice.add_argument("--presence-penalty", type=float, metavar="X", help="off each token generated before")
-    choice.add_argument("--frequency-penalty", type=float, metavar="X", help="off each token, times its count")
-    choice.add_argument("--num-beams", type=int, metavar="N", help="beam search over N beams")
-    choice.add_argument("--length-penalty", type=float, metavar="X", help="of beams: above 0 favours long results")
-    choice.add_argument(
-        "--early-stopping", type=_early_stopping, metavar="WHEN", help="of beams: yes, no (default) or never"
-    )
-    choice.add_argument("--num-beam-groups", type=int, metavar="N", help="groups of beams that avoid each other")
-    choice.add_argument("--diversity-penalty", type=float, metavar="X", help="how much they do")
-    choice.add_argument(
-        "--penalty-alpha", type=float, metavar="A", help="contrastive search among the --top-k likeliest: its weight"
-    )
-    choice.add_argument("--num-return-sequences", type=int, metavar="N", help="results for each prompt (default: 1)")
-    choice.add_argument(
-        "--no-cache", dest="use_cache", action="store_false", default=None, help="compute everything at every step"
-    )
-    _add_filter_options(parser)
-    _add_word_options(parser)
+    """How text is generated. Names and meanings are those of `GenerationConfig`."""
+    _add_text_options(parser)
+    _add_sampling_options(parser)
+    _add_search_options(parser)
     _add_guide_options(parser)
-    _add_guess_options(parser)
+    _add_speculation_options(parser)
 
 
-def _add_filter_options(parser: argparse.ArgumentParser) -> None:
-    """Less common ways to sample."""
-    group = parser.add_argument_group("further ways to sample", "Any of these samples too.")
-    group.add_argument("--typical-p", type=float, metavar="P", help="draw from the most typical that together reach P")
-    group.add_argument("--epsilon-cutoff", type=float, metavar="P", help="draw from what has at least probability P")
-    group.add_argument("--eta-cutoff", type=float, metavar="P", help="the same, falling with the entropy")
-    group.add_argument("--top-h", type=float, metavar="H", help="draw from the best with a share H of the entropy")
-    group.add_argument("--top-n-sigma", type=float, metavar="N", help="draw from N deviations below the best upwards")
-    group.add_argument("--mirostat", type=int, metavar="2", help="Mirostat 2.0: hold the text's surprise at tau")
-    group.add_argument("--mirostat-tau", type=float, metavar="BITS", help="the surprise to hold (default: 5)")
-    group.add_argument("--mirostat-eta", type=float, metavar="X", help="how fast it corrects (default: 0.1)")
+def _add_text_options(parser: argparse.ArgumentParser) -> None:
+    """Length, end, and words. Fields that are made of many token ids, or of functions, are the library's."""
+    group = parser.add_argument_group("text")
+    group.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="tokens to generate at most (default: the model's own, else 20)"
+    )
+    group.add_argument("--min-new-tokens", type=int, metavar="N", help="tokens to generate at least")
+    group.add_argument(
+        "--stop", dest="stop_strings", action="append", metavar="TEXT", help="stop before this text; may be repeated"
+    )
+    group.add_argument("--include-stop", action="store_true", default=None, help="keep the stop text in the result")
+    group.add_argument(
+        "--num-return-sequences", type=int, metavar="N", help="results for each prompt, sampled or beams (default: 1)"
+    )
+    group.add_argument("--no-repeat-ngram-size", type=int, metavar="N", help="never repeat a sequence of N tokens")
+    group.add_argument("--suppress-tokens", type=int, nargs="+", metavar="ID", help="never generate these tokens")
+    group.add_argument(
+        "--begin-suppress-tokens", type=int, nargs="+", metavar="ID", help="never begin with these tokens"
+    )
+    group.add_argument(
+        "--forced-eos-token-id", type=int, metavar="ID", help="the last token, if the limit of length is reached"
+    )
+    group.add_argument(
+        "--no-cache", dest="use_cache", action="store_false", default=None, help="recompute all K/V at every step"
+    )
 
 
-def _add_word_options(parser: argparse.ArgumentParser) -> None:
-    """What is never said. Fields that are made of many token ids, or of functions, are the library's."""
-    group = parser.add_argument_group("words")
-    group.add_argument("--no-repeat-ngram-size", type=int, metavar="N", help="say no N tokens in a row twice")
-    group.add_argument("--suppress-tokens", type=int, nargs="+", metavar="ID", help="tokens that never come")
-    group.add_argument("--begin-suppress-tokens", type=int, nargs="+", metavar="ID", help="that do not come first")
-    group.add_argument("--forced-eos-token-id", type=int, metavar="ID", help="the last token at the limit of length")
+def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "sampling", "Greedy search by default. Each of these but the penalties turns sampling on."
+    )
+    group.add_argument("--temperature", type=float, metavar="T", help="divide logits by T: above 1 flattens")
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens (default: 50; 0: all)")
+    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens that sum to P")
+    group.add_argument("--min-p", type=float, metavar="P", help="keep tokens P times as likely as the best, or more")
+    group.add_argument("--seed", type=int, help="random seed (default: a fresh one)")
+    group.add_argument(
+        "--sample", dest="do_sample", action="store_true", default=None, help="sample with the model's own settings"
+    )
+    group.add_argument("--typical-p", type=float, metavar="P", help="keep the most typical tokens that sum to P")
+    group.add_argument("--epsilon-cutoff", type=float, metavar="P", help="keep tokens of probability P or more")
+    group.add_argument(
+        "--eta-cutoff", type=float, metavar="P", help="as --epsilon-cutoff, with a threshold that falls with entropy"
+    )
+    group.add_argument("--top-h", type=float, metavar="H", help="keep the likeliest tokens with a share H of entropy")
+    group.add_argument(
+        "--top-n-sigma", type=float, metavar="N", help="keep logits within N standard deviations of the largest"
+    )
+    group.add_argument("--mirostat", type=int, metavar="2", help="Mirostat 2.0: hold surprise at --mirostat-tau")
+    group.add_argument("--mirostat-tau", type=float, metavar="BITS", help="target surprise (default: 5)")
+    group.add_argument("--mirostat-eta", type=float, metavar="X", help="learning rate (default: 0.1)")
+    group.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="above 1 makes tokens seen so far less likely"
+    )
+    group.add_argument(
+        "--presence-penalty", type=float, metavar="X", help="subtract this from the logit of every generated token"
+    )
+    group.add_argument(
+        "--frequency-penalty", type=float, metavar="X", help="the same, times how often it was generated"
+    )
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search")
+    group.add_argument("--num-beams", type=int, metavar="N", help="beam search with N beams")
+    group.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="X",
+        help="exponent of the length in a beam's score: above 0 favours long",
+    )
+    group.add_argument(
+        "--early-stopping", type=_early_stopping, metavar="WHEN", help="stop beam search early: yes, no or never"
+    )
+    group.add_argument("--num-beam-groups", type=int, metavar="N", help="diverse beam search with N groups of beams")
+    group.add_argument(
+        "--diversity-penalty", type=float, metavar="X", help="subtracted from tokens that earlier groups chose"
+    )
+    group.add_argument(
+        "--penalty-alpha", type=float, metavar="A", help="contrastive search among --top-k tokens, with this weight"
+    )
+    group.add_argument(
+        "--amateur", metavar="MODEL", help="contrastive decoding: a weaker model with the same vocabulary"
+    )
+    group.add_argument(
+        "--contrastive-alpha", type=float, metavar="A", help="keep tokens A times as likely as the best (default: 0.1)"
+    )
+    group.add_argument("--amateur-temperature", type=float, metavar="T", help="of the weaker model (default: 1)")
 
 
 def _add_guide_options(parser: argparse.ArgumentParser) -> None:
-    """A form that the text keeps to."""
-    group = parser.add_argument_group(
-        "guided generation", "Only tokens that keep the text within a form; needs the extra 'guided'."
-    )
-    group.add_argument("--guided-json", metavar="SCHEMA", help="a JSON schema: {...}, or the name of its file")
+    group = parser.add_argument_group("guided", "Only text of a given form; needs the extra 'guided'.")
+    group.add_argument("--guided-json", metavar="SCHEMA", help="a JSON schema: {...}, or a file with one")
     group.add_argument("--guided-regex", metavar="REGEX", help="a regular expression")
-    group.add_argument("--guided-grammar", metavar="FILE", help="a grammar in Lark's notation")
+    group.add_argument("--guided-grammar", metavar="FILE", help="a file with a grammar in Lark's notation")
     group.add_argument("--guided-choice", action="append", metavar="TEXT", help="one of these; may be repeated")
 
 
-def _add_guess_options(parser: argparse.ArgumentParser) -> None:
-    """Several tokens in one pass, and two models against each other."""
-    ahead = parser.add_argument_group("guessing ahead", "The same tokens in fewer passes.")
-    ahead.add_argument("--num-assistant-tokens", type=int, metavar="N", help="of the draft model (default: 5; 0: none)")
-    ahead.add_argument(
-        "--prompt-lookup-num-tokens", type=int, metavar="N", help="guess N tokens by what followed before"
+def _add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("speculation", "The same distribution in fewer forward passes.")
+    group.add_argument("--draft", metavar="MODEL", help="a smaller draft model with the same vocabulary")
+    group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="drafted tokens (default: 5; 0: none)")
+    group.add_argument(
+        "--prompt-lookup-num-tokens", type=int, metavar="N", help="draft N tokens by looking back in the text"
     )
-    ahead.add_argument("--max-matching-ngram-size", type=int, metavar="N", help="... the last N tokens (default: 2)")
-    ahead.add_argument("--lookahead-window", type=int, metavar="W", help="guess by Jacobi iteration W positions ahead")
-    ahead.add_argument("--lookahead-ngram-size", type=int, metavar="N", help="... in N-grams (default: 3)")
-    ahead.add_argument("--lookahead-guesses", type=int, metavar="G", help="... of which G are verified (default: 5)")
-    contrast = parser.add_argument_group("contrastive decoding", "Of the amateur model.")
-    contrast.add_argument("--contrastive-alpha", type=float, metavar="A", help="who is eligible (default: 0.1)")
-    contrast.add_argument("--amateur-temperature", type=float, metavar="T", help="of its distribution (default: 1)")
+    group.add_argument(
+        "--max-matching-ngram-size", type=int, metavar="N", help="... for the last N tokens (default: 2)"
+    )
+    group.add_argument("--lookahead-window", type=int, metavar="W", help="draft by Jacobi iteration W positions ahead")
+    group.add_argument("--lookahead-ngram-size", type=int, metavar="N", help="... in N-grams (default: 3)")
+    group.add_argument("--lookahead-guesses", type=int, metavar="G", help="... of which G are verified (default: 5)")
 
 
 def _early_stopping(word: str) -> bool | str:
@@ -229,10 +283,10 @@ def placement_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Where the text comes from."""
-    group = parser.add_argument_group("prompt", "Without one of these it is read from standard input.")
+    group = parser.add_argument_group("prompt", "Read from standard input by default.")
     source = group.add_mutually_exclusive_group()
-    source.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated: all run side by side")
-    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="the whole file is one prompt")
+    source.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated: prompts run as one batch")
+    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="a file that is one prompt")
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:

@@ -1,5 +1,6 @@
 """minillm generate: what reaches standard output, standard error and the shell."""
 
+import argparse
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minillm import Engine
-from minillm.cli.main import run
+from minillm.cli.main import build_parser, run
 
 from ..tiny import write_checkpoint
 
@@ -223,6 +224,26 @@ def test_help_of_every_command_reads_well(capsys):
         text = capsys.readouterr().out
         assert text.startswith(f"usage: minillm {command}")
         assert max(map(len, text.splitlines())) <= max(80, int(os.environ.get("COLUMNS", "80")))
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_help_is_short_and_the_whole_one_has_every_option(command, capsys):
+    helps = []
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            run([command, option])
+        assert stop.value.code == 0
+        helps.append(capsys.readouterr().out)
+    short, whole = (set(re.findall(r"--[a-z][a-z-]+", text)) for text in helps)
+    assert len(helps[0].splitlines()) < 70
+    assert {"--model", "--temperature", "--max-new-tokens", "--help-all"} <= short < whole
+    [parser] = [a.choices[command] for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    assert {name for action in parser._actions for name in action.option_strings if name.startswith("--")} <= whole
+    headings = re.findall(r"^([a-z]+):$", helps[1], re.M)
+    assert [*dict.fromkeys(h for h in headings if h not in ("options", "examples", "conversation", "prompt"))] == [
+        *("model", "text", "sampling", "search", "guided", "speculation"),
+        *(["output"] if command == "generate" else []),
+    ]
 
 
 def test_a_file_that_is_not_there_is_named(capsys, tmp_path):
