@@ -47,7 +47,7 @@ def test_the_numbers_are_the_same_and_every_call_is_seen() -> None:
     assert Counter(name for _, name, _ in backend.calls)["linear"] == 2 * 4 + 1
 
 
-def test_every_operation_of_a_back_end_is_wrapped() -> None:
+def test_every_operation_of_a_backend_is_wrapped() -> None:
     operations = {name for name, value in vars(Backend).items() if callable(value) and not name.startswith("_")}
     assert operations <= set(vars(WrappedBackend))
 
