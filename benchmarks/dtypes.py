@@ -92,7 +92,7 @@ def burst(engine: "Engine", prompt: list[int], steps: int) -> tuple[float, float
 
 def bytes_per_step(engine: "Engine", prompt: list[int]) -> int:
     """What the first decode step after a prompt reads."""
-    from minillm.backends.counting import counting
+    from minillm.backends.observe import counting
 
     events = engine.stream(prompt, max_new_tokens=3, eos_token_id=())
     next(events)

@@ -110,7 +110,7 @@ def measure(engine: "Engine", prompt: list[int], new_tokens: int, repeat: int) -
 
 def count(engine: "Engine", prompt: list[int], new_tokens: int, use_cache: bool) -> tuple[list[int], list[int]]:
     """FLOPs of the calls made up to each token, and the tokens."""
-    from minillm.backends.counting import counting
+    from minillm.backends.observe import counting
 
     flops: list[int] = []
     token_ids: list[int] = []

@@ -18,7 +18,7 @@ T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer. The letters are those of `notation.py`."""
+    """The shape of a decoder-only transformer. The letters are those of `layers/__init__.py`."""
 
     model_type: str
     """Hugging Face's name of the family."""

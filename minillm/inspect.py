@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from . import reference
 from .backends.base import Backend
+from .backends.observe import WrappedBackend
 from .backends.weights import Weight
-from .backends.wrapping import WrappedBackend
 from .batch import TokenSequence
 from .cache import PagedCache
 from .reference.softmax import chosen_log_probs, top_log_probs

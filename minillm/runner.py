@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .backends.base import Backend
-from .backends.checking import CheckingBackend
+from .backends.observe import CheckingBackend
 from .batch import Batch, TokenSequence
 from .cache import PagedCache
 from .decoding.strategy import Feed

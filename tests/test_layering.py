@@ -13,7 +13,6 @@ PACKAGE = Path(__file__).parents[1] / "minillm"
 BASE = {"errors"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "notation": set(),
     "progress": set(),
     "batch": set(),
     "files": BASE,

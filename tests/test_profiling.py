@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.backends.counting import counting
+from minillm.backends.observe import counting
 from minillm.errors import ParameterError
 from minillm.hardware import Hardware
 from minillm.models import opt

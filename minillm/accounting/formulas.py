@@ -1,6 +1,6 @@
 """What each kind of part costs, in closed form: parameters, FLOPs, bytes.
 
-Nothing here looks at an operation or at what it says it costs. `backends/counting.py` adds those up over the calls
+Nothing here looks at an operation or at what it says it costs. `backends/observe.py` adds those up over the calls
 really made; that both come to the same number, exactly, is what tests and benchmarks hold. What counts as a FLOP is
 said in `reference/cost.py`.
 
@@ -79,7 +79,7 @@ class Row(NamedTuple):
     kind: str
     """The backend's operation that runs it"""
     layer: int | None
-    """None before the first, the number of layers after the last: as `backends.counting` has it"""
+    """None before the first, the number of layers after the last: as `backends.observe` has it"""
     flops: int
     bytes_read: int
     bytes_written: int

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from ..backends.base import Backend
-from ..backends.wrapping import Runs, WrappedBackend, put_between
+from ..backends.observe import Runs, WrappedBackend, put_between
 from ..batch import Batch
 
 

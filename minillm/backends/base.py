@@ -41,7 +41,7 @@ class Backend:
     kept: Collection[str] = FORMATS
     """The formats of a checkpoint that "auto" keeps; others become float32."""
     clock: Clock = HostClock()
-    """What `timing.py` takes the time with. A device that works behind its host has another."""
+    """What `observe.py` takes the time with. A device that works behind its host has another."""
 
     def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
         """Take an array module, and how parameters are kept.

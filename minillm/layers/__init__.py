@@ -1,1 +1,22 @@
-"""The textbook's parts of a transformer, written in the operations of a backend."""
+"""The textbook's parts of a transformer, written in the operations of a backend.
+
+The letters of every shape comment in minillm; each line that changes a shape ends with it:
+
+    q = partition_heads(q, H)  # [T, E] -> [T, H, D]
+
+N  sequences in the batch
+T  new tokens of all sequences, laid end to end (ragged, never padded)
+R  rows of logits asked for: the last token of each sequence, or all of them
+S  context length of one sequence: cached positions and new ones
+E  model width (hidden_size)
+W  width of the token embedding, and of the states that the head multiplies (E but for opt-350m)
+H  query heads
+K  key/value heads (K = H without grouped-query attention)
+D  width of one head
+F  width of the MLP's hidden layer
+V  vocabulary size
+L  layers
+P  positions in one page of the K/V cache
+
+The lecture's L (length) is our T and S, its D our E, its H our D, its n_H our H.
+"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from ..backends.timing import Call
+from ..backends.observe import Call
 from ..hardware import Hardware
 from ..reference.cost import Cost
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.base import Backend
+from ..backends.observe import TimingBackend
 from ..backends.random import RandomTensor
-from ..backends.timing import TimingBackend
 from ..cache import PagedCache
 from ..decoding.select import strategy_for
 from ..decoding.strategy import Request

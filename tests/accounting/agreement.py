@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from minillm.accounting import Step, Storage, operations
-from minillm.backends.counting import CountingBackend
+from minillm.backends.observe import CountingBackend
 from minillm.config import ModelConfig
 from minillm.models import outline_of
 from minillm.reference.cost import Cost

@@ -9,7 +9,7 @@ import pytest
 from minillm import accounting
 from minillm.accounting import Part, Step, activation_bytes, generation
 from minillm.accounting.storage import Storage
-from minillm.backends.counting import counting
+from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
 from minillm.models import family_of
 

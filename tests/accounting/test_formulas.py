@@ -6,7 +6,7 @@ import pytest
 
 from minillm import Engine, accounting
 from minillm.accounting import Part, Step, generation
-from minillm.backends.counting import counting
+from minillm.backends.observe import counting
 from minillm.models import opt
 
 from ..shapes import BASE, VARIANTS

@@ -8,9 +8,9 @@ import pytest
 from minillm.accounting import Part, Step, Storage
 from minillm.accounting.memory import activation_bytes, cache_bytes_per_token, parts_held, weights_bytes
 from minillm.backends.base import Role
-from minillm.backends.counting import counting
 from minillm.backends.numba.cachedtypes import StoredPages, position_bytes
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.observe import counting
 from minillm.backends.pages import Pages
 from minillm.backends.weights import FORMATS, Tensor, Weight
 from minillm.batch import TokenSequence

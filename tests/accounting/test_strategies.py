@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from minillm.accounting import Step, generation, recording
-from minillm.backends.counting import counting
+from minillm.backends.observe import counting
 from minillm.decoding.select import strategy_for
 from minillm.runner import Runner
 

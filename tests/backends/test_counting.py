@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.backends import counting as module
+from minillm.backends import observe as module
 from minillm.backends.base import Backend
-from minillm.backends.counting import CountingBackend, counting
+from minillm.backends.observe import CountingBackend, counting
 from minillm.models import opt
 
 from ..shapes import BASE

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from minillm.backends.counting import CountingBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.timing import Call, TimingBackend
+from minillm.backends.observe import Call, CountingBackend, TimingBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.runner import Runner

@@ -6,9 +6,9 @@ import numpy as np
 
 from minillm.backends.base import Backend
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.observe import WrappedBackend
 from minillm.backends.random import RandomTensor
 from minillm.backends.weights import join
-from minillm.backends.wrapping import WrappedBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.runner import Runner

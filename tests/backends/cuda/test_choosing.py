@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.counting import counting
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
 from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Request

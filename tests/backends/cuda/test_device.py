@@ -10,12 +10,12 @@ import pytest
 
 from minillm import Engine
 from minillm.accounting import Part, Step, Storage
-from minillm.backends.counting import counting
 from minillm.backends.cuda import linear, memory, weights
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import CACHE, Device, Parcel
 from minillm.backends.cuda.weights import Uploader, number_type
+from minillm.backends.observe import counting
 from minillm.backends.random import RandomTensor
 from minillm.backends.weights import narrow
 from minillm.batch import TokenSequence

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.counting import counting
 from minillm.backends.cuda import batches, linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
 from minillm.decoding.select import strategy_for
 from minillm.errors import NumericalError

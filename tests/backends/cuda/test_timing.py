@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from minillm.backends.clock import HostClock
-from minillm.backends.counting import CountingBackend
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.memory import Device, EventClock
-from minillm.backends.timing import TimingBackend
+from minillm.backends.observe import CountingBackend, TimingBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.reference.cost import Cost

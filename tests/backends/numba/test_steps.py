@@ -14,8 +14,7 @@ from minillm.backends.numba import steps  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend  # noqa: E402
 from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
-from minillm.backends.timing import TimingBackend  # noqa: E402
-from minillm.backends.wrapping import WrappedBackend  # noqa: E402
+from minillm.backends.observe import TimingBackend, WrappedBackend  # noqa: E402
 from minillm.batch import TokenSequence  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
 

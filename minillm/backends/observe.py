@@ -1,0 +1,488 @@
+"""Wraps a backend and reports each operation to an observer: to check, count or time a forward pass.
+
+An observer derives from `WrappedBackend` and overrides `observe`, and `before` where an operation's beginning matters.
+The layers notice nothing. Every method of `Backend` that a wrapper does not define itself is in one of the two tables
+below: operations, which are reported, and the rest, which is passed on.
+
+- `CheckingBackend` finds where NaN or infinity begins.
+- `CountingBackend` counts what really ran: every operation's FLOPs and bytes, by operation and layer. An operation's
+  cost stands beside it in `reference/`; here it is called with the shapes of the calls that were made. `accounting/`
+  says the same from a configuration and a schedule alone, and the two must agree. The choice of a token is not counted:
+  `argmax` takes no FLOPs, and those of `sample` depend on the numbers themselves.
+
+      with counting(engine.runner) as counted:
+          engine.generate(prompt)
+      counted.total.flops
+
+- `TimingBackend` tells when each operation of a forward pass ran, and what it cost. It notes two moments for each call
+  and keeps what its cost depends on; `take` works the rest out between two steps, where it delays nothing. A pass that
+  is replayed tells itself when its launches ended.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..batch import Batch
+from ..errors import NumericalError
+from ..reference.attention import cost as attention_cost
+from ..reference.cost import Cost
+from ..reference.embed import cost as embed_cost
+from ..reference.glu import cost as glu_cost
+from ..reference.kv import cost as kv_cost
+from ..reference.linear import cost as linear_cost
+from ..reference.norm import cost as norm_cost
+from ..reference.norm import rms_norm_cost
+from ..reference.philox import Keys
+from ..reference.rotary import Rotation
+from ..reference.rotary import cost as rotary_cost
+from ..reference.sampling import Draw
+from .base import Backend, Result
+from .clock import Moments
+from .weights import Weight
+
+Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
+Report = tuple[Weight | None, Any, dict[str, Any]]
+"""Of one call: the weight, the result to look at, and the arguments that the operation's cost depends on."""
+
+OPERATIONS: dict[str, Callable[..., Report]] = {
+    "embed": lambda out, ids, table, positions=None, position_table=None: (
+        *(table, out),
+        {"position_table": position_table},
+    ),
+    "linear": lambda out, x, weight, *, activation=None, residual=None: (
+        *(weight, out),
+        {"x": x, "activation": activation, "residual": residual is not None},
+    ),
+    "layer_norm": lambda out, x, weight, epsilon: (weight, out, {}),
+    "rms_norm": lambda out, x, weight, epsilon: (weight, out, {}),
+    "rotary": lambda out, q, k, batch, rotation: (None, out[0], {"k": out[1], "rotation": rotation}),
+    "glu": lambda out, x, activation: (None, out, {"activation": activation}),
+    "store_kv": lambda out, k, v, cache, layer, batch: (None, k, {}),
+    "attend": lambda out, q, cache, layer, batch, *, scale, window=None, slopes=None: (
+        *(None, out),
+        {"q": q, "cache": cache, "batch": batch, "scale": scale, "window": window, "slopes": slopes},
+    ),
+    "take_rows": lambda out, x, rows: (None, out, {}),
+}
+"""Each operation, and its report from the result and the arguments of a call."""
+
+PASSED_ON = (
+    *("prepare_weight", "constant", "random_tensor", "format_of"),
+    *("position_bytes", "new_pages", "free_memory", "memory_use", "upload"),
+    *("to_host", "finite", "argmax", "sample"),
+)
+"""Methods that are the wrapped backend's own: loading, memory, choosing."""
+
+
+class WrappedBackend(Backend):
+    """Runs each operation on another backend and shows it to `observe`."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner.xp, weights=inner.weights, weight_order=inner.weight_order)
+        self.inner = inner
+        self.arena = inner.arena
+        self.page_size = inner.page_size
+        self.name = inner.name
+        self.clock = inner.clock
+        self.layer: int | None = None
+        """The layer that runs; None before the first."""
+
+    def before(self, operation: str) -> None:
+        """Called before each operation."""
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Called after each operation, with its result and the arguments that its cost depends on."""
+
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
+        """Every operation is called and none replayed, or there would be nothing to see."""
+        return compute(*self.upload(batch, rows))
+
+    def enter_layer(self, layer: int) -> None:
+        """As the wrapped one."""
+        self.layer = layer
+        self.inner.enter_layer(layer)
+
+    @property
+    def host(self) -> Backend:
+        """As the wrapped one."""
+        return self.inner.host
+
+
+def _reported(operation: str, report: Callable[..., Report]) -> Callable[..., Any]:
+    def call(self: WrappedBackend, *args: Any, **kwargs: Any) -> Any:
+        if operation == "embed":  # each forward pass begins here
+            self.layer = None
+        self.before(operation)
+        out = getattr(self.inner, operation)(*args, **kwargs)
+        weight, result, arguments = report(out, *args, **kwargs)
+        self.observe(operation, weight, result, **arguments)
+        return out
+
+    return call
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def call(self: WrappedBackend, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    return call
+
+
+for _name, _report in OPERATIONS.items():
+    setattr(WrappedBackend, _name, _reported(_name, _report))
+for _name in PASSED_ON:
+    setattr(WrappedBackend, _name, _passed_on(_name))
+
+
+class Runs(Protocol):
+    """What runs its operations on an exchangeable backend: a `Runner`."""
+
+    backend: Backend
+
+
+@contextmanager
+def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
+    """Let a runner run on a wrapped backend inside the `with` block, and on the one before afterwards."""
+    inner = runner.backend
+    runner.backend = wrapped
+    try:
+        yield wrapped
+    finally:
+        runner.backend = inner
+
+
+class CheckingBackend(WrappedBackend):
+    """Holds every result against infinity; the first that is not finite is named with its layer."""
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Raise `NumericalError` where a number is not finite."""
+        if np.isfinite(self.to_host(result)).all():
+            return
+        where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
+        weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]
+        what = f"{operation} with {' and '.join(weights)}" if weights else operation
+        raise NumericalError(
+            f"NaN or infinity {where}, made by {what}: the weights hold such a value or their numbers outgrow float32"
+        )
+
+
+class CountingBackend(WrappedBackend):
+    """Adds up what the calls that go through it cost."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.costs: dict[tuple[str, int | None], Cost] = {}
+        """Operation and layer -> cost. None is before the first layer, the number L after the last"""
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Add one call."""
+        key = operation, self.layer
+        self.costs[key] = self.costs.get(key, Cost(0)) + _COSTS[operation](self.inner, weight, result, **arguments)
+
+    @property
+    def total(self) -> Cost:
+        """All calls since the beginning or the last `reset`."""
+        return sum(self.costs.values(), Cost(0))
+
+    def by_operation(self) -> dict[str, Cost]:
+        """Each operation's cost, all layers together."""
+        return self._grouped(lambda operation, _: operation)
+
+    def by_layer(self) -> dict[int | None, Cost]:
+        """Each layer's cost, all operations together."""
+        return self._grouped(lambda _, layer: layer)
+
+    def reset(self) -> None:
+        """Begin again at nothing."""
+        self.costs.clear()
+
+    def _grouped(self, group: Callable[[str, int | None], Any]) -> dict[Any, Cost]:
+        groups: dict[Any, Cost] = {}
+        for (operation, layer), cost in self.costs.items():
+            key = group(operation, layer)
+            groups[key] = groups.get(key, Cost(0)) + cost
+        return groups
+
+
+def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
+    """Count what a runner computes inside the `with` block; it costs a few microseconds for each operation."""
+    return put_between(runner, CountingBackend(runner.backend))
+
+
+def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
+    learned = 0 if position_table is None else position_table.nbytes // position_table.shape[0]
+    rows, width = result.shape
+    return embed_cost(rows, width, table.nbytes // table.shape[0], learned, result.itemsize)
+
+
+def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str | None, residual: bool) -> Cost:
+    outputs, inputs = weight.shape
+    return linear_cost(
+        len(result),
+        inputs,
+        outputs,
+        weight.nbytes,
+        bias=weight.bias is not None,
+        activation=activation,
+        residual=residual,
+        number_bytes=x.itemsize,
+        result_bytes=result.itemsize,
+    )
+
+
+def _layer_norm(_: Backend, weight: Weight, result: Any) -> Cost:
+    return norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
+
+
+def _store_kv(backend: Backend, _: None, k: Any) -> Cost:
+    T, K, D = k.shape
+    return kv_cost(T, K, D, backend.position_bytes(K, D), k.itemsize)
+
+
+def _rms_norm(_: Backend, weight: Weight, result: Any) -> Cost:
+    rows, width = result.size // result.shape[-1], result.shape[-1]
+    return rms_norm_cost(rows, width, affine=weight.data is not None, number_bytes=result.itemsize)
+
+
+def _rotary(_: Backend, __: None, q: Any, *, k: Any, rotation: Rotation) -> Cost:
+    T, H, D = q.shape
+    scaled, stretched = rotation.scale != 1, rotation.stretch is not None
+    half, heads = len(rotation.frequencies.data), H + k.shape[1]
+    return rotary_cost(T, heads, D, half, scaled=scaled, stretched=stretched, number_bytes=q.itemsize)
+
+
+def _glu(_: Backend, __: None, result: Any, *, activation: str) -> Cost:
+    T, F = result.shape
+    return glu_cost(T, F, activation, result.itemsize)
+
+
+def _attend(
+    backend: Backend,
+    _: None,
+    result: Any,
+    *,
+    q: Any,
+    cache: Any,
+    batch: Any,
+    scale: float,
+    window: int | None,
+    slopes: Weight | None,
+) -> Cost:
+    _, H, D = q.shape
+    position_bytes = backend.position_bytes(cache.heads, D)
+    return attention_cost(batch, H, D, position_bytes, q.itemsize, window=window, biased=slopes is not None)
+
+
+def _take_rows(_: Backend, __: None, result: Any) -> Cost:
+    rows, width = result.shape
+    return embed_cost(rows, width, result.itemsize * width, 0, result.itemsize)
+
+
+_COSTS: dict[str, Callable[..., Cost]] = {
+    "embed": _embed,
+    "linear": _linear,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "rotary": _rotary,
+    "glu": _glu,
+    "store_kv": _store_kv,
+    "attend": _attend,
+    "take_rows": _take_rows,
+}
+"""Each operation that `WrappedBackend` shows -> its cost. One that is missing here fails, and is not left uncounted."""
+
+
+Answer = TypeVar("Answer")
+
+
+@runtime_checkable
+class Replaying(Protocol):
+    """A backend that replays passes, and can tell when the launches of one ended."""
+
+    tells_moments: bool
+    """Whether it can here"""
+
+    def run_watched(
+        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
+    ) -> tuple[Result, Moments | None]:
+        """As `Backend.run`; and of a pass that was recorded or replayed, the moments."""
+
+    def recorded_so_far(self) -> int:
+        """Launches of the pass that is recorded now; 0 where none is."""
+
+
+class Call(NamedTuple):
+    """One operation that ran."""
+
+    operation: str
+    weight: str
+    """The weight's name without its layer's: "fc1"; empty for an operation without weights"""
+    layer: int | None
+    """None before the first, the number L after the last"""
+    began: float
+    """Seconds since the mark that `take` is given"""
+    seconds: float
+    cost: Cost | None
+    """None for what is not counted: the check of logits and the choice of tokens, and what goes to a device or back"""
+
+    @property
+    def name(self) -> str:
+        """Operation and weight: "linear fc1"."""
+        return f"{self.operation} {self.weight}".rstrip()
+
+    @property
+    def ended(self) -> float:
+        """Seconds since the mark that `take` is given."""
+        return self.began + self.seconds
+
+
+class _Noted(NamedTuple):
+    """A call as it was noted, to be worked out later."""
+
+    operation: str
+    layer: int | None
+    began: Any
+    ended: Any
+    weight: Weight | None = None
+    result: Any = None
+    arguments: dict[str, Any] | None = None
+    """What the cost depends on; None where it is not counted"""
+    launches: int = 0
+    """Of a pass that was recorded, how many there were when it had ended"""
+
+
+class _Replay(NamedTuple):
+    """A pass that was replayed."""
+
+    batch: Batch
+    moments: Moments
+
+
+class _Owner:
+    """In whose name a pass is recorded while it is watched."""
+
+
+class TimingBackend(WrappedBackend):
+    """Notes when the operations that go through it begin and end.
+
+    Of a pass that the wrapped backend replays it knows the operations from when that was recorded, in its own name,
+    and when each of its launches ended.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._mark = inner.clock.mark
+        self._began: Any = None
+        self._noted: list[Any] = []  # of `_Replay`, and of `_Noted` in tuples: `take` makes them, which takes longer
+        self._counting = CountingBackend(inner)
+        self._replaying = inner if isinstance(inner, Replaying) and inner.tells_moments else None
+        self._owners: WeakKeyDictionary[object, _Owner] = WeakKeyDictionary()
+        self._recorded: WeakKeyDictionary[object, list[_Noted]] = WeakKeyDictionary()
+
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
+        """Every operation is called, but for passes that the wrapped one replays and can tell about."""
+        if self._replaying is None:
+            return super().run(owner, batch, rows, compute)
+        first = len(self._noted)
+        result, moments = self._replaying.run_watched(self._owners.setdefault(owner, _Owner()), batch, rows, compute)
+        if moments is not None and moments.ended is None:
+            self._recorded[moments.step] = [_Noted(*noted) for noted in self._noted[first:]]
+        elif moments is not None:
+            self._noted.append(_Replay(batch, moments))
+        return result
+
+    def before(self, operation: str) -> None:
+        """Note the beginning."""
+        self._began = self._mark()
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Note the end."""
+        launches = 0 if self._replaying is None else self._replaying.recorded_so_far()
+        self._noted.append((operation, self.layer, self._began, self._mark(), weight, result, arguments, launches))
+
+    def take(self, start: Any) -> list[Call]:
+        """All calls since the last `take`, their moments counted from the mark `start`."""
+        seconds = self.clock.seconds
+        calls = [
+            Call(
+                noted.operation,
+                "" if noted.weight is None else re.sub(r"^layers\.\d+\.", "", noted.weight.name),
+                noted.layer,
+                seconds(start, noted.began),
+                seconds(noted.began, noted.ended),
+                self._cost(noted),
+            )
+            for noted in self._all_noted()
+        ]
+        self._noted.clear()
+        return calls
+
+    def _all_noted(self) -> Iterator[_Noted]:
+        """All calls, those of replayed passes among them."""
+        for one in self._noted:
+            if not isinstance(one, _Replay):
+                yield _Noted(*one)
+                continue
+            began, launches = one.moments.began, 0
+            for noted in self._recorded[one.moments.step]:
+                ended = one.moments.ended[noted.launches - 1] if noted.launches > launches else began
+                arguments = noted.arguments
+                if arguments is not None and "batch" in arguments:
+                    arguments = arguments | {"batch": one.batch}
+                yield noted._replace(began=began, ended=ended, arguments=arguments)
+                began, launches = ended, noted.launches
+
+    def _cost(self, noted: _Noted) -> Cost | None:
+        """What a call cost, by the backend that counts."""
+        if noted.arguments is None:
+            return None
+        self._counting.reset()
+        self._counting.observe(noted.operation, noted.weight, noted.result, **noted.arguments)
+        return self._counting.total
+
+    def _uncounted(self, operation: str, run: Callable[[], Answer]) -> Answer:
+        """Run and note what is no part of the model."""
+        began = self._mark()
+        answer = run()
+        self._noted.append((operation, None, began, self._mark()))
+        return answer
+
+    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+        """As the wrapped one."""
+        return self._uncounted("upload", lambda: self.inner.upload(batch, rows))
+
+    def to_host(self, array: Any) -> Any:
+        """As the wrapped one."""
+        return self._uncounted("to_host", lambda: self.inner.to_host(array))
+
+    def finite(self, logits: Any) -> bool:
+        """As the wrapped one."""
+        return self._uncounted("finite", lambda: self.inner.finite(logits))
+
+    def argmax(self, logits: Any) -> Any:
+        """As the wrapped one."""
+        return self._uncounted("argmax", lambda: self.inner.argmax(logits))
+
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+        """As the wrapped one."""
+        filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        return self._uncounted("sample", lambda: self.inner.sample(logits, keys, **filters))
