@@ -1,6 +1,7 @@
 """Fixtures that several test modules use."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,3 +27,11 @@ def engine(checkpoint: Path) -> Iterator[Engine]:
         yield engine
         assert not engine.busy
         assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the tests run in a shell's background, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -25,7 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "chat": BASE,
     "checkpoint": BASE | {"files", "output_files"},
     "reference": BASE | {"batch"},
-    "backends": BASE | {"batch", "output_files", "reference"},
+    "turns": BASE,
+    "backends": BASE | {"batch", "output_files", "reference", "turns"},
     "cache": BASE | {"backends", "batch", "config"},
     "decoding": BASE | {"backends", "reference"},
     "request": BASE | {"config", "decoding", "tokenizer"},
@@ -38,7 +39,6 @@ ALLOWED: dict[str, set[str]] = {
     "runner": BASE | {"backends", "batch", "cache", "decoding", "models", "reference"},
     "footprint": {"accounting", "runner"},
     "loop": BASE | {"backends", "batch", "cache", "decoding", "reference", "runner"},
-    "turns": BASE,
     "inspect": {"backends", "batch", "cache", "reference", "runner"},
     "engine": BASE
     | {

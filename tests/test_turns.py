@@ -31,12 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def listening() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where the tests run in a shell's background, which has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("listening")
 
 
 @pytest.fixture(scope="module")

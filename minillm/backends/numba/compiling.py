@@ -7,10 +7,8 @@ folder, since loading one runs its code: never in a folder that others may write
 import hashlib
 import logging
 import os
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from numba import types
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
+from ...turns import interrupts
 from .stored import SUFFIX, QuickKernels, StoredKernels, why_unusable
 
 _LOGGER = logging.getLogger("minillm.kernels")
@@ -88,34 +87,13 @@ def _compiling(function: Callable[..., Any], compiled: Any, options: str) -> Ite
         _announce(folder)
         _enable_caching(compiled, options)
     began = time.perf_counter()
-    with _uninterrupted():
+    with interrupts.deferred():  # raised inside, KeyboardInterrupt is lost in callbacks of LLVM
         yield
     _KEPT.append(compiled)
     hits = compiled.stats.cache_hits if hasattr(compiled, "stats") else compiled.cache_hits
     if not hits:
         name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - began)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until a kernel is compiled: raised inside, KeyboardInterrupt is lost in callbacks of LLVM's.
-
-    A handler other than Python's own is left alone: it is not one that raises.
-    """
-    if threading.current_thread() is not threading.main_thread() or (
-        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
 
 
 @cache

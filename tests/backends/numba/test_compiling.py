@@ -50,7 +50,7 @@ def test_without_a_folder_to_write_to_kernels_run_and_one_line_says_so(folder: P
     assert str(folder) in line and "Not a directory" in line and "NUMBA_CACHE_DIR" in line
 
 
-def test_ctrl_c_while_a_kernel_is_compiled_is_not_lost(folder: Path) -> None:
+def test_ctrl_c_while_a_kernel_is_compiled_is_not_lost(folder: Path, listening: None) -> None:
     def interrupting(x):
         return x
 
