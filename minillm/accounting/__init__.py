@@ -1,12 +1,12 @@
-"""What a forward pass costs, from a configuration alone: parameters, memory, FLOPs, bytes, a floor in time.
+"""The cost of a forward pass from a configuration alone: parameters, memory, FLOPs, bytes, minimum time.
 
-schedule.py   which tokens each forward pass computes: from lengths, or recorded from a run
-storage.py    how many bytes numbers take in each format
-formulas.py   what each kind of part costs, in closed form; the conventions
+schedule.py   the tokens of each forward pass: from lengths, or recorded from a run
+storage.py    bytes per number in each format
+formulas.py   the cost of each kind of component, in closed form; the conventions
 memory.py     a model's weights, cache and activations; what fits
 roofline.py   both phases on given hardware: bounds, floors, communication
 
-A model comes as a table of its parts, which its family writes (`models/outline.py`).
+A model is given by its outline, which its family defines (`models/outline.py`).
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def flops(config: ModelConfig, steps: Iterable[Step]) -> int:
-    """FLOPs of some forward passes."""
+    """FLOPs of several forward passes."""
     return sum(step_flops(config, step) for step in steps)
 
 
@@ -49,5 +49,5 @@ def step_flops(config: ModelConfig, step: Step) -> int:
 
 
 def position_parameters(config: ModelConfig) -> int:
-    """Numbers in the position table, of which a step reads only a row for each token."""
+    """Parameters of the position table, of which a step reads only one row per token."""
     return sum(part.positions * part.width for part in outline_of(config).before if isinstance(part, Embed))

@@ -1,11 +1,10 @@
-"""What each kind of part costs, in closed form: parameters, FLOPs, bytes.
+"""The cost of each kind of component in closed form: parameters, FLOPs, bytes.
 
-Nothing here looks at an operation or at what it says it costs. `backends/observe.py` adds those up over the calls
-really made; that both come to the same number, exactly, is what tests and benchmarks hold. What counts as a FLOP is
-said in `reference/cost.py`.
+The formulas are independent of the operations' own cost functions. `backends/observe.py` sums those over the calls
+really made; tests and benchmarks check that both agree exactly. `reference/cost.py` defines what counts as a FLOP.
 
-With W the width of the token embedding (E but for opt-350m), and b, g, a = 1 or 0 where the model has biases, gains in
-its norms, and so on, an OPT step of T new tokens, of which R go through the head, takes these FLOPs:
+With W the width of the token embedding (E except in opt-350m), and b, g, a = 1 or 0 where the model has biases, gains
+in its norms, and so on, an OPT step of T new tokens, of which R go through the head, takes these FLOPs:
 
     embedding   T E                                       (+ 2 T W E where W < E)
     norm        T (5 E + 5) + 2 g T E                     each of them
@@ -16,8 +15,8 @@ its norms, and so on, an OPT step of T new tokens, of which R go through the hea
                 + 2 T F E + b T E + T E                   down, residual
     head        2 R W V                                   (+ 2 R E W where W < E)
 
-where `pairs` counts, over all sequences, the pairs of a new token and a position that it sees. Other families have,
-with r of each head's D numbers turning,
+where `pairs` counts, over all sequences, the pairs of a new token and a visible position. Other families have, with r
+of each head's D numbers rotated,
 
     RMS norm    T (3 E + 4) + g T E                       of each head: H T (3 D + 4) + g H T D, and K for H
     rotary      3 T (H + K) r + 3 T r / 2                 (+ T r if scaled, + T r if frequencies follow the length)
@@ -25,12 +24,12 @@ with r of each head's D numbers turning,
                 + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
     ALiBi       2 H pairs
 
-and with a window fewer pairs.
+and fewer pairs with a sliding window.
 
-Bytes are those of each operation alone: every array that its formula names is read or written once, the weights once
-for all rows, each sequence's keys and values once for all its queries and all heads that share them. A bias, an
-activation and a residual are part of their product, and attention's scores are never in memory. `fusion_saves` says
-what that saves: the bytes that would move if each of these steps read and wrote arrays of its own.
+Bytes are those of each operation alone: every array in its formula is read or written once, the weights once for all
+rows, each sequence's keys and values once for all its queries and all heads that share them. Bias, activation and
+residual are fused with their product, and attention's scores are never in memory. `fusion_saves` is the saving: the
+bytes that would move if each of these steps read and wrote its own arrays.
 """
 
 from dataclasses import dataclass
@@ -41,24 +40,24 @@ from .schedule import Step
 from .storage import ID_BYTES, VECTOR_BYTES, Storage
 
 ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
-"""a, for each element: one comparison; GELU through the erf of Abramowitz and Stegun, 7.1.26; GELU through tanh; an
+"""a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
 exponential, a sum and a division."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
-    """What is counted, where tools differ. The defaults are what minillm counts."""
+    """Counting conventions in which tools differ. The defaults are minillm's."""
 
     full_square: bool = False
-    """Attention's pairs: all of query and key, and not only those that causality leaves"""
+    """Count all pairs of a query and a key in attention, not only the causal ones"""
     products_only: bool = False
-    """Matrix products alone: no norms, softmax, activations, biases or sums"""
+    """Count only matrix products: no norms, softmax, activations, biases or sums"""
     multiply_add: int = 2
-    """FLOPs of a multiplication and the addition that follows it; 1 counts "MACs" """
+    """FLOPs of a multiply-add; 1 counts MACs"""
 
 
 class Amounts(NamedTuple):
-    """What one part takes in one step."""
+    """Cost of one component in one step."""
 
     products: int = 0
     """Multiply-adds of matrix products"""
@@ -77,9 +76,9 @@ class Row(NamedTuple):
 
     name: str
     kind: str
-    """The backend's operation that runs it"""
+    """Name of the backend's operation"""
     layer: int | None
-    """None before the first, the number of layers after the last: as `backends.observe` has it"""
+    """None before the first layer, the number of layers after the last, as in `backends.observe`"""
     flops: int
     bytes_read: int
     bytes_written: int
@@ -87,19 +86,19 @@ class Row(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Read and written."""
+        """Bytes read and written."""
         return self.bytes_read + self.bytes_written
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: FLOPs for each byte moved."""
+        """Arithmetic intensity: FLOPs per byte moved."""
         return self.flops / self.bytes if self.bytes else 0.0
 
 
 def operations(
     outline: Outline, step: Step, storage: Storage | None = None, conventions: Conventions | None = None
 ) -> list[Row]:
-    """Every operation of one forward pass, in the order they run."""
+    """The operations of one forward pass in execution order."""
     storage, conventions = storage or Storage(), conventions or Conventions()
 
     def rows(parts: tuple[Component, ...], layer: int | None, T: int) -> list[Row]:
@@ -119,7 +118,7 @@ def operations(
 
 
 def amounts_of(part: Component, T: int, step: Step, storage: Storage, conventions: Conventions) -> Amounts:
-    """What one part takes for T rows of a step."""
+    """Cost of one component for T rows of a step."""
     match part:
         case Embed():
             return _embed(part, T, storage)
@@ -145,7 +144,7 @@ def amounts_of(part: Component, T: int, step: Step, storage: Storage, convention
 
 
 def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
-    """A row of each table is copied; where there are two, T E additions."""
+    """Copies a row of each table per token; T E additions with two tables."""
     read = 0
     if part.vectors:
         read += T * (ID_BYTES + storage.row_bytes("vocabulary", part.width))
@@ -157,7 +156,7 @@ def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
 
 
 def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
-    """T in out multiply-adds; one FLOP for each result of a bias and of a residual, and the activation's own."""
+    """T in out multiply-adds; per result one FLOP each for bias and residual, and the activation's."""
     results = T * part.outputs
     extra = part.bias + part.residual + (ACTIVATION_FLOPS[part.activation] if part.activation else 0)
     a = storage.activation_bytes
@@ -173,10 +172,10 @@ def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
 
 
 def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
-    """Five FLOPs for each element: the mean's sum, the difference, the square and its sum, the scaling; gain and bias.
+    """Five FLOPs per element: the mean's sum, the difference, the square and its sum, the scaling; gain and bias.
 
-    Five for each row: two divisions by E, epsilon's addition, the root, its reciprocal. Without a mean there are two
-    FLOPs for each element, one for each row and the bias less.
+    Five per row: two divisions by E, epsilon's addition, the root, its reciprocal. RMS norm saves two FLOPs per
+    element, one per row and the bias.
     """
     E, rows = part.width, T * part.rows
     result = storage.activation_bytes * rows * E
@@ -186,9 +185,9 @@ def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
 
 
 def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
-    """Each pair of each head: four products, two sums. Each pair of a token: an angle, its cosine and sine.
+    """Per pair and head four products, two sums; per pair and token an angle, its cosine and sine.
 
-    Scaling those takes two more, a stretch a power and a division.
+    Scaling takes two more per pair and token, a stretch a power and a division.
     """
     heads = part.heads + part.kv_heads
     numbers = storage.activation_bytes * T * heads * part.head_dim
@@ -198,11 +197,11 @@ def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
 
 
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
-    """Each pair and head: D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
+    """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
 
     Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction. Q is
-    scaled once. Unfused, scores would be written by the first product, read and written by ALiBi and by softmax, and
-    read by the second.
+    scaled once. Unfused, scores would be written by the first product, read and written by ALiBi and softmax, and read
+    by the second product.
     """
     H, D, a = part.heads, part.head_dim, storage.activation_bytes
     queries = T * H * D
@@ -217,7 +216,7 @@ def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> A
 
 
 def parameters_of(part: Component) -> int:
-    """Numbers that the checkpoint holds for one part; a tied head is the token embedding and holds none."""
+    """Parameters of one component; a tied head has none of its own."""
     match part:
         case Embed():
             return (part.vectors + part.positions) * part.width
@@ -229,7 +228,7 @@ def parameters_of(part: Component) -> int:
 
 
 def weight_bytes_of(part: Component, storage: Storage) -> int:
-    """Memory of one part's parameters."""
+    """Bytes of one component's parameters."""
     match part:
         case Embed():
             vectors = part.vectors * storage.row_bytes("vocabulary", part.width)
@@ -242,5 +241,5 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
 
 
 def matrix_bytes(part: Linear, storage: Storage) -> int:
-    """A stored matrix with its bias."""
+    """Bytes of a stored matrix and its bias."""
     return part.outputs * (storage.row_bytes(part.role, part.inputs) + VECTOR_BYTES * part.bias)

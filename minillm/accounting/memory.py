@@ -1,4 +1,4 @@
-"""A model's memory: weights by part, the K/V cache, activations; and how much of what fits."""
+"""A model's memory: weights by component, K/V cache, activations; the largest batch and context that fit."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from .formulas import parameters_of, weight_bytes_of
 from .storage import VECTOR_BYTES, Storage
 
 CHUNK = 512
-"""Tokens of prompts that the engine computes at once: what bounds a prefill's activations"""
+"""The engine's prefill chunk in tokens, which bounds a prefill's activations"""
 
 
 class Held(NamedTuple):
-    """What one part of the model holds, in all layers together."""
+    """Parameters and bytes of one component, summed over all layers."""
 
     name: str
     parameters: int
@@ -22,7 +22,7 @@ class Held(NamedTuple):
 
 
 def parts_held(config: ModelConfig, storage: Storage) -> list[Held]:
-    """Parameters and bytes of every part that has some."""
+    """Parameters and bytes of every component that has some."""
     outline = outline_of(config)
     groups = (outline.before, *outline.layers, outline.after, outline.head)
     held: dict[str, Held] = {}
@@ -34,29 +34,29 @@ def parts_held(config: ModelConfig, storage: Storage) -> list[Held]:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Numbers that the checkpoint holds; a tied head is the token embedding and counts once."""
+    """Number of parameters; a tied head counts once, as the token embedding."""
     return sum(held.parameters for held in parts_held(config, Storage()))
 
 
 def weights_bytes(config: ModelConfig, storage: Storage) -> int:
-    """Memory of all weights."""
+    """Bytes of all weights."""
     return sum(held.bytes for held in parts_held(config, storage))
 
 
 def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
-    """What one token leaves in the K/V cache: L times the keys and values of one position."""
+    """Bytes of one token in the K/V cache: keys and values of one position in L layers."""
     return config.num_layers * storage.position_bytes(config.num_kv_heads, config.head_dim)
 
 
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
-    """Memory for the results of a pass, as minillm's arena keeps them.
+    """Bytes of a forward pass's results in minillm's arena.
 
-    The first result of every layer takes the same place, and so do the second ones and so on; a place is as large as
-    the largest that it took. Where a place still holds the last result of the layer before, another stands in for it.
+    The n-th results of all layers share one buffer, as large as the largest of them. If that buffer still holds the
+    previous layer's last result, a second one is used.
 
     Args:
         config: the model
-        storage: how activations are kept
+        storage: format of activations
         T: new tokens of all sequences
         R: rows that go through the head
     """
@@ -79,7 +79,7 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
 
 
 def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...]:
-    """The arrays that a part's operation makes."""
+    """Bytes of each array that a component's operation returns."""
     a = storage.activation_bytes * rows
     match part:
         case Embed() | Gate() | TakeRows():
@@ -97,9 +97,9 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
 
 
 def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:
-    """Bytes that run `batch` sequences of `context` tokens: weights, cache, and the activations of one step.
+    """Bytes needed to run `batch` sequences of `context` tokens: weights, cache, and the activations of one step.
 
-    Prompts are computed in chunks, so a step has no more new tokens than a chunk or the batch.
+    With chunked prefill a step has at most as many new tokens as a chunk or the batch.
     """
     T = max(batch, min(CHUNK, context))
     cache = batch * context * cache_bytes_per_token(config, storage)
@@ -107,7 +107,7 @@ def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> i
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number from 0 to `limit` that fits, where each number up to it does."""
+    """The largest number from 0 to `limit` that fits, by bisection; if n fits, n - 1 must."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -116,12 +116,12 @@ def largest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def largest_batch(config: ModelConfig, storage: Storage, context: int, memory: int) -> int:
-    """The most sequences of `context` tokens that fit into `memory` bytes; 0: the weights alone do not, or hardly."""
+    """The most sequences of `context` tokens that fit into `memory` bytes; 0 if not even one does."""
     limit = memory // (context * cache_bytes_per_token(config, storage)) + 1
     return largest(lambda batch: needed(config, storage, batch, context) <= memory, limit)
 
 
 def largest_context(config: ModelConfig, storage: Storage, batch: int, memory: int) -> int:
-    """The longest context of `batch` sequences that fits into `memory` bytes, whether or not the model has it."""
+    """The longest context of `batch` sequences that fits into `memory` bytes, not limited by the model's positions."""
     limit = memory // (batch * cache_bytes_per_token(config, storage)) + 1
     return largest(lambda context: needed(config, storage, batch, context) <= memory, limit)

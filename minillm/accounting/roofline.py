@@ -1,9 +1,9 @@
-"""Both phases of generation on given hardware: which bound each operation meets, and how long it takes at least.
+"""Roofline model of prefill and decode on given hardware: bound and minimum time (floor) of each operation.
 
 An operation that makes F FLOPs and moves M bytes takes at least max(F / peak rate, M / bandwidth) seconds (Williams,
-Waterman and Patterson, "Roofline", CACM 52(4), 2009). Where the first is larger it is bound by computing, else by
-memory; its arithmetic intensity F / M then lies above or below the ridge, peak rate / bandwidth. A phase's floor is the
-sum over its operations, since each needs the one before it.
+Waterman and Patterson, "Roofline", CACM 52(4), 2009). It is compute-bound if the first is larger, that is if its
+arithmetic intensity F / M is above the ridge, peak rate / bandwidth; else memory-bound. A phase's floor is the sum over
+its operations, since each depends on the one before.
 """
 
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ from .storage import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is run."""
+    """Batch size and lengths."""
 
     batch: int = 1
     prompt_length: int = 512
     context: int | None = None
-    """S that a decode step sees, its own token included; None: one more than the prompt"""
+    """S of a decode step, its own token included; None: one more than the prompt"""
 
     @property
     def decode_context(self) -> int:
@@ -36,16 +36,16 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Over how many devices a model is spread."""
+    """Degrees of tensor and pipeline parallelism."""
 
     tensor: int = 1
     """Devices that share each matrix"""
     pipeline: int = 1
-    """Stages, each with some of the layers"""
+    """Stages, each with a share of the layers"""
 
     @property
     def devices(self) -> int:
-        """All together."""
+        """Number of devices."""
         return self.tensor * self.pipeline
 
 
@@ -65,56 +65,56 @@ class Phase:
 
     @property
     def flops(self) -> int:
-        """Of all operations."""
+        """FLOPs of all operations."""
         return sum(row.flops for row in self.rows)
 
     @property
     def bytes(self) -> int:
-        """Of all operations, read and written."""
+        """Bytes read and written by all operations."""
         return sum(row.bytes for row in self.rows)
 
     @property
     def fusion_saves(self) -> int:
-        """Of all operations."""
+        """Bytes saved by fusion in all operations."""
         return sum(row.fusion_saves for row in self.rows)
 
     @property
     def peak(self) -> float:
-        """The hardware's rate, in the unit that the conventions count in."""
+        """The hardware's peak rate, in the FLOPs of the counting conventions."""
         return self.hardware.rate(self.storage.activations) * self.conventions.multiply_add / 2
 
     @property
     def ridge(self) -> float:
-        """The arithmetic intensity from which on computing takes longer than memory."""
+        """The arithmetic intensity above which an operation is compute-bound."""
         return self.peak / self.hardware.bandwidth
 
     def bound(self, row: Row) -> str:
-        """What takes longer: "compute" or "memory"."""
+        """An operation's bound: "compute" or "memory"."""
         return "compute" if row.intensity > self.ridge else "memory"
 
     def row_seconds(self, row: Row) -> float:
-        """The floor of one operation. Tensor parallelism splits both its work and its data, as if evenly."""
+        """The floor of one operation. Tensor parallelism is assumed to split work and data evenly."""
         flops = row.flops * 2 / self.conventions.multiply_add
         return self.hardware.seconds(flops, row.bytes, self.storage.activations) / self.parallel.tensor
 
     @cached_property
     def seconds(self) -> float:
-        """The floor of the phase. Pipeline stages take turns and do not shorten it; sending is not counted."""
+        """The floor of the phase. Pipeline stages run in turn and do not shorten it; communication is not counted."""
         return sum(self.row_seconds(row) for row in self.rows)
 
     @property
     def message_bytes(self) -> int:
-        """The states of all new tokens: 2 L D bytes of the lecture, in 16 bits; T E numbers here.
+        """Bytes of the hidden states of all new tokens: T E numbers (the lecture's 2 L D bytes in 16 bits).
 
-        Each all-reduce of tensor parallelism aggregates as much, two in each layer; each pipeline stage sends as much
-        to the next.
+        This is the size of each all-reduce of tensor parallelism, two per layer, and of each message between pipeline
+        stages.
         """
         return self.storage.activation_bytes * self.tokens * self.width
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """A model, a workload and hardware, and what follows."""
+    """Roofline analysis of a model and a workload on given hardware."""
 
     config: ModelConfig
     storage: Storage
@@ -124,10 +124,10 @@ class Analysis:
     parallel: Parallel = field(default_factory=Parallel)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check sizes.
 
         Raises:
-            ParameterError: a number is below 1 or beyond the model, or heads or layers do not divide.
+            ParameterError: a number is below 1 or beyond the model, or heads or layers do not divide evenly.
         """
         work, config, parallel = self.workload, self.config, self.parallel
         sizes = {
@@ -155,12 +155,12 @@ class Analysis:
 
     @cached_property
     def prefill(self) -> Phase:
-        """All prompts in one pass; logits of each one's last token."""
+        """All prompts in one pass; logits of the last token of each."""
         return self._phase(Part(self.workload.prompt_length, self.workload.prompt_length))
 
     @cached_property
     def decode(self) -> Phase:
-        """One new token of each sequence."""
+        """A decode step: one new token of each sequence."""
         return self._phase(Part(1, self.workload.decode_context))
 
     def _phase(self, part: Part) -> Phase:
@@ -172,15 +172,15 @@ class Analysis:
 
     @property
     def memory(self) -> int:
-        """Of all devices."""
+        """Memory of all devices in bytes."""
         return self.hardware.memory * self.parallel.devices
 
     @property
     def largest_batch(self) -> int:
-        """Sequences of the decode context that fit into memory."""
+        """The most sequences of the decode context that fit into memory."""
         return largest_batch(self.config, self.storage, self.workload.decode_context, self.memory)
 
     @property
     def largest_context(self) -> int:
-        """Tokens of each sequence of the batch that fit into memory; the model may have fewer positions."""
+        """The longest context of the batch that fits into memory; the model may have fewer positions."""
         return largest_context(self.config, self.storage, self.workload.batch, self.memory)

@@ -1,7 +1,7 @@
-"""How many bytes numbers take: weights in each format, the K/V cache, activations.
+"""Bytes per number: weights in each format, K/V cache, activations.
 
-Written from the formats' descriptions (`reference/quantize.py`, `backends/weights.py`), not from arrays: that both
-agree is what tests hold.
+Derived from the formats' descriptions (`reference/quantize.py`, `backends/weights.py`), not from arrays; tests check
+that both agree.
 """
 
 from dataclasses import dataclass
@@ -10,37 +10,37 @@ from ..backends.base import Role
 from ..errors import ParameterError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Of one number"""
+"""Bytes of a number"""
 BITS = {"int8": 8, "int4": 4}
-"""Of one number in a group that shares a scale of 2 bytes"""
+"""Bits of a number in a group that shares a scale of 2 bytes"""
 WEIGHT_FORMATS = (*BYTES, *BITS)
 CACHE_FORMATS = (*BYTES, "int8")
 ID_BYTES = 8
-"""Of a token id or a position"""
+"""Bytes of a token id or a position"""
 VECTOR_BYTES = 4
-"""Of a number in a bias or a norm's gain, and of a logit: they stay float32 whatever the matrices are"""
+"""Bytes of a number in a bias or gain, and of a logit: always float32"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """How a model's numbers are kept."""
+    """Formats of weights, cache and activations."""
 
     weights: str = "float32"
     """Matrices: one of `WEIGHT_FORMATS`"""
     cache: str = "float32"
     """Keys and values: one of `CACHE_FORMATS`"""
     activations: str = "float32"
-    """What operations hand to each other: a key of `BYTES`"""
+    """Results of operations: a key of `BYTES`"""
     checkpoint: str = "float32"
-    """What a table of positions stays in where weights have 8 or 4 bits: a key of `BYTES`"""
+    """The position table if weights have 8 or 4 bits: a key of `BYTES`"""
     group: int = 32
     """Weights that share a scale"""
 
     def __post_init__(self) -> None:
-        """Refuse what there is not.
+        """Check the formats.
 
         Raises:
-            ParameterError: a format is unknown; the message lists those known.
+            ParameterError: a format is unknown; the message lists the known ones.
         """
         for name, value, known in (
             ("dtype", self.weights, WEIGHT_FORMATS),
@@ -57,9 +57,9 @@ class Storage:
         return cls(weights=dtype, cache=dtype, activations=dtype, checkpoint=dtype)
 
     def row_bytes(self, role: Role, width: int) -> int:
-        """One row of a matrix. In groups, a row is padded to whole ones.
+        """Bytes of one row of a matrix, padded to whole groups if quantised.
 
-        Where projections have 4 bits the vocabulary has 8, and positions are never rounded to either.
+        With 4-bit projections the vocabulary has 8 bits; positions are never quantised.
         """
         stored = self.weights
         if stored in BITS and role == "positions":
@@ -72,7 +72,7 @@ class Storage:
         return groups * (self.group * BITS[stored] // 8 + 2)
 
     def position_bytes(self, K: int, D: int) -> int:
-        """Keys and values of one position in one layer: 2 K D numbers; in int8 each vector has a scale of 4 bytes."""
+        """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector."""
         if self.cache == "int8":
             return 2 * K * (D + 4)
         return 2 * K * D * BYTES[self.cache]
@@ -86,10 +86,10 @@ class Storage:
 def storage_for(
     weights: str = "auto", cache: str = "auto", *, checkpoint: str = "float16", on_cpu: bool = False, group: int = 32
 ) -> Storage:
-    """What is asked for; and for "auto" what is usual beside it.
+    """The formats given, with "auto" resolved.
 
-    Weights stay as the checkpoint has them. On a CPU activations and cache are float32; elsewhere they are as wide as
-    the weights, in 16 bits where those have fewer.
+    Weights default to the checkpoint's format. On a CPU activations and cache are float32; elsewhere they are as wide
+    as the weights, at least 16 bits.
 
     Raises:
         ParameterError: a format is unknown.

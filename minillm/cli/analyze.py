@@ -1,4 +1,4 @@
-"""minillm analyze: what a model costs, from its config.json alone."""
+"""minillm analyze: the cost of a model, from its config.json alone."""
 
 import argparse
 from dataclasses import replace
@@ -100,11 +100,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def analyze(args: argparse.Namespace) -> "Analysis":
-    """What the command line asks for.
+    """The analysis that the command line asks for.
 
     Raises:
-        ModelError: the model or its config.json cannot be had.
-        ParameterError: a name is unknown or a size impossible.
+        ModelError: the model or its config.json cannot be found.
+        ParameterError: a name is unknown or a size invalid.
     """
     from ..accounting import Conventions
     from ..accounting.roofline import Analysis, Parallel, Workload
@@ -136,19 +136,19 @@ def analyze(args: argparse.Namespace) -> "Analysis":
 
 
 class Found(NamedTuple):
-    """What config.json says."""
+    """A model's configuration and the dtype of its checkpoint."""
 
     config: "ModelConfig"
     dtype: str
-    """Of the checkpoint's numbers, but for what is quantised"""
+    """Dtype of the checkpoint's tensors that are not quantised"""
     quantization: "Quantization | None" = None
 
 
 def find_config(model: str, revision: str | None) -> Found:
-    """A model's configuration.
+    """Find a model's configuration.
 
     Raises:
-        ModelError: it cannot be had.
+        ModelError: it cannot be found.
         ParameterError: the name is neither a folder, a hub id nor a published name; the message lists those.
     """
     from ..accounting.storage import BYTES
@@ -173,7 +173,7 @@ def find_config(model: str, revision: str | None) -> Found:
 
 
 def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
-    """Everything, for `--json`. Bytes and FLOPs are whole numbers, times are seconds."""
+    """The whole analysis, for `--json`. Bytes and FLOPs are integers, times are in seconds."""
     from dataclasses import asdict, replace
 
     from ..accounting import memory
@@ -247,7 +247,7 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
 
 
 class Line(NamedTuple):
-    """One operation, all its layers together."""
+    """One operation, summed over layers."""
 
     name: str
     layers: int
@@ -260,12 +260,12 @@ class Line(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte."""
+        """FLOPs per byte."""
         return self.flops / (self.read + self.written) if self.read + self.written else 0.0
 
 
 def lines_of(phase: "Phase") -> list[Line]:
-    """A phase's operations in the order they first run."""
+    """A phase's operations, in the order of their first call."""
     lines: dict[str, Line] = {}
     for row in phase.rows:
         seconds = phase.row_seconds(row)
@@ -284,7 +284,7 @@ def lines_of(phase: "Phase") -> list[Line]:
 
 
 def tables(model: str, analysis: "Analysis") -> list[str]:
-    """All of it, as lines of text."""
+    """The whole analysis as lines of text."""
     storage, work = analysis.storage, analysis.workload
     head = [
         f"{model} on {_count(analysis.parallel.devices, analysis.hardware.name)}: weights {storage.weights}, "
@@ -344,7 +344,7 @@ def _memory(analysis: "Analysis") -> list[str]:
 
 
 def _phase_table(title: str, phase: "Phase") -> list[str]:
-    """One line for each operation, all layers together."""
+    """One line per operation, summed over layers."""
     columns = ("times", "FLOPs", "read", "written", "FLOP/byte", "bound", "floor", "fusion saves")
     widths = (7, 10, 11, 11, 11, 9, 11, 14)
     lines = [title, f"{'operation':<20}" + "".join(f"{c:>{w}}" for c, w in zip(columns, widths, strict=True))]
@@ -397,7 +397,7 @@ def _fits(analysis: "Analysis") -> list[str]:
 
 
 def _communication(analysis: "Analysis") -> list[str]:
-    """The lecture's formulas, where there is more than one device."""
+    """Communication by the lecture's formulas, if there is more than one device."""
     L, parallel = analysis.config.num_layers, analysis.parallel
     phases = {"prefill": analysis.prefill, "decode": analysis.decode}
     lines = []
@@ -418,7 +418,7 @@ def _count(devices: int, name: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Four digits and a power of a thousand."""
+    """A number with four digits and an SI prefix."""
     for power, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= power:
             scaled = value / power
@@ -427,13 +427,13 @@ def number_text(value: float) -> str:
 
 
 def bytes_text(value: float) -> str:
-    """Powers of a thousand: 1 GB is 10^9 bytes."""
+    """Bytes with an SI prefix: 1 GB is 10^9 bytes."""
     text = number_text(value)
     return f"{text}B" if " " in text else f"{text} B"
 
 
 def seconds_text(value: float) -> str:
-    """Seconds in a fitting unit."""
+    """Seconds in s, ms, us or ns."""
     for power, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= power:
             return f"{value / power:.3g} {unit}"

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def find(folder: Path) -> dict[str, str]:
-    """The benchmarks of a folder and the question that each begins with. Scripts that only help them ask none.
+    """The benchmarks of a folder, with the question at the head of each; scripts without one are helpers.
 
     Raises:
         MinillmError: there is no such folder.
@@ -71,7 +71,7 @@ def find(folder: Path) -> dict[str, str]:
 
 
 def _succeeds(name: str, options: list[str]) -> bool:
-    """Run a script in a process of its own, which sets its threads before it imports anything."""
+    """Run a script in its own process, since it sets its threads before any import."""
     print(f"== {name}", file=sys.stderr, flush=True)
     process = subprocess.Popen([sys.executable, FOLDER / f"{name}.py", *options])
     with undone_by_signals(process.terminate):

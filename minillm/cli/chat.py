@@ -1,4 +1,4 @@
-"""minillm chat: an interactive loop that keeps its cache between turns."""
+"""minillm chat: an interactive loop that keeps the K/V cache between turns."""
 
 import argparse
 import json
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 PROMPT = "> "
 
 RAW_TOKENS = 64
-"""New tokens by default where raw text is continued, which seldom ends by itself"""
+"""Default max_new_tokens without a chat template: raw text rarely ends by itself"""
 
 ANSWER_TOKENS = 512
-"""New tokens by default of an answer"""
+"""Default max_new_tokens of an answer"""
 
 
 def add_parser(commands: Any) -> None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     fields, variables = generation_fields(args), _variables(args.chat_template_kwargs)
     if fields.get("num_return_sequences", 1) > 1:
         raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
-    fields["num_return_sequences"] = 1  # whatever the checkpoint says
+    fields["num_return_sequences"] = 1  # overrides the checkpoint's default
     engine = load_engine(args, sequences=sequences_of(settle(args, fields)), prefix_cache=True)
     need_tokenizer(engine.tokenizer)  # before a line is read
     if engine.chat_template is not None:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _variables(text: str | None) -> dict[str, Any]:
-    """What --chat-template-kwargs says."""
+    """Parse --chat-template-kwargs."""
     try:
         value = {} if text is None else json.loads(text)
     except (ValueError, RecursionError):
@@ -90,7 +90,7 @@ def _variables(text: str | None) -> dict[str, Any]:
 
 
 def _read_line() -> str:
-    """One line from the user; empty at the end."""
+    """One line from the user; empty at end of input."""
     try:
         return input(PROMPT if sys.stdin.isatty() else "")
     except EOFError:
@@ -108,15 +108,15 @@ def answer(
     *,
     show_stats: bool = False,
 ) -> None:
-    """Add the user's line and the model's answer, which is printed as it comes, to the messages.
+    """Append the user's line and the model's answer to the messages; print the answer as it is generated.
 
     Args:
-        engine: made with `prefix_cache=True`, its model has a chat template
+        engine: has `prefix_cache=True` and a chat template
         messages: the conversation so far
-        line: what the user wrote
-        fields: of `GenerationConfig`
-        variables: what else the template is told
-        show_stats: print what was computed
+        line: the user's input
+        fields: fields of `GenerationConfig`
+        variables: additional template variables
+        show_stats: print statistics
     """
     from ..request import encode_text
 
@@ -130,17 +130,17 @@ def answer(
 def turn(
     engine: "Engine", conversation: list[int], line: str, fields: dict[str, Any], *, show_stats: bool = False
 ) -> list[int]:
-    """Continue raw text by the user's line and the model's answer, which is printed as it comes.
+    """Append the user's line and the model's answer to raw text; print the answer as it is generated.
 
     Args:
-        engine: made with `prefix_cache=True`
+        engine: has `prefix_cache=True`
         conversation: token ids of all turns so far
-        line: what the user wrote
-        fields: of `GenerationConfig`
-        show_stats: print what was computed
+        line: the user's input
+        fields: fields of `GenerationConfig`
+        show_stats: print statistics
 
     Returns:
-        The longer conversation.
+        Token ids of the conversation with this turn.
     """
     from ..request import encode_text
 
@@ -154,7 +154,7 @@ def turn(
 def _print_answer(
     engine: "Engine", prompt: list[int], fields: dict[str, Any], *, show_stats: bool
 ) -> tuple[list[int], str]:
-    """Generate, and print the text as it comes. Returns the answer's tokens and text."""
+    """Generate an answer and print it as it is generated. Returns its tokens and text."""
     before = engine.stats.prefill_tokens
     token_ids: list[int] = []
     text = ""

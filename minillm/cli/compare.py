@@ -1,4 +1,4 @@
-"""minillm compare: one prompt under every decoding strategy, side by side."""
+"""minillm compare: one prompt under every decoding strategy."""
 
 import argparse
 import math
@@ -27,18 +27,18 @@ COLUMN, ROW = 142, 27
 BOX_WIDTH, BOX_HEIGHT = 112, 21
 MARGIN, HEAD = 12, 34
 TOKEN_LENGTH = 8
-"""Characters of a token that fit into its box"""
+"""Characters of a token shown in its box"""
 
 
 def page(model: str, prompt: str, outcomes: Sequence["Outcome"], tree: "BeamTree", tokenizer: "Tokenizer") -> str:
     """The whole page as HTML.
 
     Args:
-        model: how the model is called
+        model: the model's name
         prompt: text
-        outcomes: what each strategy gave
-        tree: what beam search looked at
-        tokenizer: for the tokens of the tree
+        outcomes: results of each strategy
+        tree: candidates of beam search
+        tokenizer: decodes the tokens of the tree
     """
     template = Template(Path(__file__).with_name("compare.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -73,12 +73,12 @@ def _article(outcome: "Outcome") -> str:
 
 
 def draw_tree(tree: "BeamTree", tokenizer: "Tokenizer") -> str:
-    """The tree as an SVG element: a column for each step, a box for each candidate, and a line to its parent."""
+    """The tree as an SVG element: a column per step, a box per candidate, and a line to its parent."""
     width = 2 * MARGIN + len(tree.steps) * COLUMN + 28
     height = HEAD + max(map(len, tree.steps)) * ROW + MARGIN
     best = tree.best_ranks()
     lines, boxes = [], []
-    sources = {0: (MARGIN + 14.0, HEAD + BOX_HEIGHT / 2)}  # of the prompt; then where each beam's box ends
+    sources = {0: (MARGIN + 14.0, HEAD + BOX_HEIGHT / 2)}  # end of the prompt, later of each beam
     boxes.append(
         f'<circle cx="{MARGIN + 8}" cy="{sources[0][1]}" r="6" fill="var(--accent)"><title>prompt</title></circle>'
     )
@@ -99,7 +99,7 @@ def draw_tree(tree: "BeamTree", tokenizer: "Tokenizer") -> str:
             if candidate.beam is not None:
                 following[candidate.beam] = (left + BOX_WIDTH, middle)
         sources = following
-    drawn = "".join(line for *_, line in sorted(lines, key=lambda line: line[:2]))  # the winner's on top
+    drawn = "".join(line for *_, line in sorted(lines, key=lambda line: line[:2]))  # the best beam's on top
     return f'<svg width="{width}" height="{height}" role="img" aria-label="beam tree">{drawn}{"".join(boxes)}</svg>'
 
 
@@ -187,7 +187,7 @@ def _as_dict(outcome: "Outcome") -> dict[str, Any]:
 
 
 def _table(outcomes: list["Outcome"], width: int) -> list[str]:
-    """Two or more lines for each strategy: its numbers, and its text below them."""
+    """Two or more lines per strategy: its numbers, then its text."""
     columns = f"{'log p':>8}{'per token':>11}{'tokens':>8}{'steps':>7}{'seconds':>9}"
     left = max(len(outcome.variant.name) for outcome in outcomes) + 2
     lines = [f"{'strategy':<{left}}{columns}  settings"]

@@ -1,4 +1,4 @@
-"""Pictures, where the extra "plot" is installed."""
+"""Drawing with matplotlib, from the extra "plot"."""
 
 from io import BytesIO
 from pathlib import Path
@@ -9,7 +9,7 @@ from ..output_files import write_file
 
 
 def figure_module() -> Any:
-    """matplotlib's `figure`, which draws without a screen.
+    """matplotlib's `figure` module, which needs no display.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -22,10 +22,10 @@ def figure_module() -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = 130) -> None:
-    """Write a picture; the ending of its name says the format, PNG where there is none.
+    """Write a figure to a file in the format of its suffix, PNG without one.
 
     Raises:
-        UsageError: the file cannot be written, or matplotlib has no such format.
+        UsageError: the file cannot be written, or matplotlib does not support the format.
     """
     drawn = BytesIO()
     try:

@@ -1,4 +1,4 @@
-"""minillm generate: continue a prompt, and print the text as it comes."""
+"""minillm generate: continue a prompt and print the text as it is generated."""
 
 import argparse
 import sys
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:
-    """Print the text as it comes. Returns when the first token was there."""
+    """Print the text as it is generated. Returns the time of the first token."""
     first = None
     for event in engine.stream(prompt, **fields):
         if event.token_ids and first is None:
@@ -99,7 +99,7 @@ def _as_text(generation: "Generation") -> str:
 
 
 def _as_dict(prompt: str, generation: "Generation") -> dict[str, Any]:
-    """What --json prints: absent values are left out."""
+    """The output of --json, without absent values."""
     result: dict[str, Any] = {"prompt": prompt, "prompt_token_ids": generation.prompt_token_ids}
     if generation.prompt_logprobs is not None:
         result["prompt_logprobs"] = generation.prompt_logprobs

@@ -1,4 +1,4 @@
-"""What --stats says about guesses."""
+"""Speculation statistics for --stats."""
 
 import copy
 import sys
@@ -15,13 +15,13 @@ GUESSING = (
     "lookahead_guesses",
     "num_assistant_tokens",
 )
-"""Fields that make a request guess, or say how."""
+"""Fields of `GenerationConfig` that control speculation."""
 
 
 def print_speculation(engine: "Engine", prompts: list[str], fields: dict[str, Any]) -> None:
-    """How often guesses were right, and what the formulas and the clock make of it.
+    """Print acceptance rate, tokens per pass and speed-up, measured and by the formulas.
 
-    The clock needs generation without guesses to compare with, so the prompts run once more.
+    The measured speed-up is relative to generation without speculation, so the prompts run once more.
     """
     guessed = copy.deepcopy(engine.stats)
     engine.generate(prompts, **plain_fields(fields, has_draft="draft" in guessed.decode_passes))
@@ -45,6 +45,6 @@ def print_speculation(engine: "Engine", prompts: list[str], fields: dict[str, An
 
 
 def plain_fields(fields: dict[str, Any], *, has_draft: bool) -> dict[str, Any]:
-    """The same request without guesses."""
+    """The same request without speculation."""
     plain = {name: value for name, value in fields.items() if name not in GUESSING}
     return plain | ({"num_assistant_tokens": 0} if has_draft else {})

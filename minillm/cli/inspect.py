@@ -1,4 +1,4 @@
-"""minillm inspect: what the model would say after each token of a prompt, and where its heads look."""
+"""minillm inspect: the model's predictions after each token of a prompt, and its attention maps."""
 
 import argparse
 import math
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
-    """One line for each position."""
+    """One line per position."""
     shown = [as_json(tokenizer.token(p.token_id)) for p in positions]
     width = max(5, *map(len, shown))
     lines = [f"{'':>4}  {'token':<{width}}  {'p':>5}  would say next"]
@@ -85,13 +85,13 @@ def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
 
 
 def draw_attention(maps: "NDArray[np.float32]", tokens: list[str], layer: int, path: Path) -> None:
-    """Draw one picture for each head, queries down and keys across.
+    """Draw the attention map of each head, queries down and keys across.
 
     Args:
         maps: [H, T, T]
-        tokens: T texts
-        layer: for the title
-        path: where to; the ending says the format
+        tokens: T labels
+        layer: number in the title
+        path: output file; its suffix is the format
 
     Raises:
         UsageError: the file cannot be written.

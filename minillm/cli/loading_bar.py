@@ -1,4 +1,4 @@
-"""A bar on standard error while a model loads or is written: on a terminal, where that takes longer than a second."""
+"""A progress bar on standard error while a model loads or is written: on a terminal, after one second."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from typing import Any
 from ..progress import watching
 
 SECONDS = 1
-"""A model that loads in less shows no bar."""
+"""Delay before the bar appears."""
 
 
 @contextmanager
 def loading_bar(title: str = "loading") -> Iterator[None]:
-    """Show the loading inside the `with` block; a bar for each model."""
+    """Show progress inside the `with` block, one bar per model."""
     from tqdm import tqdm
 
     bars: list[Any] = []

@@ -1,4 +1,4 @@
-"""The parser of all sub-commands, and what becomes of errors, Ctrl-C and closed pipes."""
+"""The command line's parser, and its handling of errors, Ctrl-C and closed pipes."""
 
 import argparse
 import contextlib
@@ -14,25 +14,25 @@ from ..errors import MinillmError, one_line, printable
 from . import analyze, bench, chat, compare, generate, inspect, perplexity, profile, quantize, tokenize
 
 COMMANDS = (generate, chat, compare, inspect, tokenize, perplexity, quantize, analyze, profile, bench)
-INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
-CLOSED_PIPE = 141  # likewise for a pipe whose reader went away
+INTERRUPTED = 130  # a shell's exit code for SIGINT
+CLOSED_PIPE = 141  # a shell's exit code for SIGPIPE
 
 WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class _Parser(argparse.ArgumentParser):
-    """Has a short help beside the whole one, and does not pass over it where help cannot be printed."""
+    """A parser with a short and a full help, which raises if help cannot be printed."""
 
     _common: frozenset[str] = frozenset()
 
     def shorten(self, common: frozenset[str]) -> None:
-        """Have --help show these options only, by their `dest`, and --help-all every one."""
+        """Make --help show only these options, by `dest`, and add --help-all."""
         self._common = common
         self.usage = f"{self.prog} [options]"
         self.add_argument("--help-all", action=_HelpAll, help="show every option and exit")
 
     def format_help(self) -> str:
-        """The help; the short one where there is such."""
+        """The help; the short one if `shorten` was called."""
         if not self._common:
             return super().format_help()
         rare = [action for action in self._actions if action.dest not in self._common]
@@ -53,14 +53,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """Prints all options, as --help does where there is no short help."""
+    """Prints the full help."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
         self.dest = dest
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print, and exit."""
+        """Print the full help and exit."""
         assert isinstance(parser, _Parser)
         parser._common = frozenset()
         parser.print_help()
@@ -68,7 +68,7 @@ class _HelpAll(argparse.Action):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """The parser of all sub-commands."""
     parser = _Parser(prog="minillm", description="Run a transformer language model, and look inside it while it runs.")
     parser.add_argument("--version", action="version", version=f"minillm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 1 (failure), 2 (usage), 130 (Ctrl-C), 141 (closed pipe)."""
     logging.basicConfig(level=logging.WARNING, handlers=[_log_handler()])
-    logging.getLogger("minillm.kernels").setLevel(logging.INFO)  # compiling takes a while, once: show how far it is
+    logging.getLogger("minillm.kernels").setLevel(logging.INFO)  # the first compilation takes a while: show progress
     if sys.stdout is None:
         return _fail("standard output is closed: there is nowhere to print to")
     try:
@@ -88,7 +88,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             args = build_parser().parse_args(arguments)
             args.run(args)
         finally:
-            sys.stdout.flush()  # after --help, too, which leaves by SystemExit
+            sys.stdout.flush()  # also after --help, which raises SystemExit
     except MinillmError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -103,14 +103,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int = 1) -> int:
-    """Print a line, where there is somebody to read it. Returns the exit code."""
+    """Print an error on standard error, if possible. Returns the exit code."""
     with contextlib.suppress(OSError):
         print(f"minillm: {printable(message)}", file=sys.stderr, flush=True)
     return code
 
 
 def _explain(error: OSError) -> str:
-    """What the system did not let be done. What is not said of a file by its name, was to be printed."""
+    """The message of an OSError; one of writing without a file name concerns standard output."""
     reason = error.strerror or str(error)
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {reason}"
@@ -121,12 +121,12 @@ def _explain(error: OSError) -> str:
 
 
 def _drop_output() -> None:
-    """Throw away what waits to be printed, or Python complains once more at exit."""
+    """Discard buffered output, or Python reports the error again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_handler() -> logging.Handler:
-    """Prints each record of a library as one printable line."""
+    """A handler that prints each log record as one printable line."""
     handler = logging.StreamHandler()
     handler.addFilter(one_line)
     handler.setFormatter(logging.Formatter("minillm: %(message)s"))

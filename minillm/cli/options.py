@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they become."""
+"""Options shared by several commands, and their conversion to engine, settings and prompts."""
 
 import argparse
 import dataclasses
@@ -41,21 +41,21 @@ COMMON = frozenset(
         "stats",
     ]
 )
-"""Options that the short help of `generate` and `chat` shows."""
+"""Options in the short help of `generate` and `chat`."""
 
 MAX_BATCH_SIZE = 16
-"""Prompts side by side; more of them wait."""
+"""Prompts that run in one batch; more are queued."""
 
 SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "seed"),
     *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("mirostat", "mirostat_tau", "mirostat_eta"),
 )
-"""Any of these turns sampling on; but --top-k beside --penalty-alpha counts the candidates of contrastive search."""
+"""Options that turn sampling on; --top-k with --penalty-alpha is the number of candidates of contrastive search."""
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = None) -> None:
-    """Which model, and how it runs. `dtypes` are the default of a command that takes several."""
+    """Add options for the model and its execution. `dtypes` is the default of a command that takes several."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the model in the package)"
@@ -77,7 +77,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
 
 
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
-    """How text is generated. Names and meanings are those of `GenerationConfig`."""
+    """Add generation options, with the names and meanings of `GenerationConfig`."""
     _add_text_options(parser)
     _add_sampling_options(parser)
     _add_search_options(parser)
@@ -86,7 +86,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Length, end, and words. Fields that are made of many token ids, or of functions, are the library's."""
+    """Add options for length, stopping and words. Fields of token id lists or functions are only in Python."""
     group = parser.add_argument_group("text")
     group.add_argument(
         "--max-new-tokens", type=int, metavar="N", help="tokens to generate at most (default: the model's own, else 20)"
@@ -209,8 +209,8 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `GenerationConfig` that the command line sets.
 
     Raises:
-        PromptError: a file that one of them names is not valid UTF-8.
-        UsageError: it cannot be read.
+        PromptError: a file named by an option is not valid UTF-8.
+        UsageError: such a file cannot be read.
     """
     from ..decoding.parameters import GenerationConfig
 
@@ -226,13 +226,13 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def settle(args: argparse.Namespace, fields: Mapping[str, Any]) -> "Settings":
-    """What a request with these fields will run with, the checkpoint's own defaults below them.
+    """The settings of a request with these fields, with the checkpoint's defaults for all others.
 
-    A hub id in `args` becomes the folder that was found, so that the hub is asked once.
+    A hub id in `args` is replaced by its local folder, so that the hub is queried once.
 
     Raises:
-        ModelError: the model is not to be had.
-        ParameterError: a field is impossible or without effect. What depends on the vocabulary is left to the engine.
+        ModelError: the model cannot be found.
+        ParameterError: a field is invalid or without effect. Checks against the vocabulary are left to the engine.
     """
     from ..checkpoint import find_model
     from ..decoding.fields import MODELS
@@ -251,7 +251,7 @@ def settle(args: argparse.Namespace, fields: Mapping[str, Any]) -> "Settings":
 
 
 def sequences_of(settings: "Settings") -> int:
-    """Sequences that a request with these settings takes at once."""
+    """The most concurrent sequences of a request with these settings."""
     from ..decoding.select import strategy_for
 
     return strategy_for(settings).max_sequences
@@ -260,7 +260,7 @@ def sequences_of(settings: "Settings") -> int:
 def load_engine(
     args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, prefix_cache: bool = False
 ) -> "Engine":
-    """The engine that the model options ask for, wide enough for these prompts and the sequences that each takes."""
+    """The engine of the model options, with a batch size for these prompts and the sequences of each."""
     from ..engine import Engine
 
     with loading_bar():
@@ -277,12 +277,12 @@ def load_engine(
 
 
 def placement_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """Where the model runs and how its numbers are kept, as `Engine` takes them."""
+    """`Engine`'s arguments for device, backend, threads and dtypes."""
     return {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """Where the text comes from."""
+    """Add options for the prompt."""
     group = parser.add_argument_group("prompt", "Read from standard input by default.")
     source = group.add_mutually_exclusive_group()
     source.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated: prompts run as one batch")
@@ -290,7 +290,7 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    """The prompts of `add_prompt_options`; the last line break of a file or of standard input is not part of it.
+    """The prompts of `add_prompt_options`, without the last line break of a file or of standard input.
 
     Raises:
         PromptError: the text is not valid UTF-8, or standard input is closed.
@@ -309,8 +309,8 @@ def decode(read: Callable[[], bytes], source: str) -> str:
     """UTF-8 text without its last line break.
 
     Raises:
-        PromptError: it is not valid UTF-8.
-        UsageError: it cannot be read.
+        PromptError: the text is not valid UTF-8.
+        UsageError: the source cannot be read.
     """
     try:
         text = read().decode("utf-8")

@@ -1,4 +1,4 @@
-"""minillm perplexity: what each dtype costs in accuracy."""
+"""minillm perplexity: the accuracy of each dtype."""
 
 import argparse
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ With --shape the weights are random, and there is no text to foretell."""
 
 @dataclass(frozen=True)
 class Row:
-    """What one dtype costs."""
+    """Size and accuracy of one dtype."""
 
     dtype: str
     weight_bytes: int
     perplexity: float | None
     change: float | None
-    """Of the perplexity, relative to float32"""
+    """Change of the perplexity relative to float32"""
     logit_error: float
 
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
             raise ParameterError(f"--shape stands for random weights: leave out --{given[0]}")
     dtypes = [word.strip() for word in args.dtype.split(",")]
     for dtype in dtypes:
-        check_dtype(dtype)  # before a model is loaded in those that stand before it
+        check_dtype(dtype)  # all of them, before the first model is loaded
     rows = _measure(args, list(dict.fromkeys(["float32", *dtypes])), _text(args))
     if not args.json:
         print(f"{'dtype':<10}{'weights':>12}{'perplexity':>12}{'change':>10}{'logit error':>14}")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _text(args: argparse.Namespace) -> str | None:
-    """The text to foretell."""
+    """The text to predict."""
     from ..precision import HELD_OUT
 
     if args.shape is not None:
@@ -81,7 +81,7 @@ def _text(args: argparse.Namespace) -> str | None:
 
 
 def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> Iterator[Row]:
-    """One row for each dtype; the first is what the others are held against."""
+    """One row per dtype; the first is the baseline."""
     from ..precision import perplexity, relative_error, sample_logits, weight_bytes
 
     exact, plain = None, None

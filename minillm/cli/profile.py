@@ -1,4 +1,4 @@
-"""minillm profile: where the time of a real run goes, operation by operation, beside the least it could take."""
+"""minillm profile: time of each operation of a real run, with its roofline floor."""
 
 import argparse
 import dataclasses
@@ -24,9 +24,9 @@ PROCESS = {"pid": 1, "tid": 1}
 
 
 def trace(profile: "Profile", title: str) -> str:
-    """The steps as JSON of the Trace Event Format: a step holds its layers, a layer its operations.
+    """The steps as JSON in the Trace Event Format: operations nested in layers, layers in steps.
 
-    Times are those of the watched steps, laid end to end: the turns of the run beside it are cut out.
+    Times are those of the profiled steps, concatenated: the plain run's steps between them are cut out.
     """
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", **PROCESS, "args": {"name": title}}]
     start = 0.0
@@ -39,7 +39,7 @@ def trace(profile: "Profile", title: str) -> str:
 
 
 def _inside(step: "Step", start: float, profile: "Profile") -> Iterator[dict[str, Any]]:
-    """The layers and operations of a step."""
+    """Events of a step's layers and operations."""
     from ..profiling import layer_spans
 
     for span in layer_spans(step.calls):
@@ -53,14 +53,14 @@ def _inside(step: "Step", start: float, profile: "Profile") -> Iterator[dict[str
 
 
 def _event(name: str, category: str, start: float, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A complete event. The format wants microseconds; whole nanoseconds keep what is nested nested."""
+    """A complete event, in microseconds rounded to nanoseconds so that nesting is exact."""
     began, ended = round(1e9 * start), round(1e9 * (start + seconds))
     times = {"ts": began / 1e3, "dur": (ended - began) / 1e3}
     return {"ph": "X", "name": name, "cat": category, **times, **PROCESS, "args": arguments}
 
 
 def draw(profile: "Profile", title: str, path: Path) -> None:
-    """Draw each phase: its operations beside their floors, and its layers.
+    """Draw the operations and layers of each phase with their floors.
 
     Raises:
         UsageError: matplotlib is not installed, or the file cannot be written.
@@ -87,7 +87,7 @@ def draw(profile: "Profile", title: str, path: Path) -> None:
 
 
 def _draw_operations(axis: Any, phase: "Phase") -> None:
-    """A bar for each operation, a line at its floor, and its ratio."""
+    """A bar per operation, with a line at its floor and its ratio."""
     scale = 1e3 / len(phase.steps)
     bars = [(row.name, row.seconds, row.floor, COLOURS[row.place]) for row in phase.rows]
     bars += [("between operations", phase.between_operations, 0.0, OUTSIDE)]
@@ -112,7 +112,7 @@ def _draw_operations(axis: Any, phase: "Phase") -> None:
 
 
 def _draw_layers(axis: Any, phase: "Phase") -> None:
-    """A bar for each layer, with a line at its floor."""
+    """A bar per layer, with a line at its floor."""
     scale = 1e3 / len(phase.steps)
     for i, layer in enumerate(phase.layers):
         place = "embedding" if layer.layer is None else "head" if layer.layer == phase.num_layers else "layers"
@@ -258,7 +258,7 @@ def report(profile: "Profile", title: str) -> list[str]:
 
 
 def _phase(name: str, phase: "Phase") -> list[str]:
-    """One phase: a line for each operation, then the sum of the parts against the whole."""
+    """The table of one phase: a line per operation, then the sum of the parts and the total."""
     steps = len(phase.steps)
     scale = 1e3 / steps
     lines = [
@@ -289,7 +289,7 @@ def _phase(name: str, phase: "Phase") -> list[str]:
 
 
 def _row(row: "Row", phase: "Phase") -> str:
-    """One operation."""
+    """The line of one operation."""
     steps, ceilings = len(phase.steps), phase.ceilings
     calls, measured = f"{row.calls / steps:>6.3g}", f"{1e3 * row.seconds / steps:>10.3f}"
     if row.cost is None:
@@ -303,7 +303,7 @@ def _row(row: "Row", phase: "Phase") -> str:
 
 
 def as_dict(profile: "Profile", title: str) -> dict[str, Any]:
-    """What --json prints: sums over all steps, in seconds, bytes and FLOPs."""
+    """The output of --json: sums over all steps, in seconds, bytes and FLOPs."""
     return {
         "title": title,
         "hardware": dataclasses.asdict(profile.ceilings.hardware),

@@ -1,4 +1,4 @@
-"""minillm quantize: write a checkpoint with smaller weights."""
+"""minillm quantize: write a checkpoint with quantised weights."""
 
 import argparse
 from pathlib import Path

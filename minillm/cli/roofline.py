@@ -1,4 +1,4 @@
-"""What the pictures of `minillm analyze` show: the roof, and each operation on it."""
+"""Data of the roofline plots of `minillm analyze`: the roof, and each operation on it."""
 
 import math
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ CLOSE = 1.25
 
 
 class Point(NamedTuple):
-    """An operation, all its layers together."""
+    """An operation, summed over layers."""
 
     name: str
     intensity: float
-    """FLOPs for each byte"""
+    """FLOPs per byte"""
     rate: float
-    """FLOP/s of the roof above it"""
+    """FLOP/s of the roof at its intensity"""
     share: float
-    """Of the phase's floor"""
+    """Share of the phase's floor"""
 
 
 class Roof(NamedTuple):
-    """The picture's axes and its roof: FLOP/s against FLOPs for each byte."""
+    """The plot's axes and roof: FLOP/s against FLOPs per byte."""
 
     peak: float
     bandwidth: float
@@ -38,38 +38,38 @@ class Roof(NamedTuple):
 
     @property
     def ridge(self) -> float:
-        """Where both bounds meet."""
+        """Intensity at which both bounds are equal, in FLOPs per byte."""
         return self.peak / self.bandwidth
 
     @property
     def title(self) -> str:
-        """Both bounds in words."""
+        """Both bounds as text."""
         return f"{number_text(self.peak)}FLOP/s, {number_text(self.bandwidth)}B/s"
 
 
 class Group(NamedTuple):
-    """Operations that lie so close together that one circle stands for them."""
+    """Operations of similar intensity, drawn as one circle."""
 
     points: list[Point]
 
     @property
     def share(self) -> float:
-        """Of the phase's floor, together."""
+        """Their share of the phase's floor."""
         return sum(point.share for point in self.points)
 
     @property
     def largest(self) -> Point:
-        """The one that takes longest; it says where the circle stands."""
+        """The one that takes longest, where the circle is drawn."""
         return max(self.points, key=lambda point: point.share)
 
     @property
     def labels(self) -> list[str]:
-        """A line for each: its name and its share of the phase's floor."""
+        """Name and share of the phase's floor of each operation."""
         return [f"{p.name} {p.share:.0%}" if p.share >= 0.005 else f"{p.name} < 1%" for p in self.points]
 
 
 def groups_of(phase: "Phase") -> list[Group]:
-    """The operations that compute something, those of the highest intensity first."""
+    """The operations with FLOPs, in groups of descending intensity."""
     points = [
         Point(one.name, one.intensity, roof_at(phase, one.intensity), one.seconds / phase.seconds)
         for one in lines_of(phase)
@@ -85,17 +85,17 @@ def groups_of(phase: "Phase") -> list[Group]:
 
 
 def idle(phase: "Phase") -> list[str]:
-    """Operations that only move bytes, and have no place on the picture."""
+    """Operations that only move bytes and are not in the plot."""
     return [one.name for one in lines_of(phase) if not one.flops]
 
 
 def roof_at(phase: "Phase", intensity: float) -> float:
-    """FLOP/s that the hardware can reach at an intensity."""
+    """Attainable FLOP/s at an intensity."""
     return min(phase.peak, intensity * phase.hardware.bandwidth)
 
 
 def roof_of(analysis: "Analysis", groups: Sequence[Group]) -> Roof:
-    """Axes of whole powers of ten around all points and the ridge."""
+    """The roof, with axes from and to powers of ten around all points and the ridge."""
     phase = analysis.prefill
     found = [group.largest.intensity for group in groups]
     left = 10.0 ** math.floor(math.log10(min(found)) - 0.2)

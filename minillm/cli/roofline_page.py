@@ -1,4 +1,4 @@
-"""The page of `minillm analyze`: the roofline as SVG, and the tables. Needs nothing from elsewhere."""
+"""The HTML page of `minillm analyze`, self-contained: the roofline as SVG, and the tables."""
 
 import math
 import re
@@ -18,9 +18,9 @@ WIDTH, HEIGHT = 960, 600
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 16, 52
 """Margins of the plot, in pixels"""
 LINE, GAP = 18, 12
-"""From one label to the next, and more between circles"""
+"""Height of a label, and extra space between circles' labels, in pixels"""
 CHARACTER = 7
-"""Width of one, about"""
+"""Approximate width of a character in pixels"""
 
 
 def page(model: str, analysis: "Analysis") -> str:
@@ -46,7 +46,7 @@ def page(model: str, analysis: "Analysis") -> str:
 
 
 def _summary(name: str, phase: "Phase") -> str:
-    """One line on a phase."""
+    """A phase's summary in one line."""
     return (
         f'<li class="{name}"><i></i><b>{name}</b> {number_text(phase.flops)}FLOP, {bytes_text(phase.bytes)}, '
         f"{phase.flops / phase.bytes:.4g} FLOP/byte: at best {seconds_text(phase.seconds)}, "
@@ -55,7 +55,7 @@ def _summary(name: str, phase: "Phase") -> str:
 
 
 def _table(name: str, phase: "Phase") -> str:
-    """A phase's operations."""
+    """The table of a phase's operations."""
     rows = "".join(
         f"<tr><td>{escape(one.name)}</td><td>{one.layers}</td><td>{number_text(one.flops)}</td>"
         f"<td>{bytes_text(one.read)}</td><td>{bytes_text(one.written)}</td><td>{one.intensity:.2f}</td>"
@@ -69,7 +69,7 @@ def _table(name: str, phase: "Phase") -> str:
 
 
 def draw(analysis: "Analysis") -> str:
-    """The roofline as an SVG element: both phases' operations where they meet the roof."""
+    """The roofline as an SVG element, with both phases' operations on the roof."""
     phases = {"prefill": groups_of(analysis.prefill), "decode": groups_of(analysis.decode)}
     roof = roof_of(analysis, [group for groups in phases.values() for group in groups])
     parts = [*_axes(roof), _roof(roof)]
@@ -80,14 +80,14 @@ def draw(analysis: "Analysis") -> str:
 
 
 def place(roof: Roof, intensity: float, rate: float) -> tuple[float, float]:
-    """Pixels of a point."""
+    """Pixel coordinates of a point."""
     x = (math.log10(intensity / roof.left)) / math.log10(roof.right / roof.left)
     y = (math.log10(rate / roof.bottom)) / math.log10(roof.top / roof.bottom)
     return LEFT + x * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y * (HEIGHT - TOP - BOTTOM)
 
 
 def _axes(roof: Roof) -> list[str]:
-    """Lines at the powers of ten, and what they mean."""
+    """Grid lines at powers of ten, with labels."""
     parts = []
     for power in range(round(math.log10(roof.left)), round(math.log10(roof.right)) + 1):
         x, y = place(roof, 10.0**power, roof.bottom)
@@ -111,12 +111,12 @@ def _axes(roof: Roof) -> list[str]:
 
 
 def _round(value: float) -> str:
-    """A power of ten without its zeros."""
+    """A power of ten as text, without trailing zeros."""
     return re.sub(r"\.0+ ", " ", number_text(value))
 
 
 def _roof(roof: Roof) -> str:
-    """Both bounds."""
+    """Lines of both bounds."""
     points = [
         place(roof, roof.left, roof.left * roof.bandwidth),
         place(roof, roof.ridge, roof.peak),
@@ -142,7 +142,7 @@ def _groups(phase: str, groups: list[Group], roof: Roof) -> list[str]:
         y = HEIGHT - BOTTOM - 26.0 - (lines - 1) * LINE - (len(groups) - 1) * GAP
         edge, anchor, inward = WIDTH - RIGHT - 10, "end", -1
     longest = max(len(text) for group in groups for text in group.labels)
-    start = edge + inward * (8 + CHARACTER * longest)  # one for all, so that no line crosses a label
+    start = edge + inward * (8 + CHARACTER * longest)  # common to all, so that no line crosses a label
     parts = []
     for group in groups:
         labels = group.labels

@@ -1,4 +1,4 @@
-"""The picture of `minillm analyze --png`."""
+"""The roofline plot of `minillm analyze --png`."""
 
 import math
 from pathlib import Path
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 COLOURS = {"prefill": "#1f6fb2", "decode": "#c0392b"}
 LINE, GAP = 0.034, 0.02
-"""Of the labels, as parts of the plot's height"""
+"""Height of a label, and extra space between circles' labels, as shares of the plot's height"""
 CHARACTER = 0.0092
-"""Width of one, about, as a part of the plot's"""
+"""Approximate width of a character, as a share of the plot's width"""
 
 
 def draw(model: str, analysis: "Analysis", path: Path) -> None:
@@ -79,7 +79,7 @@ def _draw_groups(axis: Any, phase: str, groups: list[Group]) -> None:
     if phase == "prefill":
         height = sum(len(group.labels) for group in groups) * LINE + (len(groups) - 1) * GAP
         x, y, align = 0.985, 0.035 + height, "right"
-        start = x - CHARACTER * longest  # one for all, so that no line crosses a label
+        start = x - CHARACTER * longest  # common to all, so that no line crosses a label
     for group in groups:
         size = (7 + 18 * math.sqrt(group.share)) ** 2 / 2
         place, height = (group.largest.intensity, group.largest.rate), len(group.labels) * LINE

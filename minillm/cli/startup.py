@@ -1,4 +1,4 @@
-"""What has to happen in a process of the command line before anything else is imported."""
+"""Process setup of the command line, before any other import."""
 
 import contextlib
 import os
@@ -8,10 +8,10 @@ from types import FrameType
 
 
 def end_at_signals() -> None:
-    """Have Ctrl-C, a request to terminate and the end of the terminal end this process at once.
+    """Make SIGINT, SIGTERM and SIGHUP end this process at once.
 
-    What is unfinished is undone. No exception is raised: that could come in the middle of an import, or inside a
-    compiler that loses it. A signal that whoever started this process has set aside, as `nohup` does, stays so.
+    Unfinished output files are undone. No exception is raised, since it could hit an import, or a compiler that loses
+    it. Signals that the parent process ignores, as `nohup` does, stay ignored.
     """
     for name, usual in (
         ("SIGINT", signal.default_int_handler),
@@ -24,15 +24,15 @@ def end_at_signals() -> None:
 
 
 class EndProcess:
-    """A signal handler that ends the process, with the code by which a shell tells of a signal."""
+    """A signal handler that ends the process with exit code 128 + signal number."""
 
     ends_process = True
-    """An engine need not hold the signal back until its step has ended (`turns.py`): nobody will use it again."""
+    """Tells an engine not to defer the signal to the end of its step (`turns.py`): it will not be used again."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Undo what is unfinished, and end."""
-        signal.signal(number, signal.SIG_DFL)  # a second one waits for nothing
-        files = sys.modules.get("minillm.output_files")  # if nothing has imported it, nothing is unfinished
+        """Undo unfinished output files and exit."""
+        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+        files = sys.modules.get("minillm.output_files")  # not imported: no file is unfinished
         if files is not None and hasattr(files, "undo_unfinished"):
             files.undo_unfinished()
         with contextlib.suppress(OSError):
@@ -42,16 +42,16 @@ class EndProcess:
 
 
 def open_streams() -> None:
-    """Make standard input, output and error safe to use, whatever this process was started with.
+    """Make standard input, output and error safe to use, even if they are closed.
 
-    Where one is closed, the next file that is opened would get its number, and what libraries print would go into that.
-    Characters that the terminal's encoding does not hold are replaced.
+    The next file opened would take the descriptor of a closed one, and libraries would print into it. Characters
+    outside the terminal's encoding are replaced.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
@@ -60,10 +60,10 @@ def open_streams() -> None:
 
 
 def tune_blas() -> None:
-    """Tell OpenBLAS to use AVX-512 where an AMD processor has it.
+    """Make OpenBLAS use AVX-512 on AMD processors that have it.
 
-    Some builds of OpenBLAS take such a processor for an older one. What it brings depends on the build and the machine:
-    between nothing and 1.05 times for a prefill of 512 in `benchmarks/results`. A setting of the user's own stays.
+    Some builds of OpenBLAS take such a processor for an older one. The gain depends on the build and the machine: 1 to
+    1.05 times for a prefill of 512 in `benchmarks/results`. A setting of the user takes precedence.
     """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is printed of a model's words: text, and JSON of it."""
+"""Printing of generated text, plain and as JSON."""
 
 import codecs
 import json
@@ -11,14 +11,14 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 def show(text: str, end: str = "\n") -> None:
     r"""Print generated text at once.
 
-    A model, or whoever wrote its weights or its prompt, must not drive the terminal: there, control characters other
-    than line breaks and tabs are shown as escapes (`\x1b`). A file or a pipe gets the text as it is.
+    Generated text must not control the terminal: there, control characters other than line breaks and tabs are shown
+    as escapes (`\x1b`). A file or a pipe gets the text unchanged.
     """
     print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def as_json(value: Any) -> str:
-    """JSON in one line, with the characters that are printable, and that standard output can hold, as they are."""
+    """JSON in one line; characters that are not printable, or not in standard output's encoding, are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = json.dumps(value, ensure_ascii=codecs.lookup(encoding).name != "utf-8")
     if text.isprintable():

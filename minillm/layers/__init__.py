@@ -1,15 +1,15 @@
-"""The textbook's parts of a transformer, written in the operations of a backend.
+"""The layers of a transformer, written in the operations of a backend.
 
-The letters of every shape comment in minillm; each line that changes a shape ends with it:
+The letters of every shape comment in minillm; each line that changes a shape ends with one:
 
     q = partition_heads(q, H)  # [T, E] -> [T, H, D]
 
 N  sequences in the batch
-T  new tokens of all sequences, laid end to end (ragged, never padded)
-R  rows of logits asked for: the last token of each sequence, or all of them
-S  context length of one sequence: cached positions and new ones
+T  new tokens of all sequences, concatenated (ragged, never padded)
+R  rows of logits computed: the last token of each sequence, or all tokens
+S  context length of one sequence: cached and new positions
 E  model width (hidden_size)
-W  width of the token embedding, and of the states that the head multiplies (E but for opt-350m)
+W  width of the token embedding and of the LM head's input (E except in opt-350m)
 H  query heads
 K  key/value heads (K = H without grouped-query attention)
 D  width of one head

@@ -1,8 +1,7 @@
 """Multi-head self-attention: project Q, K, V; partition into heads; store K, V; attend; merge; project out.
 
-The rows of the lecture's tables, in their order; some families norm and rotate queries and keys before they store. W^Q,
-W^K and W^V are one fused weight, since one large product is faster than three, and `project_qkv` hands out the three
-parts of its result under their names.
+The steps follow the lecture's tables; some families norm and rotate queries and keys before storing. W^Q, W^K and W^V
+are one fused weight, since one large product is faster than three; `project_qkv` splits its result.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int) -> tup
     Args:
         backend: the backend
         x: [T, E]
-        weight: W^Q, W^K, W^V one below the other, [(H + 2 K) D, E]
+        weight: W^Q, W^K, W^V stacked, [(H + 2 K) D, E]
         H: query heads
         K: key/value heads
 
@@ -34,18 +33,18 @@ def project_qkv(backend: Backend, x: Any, weight: Weight, H: int, K: int) -> tup
 
 
 def partition_heads(x: Any, heads: int) -> Any:
-    """Cut each row into heads. [T, heads D] -> [T, heads, D]"""
+    """Split each row into heads. [T, heads D] -> [T, heads, D]"""
     return x.reshape(x.shape[0], heads, -1)
 
 
 def merge_heads(z: Any) -> Any:
-    """Lay the heads of each row side by side again. [T, H, D] -> [T, H D]"""
+    """Concatenate the heads of each row. [T, H, D] -> [T, H D]"""
     return z.reshape(z.shape[0], -1)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadNorms:
-    """RMS norm of each query and each key by itself, before they meet (Henry et al., arXiv 2010.04245)."""
+    """RMS norm of each query and key head before their product (Henry et al., arXiv 2010.04245)."""
 
     q: Weight
     """[D]"""
@@ -72,12 +71,12 @@ class Attention:
     out: Weight
     """[E, H D]"""
     rotation: Rotation | None = None
-    """Queries and keys turn by their positions; None: positions come in otherwise"""
+    """Rotary position embedding; None: positions enter in another way"""
     head_norms: HeadNorms | None = None
     window: int | None = None
-    """How many positions a query sees, its own included; None: all before it"""
+    """Sliding window: positions that a query sees, its own included; None: no window"""
     slopes: Weight | None = None
-    """[H], ALiBi's"""
+    """ALiBi's slopes [H]"""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""

@@ -1,4 +1,4 @@
-"""A transformer block: attention and MLP, each added to what came in. Families differ in where their norms stand."""
+"""Transformer blocks: attention and MLP with residual connections. Families differ in the position of the norms."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from .norm import Norm
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """What every block has."""
+    """Components of every block."""
 
     attention_norm: Norm
     attention: Attention
@@ -22,7 +22,7 @@ class _Parts:
 
 
 class PreNorm(_Parts):
-    """Each part reads what its norm makes of x (Xiong et al., arXiv 2002.04745, figure 1b)."""
+    """Pre-norm block: attention and MLP read norm(x) (Xiong et al., arXiv 2002.04745, figure 1b)."""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x = x + attention(norm(x));  x + mlp(norm(x)). [T, E] -> [T, E]"""
@@ -31,7 +31,7 @@ class PreNorm(_Parts):
 
 
 class PostNorm(_Parts):
-    """Each sum goes through its norm, as in the first transformer (Vaswani et al., arXiv 1706.03762, section 3.1)."""
+    """Post-norm block: a norm after each residual sum (Vaswani et al., arXiv 1706.03762, section 3.1)."""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x = norm(x + attention(x));  norm(x + mlp(x)). [T, E] -> [T, E]"""
@@ -40,7 +40,7 @@ class PostNorm(_Parts):
 
 
 class Parallel(_Parts):
-    """Both parts read the same x, each through its own norm (Black et al., arXiv 2204.06745, section 2.1.2)."""
+    """Parallel block: both read the same x, each with its own norm (Black et al., arXiv 2204.06745, section 2.1.2)."""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
         """x + attention(norm(x)) + mlp(norm(x)). [T, E] -> [T, E]"""

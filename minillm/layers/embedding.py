@@ -1,4 +1,4 @@
-"""From token ids to vectors: a learned vector for each token and, in some families, one for each position."""
+"""Token embedding and, in some families, learned position embedding."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from .norm import Norm
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Token embedding, projected to the model's width where it is narrower, plus the positions' where it is learned."""
+    """Token embedding, projected to the model's width if narrower, plus position embedding if learned."""
 
     tokens: Weight
     """[V, E], or [V, W] with a narrower W"""
@@ -22,7 +22,7 @@ class Embedding:
     norm: Norm | None = None
 
     def __call__(self, backend: Backend, batch: Batch) -> Any:
-        """x = tokens[ids] (W_in) + positions[i], normed where there is a norm. [T] -> [T, E]"""
+        """x = tokens[ids] (W_in) + positions[i], then the norm if there is one. [T] -> [T, E]"""
         x = self._vectors(backend, batch)
         return x if self.norm is None else self.norm(backend, x)
 

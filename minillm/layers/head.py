@@ -1,4 +1,4 @@
-"""The language model head: from a hidden state to a score (logit) for each token of the vocabulary."""
+"""The language model head: a logit for each token of the vocabulary from a hidden state."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,15 +9,15 @@ from ..backends.weights import Weight
 
 @dataclass(frozen=True, eq=False)
 class LMHead:
-    """logits = x W_lm, through a narrower width where the embedding has one."""
+    """logits = x W_lm, projected to the embedding's width first if that is narrower."""
 
     weight: Weight
     """[V, W]; often the token embedding itself (tied)"""
     project_out: Weight | None = None
-    """[W, E]; None where W = E"""
+    """[W, E]; None if W = E"""
 
     def states(self, backend: Backend, x: Any) -> Any:
-        """What the weight multiplies. [R, E] -> [R, W]"""
+        """Input of the product with `weight`. [R, E] -> [R, W]"""
         return x if self.project_out is None else backend.linear(x, self.project_out)  # [R, E] -> [R, W]
 
     def __call__(self, backend: Backend, states: Any) -> Any:

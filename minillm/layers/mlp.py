@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer: A = activation(x W1), y = A W2; or gated, A = activation(x W_gate) * (x W_up)."""
+"""The MLP of a layer: A = activation(x W1), y = A W2; or gated, A = activation(x W_gate) * (x W_up)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +25,10 @@ class MLP:
 
 @dataclass(frozen=True, eq=False)
 class GatedMLP:
-    """Three projections: the activated gate decides how much of `up` goes on (Shazeer, arXiv 2002.05202)."""
+    """Gated MLP: the activated gate projection scales the `up` projection (Shazeer, arXiv 2002.05202)."""
 
     gate_up: Weight
-    """W_gate, W_up one below the other, [2 F, E]: one large product is faster than two"""
+    """W_gate, W_up stacked, [2 F, E]: one large product is faster than two"""
     down: Weight
     """[E, F]"""
     activation: str

@@ -1,4 +1,4 @@
-"""Norms over the numbers of each row, with what is added so that none is divided by zero."""
+"""Layer norm and RMS norm of each row."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,12 @@ from ..backends.weights import Weight
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm:
-    """Mean zero and variance one, then gain and bias (Ba et al., arXiv 1607.06450)."""
+    """Scales to mean 0 and variance 1, then applies gain and bias (Ba et al., arXiv 1607.06450)."""
 
     weight: Weight
     """Gain and bias, [E] each, or neither"""
     epsilon: float
-    """Added to the variance"""
+    """Added to the variance, against division by zero"""
 
     def __call__(self, backend: Backend, x: Any) -> Any:
         """[T, E] -> [T, E]"""
@@ -23,12 +23,12 @@ class LayerNorm:
 
 @dataclass(frozen=True, eq=False)
 class RMSNorm:
-    """Mean square one, then a gain (Zhang and Sennrich, arXiv 1910.07467)."""
+    """Scales to mean square 1, then applies a gain (Zhang and Sennrich, arXiv 1910.07467)."""
 
     weight: Weight
     """[E]"""
     epsilon: float
-    """Added to the mean square"""
+    """Added to the mean square, against division by zero"""
 
     def __call__(self, backend: Backend, x: Any) -> Any:
         """[T, E] -> [T, E]"""

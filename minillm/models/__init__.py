@@ -1,4 +1,4 @@
-"""The families that minillm runs: one file each, named as Hugging Face's model_type."""
+"""The supported model families: one file each, named as Hugging Face's model_type."""
 
 import logging
 from collections.abc import Mapping
@@ -27,19 +27,19 @@ FAMILIES = (
     "gpt_neox",
     "bloom",
 )
-"""Each is a module here with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline` and `SHAPES`."""
+"""Modules of this package, each with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline`, `SHAPES`."""
 
 
 def family_named(model_type: str) -> ModuleType:
-    """The module of a family; loaded when it is needed, since a run needs one of them."""
+    """A family's module, imported on demand: a run needs only one."""
     return import_module(f".{model_type}", __package__)
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
-    """The family that config.json names.
+    """The module of the family in config.json's model_type.
 
     Raises:
-        UnsupportedModelError: minillm does not run it; the message lists what it runs.
+        UnsupportedModelError: the family is not supported; the message lists those that are.
     """
     model_type = raw.get("model_type")
     if model_type not in FAMILIES:
@@ -50,11 +50,11 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
 
 
 def load_model(folder: Path, backend: Backend) -> Model:
-    """The model in a checkpoint folder.
+    """Load the model of a checkpoint folder.
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
-        ParameterError: the checkpoint is quantised, and the backend is to quantise otherwise.
+        ParameterError: the checkpoint is quantised, and the backend asks for another quantised dtype.
     """
     raw = read_config(folder)
     family = family_of(raw)
@@ -75,21 +75,21 @@ def load_model(folder: Path, backend: Backend) -> Model:
 
 
 def outline_of(config: ModelConfig) -> Outline:
-    """A model as a table of its parts."""
+    """The model's components in execution order."""
     outline: Outline = family_named(config.model_type).outline(config)
     return outline
 
 
 def published_names() -> list[str]:
-    """The shapes that families publish."""
+    """Names of the published model sizes of all families."""
     return [name for family in FAMILIES for name in family_named(family).SHAPES]
 
 
 def published_config(shape: str) -> ModelConfig:
-    """The configuration of a published shape.
+    """The configuration of a published model size.
 
     Raises:
-        ParameterError: no family publishes it; the message lists those known.
+        ParameterError: the name is unknown; the message lists the known ones.
     """
     for family in map(family_named, FAMILIES):
         if isinstance(shape, str) and shape in family.SHAPES:
@@ -99,10 +99,10 @@ def published_config(shape: str) -> ModelConfig:
 
 
 def random_model(shape: str, seed: int, std: float, backend: Backend) -> Model:
-    """A model in a published shape with random weights.
+    """A model of a published size with random weights.
 
     Raises:
-        ParameterError: no family publishes that shape; the message lists those known.
+        ParameterError: the name is unknown; the message lists the known ones.
     """
     config = published_config(shape)
     family = family_named(config.model_type)

@@ -1,4 +1,4 @@
-"""What the runner needs of a model, and how a model gets its tensors."""
+"""The interface of a model, and the loading of its tensors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,21 @@ from ..errors import CheckpointError
 from ..progress import report
 
 Shapes = dict[str, tuple[int, ...]]
-"""A family's tensor table: the name of every tensor that a configuration needs, with its shape."""
+"""A family's tensor table: the shape of every tensor that a configuration requires, by name."""
 
 
 def linear_tensors(name: str, outputs: int, inputs: int, bias: bool = True) -> Shapes:
-    """The tensors of a projection."""
+    """Names and shapes of a projection's tensors."""
     return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
 
 
 def norm_tensors(name: str, width: int) -> Shapes:
-    """The tensors of a layer norm."""
+    """Names and shapes of a layer norm's tensors."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 class Model(Protocol):
-    """A decoder-only transformer, as a function of a batch and a cache."""
+    """A decoder-only transformer: a function of a batch and a K/V cache."""
 
     config: ModelConfig
 
@@ -38,21 +38,20 @@ class Model(Protocol):
         """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
 
     def states(self, backend: Backend, x: Any) -> Any:
-        """The hidden states behind the logits: what the language model head multiplies. [R, E] -> [R, W]"""
+        """The input of the language model head's product. [R, E] -> [R, W]"""
 
     def logits(self, backend: Backend, hidden: Any) -> Any:
         """The language model head. [R, W] -> [R, V]"""
 
 
 class Tensors:
-    """Named tensors held against a family's table, and turned into weights one by one."""
+    """Checks tensors against a family's table and prepares them as weights one by one."""
 
     def __init__(self, stored: Mapping[str, Tensor], table: Shapes, backend: Backend) -> None:
-        """Check names and shapes, before anything is read.
+        """Check names and shapes before reading any data.
 
         Raises:
-            CheckpointError: a tensor of the table is missing, has another shape, or one is there that the
-                table does not know.
+            CheckpointError: a tensor is missing, has the wrong shape or is not in the table.
         """
         check_tensors(stored, table)
         self._stored = stored
@@ -60,17 +59,17 @@ class Tensors:
         self._total, self._done = sum(math.prod(shape) for shape in table.values()), 0
 
     def linear(self, name: str, *parts: str) -> Weight:
-        """The projection `name`, or the fusion of several `parts`; with biases where the model has them."""
+        """The projection `name`, or several `parts` fused into one; with biases if the checkpoint has them."""
         names = parts or (name,)
         biases = [self._stored[f"{part}.bias"] for part in names if f"{part}.bias" in self._stored]
         return self._prepare(name, [self._stored[f"{part}.weight"] for part in names], biases, "projection")
 
     def table(self, name: str, role: Role) -> Weight:
-        """A table of vectors, or the LM head."""
+        """An embedding table or the LM head."""
         return self._prepare(name, [self._stored[f"{name}.weight"]], (), role)
 
     def norm(self, name: str) -> Weight:
-        """The norm `name`: gain and bias, or neither where the model has none."""
+        """The norm `name`: gain and bias, or neither if the model has none."""
         return self.linear(name) if f"{name}.weight" in self._stored else Weight(name, None)
 
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
@@ -81,15 +80,15 @@ class Tensors:
 
 
 def shorten(stored: Mapping[str, Tensor], *prefixes: str, left_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Tensors under their names without the `prefixes`, which are taken away in turn.
+    """Strip `prefixes` from tensor names, one after the other.
 
     Args:
-        stored: as a checkpoint names them
-        *prefixes: what some checkpoints say in front
-        left_out: how the names of those end that no model needs: masks and frequencies, which can be computed
+        stored: tensors by their names in the checkpoint
+        *prefixes: prefixes that some checkpoints use
+        left_out: suffixes of tensors to drop, such as masks and frequencies, which are computed instead
 
     Raises:
-        CheckpointError: a tensor is there twice, with a prefix and without.
+        CheckpointError: a tensor occurs twice, with a prefix and without.
     """
     tensors: dict[str, Tensor] = {}
     for name, tensor in stored.items():
@@ -105,10 +104,10 @@ def shorten(stored: Mapping[str, Tensor], *prefixes: str, left_out: tuple[str, .
 
 
 def without_tied_head(tensors: Mapping[str, Tensor], embedding: str, head: str = "lm_head.weight") -> dict[str, Tensor]:
-    """Leave out the copy of a tied head that some checkpoints keep, or take it where they keep nothing else.
+    """Drop the stored copy of a tied head; if only the head is stored, use it as the embedding.
 
     Raises:
-        CheckpointError: it is no copy. Releases of transformers differ in what they make of that.
+        CheckpointError: head and embedding differ. Releases of transformers disagree on which one to use then.
     """
     kept = dict(tensors)
     copy = kept.pop(head, None)
@@ -124,12 +123,12 @@ def without_tied_head(tensors: Mapping[str, Tensor], embedding: str, head: str =
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two matrices have the same values, read some rows after the others."""
+    """True if two matrices have the same values; compared in chunks of rows."""
     return a.shape == b.shape and len(a.shape) == 2 and all(map(np.array_equal, a.chunks(), b.chunks()))
 
 
 def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:
-    """Hold what a checkpoint has against what the configuration asks for."""
+    """Compare a checkpoint's tensors with those that the configuration requires."""
     missing = [name for name in table if name not in stored]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which its config.json asks for")
@@ -144,7 +143,7 @@ def check_tensors(stored: Mapping[str, Tensor], table: Shapes) -> None:
 
 
 def weights_of(model: Any) -> list[Weight]:
-    """All weights of a model, or of a part of one, each once."""
+    """All weights of a model or of one of its components, without duplicates."""
     found: dict[int, Weight] = {}
     parts = [model]
     while parts:
@@ -159,13 +158,11 @@ def weights_of(model: Any) -> list[Weight]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
+    """The first three names and the number of further ones."""
     more = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{more}"
 
 
 def random_tensors(table: Shapes, seed: int, std: float, backend: Backend) -> dict[str, Tensor]:
-    """A whole model of random numbers, drawn where `backend` wants them: what benchmarks of a published shape
-    need.
-    """
+    """Random tensors for a whole model, generated on the backend's device; for benchmarks of a published size."""
     return {name: backend.random_tensor(name, shape, seed, std) for name, shape in table.items()}

@@ -4,8 +4,8 @@
     x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer
     logits = norm(x) W_lm
 
-Positions come in as ALiBi: in each head a key loses for each position that it lies before the query, by a slope of that
-head's own. So there is no table of positions, and a text may be longer than those of training.
+Positions enter by ALiBi: each head subtracts its slope times the distance between query and key from a score. So there
+is no position table, and a text may be longer than those of training.
 """
 
 import math
@@ -33,18 +33,18 @@ from .reading import merge_names, read_heads, read_layers, refuse_other_layers
 from .rearranged import with_qkv_apart
 
 ACTIVATION = "gelu_new"
-"""config.json does not say it."""
+"""The MLP's activation, which config.json does not name."""
 
 OTHER_NAMES = {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-"""What older files call the sizes."""
+"""Names of the sizes in older config.json files."""
 
 TRAINED_LENGTH = 2048
-"""The longest context, where config.json does not say `seq_length`."""
+"""The longest context if config.json has no `seq_length`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BloomConfig(ModelConfig):
-    """BLOOM's own fields beside the shared ones."""
+    """The shared fields and BLOOM's own."""
 
     epsilon: float
     """Added to the variance in each layer norm"""
@@ -53,14 +53,14 @@ class BloomConfig(ModelConfig):
 
 
 def read_config(raw: Mapping[str, Any]) -> BloomConfig:
-    """BLOOM's configuration from config.json, which calls sizes by newer or older names.
+    """BLOOM's configuration from config.json, with the sizes under their newer or older names.
 
-    `slow_but_exact` and `pretraining_tp` say in which order sums of several devices are taken.
+    `slow_but_exact` and `pretraining_tp`, the order of sums across devices, have no effect here.
 
     Raises:
-        CheckpointError: a field is missing or impossible.
-        UnsupportedModelError: `apply_residual_connection_post_layernorm`, which no published model has, or other
-            attention.
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: `apply_residual_connection_post_layernorm`, which no published model sets, or another
+            kind of attention.
     """
     fields = Fields({"bos_token_id": 1, "eos_token_id": 2} | merge_names(raw, OTHER_NAMES))
     refuse_other_layers(fields)
@@ -87,10 +87,10 @@ def read_config(raw: Mapping[str, Any]) -> BloomConfig:
 
 
 def alibi_slopes(H: int) -> NDArray[np.float32]:
-    """What a key loses for each position in each of H heads (Press et al., arXiv 2108.12409, section 3). -> [H]
+    """ALiBi's slope for each of H heads (Press et al., arXiv 2108.12409, section 3). -> [H]
 
-    For a power of two 2^(-8 / H), 2^(-16 / H), ...; for other numbers those of the power of two below, and then every
-    other one of the power of two above.
+    For a power of two 2^(-8 / H), 2^(-16 / H), ...; otherwise the slopes of the next lower power of two, then every
+    second slope of the next higher one.
     """
     below = 2 ** math.floor(math.log2(H))
     slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
@@ -99,7 +99,7 @@ def alibi_slopes(H: int) -> NDArray[np.float32]:
 
 
 def tensor_table(config: BloomConfig) -> Shapes:
-    """Every tensor of a checkpoint, named from the transformer down, with its shape."""
+    """Name (without `transformer.`) and shape of every tensor."""
     E, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
     table: Shapes = {"word_embeddings.weight": (V, E), **norm_tensors("word_embeddings_layernorm", E)}
     for i in range(config.num_layers):
@@ -115,9 +115,9 @@ def tensor_table(config: BloomConfig) -> Shapes:
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: BloomConfig) -> dict[str, Tensor]:
-    """Some checkpoints say `transformer.`, some keep a copy of a tied head.
+    """Tensors by canonical name: some checkpoints use the prefix `transformer.`, some store a tied head twice.
 
-    The rows of Q, K and V come apart: Q of all heads, then K, then V, as `layers.attention` has them.
+    The rows of Q, K and V are reordered: Q of all heads, then K, then V, as in `layers.attention`.
     """
     tensors = shorten(stored, "transformer.")
     if config.tied_head:
@@ -126,10 +126,10 @@ def canonical_names(stored: Mapping[str, Tensor], config: BloomConfig) -> dict[s
 
 
 def build(config: BloomConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """The model from its tensors, under canonical names.
+    """Build the model from tensors under canonical names.
 
     Raises:
-        CheckpointError: a tensor is missing, extra or misshaped.
+        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
     """
     tensors, slopes = (
         Tensors(stored, tensor_table(config), backend),
@@ -166,7 +166,7 @@ def _build_attention(config: BloomConfig, tensors: Tensors, slopes: Weight, i: i
 
 
 def outline(config: BloomConfig) -> Outline:
-    """The parts in the order they run, for `accounting`."""
+    """The components in execution order, for `accounting`."""
     E = config.hidden_size
     layer = (
         Norm(name="attention norm", width=E),
@@ -195,4 +195,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bloom-7b1": _shape(4096, 30, 32),
     "bloom": _shape(14336, 70, 112),
 }
-"""The published sizes (paper, table 3), as their config.json have them."""
+"""The published sizes (paper, table 3), with the values of their config.json."""

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that all families build: an embedding, blocks one after the other, a norm, a head."""
+"""The decoder-only transformer that all families build: embedding, blocks, final norm, LM head."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from ..layers.norm import Norm
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A whole model (see `base.Model`)."""
+    """A complete model (see `base.Model`)."""
 
     config: ModelConfig
     embedding: Embedding
@@ -33,7 +33,7 @@ class Decoder:
         return x if self.final_norm is None else self.final_norm(backend, x)
 
     def states(self, backend: Backend, x: Any) -> Any:
-        """The hidden states behind the logits: opt-350m projects them to its embedding's width. [R, E] -> [R, W]"""
+        """The input of the LM head's product; opt-350m projects it to the embedding's width. [R, E] -> [R, W]"""
         return self.head.states(backend, x)
 
     def logits(self, backend: Backend, hidden: Any) -> Any:

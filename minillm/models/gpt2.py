@@ -4,8 +4,8 @@
     x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer
     logits = norm(x) W_lm
 
-Q, K and V are one stored projection, and the head is the token embedding. Checkpoints hold each projection as
-[in, out], where other families have [out, in].
+Q, K and V are stored as one projection, and the head is the token embedding. Checkpoints store projections as
+[in, out], other families as [out, in].
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from .reading import merge_names, read_activation, read_heads, read_layers, refu
 from .rearranged import transposed
 
 END_OF_TEXT = 50256
-"""The token that begins and ends a text, where config.json does not say."""
+"""The BOS and EOS token id if config.json has none."""
 
 OTHER_NAMES = {
     "n_embd": "hidden_size",
@@ -37,15 +37,15 @@ OTHER_NAMES = {
     "n_head": "num_attention_heads",
     "n_positions": "max_position_embeddings",
 }
-"""What other families call the sizes; transformers reads either."""
+"""Names of the sizes in other families; transformers accepts either."""
 
 PROJECTIONS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-"""What is stored as [in, out]."""
+"""Projections stored as [in, out]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(ModelConfig):
-    """GPT-2's own fields beside the shared ones."""
+    """The shared fields and GPT-2's own."""
 
     epsilon: float
     """Added to the variance in each layer norm"""
@@ -53,18 +53,18 @@ class GPT2Config(ModelConfig):
     tied_head: bool
     """The LM head is the token embedding"""
     scales: tuple[float, ...]
-    """Of each layer's attention scores: 1 / sqrt D, unless config.json has switched it off or divides it by the layer's
-    number"""
+    """Factor of each layer's attention scores: 1 / sqrt D, unless config.json switches it off or divides it by the
+    layer's number"""
 
 
 def read_config(raw: Mapping[str, Any]) -> GPT2Config:
     """GPT-2's configuration from config.json.
 
-    `reorder_and_upcast_attn` asks for attention scores in float32, which they are anyway.
+    `reorder_and_upcast_attn` asks for attention scores in float32, which they always are here.
 
     Raises:
-        CheckpointError: a field is missing or impossible.
-        UnsupportedModelError: cross-attention, or an activation that is none of ours.
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: cross-attention, or an unsupported activation.
     """
     fields = Fields({"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} | merge_names(raw, OTHER_NAMES))
     if fields.get("add_cross_attention", False):
@@ -94,7 +94,7 @@ def read_config(raw: Mapping[str, Any]) -> GPT2Config:
 
 
 def tensor_table(config: GPT2Config) -> Shapes:
-    """Every tensor of a checkpoint, named from the transformer down, with its shape; projections are [out, in]."""
+    """Name (without `transformer.`) and shape of every tensor; projections are [out, in]."""
     E, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
     sizes = dict(zip(PROJECTIONS, [(3 * E, E), (E, E), (F, E), (E, F)], strict=True))
     table: Shapes = {"wte.weight": (V, E), "wpe.weight": (config.max_positions, E)}
@@ -109,7 +109,7 @@ def tensor_table(config: GPT2Config) -> Shapes:
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
-    """Some checkpoints say `transformer.`; some keep a copy of a tied head, old ones each layer's causal mask."""
+    """Tensors by canonical name, without the prefix `transformer.`, copies of a tied head and stored causal masks."""
     tensors = shorten(stored, "transformer.", left_out=(".attn.bias", ".attn.masked_bias"))
     if config.tied_head:
         tensors = without_tied_head(tensors, "wte.weight")
@@ -118,10 +118,10 @@ def canonical_names(stored: Mapping[str, Tensor], config: GPT2Config) -> dict[st
 
 
 def build(config: GPT2Config, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """The model from its tensors, under canonical names.
+    """Build the model from tensors under canonical names.
 
     Raises:
-        CheckpointError: a tensor is missing, extra or misshaped.
+        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
     """
     tensors = Tensors(stored, tensor_table(config), backend)
     embedding = Embedding(tensors.table("wte", "vocabulary"), tensors.table("wpe", "positions"))
@@ -141,7 +141,7 @@ def _build_layer(config: GPT2Config, tensors: Tensors, i: int) -> PreNorm:
 
 
 def outline(config: GPT2Config) -> Outline:
-    """The parts in the order they run, for `accounting`."""
+    """The components in execution order, for `accounting`."""
     E = config.hidden_size
     layer = (
         Norm(name="attention norm", width=E),
@@ -169,4 +169,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt2-xl": _shape(1600, 48, 25),
     "distilgpt2": _shape(768, 6, 12),
 }
-"""The published sizes (paper, table 2, with the sizes of the released weights), and one distilled from the smallest."""
+"""The published sizes (paper, table 2, with the sizes of the released weights), and DistilGPT-2."""

@@ -4,8 +4,8 @@
     x = x + attention(norm(x)) + mlp(norm'(x))             in each layer
     logits = norm(x) W_lm
 
-Attention and MLP read the same x, unless config.json wants them one after the other. Positions come in by rotating a
-part of each query and key, a quarter in the published models. The stored projection to Q, K and V has its rows head by
+Attention and MLP read the same x, unless config.json puts one after the other. Positions enter by rotating a part of
+each query and key, a quarter in the published models. The rows of the stored Q, K, V projection are ordered head by
 head: the first head's Q, K, V, then the second's.
 """
 
@@ -32,19 +32,19 @@ from .rearranged import with_qkv_apart
 from .rotary import BASE, RotaryConfig, read_rotary, rope_table
 
 ROTARY_SHARE = 0.25
-"""Of each head's numbers, how many turn, where config.json does not say."""
+"""Share of each head's dimensions that are rotated if config.json has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTNeoXConfig(ModelConfig):
-    """GPT-NeoX's own fields beside the shared ones."""
+    """The shared fields and GPT-NeoX's own."""
 
     epsilon: float
     """Added to the variance in each layer norm"""
     activation: str
     rotary: RotaryConfig
     parallel: bool
-    """Attention and MLP read the same x (True), or the MLP what attention has added to (False)"""
+    """True: attention and MLP read the same x; False: the MLP reads x + attention"""
     attention_bias: bool
     tied_head: bool
     """The LM head is the token embedding"""
@@ -54,8 +54,8 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
     """GPT-NeoX's configuration from config.json.
 
     Raises:
-        CheckpointError: a field is missing or impossible.
-        UnsupportedModelError: an activation or a kind of rotary scaling that is none of ours.
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: an unsupported activation or kind of rotary scaling.
     """
     fields = Fields({"bos_token_id": 0, "eos_token_id": 2} | dict(raw))
     refuse_other_layers(fields)
@@ -86,13 +86,13 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
 
 
 def _read_rotary(fields: Fields, head_dim: int) -> RotaryConfig:
-    """Rotary position embedding of a part of each head: as the table of transformers 5 says, or by names of old."""
+    """Partial rotary position embedding, from the table of transformers 5 or from the older field names."""
     table = rope_table(fields)
     old = {"rope_theta": ("rotary_emb_base", BASE), "partial_rotary_factor": ("rotary_pct", ROTARY_SHARE)}
     found = {}
     for name, (older, default) in old.items():
         found[name] = table.number(name, fields.number(older, default))
-        if fields.number(name, found[name]) != found[name]:  # what transformers 4 writes beside the older name
+        if fields.number(name, found[name]) != found[name]:  # transformers 4 writes both names
             raise CheckpointError(
                 f"{fields.source}: {name} should be {found[name]:g} as {older} or the rotary table has it, "
                 f"found {fields.raw[name]}"
@@ -106,7 +106,7 @@ def _read_rotary(fields: Fields, head_dim: int) -> RotaryConfig:
 
 
 def tensor_table(config: GPTNeoXConfig) -> Shapes:
-    """Every tensor of a checkpoint, named from the model down, with its shape."""
+    """Name (without `gpt_neox.`) and shape of every tensor."""
     E, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
     table: Shapes = {"embed_in.weight": (V, E)}
     for i in range(config.num_layers):
@@ -122,13 +122,13 @@ def tensor_table(config: GPTNeoXConfig) -> Shapes:
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: GPTNeoXConfig) -> dict[str, Tensor]:
-    """The names of published checkpoints say `gpt_neox.`; old ones hold each layer's causal mask and frequencies.
+    """Tensors by canonical name, without the prefix `gpt_neox.` and the masks and frequencies of old checkpoints.
 
-    The rows of Q, K and V come apart: Q of all heads, then K, then V, as `layers.attention` has them.
+    The rows of Q, K and V are reordered: Q of all heads, then K, then V, as in `layers.attention`.
     """
     buffers = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
     head = "embed_out.weight"
-    in_memory = {"lm_head.weight": head}  # what transformers 5 calls it there
+    in_memory = {"lm_head.weight": head}  # transformers 5's name in memory
     tensors = shorten({in_memory.get(name, name): t for name, t in stored.items()}, "gpt_neox.", left_out=buffers)
     if config.tied_head:
         tensors = without_tied_head(tensors, "embed_in.weight", head)
@@ -136,10 +136,10 @@ def canonical_names(stored: Mapping[str, Tensor], config: GPTNeoXConfig) -> dict
 
 
 def build(config: GPTNeoXConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """The model from its tensors, under canonical names.
+    """Build the model from tensors under canonical names.
 
     Raises:
-        CheckpointError: a tensor is missing, extra or misshaped.
+        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
     """
     tensors, rotation = Tensors(stored, tensor_table(config), backend), config.rotary.rotation(backend)
     embedding = Embedding(tensors.table("embed_in", "vocabulary"))
@@ -169,7 +169,7 @@ def _build_layer(config: GPTNeoXConfig, tensors: Tensors, rotation: Rotation, i:
 
 
 def outline(config: GPTNeoXConfig) -> Outline:
-    """The parts in the order they run, for `accounting`."""
+    """The components in execution order, for `accounting`."""
     E, b = config.hidden_size, config.attention_bias
     layer = (
         Norm(name="attention norm", width=E),
@@ -208,4 +208,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "pythia-12b": _shape(5120, 36, 40, 50688),
     "gpt-neox-20b": _shape(6144, 44, 64, 50432, hidden_act="gelu_fast"),
 }
-"""The published sizes (Pythia's paper, table 1; GPT-NeoX's, section 2.1), as their config.json have them."""
+"""The published sizes (Pythia's paper, table 1; GPT-NeoX's, section 2.1), with the values of their config.json."""

@@ -1,12 +1,11 @@
-"""Llama (Touvron et al., arXiv 2302.13971; Llama 2, arXiv 2307.09288; Llama 3, arXiv 2407.21783) and its kin.
+"""Llama (Touvron et al., arXiv 2302.13971; Llama 2, arXiv 2307.09288; Llama 3, arXiv 2407.21783) and its derivatives.
 
     x = tokens[ids]
     x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer
     logits = norm(x) W_lm
 
-The norm is RMS norm, positions come in by rotating queries and keys, several query heads may share a key/value head,
-and the MLP is gated. Mistral, Qwen2 and Qwen3 differ in a switch each: their files read their configurations, and the
-rest is here.
+The norm is RMS norm, positions enter by rotating queries and keys, several query heads may share a key/value head, and
+the MLP is gated. Mistral, Qwen2 and Qwen3 differ in one switch each: their files only read their configurations.
 """
 
 from collections.abc import Mapping
@@ -31,12 +30,12 @@ from .reading import read_activation, read_heads, read_layers, refuse_experts, r
 from .rotary import RotaryConfig, read_rotary, refuse_partial
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
-"""What begins and ends a text, where config.json does not say."""
+"""BOS and EOS token ids if config.json has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Llama's own fields beside the shared ones, and the switches of its kin."""
+    """The shared fields, Llama's own and the switches of its derivatives."""
 
     epsilon: float
     """Added to the mean square in each norm"""
@@ -48,17 +47,17 @@ class LlamaConfig(ModelConfig):
     out_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    """Queries and keys are normed head by head (Qwen3)"""
+    """RMS norm of each query and key head (Qwen3)"""
     windows: tuple[int | None, ...]
-    """Of each layer: how many positions a query sees, its own included; None: all before it"""
+    """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
     """Llama's configuration from config.json.
 
     Raises:
-        CheckpointError: a field is missing or impossible.
-        UnsupportedModelError: a feature that minillm does not run: an activation, a kind of rotary scaling.
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: an unsupported activation or kind of rotary scaling.
     """
     fields = Fields(TOKENS | dict(raw))
     refuse_other_layers(fields)
@@ -69,13 +68,13 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
 def read_kin(
     fields: Fields, model_type: str, *, windows: tuple[int | None, ...] | None = None, **switches: Any
 ) -> LlamaConfig:
-    """What the configurations of Llama's kin have in common.
+    """Read the fields that Llama and its derivatives share.
 
     Args:
-        fields: of config.json
+        fields: config.json
         model_type: the family's name
-        windows: of each layer; None: no layer has one
-        **switches: fields of `LlamaConfig` that are the family's own, and defaults other than Llama's
+        windows: sliding window of each layer; None: no layer has one
+        **switches: fields of `LlamaConfig` in which the family differs from Llama
 
     Raises:
         As `read_config`.
@@ -116,7 +115,7 @@ def read_kin(
 
 
 def tensor_table(config: LlamaConfig) -> Shapes:
-    """Every tensor of a checkpoint, named from the model down, with its shape."""
+    """Name (without `model.`) and shape of every tensor."""
     E, F, V, D = config.hidden_size, config.intermediate_size, config.vocab_size, config.head_dim
     Q, KV = config.num_heads * D, config.num_kv_heads * D
     linears = {
@@ -142,16 +141,16 @@ def tensor_table(config: LlamaConfig) -> Shapes:
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """The names of published checkpoints say `model.`; some keep a copy of a tied head, old ones the frequencies."""
+    """Tensors by canonical name, without the prefix `model.`, copies of a tied head and stored frequencies."""
     tensors = shorten(stored, "model.", left_out=("rotary_emb.inv_freq",))
     return without_tied_head(tensors, "embed_tokens.weight") if config.tied_head else tensors
 
 
 def build(config: LlamaConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """The model from its tensors, under canonical names.
+    """Build the model from tensors under canonical names.
 
     Raises:
-        CheckpointError: a tensor is missing, extra or misshaped.
+        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
     """
     tensors, rotation = Tensors(stored, tensor_table(config), backend), config.rotary.rotation(backend)
     embedding = Embedding(tensors.table("embed_tokens", "vocabulary"))
@@ -188,7 +187,7 @@ def _build_layer(config: LlamaConfig, tensors: Tensors, rotation: Rotation, i: i
 
 
 def outline(config: LlamaConfig) -> Outline:
-    """The parts in the order they run, for `accounting`."""
+    """The components in execution order, for `accounting`."""
     E = config.hidden_size
     return Outline(
         before=(Embed(name="embedding", width=E, vectors=config.vocab_size),),
@@ -264,4 +263,4 @@ SHAPES: dict[str, dict[str, Any]] = {
         rope_scaling=_LLAMA3 | {"factor": 8.0, "original_max_position_embeddings": 8192},
     ),
 }
-"""Published sizes, as their config.json have them."""
+"""Published sizes, with the values of their config.json."""

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al., arXiv 2310.06825): Llama whose queries see a sliding window of positions."""
+"""Mistral (Jiang et al., arXiv 2310.06825): Llama with sliding window attention."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from .reading import read_layer_types, read_layers, refuse_other_layers
 __all__ = ["SHAPES", "build", "canonical_names", "outline", "read_config", "tensor_table"]
 
 WINDOW = 4096
-"""Where config.json does not say"""
+"""Sliding window if config.json has none"""
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
-    """Mistral's configuration from config.json; `sliding_window` null means that every query sees all before it.
+    """Mistral's configuration from config.json; `sliding_window` null means full causal attention.
 
     Raises:
         As `llama.read_config`.
@@ -27,7 +27,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
 
 
 def _shape(**more: Any) -> dict[str, Any]:
-    """The 7 billion parameters that all versions have in common."""
+    """config.json of the 7B model, in all its versions."""
     return {
         "model_type": "mistral",
         "vocab_size": 32000,
@@ -46,4 +46,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mistral-7b-v0.1": _shape(sliding_window=4096),
     "mistral-7b-v0.3": _shape(sliding_window=None, vocab_size=32768, rope_theta=1000000.0),
 }
-"""Published sizes, as their config.json have them."""
+"""Published sizes, with the values of their config.json."""

@@ -4,9 +4,8 @@
     x = x + attention(norm(x));  x = x + mlp(norm(x))      in each layer
     logits = norm(x) W_lm
 
-opt-350m differs: it normalises after each sum instead of before each part, has no norm at the end, and its embedding
-is narrower than the model, with a projection on either side. Galactica has GELU for ReLU, no biases, and norms
-without gain and bias.
+opt-350m differs: post-norm instead of pre-norm, no final norm, and an embedding narrower than the model, with a
+projection in and out. Galactica has GELU for ReLU, no biases, and norms without gain and bias.
 """
 
 from collections.abc import Mapping
@@ -28,20 +27,20 @@ from .outline import Component, Embed, Linear, Norm, Outline, head, mlp, self_at
 from .reading import read_activation, read_heads, read_layers, refuse_other_layers
 
 POSITION_OFFSET = 2
-"""OPT's position table begins with two rows that a padded batch once needed."""
+"""Index of position 0 in the position table, whose first two rows served padded batches."""
 
 NORM_EPSILON = 1e-5
-"""Added to the variance in each layer norm; config.json does not carry it."""
+"""Added to the variance in each layer norm; not in config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OPTConfig(ModelConfig):
-    """OPT's own fields beside the shared ones."""
+    """The shared fields and OPT's own."""
 
     embedding_size: int
-    """W, the width of the token embedding: E but for opt-350m"""
+    """W, the width of the token embedding: E except in opt-350m"""
     pre_norm: bool
-    """Normalise before each part (True), or after each sum (opt-350m)"""
+    """True: norm before attention and MLP; False: after each residual sum (opt-350m)"""
     final_norm: bool
     activation: str
     biases: bool
@@ -55,8 +54,8 @@ def read_config(raw: Mapping[str, Any]) -> OPTConfig:
     """OPT's configuration from config.json.
 
     Raises:
-        CheckpointError: a field is missing or impossible.
-        UnsupportedModelError: the activation is none of ours.
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: an unsupported activation.
     """
     fields = Fields({"bos_token_id": 2, "eos_token_id": 2} | dict(raw))
     refuse_other_layers(fields)
@@ -85,7 +84,7 @@ def read_config(raw: Mapping[str, Any]) -> OPTConfig:
 
 
 def tensor_table(config: OPTConfig) -> Shapes:
-    """Every tensor of a checkpoint, named from the decoder down, with its shape."""
+    """Name (without `model.decoder.`) and shape of every tensor."""
     E, F, V, W = config.hidden_size, config.intermediate_size, config.vocab_size, config.embedding_size
     table: Shapes = {
         "embed_tokens.weight": (V, W),
@@ -109,19 +108,16 @@ def tensor_table(config: OPTConfig) -> Shapes:
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: OPTConfig) -> dict[str, Tensor]:
-    """The one place that knows how published checkpoints differ in their names.
-
-    They say `model.decoder.` or `decoder.`; some keep a copy of a tied head, and the oldest a version number.
-    """
+    """Tensors by canonical name, without `model.decoder.` or `decoder.`, copies of a tied head and version numbers."""
     tensors = shorten(stored, "model.", "decoder.", left_out=("version",))
     return without_tied_head(tensors, "embed_tokens.weight") if config.tied_head else tensors
 
 
 def build(config: OPTConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """The model from its tensors, under canonical names.
+    """Build the model from tensors under canonical names.
 
     Raises:
-        CheckpointError: a tensor is missing, extra or misshaped.
+        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
     """
     tensors = Tensors(stored, tensor_table(config), backend)
     narrow = config.embedding_size != config.hidden_size
@@ -153,7 +149,7 @@ def _build_layer(config: OPTConfig, tensors: Tensors, i: int) -> PreNorm | PostN
 
 
 def outline(config: OPTConfig) -> Outline:
-    """The parts in the order they run, for `accounting`."""
+    """The components in execution order, for `accounting`."""
     E, V, W, b = config.hidden_size, config.vocab_size, config.embedding_size, config.biases
     positions = config.max_positions + POSITION_OFFSET
     before: tuple[Component, ...] = (Embed(name="embedding", width=E, vectors=V, positions=positions),)
@@ -191,4 +187,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "opt-66b": _shape(9216, 64, 72),
     "opt-175b": _shape(12288, 96, 96),
 }
-"""The published sizes (paper, table 1), as their config.json have them."""
+"""The published sizes (paper, table 1), with the values of their config.json."""

@@ -1,7 +1,7 @@
-"""A model as a table of its parts, for who counts or predicts: each part's kind and sizes, in the order they run.
+"""A model's outline: kind and sizes of each component in execution order, for `accounting`.
 
-A family writes its table beside its model (`outline` in `models/opt.py`). What a part of each kind costs is said in
-`accounting/formulas.py`, once for all families. A part runs as one operation of a backend.
+Each family defines its own (`outline` in `models/opt.py`). `accounting/formulas.py` has the cost of each kind, once for
+all families. A component runs as one operation of a backend.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from ..config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """A look-up in a table of vectors, and one of positions where there are learned ones to add."""
+    """Token embedding, plus learned position embedding if the model has one."""
 
     kind: ClassVar[str] = "embed"
     name: str
     width: int
-    """Of each vector"""
+    """Numbers in each vector"""
     vectors: int
-    """How many the table holds; 0: none of its own"""
+    """Rows of the token table; 0: positions only"""
     positions: int = 0
-    """Vectors in the table of positions; 0: there is none"""
+    """Rows of the position table; 0: there is none"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A product with a stored matrix [outputs, inputs]."""
+    """Product with a stored matrix [outputs, inputs]."""
 
     kind: ClassVar[str] = "linear"
     name: str
@@ -38,31 +38,31 @@ class Linear:
     residual: bool = False
     role: Role = "projection"
     tied: bool = False
-    """The matrix is another part's, which holds the parameters"""
+    """The matrix is the token embedding, where its parameters are counted"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A norm over rows of `width`: layer norm, or RMS norm where no mean is taken."""
+    """Layer norm or RMS norm over rows of `width`."""
 
     name: str
     width: int
     rows: int = 1
-    """Of each token: one, or its heads"""
+    """Rows of each token: one, or its heads"""
     mean: bool = True
-    """Layer norm: the mean goes, and beside the gain there is a bias"""
+    """Layer norm, with gain and bias; False: RMS norm, with gain only"""
     affine: bool = True
-    """It has gain (and bias)"""
+    """Has gain (and bias)"""
 
     @property
     def kind(self) -> str:
-        """The operation's name."""
+        """Name of the backend's operation."""
         return "layer_norm" if self.mean else "rms_norm"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotate:
-    """Queries and keys turned by their positions."""
+    """Rotary position embedding of queries and keys."""
 
     kind: ClassVar[str] = "rotary"
     name: str
@@ -70,11 +70,11 @@ class Rotate:
     kv_heads: int
     head_dim: int
     pairs: int
-    """Of numbers that turn, in each head"""
+    """Rotated pairs of numbers in each head"""
     scaled: bool = False
-    """Cosines and sines are multiplied by a number"""
+    """Cosines and sines are multiplied by a factor"""
     stretched: bool = False
-    """Frequencies follow the length of the text"""
+    """Frequencies depend on the length of the text"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +84,13 @@ class Gate:
     kind: ClassVar[str] = "glu"
     name: str
     width: int
-    """Of the result: F"""
+    """F, of the result"""
     activation: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKV:
-    """New keys and values into the cache."""
+    """Write of new keys and values to the K/V cache."""
 
     kind: ClassVar[str] = "store_kv"
     name: str
@@ -100,7 +100,7 @@ class StoreKV:
 
 @dataclass(frozen=True, kw_only=True)
 class Attend:
-    """Causal attention over the cache."""
+    """Causal attention over the K/V cache."""
 
     kind: ClassVar[str] = "attend"
     name: str
@@ -108,14 +108,14 @@ class Attend:
     kv_heads: int
     head_dim: int
     window: int | None = None
-    """How many positions a query sees, its own included; None: all before it"""
+    """Sliding window: positions that a query sees, its own included; None: no window"""
     biased: bool = False
-    """ALiBi: a key loses by its distance"""
+    """ALiBi"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakeRows:
-    """The rows whose logits are wanted; left out where all are."""
+    """Selection of the rows whose logits are needed; skipped if all are."""
 
     kind: ClassVar[str] = "take_rows"
     name: str
@@ -127,16 +127,16 @@ Component = Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows
 
 @dataclass(frozen=True)
 class Outline:
-    """A whole model."""
+    """All components of a model."""
 
     before: tuple[Component, ...]
-    """What comes before the first layer"""
+    """Components before the first layer"""
     layers: tuple[tuple[Component, ...], ...]
-    """Each layer's"""
+    """Components of each layer"""
     after: tuple[Component, ...]
-    """What comes after the last, for each new token"""
+    """Components after the last layer, run on every new token"""
     head: tuple[Component, ...]
-    """What comes then, only for rows whose logits are wanted"""
+    """Components run only on rows whose logits are needed"""
 
 
 def self_attention(
@@ -148,15 +148,15 @@ def self_attention(
     window: int | None = None,
     biased: bool = False,
 ) -> tuple[Component, ...]:
-    """The parts of `layers.attention.Attention`.
+    """Components of `layers.attention.Attention`.
 
     Args:
         config: the model's sizes
-        bias: of the projection to Q, K, V
-        out_bias: of the projection out
-        between: what happens to Q and K before they meet
-        window: as `Attend.window`
-        biased: as `Attend.biased`
+        bias: whether the Q, K, V projection has one
+        out_bias: whether the output projection has one
+        between: components that transform Q and K before they are stored
+        window: see `Attend.window`
+        biased: see `Attend.biased`
     """
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
@@ -169,7 +169,7 @@ def self_attention(
 
 
 def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Component, ...]:
-    """The parts of `layers.mlp.MLP`."""
+    """Components of `layers.mlp.MLP`."""
     E, F = config.hidden_size, config.intermediate_size
     return (
         Linear(name="MLP up", inputs=E, outputs=F, bias=bias, activation=activation),
@@ -178,12 +178,12 @@ def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Com
 
 
 def head(config: ModelConfig, *, tied: bool, width: int | None = None) -> tuple[Component, ...]:
-    """The rows that are wanted, and the parts of `layers.head.LMHead`.
+    """Selection of rows, and the components of `layers.head.LMHead`.
 
     Args:
         config: the model's sizes
         tied: the head is the token embedding
-        width: W, where the states are projected to it first
+        width: W, if the states are projected to it first
     """
     E, W = config.hidden_size, width or config.hidden_size
     return (

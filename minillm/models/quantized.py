@@ -1,11 +1,11 @@
-"""Checkpoints whose matrices have 8 or 4 bits, as `quantizing.py` writes them.
+"""Checkpoints with 8- or 4-bit matrices, as `quantizing.py` writes them.
 
     config.json      "quantization_config": {"quant_method": "minillm", "bits": 4, "group_size": 32}
     X.weight         int8 [out, in'], or uint8 [out, in' / 2]; in' is `in` padded to a multiple of the group
     X.weight_scale   float16 [out, in' / group_size]
 
-`reference/quantize.py` says what the numbers mean. `bits` is what projections have; the vocabulary may have 8 beside
-them, and what is not rounded stands as in any checkpoint. Names and shapes are those of the family's tensor table.
+`reference/quantize.py` defines the format. `bits` is that of projections; the vocabulary may have 8 with 4-bit
+projections, and tensors that are not quantised are stored as usual. Names and shapes are those of the tensor table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,14 +24,14 @@ from ..reference.quantize import GROUPS, Quantized, dequantize
 from .base import Shapes
 
 METHOD = "minillm"
-"""The quant_method that is ours."""
+"""minillm's quant_method."""
 SCALE = "_scale"
-"""What a matrix's name has behind it where its scales are."""
+"""Suffix of the tensor that holds a matrix's scales."""
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A matrix [out, in] in a file, in 8 or 4 bits. Nothing is read until it is asked for."""
+    """An 8- or 4-bit matrix [out, in] in a file, read on demand."""
 
     values: StoredTensor
     scales: StoredTensor
@@ -43,12 +43,12 @@ class QuantizedTensor:
         return "int8" if self.values.dtype == "int8" else "int4"
 
     def stored(self) -> Quantized:
-        """What is stored, mapped where that can be."""
+        """The stored integers and scales, memory-mapped if possible."""
         values, scales = self.values.stored((self.values.dtype,)), self.scales.stored()
         return Quantized(values, scales, self.shape[1])
 
     def followed_by(self, other: Any) -> "QuantizedTensor | None":
-        """Both as one, where numbers and scales each lie in one piece."""
+        """Both as one matrix if their values and their scales are adjacent in the file, else None."""
         if not isinstance(other, QuantizedTensor) or other.shape[1] != self.shape[1]:
             return None
         values, scales = self.values.followed_by(other.values), self.scales.followed_by(other.scales)
@@ -57,18 +57,18 @@ class QuantizedTensor:
         return QuantizedTensor(values, scales, (self.shape[0] + other.shape[0], self.shape[1]))
 
     def load(self) -> NDArray[np.float32]:
-        """The numbers that it was rounded to."""
+        """The dequantised values."""
         return dequantize(self.stored())
 
     def read_into(self, out: NDArray[np.float32]) -> None:
-        """Fill `out` with them."""
+        """Fill `out` with the dequantised values."""
         first = 0
         for chunk in self.chunks():
             out[first : first + len(chunk)] = chunk
             first += len(chunk)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """The same numbers, some rows after the others."""
+        """The dequantised values in chunks of rows."""
         stored = self.stored()
         rows = max(1, CHUNK // max(1, self.shape[1]))
         for first in range(0, self.shape[0], rows):
@@ -77,23 +77,23 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What config.json says of how the weights were rounded."""
+    """The quantization_config of config.json."""
 
     bits: int
-    """Of projections: 8 or 4"""
+    """Bits of projections: 8 or 4"""
     group: int
     """Weights that share a scale"""
 
     @property
     def dtype(self) -> str:
-        """The dtype that an engine would be asked for."""
+        """The equivalent dtype of an engine."""
         return f"int{self.bits}"
 
     def check_wanted(self, dtype: str) -> None:
-        """Refuse to round once more.
+        """Refuse to quantise a second time.
 
         Raises:
-            ParameterError: the engine's dtype is another quantised one.
+            ParameterError: the engine's dtype is a different quantised one.
         """
         if dtype in QUANTIZED and dtype != self.dtype:
             raise ParameterError(
@@ -102,10 +102,10 @@ class Quantization:
             )
 
     def join(self, stored: Mapping[str, StoredTensor], table: Shapes) -> dict[str, Tensor]:
-        """Each matrix with its scales as one tensor.
+        """Combine each matrix and its scales into one tensor.
 
         Raises:
-            CheckpointError: the numbers or scales of a matrix do not have the type or the shape that they should.
+            CheckpointError: values or scales of a matrix have the wrong type or shape.
         """
         matrices = [n for n, shape in table.items() if len(shape) == 2 and n in stored and n + SCALE in stored]
         joined: dict[str, Tensor] = {n: self._matrix(stored[n], stored[n + SCALE], table[n]) for n in matrices}
@@ -130,11 +130,11 @@ def _check(tensor: StoredTensor, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
-    """What config.json says of quantisation; None if it says nothing.
+    """Read quantization_config from config.json; None if there is none.
 
     Raises:
-        UnsupportedModelError: another method made the checkpoint.
-        CheckpointError: the method is ours and its numbers are impossible.
+        UnsupportedModelError: another quantisation method.
+        CheckpointError: minillm's method with invalid numbers.
     """
     fields = raw.get("quantization_config")
     if fields is None:

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (arXiv 2407.10671, 2412.15115): Llama with biases on Q, K and V, and a window in some layers."""
+"""Qwen2 and Qwen2.5 (arXiv 2407.10671, 2412.15115): Llama with Q, K, V biases and a sliding window in some layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from .reading import read_layer_types, read_layers, refuse_other_layers
 __all__ = ["SHAPES", "build", "canonical_names", "layer_windows", "outline", "read_config", "tensor_table"]
 
 WINDOW, FIRST_WINDOW = 4096, 28
-"""The window, and the first layer that has one, where config.json does not say."""
+"""Sliding window, and the first layer that has one, if config.json has neither."""
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
@@ -25,13 +25,13 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
 
 
 def layer_windows(fields: Fields) -> tuple[int | None, ...]:
-    """The window of each layer: none, or with `use_sliding_window` one in those that config.json says.
+    """Sliding window of each layer; None for layers without.
 
-    They are listed as `layer_types`, or begin with layer number `max_window_layers`.
+    Needs `use_sliding_window`; the layers are those in `layer_types`, or all from layer `max_window_layers` on.
 
     Raises:
-        CheckpointError: the list has not one entry for each layer.
-        UnsupportedModelError: a layer attends in another way, or has a window and there is none.
+        CheckpointError: the list does not have one entry for each layer.
+        UnsupportedModelError: another kind of attention, or a windowed layer without `sliding_window`.
     """
     refuse_other_layers(fields, windows=True)
     layers = read_layers(fields)
@@ -69,4 +69,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-7b": _shape(3584, 28, 28, 4, 18944, tied=False),
     "qwen2.5-14b": _shape(5120, 48, 40, 8, 13824, tied=False),
 }
-"""Published sizes, as their config.json have them."""
+"""Published sizes, with the values of their config.json."""

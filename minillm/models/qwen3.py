@@ -1,4 +1,4 @@
-"""Qwen3 (arXiv 2505.09388): Llama whose queries and keys are normed head by head before they are rotated."""
+"""Qwen3 (arXiv 2505.09388): Llama with RMS norm of each query and key head before rotation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from .qwen2 import layer_windows
 __all__ = ["SHAPES", "build", "canonical_names", "outline", "read_config", "tensor_table"]
 
 HEAD_DIM = 128
-"""Where config.json does not say; it does not follow from the model's width"""
+"""Head width D if config.json has none; independent of the model's width"""
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
@@ -55,4 +55,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-8b": _shape(4096, 36, 32, 12288),
     "qwen3-14b": _shape(5120, 40, 40, 17408),
 }
-"""Published sizes, as their config.json have them."""
+"""Published sizes, with the values of their config.json."""

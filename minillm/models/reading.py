@@ -1,4 +1,4 @@
-"""What families read of config.json alike, and what they refuse alike."""
+"""Readers and checks of config.json fields shared by the families."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,18 +8,18 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..reference.activation import ACTIVATIONS, ALIASES
 
 MOST_LAYERS = 10_000
-"""Far above any model's; each is built as parts of its own."""
+"""Upper bound on layers, far above any model's: each layer builds objects of its own."""
 
 
 def merge_names(raw: Mapping[str, Any], other_names: Mapping[str, str]) -> dict[str, Any]:
-    """config.json where a field may have either of two names, under one of them.
+    """Rename the fields of config.json that have an alternative name.
 
     Args:
         raw: config.json
-        other_names: of each field that has one
+        other_names: alternative name of a field by its canonical name
 
     Raises:
-        CheckpointError: both are there, and they differ.
+        CheckpointError: both names are present with different values.
     """
     merged = dict(raw)
     for name, other in other_names.items():
@@ -37,7 +37,7 @@ def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_att
     """E, H and D = E / H, from the fields of these names.
 
     Raises:
-        CheckpointError: one is missing or impossible, or the heads do not fill the width.
+        CheckpointError: one is missing or invalid, or E is not a multiple of H.
     """
     E, H = fields.size(width), fields.size(heads)
     if E % H:
@@ -51,20 +51,20 @@ def read_layers(fields: Fields, name: str = "num_hidden_layers") -> int:
 
 
 def read_activation(fields: Fields, name: str, default: str) -> str:
-    """An activation of config.json, under the name that `ACTIVATIONS` has.
+    """The activation in config.json, by its name in `ACTIVATIONS`.
 
     Raises:
-        UnsupportedModelError: minillm does not run it; the message lists what it runs.
+        UnsupportedModelError: it is not supported; the message lists those that are.
     """
     found = fields.get(name, default)
     return ALIASES[found] if found in ALIASES else fields.choice(name, default, tuple(ACTIVATIONS))
 
 
 def refuse_experts(fields: Fields) -> None:
-    """Refuse a mixture of experts where a family's MLP is one.
+    """Refuse a mixture of experts.
 
     Raises:
-        UnsupportedModelError: config.json names several.
+        UnsupportedModelError: config.json has more than one expert.
     """
     for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         if fields.get(name, 0) > 1:
@@ -74,16 +74,16 @@ def refuse_experts(fields: Fields) -> None:
 
 
 def refuse_other_layers(fields: Fields, *, windows: bool = False) -> None:
-    """Refuse layers that differ among themselves, and queries that see something else than all positions before them.
+    """Refuse layers of different kinds, and attention other than full causal attention.
 
     transformers reads these fields in every family, some of them only in its cache.
 
     Args:
-        fields: of config.json
+        fields: config.json
         windows: the family reads `sliding_window` and `layer_types` itself
 
     Raises:
-        UnsupportedModelError: config.json asks for it.
+        UnsupportedModelError: config.json asks for either.
     """
     if fields.raw.get("is_causal", True) is not True:
         raise UnsupportedModelError(
@@ -102,10 +102,10 @@ def refuse_other_layers(fields: Fields, *, windows: bool = False) -> None:
 
 
 def read_layer_types(fields: Fields, known: tuple[str, ...]) -> list[str]:
-    """What config.json calls the attention of each layer; empty where it does not say.
+    """config.json's `layer_types`, the attention of each layer; empty if absent.
 
     Raises:
-        UnsupportedModelError: one is none of the `known`.
+        UnsupportedModelError: one is not in `known`.
     """
     kinds = fields.get("layer_types", [])
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""Stored matrices whose numbers a family wants in another order: transposed, or rows of heads sorted anew."""
+"""Tensors stored in another order than the model uses: transposed matrices, interleaved Q, K, V rows."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -14,48 +14,48 @@ from ..backends.weights import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """A tensor in another order. It is copied when it is read: a file cannot be used in place."""
+    """A reordered tensor. Reading copies it: the file cannot be used in place."""
 
     source: Tensor
-    """As the file has it"""
+    """The tensor in the file's order"""
     arrange: Callable[[NDArray[Any]], NDArray[Any]]
-    """From the stored order to the one that is wanted; the numbers stay as they are, in any dtype"""
+    """Maps the stored order to the wanted one; values unchanged, any dtype"""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In the new order."""
+        """Shape after reordering."""
         return self.arrange(np.broadcast_to(np.uint8(0), self.source.shape)).shape
 
     @property
     def dtype(self) -> str:
-        """As it is stored."""
+        """The stored dtype."""
         return self.source.dtype
 
     def stored(self) -> Any:
-        """What is stored, in the new order."""
+        """The stored data, reordered."""
         return np.ascontiguousarray(self.arrange(self.source.stored()))
 
     def load(self) -> NDArray[np.float32]:
-        """The values."""
+        """The values as float32, reordered."""
         return np.ascontiguousarray(self.arrange(self.source.load()))
 
     def read_into(self, out: NDArray[Any]) -> None:
-        """Fill `out` with the values, or with what is stored where it has that type."""
+        """Fill `out` with the values: as float32, or in the stored dtype."""
         out[...] = self.arrange(self.source.load() if out.dtype == np.float32 else self.source.stored())
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """The values, some rows after the others."""
+        """The values as float32, in chunks of rows."""
         values = self.arrange(self.source.load())
         rows = max(1, CHUNK // max(1, values[:1].size))
         for first in range(0, len(values), rows):
             yield np.ascontiguousarray(values[first : first + rows])
 
     def followed_by(self, other: Any) -> None:
-        """No file has the new order."""
+        """None: reordered tensors are never adjacent in a file."""
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """The tensor as its file has it."""
+    """The underlying tensor, in the file's order."""
     return tensor.source if isinstance(tensor, Rearranged) else tensor
 
 
@@ -65,11 +65,11 @@ def transposed(tensor: Tensor) -> Rearranged:
 
 
 def qkv_apart(tensor: Tensor, H: int) -> Tensor:
-    """Rows that are stored head by head, each head's Q, K and V, as Q of all heads, then K, then V.
+    """Reorder rows stored head by head (each head's Q, K, V) to Q of all heads, then K, then V.
 
     Args:
-        tensor: [H 3 D, ...]: a weight or a bias. One whose rows are no such number is left as it is: it does not fit
-            the model, which says so.
+        tensor: weight or bias [H 3 D, ...]. One with another number of rows is returned unchanged: the shape check
+            that follows reports it.
         H: heads
     """
     rows = math.prod(tensor.shape[:1])
@@ -84,5 +84,5 @@ def qkv_apart(tensor: Tensor, H: int) -> Tensor:
 
 
 def with_qkv_apart(tensors: Mapping[str, Tensor], H: int) -> dict[str, Tensor]:
-    """All tensors, those named "query_key_value" as `qkv_apart` has them."""
+    """All tensors, with `qkv_apart` applied to those named "query_key_value"."""
     return {name: qkv_apart(tensor, H) if ".query_key_value." in name else tensor for name, tensor in tensors.items()}

@@ -1,7 +1,7 @@
-"""What config.json says of rotary position embedding: frequencies, and how they are scaled for longer texts.
+"""Rotary position embedding in config.json: frequencies, and their scaling for longer texts.
 
-transformers 5 writes one table, `rope_parameters`; before it there were `rope_theta` and `rope_scaling`, whose kind
-stood under `rope_type` or, older still, `type`.
+transformers 5 writes one table, `rope_parameters`; earlier releases wrote `rope_theta` and `rope_scaling`, with the
+kind under `rope_type` or, older still, `type`.
 
     default   f_j = base^(-2 j / r)
     linear    positions are divided by `factor` (Chen et al., arXiv 2306.15595)
@@ -9,7 +9,7 @@ stood under `rope_type` or, older still, `type`.
     yarn      low frequencies are divided, high ones stay, with a ramp between (Peng et al., arXiv 2309.00071, 3.2)
     llama3    the same, with a ramp over wavelengths (Llama 3.1's published code)
 
-All numbers are float32, as transformers has them: at position 4,000 an angle has four digits behind the point.
+All numbers are float32, as in transformers: at position 4,000 an angle has four digits after the decimal point.
 """
 
 import math
@@ -27,32 +27,32 @@ from ..reference.rotary import Rotation, Stretch
 from .outline import Rotate
 
 BASE = 10_000.0
-"""Where config.json does not say."""
+"""Base (theta) if config.json has none."""
 
 _MOST = 1e6
-"""Above any share, number of turns or scale that config.json gives"""
+"""Upper bound on shares, numbers of turns and scales in config.json"""
 _ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
-    """Frequencies and what goes with them."""
+    """Frequencies, scale and length limits."""
 
     frequencies: tuple[float, ...]
     """[r / 2], radians from one position to the next"""
     scale: float = 1.0
-    """Of cosines and sines"""
+    """Factor of cosines and sines"""
     stretch: Stretch | None = None
     longest: int
-    """The longest context that the frequencies are made for, in tokens"""
+    """Longest context that the frequencies support, in tokens"""
 
     def rotation(self, backend: Backend) -> Rotation:
-        """The same where a backend has it."""
+        """The rotation with its frequencies on the backend's device."""
         frequencies = backend.constant("rotary frequencies", np.array(self.frequencies, np.float32))
         return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch)
 
     def outline(self, config: ModelConfig) -> Rotate:
-        """The same as a part of a model's table."""
+        """The rotation as a component of the model's outline."""
         return Rotate(
             name="rotate Q, K",
             heads=config.num_heads,
@@ -65,17 +65,17 @@ class RotaryConfig:
 
 
 def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = BASE) -> RotaryConfig:
-    """Rotary position embedding of r = `dim` numbers of each head.
+    """Read rotary position embedding of r = `dim` numbers of each head.
 
     Args:
-        fields: of config.json
+        fields: config.json
         dim: r
-        max_positions: what config.json says of the longest text
-        base: where neither `rope_theta` nor `rope_parameters` says it
+        max_positions: longest context in config.json
+        base: default if neither `rope_theta` nor `rope_parameters` has one
 
     Raises:
-        CheckpointError: r is odd, or a number is missing or impossible.
-        UnsupportedModelError: a kind of scaling that is none of those above.
+        CheckpointError: r is odd, or a number is missing or invalid.
+        UnsupportedModelError: a kind of scaling other than those above.
     """
     if dim < 2 or dim % 2:
         raise CheckpointError(f"config.json: rotary position embedding needs an even width of at least 2, found {dim}")
@@ -89,13 +89,13 @@ def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = B
 
 
 def rope_table(fields: Fields) -> Fields:
-    """What config.json says in `rope_parameters` or in `rope_scaling`; empty where it has neither.
+    """The table `rope_parameters` or `rope_scaling` of config.json; empty if it has neither.
 
-    The original length may stand beside the table; there transformers 5 looks first.
+    The original length may be outside the table; transformers 5 looks there first.
 
     Raises:
-        CheckpointError: there are two tables or two original lengths, and they differ.
-        UnsupportedModelError: layers of different kinds have a table each.
+        CheckpointError: two tables or two original lengths that differ.
+        UnsupportedModelError: separate tables for different kinds of layers.
     """
     tables = {name: fields.get(name, {}) for name in ("rope_parameters", "rope_scaling")}
     name, table = next((item for item in tables.items() if item[1]), ("rope_scaling", {}))
@@ -112,7 +112,7 @@ def rope_table(fields: Fields) -> Fields:
 
 
 def refuse_partial(fields: Fields) -> None:
-    """Refuse heads of which only a part turns, in a family where all of them do.
+    """Refuse partial rotation, in a family that rotates whole heads.
 
     Raises:
         UnsupportedModelError: `partial_rotary_factor` is not 1.
@@ -142,7 +142,7 @@ def _dynamic(scaling: Fields, plain: NDArray[np.float32], _: float, max_position
 
 
 def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions: int) -> RotaryConfig:
-    """Waves longer than original / low are divided by the factor, those shorter than original / high stay."""
+    """Divide frequencies of wavelengths over original / low by the factor; keep those under original / high."""
     factor, original = _factor(scaling), scaling.size(_ORIGINAL, max_positions)
     low, high = (scaling.number(name, above=1e-6, most=_MOST) for name in ("low_freq_factor", "high_freq_factor"))
     if high <= low:
@@ -157,13 +157,13 @@ def _llama3(scaling: Fields, plain: NDArray[np.float32], _: float, max_positions
 
 
 def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_positions: int) -> RotaryConfig:
-    """Pairs that turn more than `beta_fast` times in the original length stay, less than `beta_slow` are divided."""
+    """Keep pairs that turn over `beta_fast` times in the original length; divide those under `beta_slow` turns."""
     original = scaling.size(_ORIGINAL, max_positions)
     factor = _factor(scaling, max_positions / original)
     dim = 2 * len(plain)
 
     def pair_of(turns: float) -> float:
-        """The pair, as a number with a fraction, that turns so often in the original length."""
+        """Fractional index of the pair that makes `turns` turns in the original length."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     betas = (
@@ -183,7 +183,7 @@ def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_position
 
 
 def _attention_factor(scaling: Fields, factor: float) -> float:
-    """YaRN's scale of cosines and sines: 0.1 ln(factor) + 1, or what config.json says instead."""
+    """YaRN's scale of cosines and sines: 0.1 ln(factor) + 1, unless config.json overrides it."""
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
@@ -194,7 +194,7 @@ def _attention_factor(scaling: Fields, factor: float) -> float:
 
 
 def _weight(scaling: Fields, name: str) -> float:
-    """A number of at least 0, which stands for none."""
+    """A non-negative number; 0 if absent."""
     return scaling.number(name, most=_MOST) if scaling.get(name, 0.0) else 0.0
 
 
@@ -215,7 +215,7 @@ def _factor(scaling: Fields, default: float | None = None) -> float:
 
 
 def _longest(scaling: Fields, factor: float, positions: int) -> int:
-    """`factor` times the positions: the longest context, in tokens."""
+    """The longest context in tokens: `factor` times the positions."""
     longest = int(factor * positions)
     if longest > LARGEST:
         raise CheckpointError(

@@ -1,8 +1,8 @@
-"""Where the time of a real run goes: each operation, layer and phase, beside the least it could take.
+"""Profiling of a real run: time of each operation, layer and phase, with its roofline floor.
 
-The same requests run twice side by side, once through a `TimingBackend` and once without, and take turns step by step;
-what they differ by is what watching costs. Nothing is estimated: parts are summed as they were measured, and what no
-operation accounts for is named.
+The same requests run twice, with a `TimingBackend` and without, alternating step by step; the difference is the
+profiling overhead. Nothing is estimated: parts are summed as measured, and time outside operations is listed
+separately.
 
     profile(engine, [[2, 5, 6]], max_new_tokens=32).phases["decode"].rows
 """

@@ -1,4 +1,4 @@
-"""What a profile says: steps, cut into layers and operations, and the floors beside them."""
+"""The result of profiling: steps, split into layers and operations, with their floors."""
 
 import statistics
 from collections import defaultdict
@@ -18,24 +18,24 @@ PLACES: tuple[Place, ...] = ("embedding", "layers", "head", "beside the model")
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What an operation can reach at most."""
+    """Peak rates that bound an operation."""
 
     hardware: Hardware
     arithmetic: str = "float32"
-    """The dtype that products are of, however weights are kept"""
+    """The dtype in which products are computed, whatever the weights' format"""
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.hardware.bandwidth
 
     @property
     def rate(self) -> float:
-        """FLOPs a second."""
+        """FLOPs per second."""
         return self.hardware.rate(self.arithmetic)
 
     def floor(self, cost: Cost) -> float:
-        """Seconds below which an operation cannot come, unless its numbers lie in a processor's cache."""
+        """Minimum seconds of an operation, unless its data is in the processor's cache."""
         return self.hardware.seconds(cost.flops, cost.bytes_read + cost.bytes_written, self.arithmetic)
 
 
@@ -44,31 +44,31 @@ class Step:
     """One step of the loop."""
 
     phase: PhaseName
-    """A step with any part of a prompt is prefill, as in `Engine.stats`"""
+    """Prefill if the step computes any prompt tokens, as in `Engine.stats`"""
     tokens: int
-    """That its forward pass computed"""
+    """Tokens computed by its forward pass"""
     seconds: float
     plain_seconds: float
-    """The same step without watching"""
+    """Time of the same step without profiling"""
     calls: list[Call]
 
 
 @dataclass(frozen=True)
 class Row:
-    """All calls of one operation on one weight, all layers together."""
+    """All calls of one operation on one weight, summed over layers."""
 
     place: Place
     name: str
     calls: int
     cost: Cost | None
-    """Sum; None for what is not counted"""
+    """Total cost; None if not counted"""
     seconds: float
     floor: float
-    """The least that the ceilings allow, call by call; 0 for what is not counted"""
+    """Sum of the floors of the calls; 0 if not counted"""
 
     @property
     def ratio(self) -> float | None:
-        """Measured over floor. Below 1 the numbers came from a processor's cache and not from memory."""
+        """Measured time over floor. Below 1 data came from the processor's cache and not from memory."""
         return self.seconds / self.floor if self.floor else None
 
 
@@ -85,7 +85,7 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """With what lies between its operations."""
+        """Duration, including the time between its operations."""
         return self.calls[-1].ended - self.began
 
 
@@ -93,7 +93,7 @@ class Layer(NamedTuple):
     """One layer over all steps of a phase."""
 
     layer: int | None
-    """None is what comes before the first, the number L what comes after the last"""
+    """None: before the first layer; L: after the last"""
     seconds: float
     floor: float
 
@@ -105,7 +105,7 @@ class Phase:
     steps: list[Step]
     num_layers: int
     ceilings: Ceilings
-    """What the floors stand on"""
+    """Ceilings from which the floors follow"""
 
     @property
     def tokens(self) -> int:
@@ -114,12 +114,12 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """The whole: all steps from beginning to end."""
+        """Total time of all steps."""
         return sum(step.seconds for step in self.steps)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One for each operation and weight, in the order of the forward pass."""
+        """One row per operation and weight, in the order of the forward pass."""
         groups: dict[tuple[Place, str], list[Call]] = defaultdict(list)
         for step in self.steps:
             for call in step.calls:
@@ -142,7 +142,7 @@ class Phase:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Each layer, with what lies before and after them."""
+        """One entry per layer, plus the parts before and after the layers."""
         seconds: dict[int | None, float] = defaultdict(float)
         floors: dict[int | None, float] = defaultdict(float)
         for step in self.steps:
@@ -153,33 +153,33 @@ class Phase:
 
     @property
     def cost(self) -> Cost:
-        """Of everything that is counted."""
+        """Total cost of all counted operations."""
         return sum((row.cost for row in self.rows if row.cost is not None), Cost(0))
 
     @property
     def floor(self) -> float:
-        """Of all operations, one after the other."""
+        """Sum of the floors of all operations."""
         return sum(row.floor for row in self.rows)
 
     @property
     def in_operations(self) -> float:
-        """Seconds of the parts, all added up."""
+        """Total seconds inside operations."""
         return sum(row.seconds for row in self.rows)
 
     @property
     def between_operations(self) -> float:
-        """Seconds inside forward passes that no operation took: the layers' own Python."""
+        """Seconds inside forward passes but outside operations: the layers' own Python."""
         spans = sum(calls[-1].ended - calls[0].began for step in self.steps for calls in _passes(step.calls))
         return spans - sum(call.seconds for step in self.steps for call in step.calls if call.cost is not None)
 
     @property
     def around(self) -> float:
-        """What remains: scheduler, cache and strategy, and the making of batches."""
+        """All other seconds: scheduler, cache, strategy and batch construction."""
         return self.seconds - self.in_operations - self.between_operations
 
 
 def layer_spans(calls: Iterable[Call]) -> Iterator[Span]:
-    """Cut a step into its layers, in the order they ran. What is beside the model belongs to none."""
+    """Split a step's calls into layers, in execution order. Operations outside the model belong to none."""
     for forward in _passes(calls):
         group: list[Call] = []
         for call in forward:
@@ -191,7 +191,7 @@ def layer_spans(calls: Iterable[Call]) -> Iterator[Span]:
 
 
 def _passes(calls: Iterable[Call]) -> list[list[Call]]:
-    """The forward passes of a step: each begins with an embedding."""
+    """Split a step's calls into forward passes: each begins with an embedding."""
     passes: list[list[Call]] = []
     for call in calls:
         if call.operation == "embed":
@@ -203,26 +203,26 @@ def _passes(calls: Iterable[Call]) -> list[list[Call]]:
 
 @dataclass(frozen=True)
 class Profile:
-    """A run, watched."""
+    """The profile of a run."""
 
     steps: list[Step]
     num_layers: int
     ceilings: Ceilings
-    """What the floors stand on"""
+    """Ceilings from which the floors follow"""
 
     @cached_property
     def phases(self) -> dict[PhaseName, Phase]:
-        """Those that had a step."""
+        """The phases that had at least one step."""
         names: tuple[PhaseName, ...] = ("prefill", "decode")
         groups = {name: [step for step in self.steps if step.phase == name] for name in names}
         return {name: Phase(steps, self.num_layers, self.ceilings) for name, steps in groups.items() if steps}
 
     @property
     def overhead(self) -> list[float]:
-        """What watching cost, as a share of the plain step: of each step, least first."""
+        """Profiling overhead of each step relative to the plain step, in ascending order."""
         return sorted(step.seconds / step.plain_seconds - 1 for step in self.steps)
 
     @property
     def median_overhead(self) -> float:
-        """Of all steps."""
+        """Median overhead of all steps."""
         return statistics.median(self.overhead)

@@ -1,4 +1,4 @@
-"""Running requests twice side by side: once watched, once not."""
+"""Runs requests twice, profiled and plain, in alternating steps."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ from .phases import Ceilings, Profile, Step
 def profile(
     engine: Engine, prompts: Sequence[Prompt], *, repeat: int = 1, hardware: Hardware | None = None, **fields: Any
 ) -> Profile:
-    """Run some prompts side by side and time what they do.
+    """Run prompts as one batch and time their operations.
 
     Args:
-        engine: its model and backend are used, its cache and its requests are left alone
-        prompts: what runs as one batch
-        repeat: how many times, after one round that is not kept
-        hardware: whose ceilings the floors stand on; by default this machine's, which is probed
-        **fields: of `GenerationConfig`
+        engine: provides model and backend; its cache and requests are not touched
+        prompts: the batch
+        repeat: number of rounds, after one warm-up round
+        hardware: source of the ceilings; by default this machine, which is probed
+        **fields: fields of `GenerationConfig`
 
     Raises:
         As `Engine.add`.
@@ -46,14 +46,14 @@ def profile(
 
 
 def probe_with(backend: Backend, threads: int | None = None) -> Hardware:
-    """This machine; its rate is the better one of BLAS's product and the backend's own.
+    """Probe this machine; its rate is the better of BLAS's product and the backend's.
 
     Args:
         backend: the backend
-        threads: that read memory; by default as many as there are cores
+        threads: threads that read memory; by default one per core
 
     Raises:
-        ParameterError: the backend computes on a GPU, which the probe does not see.
+        ParameterError: the backend computes on a GPU, which cannot be probed.
     """
     if backend.name == "cuda":
         raise ParameterError(f"the probe is of the processor: name the GPU with --hardware, one of {', '.join(CHIPS)}")
@@ -64,24 +64,24 @@ def probe_with(backend: Backend, threads: int | None = None) -> Hardware:
 
 
 def _arithmetic(backend: Backend) -> str:
-    """The dtype that a backend's products are of: on a GPU that of the weights."""
+    """The dtype in which a backend computes products: on a GPU that of the weights."""
     return backend.weights if backend.name == "cuda" else "float32"
 
 
 def _product_rate(backend: Backend, rows: int = 512, width: int = 1536) -> float:
-    """FLOP/s of the backend's product [rows, width] x [width, width], with weights as it keeps them."""
+    """FLOP/s of the backend's product [rows, width] x [width, width], with weights in its own format."""
     weight = backend.prepare_weight("probe", [RandomTensor("probe", (width, width), 0, 1.0)])
     x = backend.xp.ones((rows, width), backend.xp.float32)
 
     def product() -> None:
-        backend.enter_layer(0)  # so that results use the same memory
+        backend.enter_layer(0)  # so that every call reuses the same result buffer
         backend.linear(x, weight)
 
     return 2 * rows * width * width / best_of(product)
 
 
 def _loop(model: Model, backend: Backend, requests: Sequence[Request]) -> StepLoop:
-    """A step loop with a cache of its own, as large as the requests need."""
+    """A step loop with its own cache, as large as the requests need."""
     width = pages = 0
     for request in requests:
         strategy = strategy_for(request.settings)
@@ -93,7 +93,7 @@ def _loop(model: Model, backend: Backend, requests: Sequence[Request]) -> StepLo
 
 
 def _round(plain: StepLoop, watched: StepLoop, watching: TimingBackend, requests: Sequence[Request]) -> Iterator[Step]:
-    """One run of both loops in turns; who comes first changes from step to step."""
+    """Run both loops to the end, alternating which one goes first in each step."""
     for loop in (plain, watched):
         for request in requests:
             loop.add(request, strategy_for(request.settings))

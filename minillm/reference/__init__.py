@@ -1,4 +1,4 @@
-"""The mathematics of every operation on an array module `xp`, and beside each what it costs."""
+"""Reference implementation of every operation on an array module `xp`, each with its cost."""
 
 from .attention import attend, attention_map
 from .embed import embed

@@ -1,4 +1,4 @@
-"""The activations of the MLP, by their names in config.json.
+"""Activations of the MLP, by their names in config.json.
 
 GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arXiv 1606.08415): "gelu" is the exact
 form, "gelu_new" its approximation by tanh. SiLU is x * sigmoid(x) (section 2 of the same).
@@ -13,7 +13,7 @@ approximation is 9: two products and a sum for 1 + c x^2, two products for the a
 products. SiLU is 3: an exponential, a sum and a division."""
 
 ALIASES = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
-"""Other names that config.json has for the same function."""
+"""Alternative names in config.json."""
 
 
 def relu(x: Any, xp: Any) -> Any:
@@ -62,4 +62,4 @@ def erf(x: Any, xp: Any) -> Any:
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu}
-"""Activation by its name in config.json."""
+"""Activation functions by name."""

@@ -1,12 +1,12 @@
 """Causal scaled dot-product attention over a paged K/V cache (Vaswani et al., arXiv 1706.03762, section 3.2.1).
 
 For each head: Z = softmax(Q K^T / sqrt D) V, where a query sees the keys at its own position and before. The new
-tokens' keys and values are in the cache already. Pages are walked as views and never gathered into one array: that
-costs several times the attention itself.
+tokens' keys and values are in the cache already. Pages are read as views and never gathered into one array, which would
+cost several times the attention itself.
 
-Two families look back in ways of their own. With a sliding window W a query at position p sees the positions p - W + 1
-to p (Jiang et al., "Mistral 7B", arXiv 2310.06825, section 2). With ALiBi a key loses m for each position that it lies
-before the query, with a slope m of each head's own (Press et al., arXiv 2108.12409, section 3).
+Two variants: with a sliding window W a query at position p sees the positions p - W + 1 to p (Jiang et al., "Mistral
+7B", arXiv 2310.06825, section 2). With ALiBi each head subtracts its slope m times the distance between query and key
+from the score (Press et al., arXiv 2108.12409, section 3).
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ from .cost import Cost
 from .softmax import softmax
 
 QUERY_TILE = 128
-"""Queries computed together in a prefill. A tile looks only at the keys its last query may see, which spares almost
-half of the scores of a long prompt, and its scores stay in the processor's cache."""
+"""Queries computed together in a prefill. A tile reads only the keys visible to its last query, which saves almost half
+of the scores of a long prompt, and its scores stay in the processor's cache."""
 
 
 def attend(
@@ -41,11 +41,11 @@ def attend(
         keys: this layer's pages [pages, K, P, D]
         values: likewise
         batch: which rows belong to which sequence, and its pages
-        scale: 1 / sqrt D, or what the family uses instead
+        scale: 1 / sqrt D, or the family's own
         xp: the array module
         out: [T, H, D], filled and returned
-        window: W, how many positions a query sees, its own included; None: all before it
-        slopes: [H], ALiBi's m; None: no key loses anything
+        window: W, positions that a query sees, its own included; None: no window
+        slopes: [H], ALiBi's m; None: no ALiBi
     """
     for span in batch.spans:
         for first in range(span.start, span.stop, QUERY_TILE):
@@ -66,7 +66,7 @@ def attention_scores(
     window: int | None = None,
     slopes: Any | None = None,
 ) -> Any:
-    """Q K^T * scale of one tile of queries, minus infinity where a key lies after its query or before its window.
+    """Q K^T * scale of one tile of queries, -inf where a key is after its query or before its window.
 
     Args:
         q: [n, H, D], the rows last - n : last of the batch
@@ -79,7 +79,7 @@ def attention_scores(
         slopes: likewise
 
     Returns:
-        [K, G n, S]: G = H / K query heads share each K/V head, and the queries of one head lie together.
+        [K, G n, S]: G = H / K query heads share each K/V head; the queries of one head are contiguous.
     """
     n, H, D = q.shape
     _, K, P, _ = keys.shape
@@ -98,7 +98,7 @@ def attention_scores(
         _hide_other_branches(scores.reshape(K, H // K, n, S), span, last, xp)
     if slopes is not None or (window is not None and window < S):
         stop = len(span.positions()) - (span.stop - last)
-        back = xp.asarray(span.positions()[stop - n : stop, None] - span.key_positions()[:S])  # [n, S], steps back
+        back = xp.asarray(span.positions()[stop - n : stop, None] - span.key_positions()[:S])  # [n, S], distances
         if window is not None:
             scores.reshape(K, H // K, n, S)[...] += xp.where(back < window, 0, -xp.inf).astype(scores.dtype)
         if slopes is not None:
@@ -107,10 +107,10 @@ def attention_scores(
 
 
 def _hide_other_branches(scores: Any, span: Span, last: int, xp: Any) -> None:
-    """Minus infinity where a query of a tree looks at a token that is not its ancestor.
+    """Set scores of tree tokens that are not ancestors of the query to -inf.
 
-    The causal mask has hidden what comes later already. The tree is the end of its sequence, in the queries as in the
-    keys; a tile may hold a part of it.
+    The causal mask has hidden later tokens already. The tree is the end of its sequence, in the queries as in the keys;
+    a tile may hold a part of it.
 
     Args:
         scores: [K, G, n, S], changed in place
@@ -128,7 +128,7 @@ def _hide_other_branches(scores: Any, span: Span, last: int, xp: Any) -> None:
 
 
 def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> None:
-    """Z = weights V of one tile, each query's heads laid side by side again.
+    """Z = weights V of one tile, with the heads of each query merged.
 
     Args:
         weights: [K, G n, S]
@@ -156,7 +156,7 @@ def attention_map(
     window: int | None = None,
     slopes: Any | None = None,
 ) -> list[Any]:
-    """The attention weights themselves, for people to look at: for each sequence [H, n, S]."""
+    """Attention weights of each sequence [H, n, S], for inspection."""
     maps = []
     for span in batch.spans:
         n, H, _ = q[span.start : span.stop].shape
@@ -166,7 +166,7 @@ def attention_map(
 
 
 def visible_pairs(batch: Batch, window: int | None = None) -> int:
-    """Pairs of a query and a key it may see: at position p, in a line as in a tree, p + 1 of them or the window."""
+    """Pairs of a query and a visible key: p + 1 at position (or tree depth) p, at most the window."""
     seen = (span.positions() + 1 for span in batch.spans)
     return sum(int((rows if window is None else np.minimum(rows, window)).sum()) for rows in seen)
 
@@ -181,13 +181,13 @@ def cost(
     window: int | None = None,
     biased: bool = False,
 ) -> Cost:
-    """Per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
+    """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
 
-    Softmax's four: the maximum's subtraction, the exponential, the sum, the division. ALiBi takes two more, a product
-    and a subtraction. Of each sequence those keys and values that some query sees are read once, and a slope for each
-    head; queries are read once, the result written once.
+    Softmax's four: subtraction of the maximum, exponential, sum, division. ALiBi takes two more, a product and a
+    subtraction. Each sequence's visible keys and values are read once, as are the slopes and the queries; the result is
+    written once.
 
-    `position_bytes` is what one position's keys and values take in this layer of the cache.
+    `position_bytes` is the size of one position's keys and values in one layer of the cache.
     """
     scores = H * visible_pairs(batch, window)
     flops = scores * (4 * D + 4 + 2 * biased) + batch.num_tokens * H * D
@@ -196,5 +196,5 @@ def cost(
         reach = span.context_len if window is None else window - 1 + span.stop - span.start
         contexts += min(span.context_len, reach)
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
-    saved = number_bytes * scores * (4 + 2 * biased)  # scores written, biased, turned to weights in place, read
+    saved = number_bytes * scores * (4 + 2 * biased)  # scores written, biased and normalised in place, read
     return Cost(flops, query_bytes + contexts * position_bytes + 4 * H * biased, query_bytes, saved)

@@ -1,33 +1,33 @@
-"""What an operation costs, in the algorithmic convention: each operation alone, nothing fused, nothing cached.
+"""The cost of an operation in the algorithmic convention: each operation alone, nothing fused, nothing cached.
 
 A multiply-add is two FLOPs, and a sum of n numbers is n additions. An addition, multiplication, division, comparison
-against a constant, square root, exponential, power, sine, cosine and hyperbolic tangent are one each; a change of sign,
-the search for a maximum and the moving of numbers are none. Arithmetic on integers (ids, positions) is none either.
-What a mask hides is not counted, though a backend may compute it before hiding it. Every array that the operation's
-formula names is read or written once; ids hold 8 bytes. What numbers take depends on who runs the operation, so costs
-are told: `number_bytes` of an activation, and of weights and cache what is stored.
+against a constant, square root, exponential, power, sine, cosine and hyperbolic tangent count as one each; negation,
+maximum, data movement and integer arithmetic (ids, positions) as none. Masked scores are not counted, though a backend
+may compute them. Every array in the operation's formula is read or written once; ids have 8 bytes. The size of a number
+depends on the backend, so cost functions take it as an argument: `number_bytes` of an activation, and the stored bytes
+of weights and cache.
 """
 
 from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """FLOPs, and bytes read and written."""
+    """FLOPs, bytes read and bytes written."""
 
     flops: int
     bytes_read: int = 0
     bytes_written: int = 0
     fusion_saves: int = 0
-    """Bytes that would move besides, were each step of the operation one of its own: a bias, an activation and a
-    residual behind their product, attention's scores between its two"""
+    """Additional bytes moved if each step ran separately: bias, activation and residual after their product,
+    attention's scores between its two products"""
 
     def __add__(self, other: object) -> "Cost":
-        """Both together, field by field; a tuple's own `+` would lay them end to end."""
+        """The sum, field by field; a tuple's own `+` would concatenate."""
         if not isinstance(other, Cost):
             return NotImplemented
         return Cost(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: FLOPs for each byte moved."""
+        """Arithmetic intensity: FLOPs per byte moved."""
         return self.flops / (self.bytes_read + self.bytes_written)

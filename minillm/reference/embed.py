@@ -1,4 +1,4 @@
-"""Table look-up: a token's vector, plus that of its position where the model has learned ones."""
+"""Token embedding, plus learned position embedding if the model has one."""
 
 from typing import Any
 
@@ -16,16 +16,16 @@ def embed(table: Any, ids: Any, xp: Any, out: Any, positions: Any = None, positi
         positions: [T], or None
         position_table: [positions, E], or None
     """
-    out[...] = table[ids]  # not xp.take: it would copy a table whose columns lie together
+    out[...] = table[ids]  # not xp.take: it would copy a column-major table
     if position_table is not None:
         out += position_table[positions]
     return out
 
 
 def cost(T: int, E: int, row_bytes: int, position_row_bytes: int = 0, number_bytes: int = 4) -> Cost:
-    """With positions T E additions, without them none; T ids and T rows of each table are read, T E numbers written.
+    """T E additions with positions, else none; T ids and T rows of each table read, T E numbers written.
 
-    The `..._bytes` are what one row takes in its table; 0: there is no table of positions.
+    The `..._bytes` are the size of one row of each table; 0: no position table.
     """
     read = T * (8 + row_bytes)
     if not position_row_bytes:

@@ -1,4 +1,4 @@
-"""The gate of a gated MLP: one half of a projection, activated, times the other (Shazeer, "GLU variants improve
+"""The gate of a gated MLP: activated first half of a projection times the second (Shazeer, "GLU variants improve
 transformer", arXiv 2002.05202). With SiLU it is SwiGLU.
 """
 
@@ -12,7 +12,7 @@ def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
     """activation(gate) * up.
 
     Args:
-        x: [T, 2 F]: gate and up side by side; left as it is
+        x: [T, 2 F]: gate and up concatenated; not modified
         activation: a name in `ACTIVATIONS`
         xp: the array module
         out: [T, F], filled and returned
@@ -23,7 +23,7 @@ def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
 
 
 def cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
-    """For each result the activation's own FLOPs and one product; 2 T F numbers read, T F written."""
+    """The activation's FLOPs and one product for each result; 2 T F numbers read, T F written."""
     flops = T * F * (FLOPS_PER_ELEMENT[activation] + 1)
     result = number_bytes * T * F
     return Cost(flops, 2 * result, result, 2 * result)  # saved: writing and reading the activated gate

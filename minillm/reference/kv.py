@@ -1,4 +1,4 @@
-"""Filing new keys and values in the cache."""
+"""Writes new keys and values to the paged K/V cache."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from .cost import Cost
 
 
 def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
-    """Write each token's key and value into its slot: page and offset of `batch`.
+    """Write each token's key and value to its slot, a page and an offset.
 
     Args:
         k: [T, K, D]
         v: [T, K, D]
         keys: this layer's pages [pages, K, P, D], changed in place
         values: likewise
-        batch: the slots
+        batch: has the slots
     """
     keys[batch.slot_pages, :, batch.slot_offsets] = k
     values[batch.slot_pages, :, batch.slot_offsets] = v

@@ -1,7 +1,7 @@
 """The matrix product of every projection: y = activation(x W^T + b) + residual.
 
-Weights keep the layout [out, in] that checkpoints store. For one row the product is then a walk along W's rows, as
-memory likes it, and a checkpoint's file can be used in place.
+Weights keep the checkpoints' layout [out, in]. The product of one row then reads W's rows contiguously, and a
+checkpoint's file can be used in place.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def linear(
         xp: the array module
         out: [T, out], filled and returned
         activation: a name in `ACTIVATIONS`, or None
-        residual: [T, out] or None; left as it is
+        residual: [T, out] or None; not modified
     """
     y = xp.matmul(x, weight.T, out=out)  # [T, in] x [in, out] -> [T, out]
     if bias is not None:
@@ -53,11 +53,10 @@ def cost(
     number_bytes: int = 4,
     result_bytes: int = 4,
 ) -> Cost:
-    """2 T in out for the product, T out for each of bias and residual, and the activation's own.
+    """2 T in out FLOPs for the product, T out each for bias and residual, and the activation's.
 
-    `weight_bytes` is what the stored weight takes, bias included: it is read once however many rows there are,
-    and not where there are none. `result_bytes` is what a number of the result takes, where inputs and residual take
-    `number_bytes` each.
+    `weight_bytes` is the size of the stored weight, bias included, read once for any number of rows and not at all for
+    none. A number takes `result_bytes` in the result, `number_bytes` in inputs and residual.
     """
     elements = T * outputs
     flops = 2 * elements * inputs + elements * (bias + residual)

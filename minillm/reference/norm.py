@@ -1,7 +1,7 @@
-"""Norms over the last axis: each row to a common scale, then gain (and bias).
+"""Layer norm and RMS norm over the last axis.
 
-Layer norm brings a row to mean 0 and variance 1 (Ba, Kiros and Hinton, arXiv 1607.06450); RMS norm leaves the mean
-alone and brings the mean square to 1 (Zhang and Sennrich, arXiv 1910.07467).
+Layer norm scales a row to mean 0 and variance 1 (Ba, Kiros and Hinton, arXiv 1607.06450); RMS norm scales it to mean
+square 1 and does not subtract the mean (Zhang and Sennrich, arXiv 1910.07467). Then gain (and bias).
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ from .cost import Cost
 def layer_norm(x: Any, gain: Any | None, bias: Any | None, epsilon: float, xp: Any, out: Any) -> Any:
     """(x - mean) / sqrt(variance + epsilon) * gain + bias over the last axis. [T, E] -> [T, E]
 
-    The variance is the biased one (divided by E), as in every transformer. Without gain and bias both are left out.
+    The variance is the biased one (divided by E). Gain and bias may be None.
     """
-    y = xp.subtract(x, x.sum(axis=-1, keepdims=True) / x.shape[-1], out=out)  # x.mean() costs twice as much a call
-    variance = xp.einsum("te,te->t", y, y) / x.shape[-1]  # [T, E] -> [T]; a sum of squares with no square stored
+    y = xp.subtract(x, x.sum(axis=-1, keepdims=True) / x.shape[-1], out=out)  # a call of x.mean() costs twice as much
+    variance = xp.einsum("te,te->t", y, y) / x.shape[-1]  # [T, E] -> [T]; no array of squares
     y *= (1 / xp.sqrt(variance + epsilon))[:, None]
     if gain is not None:
         y *= gain
@@ -25,7 +25,7 @@ def layer_norm(x: Any, gain: Any | None, bias: Any | None, epsilon: float, xp: A
 
 
 def cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
-    """Of layer norm. Per element: mean 1, difference 1, square and sum 2, scaling 1, gain and bias 2; per row 5 more.
+    """Layer norm. Per element: mean 1, difference 1, square and sum 2, scaling 1, gain and bias 2; per row 5 more.
 
     The five: two divisions by E, epsilon's addition, a square root and its reciprocal.
     """
@@ -36,9 +36,9 @@ def cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
 def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any) -> Any:
     """x / sqrt(mean(x^2) + epsilon) * gain over the last axis. [T, E] -> [T, E], or [T, heads, D] -> [T, heads, D]
 
-    Without gain that factor is left out.
+    The gain may be None.
     """
-    mean_square = xp.einsum("...e,...e->...", x, x) / x.shape[-1]  # [T, E] -> [T]; a sum with no square stored
+    mean_square = xp.einsum("...e,...e->...", x, x) / x.shape[-1]  # [T, E] -> [T]; no array of squares
     y = xp.multiply(x, (1 / xp.sqrt(mean_square + epsilon))[..., None], out=out)
     if gain is not None:
         y *= gain
@@ -46,7 +46,7 @@ def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any) -> Any
 
 
 def rms_norm_cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
-    """Of RMS norm. Per element: square and sum 2, scaling 1, gain 1; per row 4 more.
+    """RMS norm. Per element: square and sum 2, scaling 1, gain 1; per row 4 more.
 
     The four: a division by E, epsilon's addition, a square root and its reciprocal.
     """

@@ -1,20 +1,20 @@
-"""Random numbers that depend on nothing but their key: Philox4x32-10.
+"""The counter-based random number generator Philox4x32-10.
 
-A counter-based generator has no state. It scrambles a counter under a key, so draw number 1000 costs as much as draw
-number 1, in any order, on any machine, with the same bits. Source: Salmon, Moraes, Dror, Shaw, "Parallel random
-numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
+It has no state: a number is a function of key and counter, so draw number 1000 costs as much as draw number 1, in any
+order, with the same bits on any machine. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
+3" (SC 2011), section 3.3.
 
-How minillm fills the two (`lo` and `hi` are the halves of the 64-bit seed, every word has 32 bits):
+Key and counter in minillm (`lo` and `hi` are the halves of the 64-bit seed, every word has 32 bits):
 
     key     = (lo(seed), hi(seed))
     counter = (position, sequence, purpose, 0)
 
-`position` is the index of the token in its sequence, prompt included; `sequence` tells the sequences of one request
-apart; `purpose` tells apart the draws that one position may need: 0 is the choice of the token itself, `BEAMS` the
-candidates of a beam search, where `sequence` numbers the draws.
+`position` is the index of the token in its sequence, prompt included; `sequence` is the index of the sequence in its
+request; `purpose` distinguishes the draws at one position: 0 is the choice of the token itself, `BEAMS` the candidates
+of a beam search, where `sequence` numbers the draws.
 
-Of the four words of the result the first is used. Its upper 23 bits `k` make the uniform (2 k + 1) / 2**24: never 0,
-never 1, and exact in float32, so that a GPU kernel and NumPy hold the same number.
+Only the first of the four result words is used. Its upper 23 bits `k` give the uniform (2 k + 1) / 2**24: never 0,
+never 1, and exact in float32, so that a GPU kernel and NumPy agree bit for bit.
 """
 
 from typing import Any, NamedTuple
@@ -23,18 +23,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 BEAMS = 1
-"""Purpose of the draws with which a sampling beam search chooses its candidates."""
+"""`purpose` of the draws of candidates in a sampling beam search."""
 
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-"""What each round adds to the key: the golden ratio and sqrt(3) - 1, as fractions of 2**32."""
+"""Key increments of each round: the golden ratio and sqrt(3) - 1, as fractions of 2**32."""
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
 
 
 def philox4x32(counter: ArrayLike, key: ArrayLike) -> NDArray[np.uint32]:
-    """Scramble `counter` [..., 4] under `key` [..., 2], both 32-bit words, into four random words [..., 4]."""
+    """Four random words [..., 4] from `counter` [..., 4] and `key` [..., 2], all of 32 bits."""
     c0, c1, c2, c3 = np.moveaxis(np.asarray(counter, np.uint64), -1, 0)
     k0, k1 = np.moveaxis(np.asarray(key, np.uint64), -1, 0)
     for _ in range(_ROUNDS):
@@ -68,7 +68,7 @@ def uniform(seed: ArrayLike, sequence: ArrayLike, position: ArrayLike, purpose: 
 
 
 class Keys(NamedTuple):
-    """What some draws are keyed by; the arguments of `uniform`."""
+    """Keys of several draws: arguments of `uniform`."""
 
     seeds: NDArray[np.uint64]
     """[R]"""

@@ -1,11 +1,10 @@
-"""Weights in 8 and 4 bits: groups of neighbours along the input share a scale, and weight = scale x small integer.
+"""Group quantisation of weights to 8 and 4 bits: weight = scale x integer, one scale per group along the input.
 
-Symmetric, without a zero point, as llama.cpp's Q8_0 and Q4_0, and stored in the same number of bytes: 8.5 and 4.5
-bits a weight with groups of 32. A row is padded with zeros to a multiple of the group. `bound` says how far a weight
-can move.
+Symmetric, without a zero point, as llama.cpp's Q8_0 and Q4_0, and of the same size: 8.5 and 4.5 bits a weight with
+groups of 32. A row is padded with zeros to a multiple of the group.
 
-int4 differs from Q4_0 in its scale. Q4_0 maps the weight of largest magnitude to -8; here four scales around that
-one are tried and the best is fitted by least squares, which lowers the rms error on normal weights by 5 %
+int4 differs from Q4_0 in its scale. Q4_0 maps the weight of largest magnitude to -8; here the best of four scales
+around that one is refined by least squares, which lowers the rms error on normal weights by 5 %
 (tests/reference/test_quantize.py).
 """
 
@@ -18,18 +17,18 @@ from numpy.typing import NDArray
 from ..errors import ParameterError
 
 GROUPS = (32, 64)
-"""How many neighbours may share a scale."""
+"""Supported group sizes: weights that share a scale."""
 LANE = 32
-"""Four-bit weights are packed 32 at a time, whatever the group."""
+"""4-bit weights are packed in blocks of 32, whatever the group size."""
 LARGEST = 400_000
-"""Weights stay below it, so that their scales stay below float16's 65,504."""
+"""Exclusive upper bound on a weight's magnitude, so that scales stay below float16's 65,504."""
 CHUNK = 1 << 17
-"""Weights worked on at once, so that intermediate results stay in a core's cache."""
+"""Weights processed at once, so that intermediate results stay in a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """A matrix [out, in] in 8 or 4 bits; in' is `in` padded to a multiple of the group."""
+    """An 8- or 4-bit matrix [out, in]; in' is `in` padded to a multiple of the group."""
 
     values: NDArray[Any]
     """int8 [out, in'], or uint8 [out, in' / 2] where each 16 bytes hold 32 weights + 8: byte j has weight j in its
@@ -41,7 +40,7 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in) of the matrix that this stands for."""
+        """(out, in), without padding."""
         return len(self.values), self.inputs
 
     @property
@@ -61,15 +60,15 @@ class Quantized:
 
 
 def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
-    """Round a matrix to 8 or 4 bits, some rows at a time: beside the result it needs less than 4 MB.
+    """Quantise a matrix to 8 or 4 bits in chunks of rows, with less than 4 MB of temporary memory.
 
     Args:
         weight: [out, in] float32; a memory-mapped array is read once
         bits: 8 or 4
-        group: how many weights share a scale, 32 or 64
+        group: weights that share a scale, 32 or 64
 
     Raises:
-        ParameterError: for other numbers of bits or group sizes, or a weight that is NaN or not below `LARGEST`.
+        ParameterError: another number of bits or group size, or a weight that is NaN or not below `LARGEST`.
     """
     if bits not in (8, 4) or group not in GROUPS:
         raise ParameterError(f"weights are quantised to 8 or 4 bits in groups of 32 or 64, not {bits} bits by {group}")
@@ -94,7 +93,7 @@ def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
 
 
 def dequantize(quantized: Quantized, rows: Any = slice(None)) -> NDArray[np.float32]:
-    """The weights that were rounded to, of all rows or of those that `rows` picks. [out, in'] -> [rows, in]"""
+    """Dequantise all rows, or those selected by `rows`. [out, in'] -> [rows, in]"""
     values, scales = quantized.values[rows], quantized.scales[rows]
     if quantized.bits == 4:
         values = unpack(values)
@@ -105,20 +104,20 @@ def dequantize(quantized: Quantized, rows: Any = slice(None)) -> NDArray[np.floa
 
 
 def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
-    """Scales that make a group's largest magnitude 127, and integers. [G, n] -> [n], [G, n]
+    """Scales that map a group's largest magnitude to 127, and the integers. [G, n] -> [n], [G, n]
 
-    No weight moves by more than half its scale.
+    The error is at most half the scale.
     """
     largest = np.abs(weight).max(axis=0)
     scales = (largest / 127).astype(np.float16)
-    short = largest > np.float32(127.5) * scales.astype(np.float32)  # rounded down so far that 127 does not reach
+    short = largest > np.float32(127.5) * scales.astype(np.float32)  # rounded down so far that 127 is too small
     scales[short] = np.nextafter(scales[short], np.float16(np.inf))
     q = weight * inverse(scales)
     return scales, np.rint(q, out=q).astype(np.int8)
 
 
 def round_to_4_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
-    """The best of four scales, fitted to the integers it gives; and integers from -8 to 7. [G, n] -> [n], [G, n]
+    """The best of four scales, refined by least squares, and integers from -8 to 7. [G, n] -> [n], [G, n]
 
     Integers q with scale s leave the squared error |w - s q|^2; it is least at s = w.q / q.q, where it is
     w.w - (w.q)^2 / q.q. So of several q the best has the largest (w.q)^2 / q.q. A group's squared error is at most
@@ -147,20 +146,20 @@ def nearest(weight: NDArray[np.float32], steps: NDArray[np.float32], out: NDArra
 
 
 def inverse(scales: NDArray[Any]) -> NDArray[np.float32]:
-    """1 / scale in float32, and 0 for 0."""
+    """1 / scale in float32; 0 if the scale is 0."""
     wide = scales.astype(np.float32)
     return np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
 
 
 def pack(q: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Integers from -8 to 7, two in a byte: weight j and weight j + 16 of each 32. [G, n] -> [G / 2, n]"""
+    """Pack integers from -8 to 7 two to a byte: weights j and j + 16 of each 32. [G, n] -> [G / 2, n]"""
     halves = (q + np.int8(8)).view(np.uint8).reshape(-1, 2, LANE // 2, q.shape[1])
     packed: NDArray[np.uint8] = (halves[:, 0] | halves[:, 1] << np.uint8(4)).reshape(-1, q.shape[1])
     return packed
 
 
 def unpack(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Integers from -8 to 7 of stored rows. [rows, in' / 2] -> [rows, in']"""
+    """Unpack stored rows to integers from -8 to 7. [rows, in' / 2] -> [rows, in']"""
     lanes = packed.reshape(len(packed), -1, 1, LANE // 2)
     halves = np.concatenate([lanes & 15, lanes >> 4], axis=2)  # [rows, n, 1, 16] -> [rows, n, 2, 16]
     return halves.reshape(len(packed), -1).view(np.int8) - np.int8(8)

@@ -1,8 +1,8 @@
-"""Rotary position embedding: queries and keys turn by an angle that grows with their position (Su et al., "RoFormer",
+"""Rotary position embedding: rotates queries and keys by angles proportional to their position (Su et al., "RoFormer",
 arXiv 2104.09864, section 3.2.2).
 
-The first r of a head's D numbers are r / 2 pairs: number j and number j + r / 2. Pair j at position p turns by the
-angle p f_j, so that the product of a query and a key depends on how far apart they stand, and not on where.
+The first r of a head's D numbers form r / 2 pairs (j, j + r / 2). Pair j at position p is rotated by the angle p f_j,
+so that the product of a query and a key depends only on the distance between their positions.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from .cost import Cost
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Frequencies that sink as a text outgrows the length of training: "dynamic" NTK scaling.
+    """NTK scaling of kind "dynamic": lower frequencies for texts longer than those of training.
 
     For a text of S > original tokens the base b becomes b a^(r / (r - 2)), with
-    a = factor S / original - (factor - 1); so f_j is divided by a^(2 j / (r - 2)). Keys that are in the cache already
-    keep the frequencies of the length that they were computed at, as they do in transformers. So a text that
-    outgrows `original` goes on otherwise with the cache than without, and there is neither a prefix cache nor
-    speculation, which count on the same keys either way (`ModelConfig.keys_follow_length`).
+    a = factor S / original - (factor - 1); so f_j is divided by a^(2 j / (r - 2)). Cached keys keep the frequencies of
+    the length at which they were computed, as in transformers. So beyond `original` tokens results with and without the
+    cache differ, and prefix cache and speculation are off, since they assume equal keys
+    (`ModelConfig.keys_follow_length`).
     """
 
     factor: float
     original: int
-    """Tokens up to which nothing is stretched"""
+    """Length in tokens up to which frequencies are unchanged"""
 
     def growth(self, batch: Batch) -> Any:
-        """a of each new token, by the length of its whole text. -> [T] float32"""
+        """a of each new token, from the length of its whole text. -> [T] float32"""
         spans = batch.spans
         lengths = np.repeat([span.text_len for span in spans], [span.stop - span.start for span in spans])  # [N] -> [T]
         growth = self.factor * lengths / self.original - (self.factor - 1)
@@ -39,21 +39,21 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotation:
-    """By how much queries and keys turn."""
+    """Frequencies and scale of the rotation."""
 
     frequencies: Any
     """f [r / 2], float32: radians from one position to the next, as the backend keeps them"""
     scale: float = 1.0
-    """Cosines and sines are multiplied by it ("attention factor" of YaRN, arXiv 2309.00071, section 3.4)"""
+    """Factor of cosines and sines ("attention factor" of YaRN, arXiv 2309.00071, section 3.4)"""
     stretch: Stretch | None = None
 
     def growth(self, batch: Batch) -> Any:
-        """a of each new token [T], where frequencies depend on the length of the text; else None."""
+        """a of each new token [T] if frequencies depend on the length of the text, else None."""
         return None if self.stretch is None else self.stretch.growth(batch)
 
 
 def angles(positions: Any, frequencies: Any, growth: Any, xp: Any) -> Any:
-    """p f_j, with f_j / a^(2 j / (r - 2)) where there is a growth a.
+    """Angles p f_j, with f_j / a^(2 j / (r - 2)) for f_j if there is a growth a.
 
     Args:
         positions: [T]
@@ -72,7 +72,7 @@ def angles(positions: Any, frequencies: Any, growth: Any, xp: Any) -> Any:
 
 
 def cosines_and_sines(positions: Any, frequencies: Any, growth: Any, scale: float, xp: Any) -> tuple[Any, Any]:
-    """Of each new token's angles, scaled; arguments as of `angles`. -> 2 x [T, r / 2]"""
+    """Scaled cosines and sines of each new token's angles; arguments as in `angles`. -> 2 x [T, r / 2]"""
     turns = angles(positions, frequencies, growth, xp)
     cosines, sines = xp.cos(turns), xp.sin(turns)
     if scale != 1:
@@ -82,7 +82,7 @@ def cosines_and_sines(positions: Any, frequencies: Any, growth: Any, scale: floa
 
 
 def rotary(x: Any, cosines: Any, sines: Any, xp: Any, out: Any) -> Any:
-    """Turn each pair (x_j, x_(j + r/2)) of every head; numbers from r on stay.
+    """Rotate each pair (x_j, x_(j + r/2)) of every head; numbers from r on are copied.
 
     Args:
         x: [T, heads, D]
@@ -101,10 +101,10 @@ def rotary(x: Any, cosines: Any, sines: Any, xp: Any, out: Any) -> Any:
 
 
 def cost(T: int, heads: int, D: int, half: int, *, scaled: bool, stretched: bool, number_bytes: int = 4) -> Cost:
-    """Four products and two sums for each pair of each head; for each pair of a token an angle, a cosine and a sine.
+    """Four products and two sums per pair and head; an angle, a cosine and a sine per pair and token.
 
-    A scale takes two more for each pair of a token; a stretch two (a power and a division). Queries and keys of all
-    `heads` are read and written once, frequencies and positions read once.
+    A scale takes two more per pair and token, a stretch two (a power and a division). Queries and keys of all `heads`
+    are read and written once, frequencies and positions read once.
     """
     flops = 6 * T * heads * half + T * half * (3 + 2 * scaled + 2 * stretched)
     numbers = number_bytes * T * heads * D

@@ -1,26 +1,26 @@
-"""How one row of logits and one uniform number become a token.
+"""Sampling of a token from a row of logits and a uniform number.
 
-What is drawn from, in this order, on float32 scores:
+The filters, in this order, on float32 scores:
 
     temperature   scores / temperature
-    top-k         drop what is below the k-th largest score; its equals survive
+    top-k         drop scores below the k-th largest; ties are kept
     top-p         keep the fewest best candidates whose share of the mass reaches p (Holtzman et al. 1904.09751)
-    min-p         drop what is less than min_p times as likely as the best (Nguyen et al. 2407.01082)
+    min-p         drop candidates less than min_p times as likely as the best (Nguyen et al. 2407.01082)
 
-How it is drawn: the candidates are ordered by score, largest first, equal scores by ascending id. A candidate weighs
-exp(score - best score), in float32; weights are added up in float64. The token is the first candidate at which the
+The draw: candidates are ordered by descending score, ties by ascending id. A candidate's weight is
+exp(score - best score), in float32; weights are summed in float64. The token is the first candidate at which the
 cumulative mass reaches u times the mass of all survivors (inverse CDF).
 
-This is what transformers does, with one thing fixed that it leaves open: which of several *equal* scores survive at the
-edge of top-p (its sort is not stable; here, the lower ids).
+This is what transformers does, except for *ties* at the edge of top-p: its sort is not stable, here the lower ids
+survive.
 
-`sample_by_sorting` says this as plainly as possible. `sample` chooses the same tokens without sorting: in the order
-above every filter keeps a *prefix*, so all that a filter does to the inverse CDF is to lower the mass that u is a share
-of. The two add the same weights in a different order, so they could only differ where u times the mass falls within a
-rounding error of float64 (below 1e-11 of the mass) of the edge between two candidates.
+`sample_by_sorting` is the specification. `sample` chooses the same tokens without sorting: in the order above every
+filter keeps a *prefix*, so a filter only lowers the mass by which u is multiplied. The two sum the same weights in a
+different order, so they can only differ if u times the mass is within a rounding error of float64 (below 1e-11 of the
+mass) of the edge between two candidates.
 
-`sample_without_replacement` draws several candidates of one row: after each draw the one that was drawn is taken out,
-and the next uniform number is a share of the mass that is left.
+`sample_without_replacement` draws several candidates of one row: each draw removes its candidate, and the next uniform
+number applies to the remaining mass.
 """
 
 from types import ModuleType
@@ -33,11 +33,11 @@ from ..errors import NumericalError
 
 _BUCKETS = 4096
 _BUCKETS_PER_NAT = 128
-"""4096 / 128 = 32: what is less than e**-32 as likely as the best shares the last bucket."""
+"""4096 / 128 = 32: candidates less than e**-32 times as likely as the best share the last bucket."""
 
 
 class Draw(NamedTuple):
-    """All that decides over the draw from one row beside its logits."""
+    """Arguments of the draw from one row, other than its logits."""
 
     temperature: float
     top_k: int
@@ -46,7 +46,7 @@ class Draw(NamedTuple):
     seed: int
     sequence: int
     position: int
-    """With the two before the key of its uniform number (`philox.uniform`)."""
+    """Together with the two fields above, the key of the uniform number (`philox.uniform`)."""
 
 
 def scale(logits: NDArray[Any], temperature: float) -> NDArray[Any]:
@@ -55,7 +55,7 @@ def scale(logits: NDArray[Any], temperature: float) -> NDArray[Any]:
 
 
 def keep_top_k(scores: NDArray[Any], k: int, xp: ModuleType) -> NDArray[Any]:
-    """Set to -inf, in place, what is below the k-th largest score of its row [N, V]; k = 0 or k >= V keeps all."""
+    """Set scores below the k-th largest of their row [N, V] to -inf, in place; k = 0 or k >= V keeps all."""
     V = scores.shape[-1]
     if 0 < k < V:
         kth = xp.partition(scores, V - k, axis=-1)[:, V - k, None]  # [N, V] -> [N, 1]
@@ -64,9 +64,9 @@ def keep_top_k(scores: NDArray[Any], k: int, xp: ModuleType) -> NDArray[Any]:
 
 
 def keep_top_p(scores: NDArray[Any], p: float, xp: ModuleType, least: int = 1) -> NDArray[Any]:
-    """Set to -inf, in place, all but the shortest prefix of each ordered row [N, V] with a share p of the mass.
+    """Set all but the shortest prefix of each ordered row [N, V] with a share p of the mass to -inf, in place.
 
-    The `least` best are kept in any case.
+    At least the `least` best are kept.
     """
     if p < 1.0:
         order, cumulative = _order(scores, xp)
@@ -77,9 +77,9 @@ def keep_top_p(scores: NDArray[Any], p: float, xp: ModuleType, least: int = 1) -
 
 
 def keep_min_p(scores: NDArray[Any], min_p: float, xp: ModuleType, least: int = 1) -> NDArray[Any]:
-    """Set to -inf, in place, what is less than `min_p` times as likely as the best of its row [N, V].
+    """Set scores less than `min_p` times as likely as the best of their row [N, V] to -inf, in place.
 
-    The `least` best, and what equals the last of them, are kept in any case.
+    At least the `least` best, and ties with the last of them, are kept.
     """
     V = scores.shape[-1]
     if min_p > 0.0 and least < V:
@@ -100,7 +100,7 @@ def sample_by_sorting(
     min_p: float,
     xp: ModuleType,
 ) -> NDArray[np.int64]:
-    """What `sample` is defined to choose: mask, sort each row in full, add up, look up. Same arguments, same result."""
+    """The specification of `sample`: mask, sort each row in full, cumulate, look up. Same arguments, same result."""
     _check(logits, xp)
     scores = scale(logits, temperature).copy()
     scores = keep_min_p(keep_top_p(keep_top_k(scores, top_k, xp), top_p, xp), min_p, xp)
@@ -124,7 +124,7 @@ def sample(
     """Draw one token from each row.
 
     Args:
-        logits: [N, V]; -inf marks what must not be drawn. Left unchanged.
+        logits: [N, V]; -inf excludes a token. Not modified.
         uniforms: [N] numbers in (0, 1), one per row.
         temperature: > 0.
         top_k: keep the k best; 0 keeps all.
@@ -136,7 +136,7 @@ def sample(
         token ids [N], int64.
 
     Raises:
-        NumericalError: a row holds NaN or +inf, or nothing but -inf.
+        NumericalError: a row has NaN or +inf, or only -inf.
     """
     _check(logits, xp)
     tokens = [
@@ -148,12 +148,12 @@ def sample(
 
 
 def sample_without_replacement(scores: NDArray[Any], uniforms: NDArray[Any], xp: ModuleType) -> NDArray[np.int64]:
-    """Draw several different candidates, each in proportion to exp(score) among those not drawn yet.
+    """Draw several distinct candidates, each in proportion to exp(score) among those not drawn yet.
 
-    Once nothing that weighs anything in float32 is left, the best of the rest follow, of equal ones the lower id first.
+    Once all remaining weights are 0 in float32, the rest follow by descending score, ties by ascending id.
 
     Args:
-        scores: [V]; -inf marks what must not be drawn while there is anything else. Left unchanged.
+        scores: [V]; -inf excludes a candidate while others are left. Not modified.
         uniforms: [n] numbers in (0, 1), one per draw; n at most V.
         xp: the array module of `scores`.
 
@@ -161,7 +161,7 @@ def sample_without_replacement(scores: NDArray[Any], uniforms: NDArray[Any], xp:
         ids [n], int64, in the order in which they were drawn.
 
     Raises:
-        NumericalError: the scores hold NaN or +inf, or nothing but -inf.
+        NumericalError: the scores have NaN or +inf, or only -inf.
     """
     _check(scores[None], xp)
     ranking = _Ranking(scores, xp)
@@ -174,7 +174,7 @@ def sample_without_replacement(scores: NDArray[Any], uniforms: NDArray[Any], xp:
 
 
 def _sample_row(scores: NDArray[Any], u: float, top_k: int, top_p: float, min_p: float, xp: ModuleType) -> int:
-    """Draw one token from `scores` [V], scaled by the temperature already."""
+    """Draw one token from `scores` [V], already divided by the temperature."""
     V = len(scores)
     ids = None
     if 0 < top_k < V:
@@ -191,44 +191,44 @@ def _sample_row(scores: NDArray[Any], u: float, top_k: int, top_p: float, min_p:
 
 
 class _Ranking:
-    """The candidates of one row, ordered only where somebody looks.
+    """The candidates of one row, in buckets that are sorted on demand.
 
-    Scores are counted into buckets of 1/128 nat, best bucket first. The masses of the buckets say in which of them a
-    cumulative mass is reached, and only that bucket is sorted: O(V) whatever the shape of the distribution.
+    Scores are counted into buckets of 1/128 nat, best bucket first. The masses of the buckets tell which one reaches a
+    cumulative mass, and only that bucket is sorted: O(V) for any distribution.
     """
 
     def __init__(self, scores: NDArray[Any], xp: ModuleType) -> None:
         self.scores, self.xp = scores, xp
         shifted = scores - scores.max()
         self.weights = xp.exp(shifted)
-        shifted *= -_BUCKETS_PER_NAT  # in place: fresh pages cost more here than the arithmetic
+        shifted *= -_BUCKETS_PER_NAT  # in place: a new array costs more than the arithmetic
         self.bucket = xp.minimum(shifted, _BUCKETS - 1, out=shifted).astype(xp.int16)  # equal scores, equal bucket
         self.masses = xp.bincount(self.bucket, weights=self.weights, minlength=_BUCKETS)
         self.cumulative = xp.cumsum(self.masses)
         self.total = float(self.cumulative[-1])
 
     def reach(self, mass: float) -> tuple[int, float]:
-        """Index of the first candidate at which the cumulative mass reaches `mass`, and the mass up to and with it."""
+        """Index of the first candidate at which the cumulative mass reaches `mass`, and the mass through it."""
         xp = self.xp
         b = int(xp.count_nonzero(self.cumulative < mass))
         before = float(self.cumulative[b - 1]) if b > 0 else 0.0
         members = xp.flatnonzero(self.bucket == b)
         members = members[xp.argsort(-self.scores[members], kind="stable")]
         through = before + xp.cumsum(self.weights[members], dtype=xp.float64)
-        # The bucket's mass was added up in another order: the last member may miss `mass` by a rounding error.
+        # The bucket's mass was summed in another order: the last member may miss `mass` by a rounding error.
         rank = min(int(xp.count_nonzero(through < mass)), len(members) - 1)
         return int(members[rank]), float(through[rank])
 
     def take_out(self, index: int) -> None:
-        """Go on as if this candidate had never been there."""
+        """Remove a candidate."""
         xp, b = self.xp, self.bucket[index]
         self.bucket[index] = -1
-        self.masses[b] = self.weights[self.bucket == b].sum(dtype=xp.float64)  # summed anew: an empty one has no rest
+        self.masses[b] = self.weights[self.bucket == b].sum(dtype=xp.float64)  # subtraction would leave a residue
         self.cumulative = xp.cumsum(self.masses)
         self.total = float(self.cumulative[-1])
 
     def best(self) -> int:
-        """Index of the best candidate, of equal ones the first."""
+        """Index of the best candidate; the first of ties."""
         left = self.xp.flatnonzero(self.bucket >= 0)
         return int(left[self.scores[left].argmax()])
 
@@ -241,8 +241,8 @@ def _order(scores: NDArray[Any], xp: ModuleType) -> tuple[NDArray[np.int64], NDA
 
 
 def _check(logits: NDArray[Any], xp: ModuleType) -> None:
-    """Raise NumericalError for a row that is no distribution."""
-    best = logits.max(axis=-1)  # [N, V] -> [N]; NaN wins over every number
+    """Raise NumericalError for a row whose largest value is not finite."""
+    best = logits.max(axis=-1)  # [N, V] -> [N]; NaN if any value is
     for i in xp.flatnonzero(~xp.isfinite(best)):
         raise NumericalError(
             f"row {int(i)} of the logits cannot be sampled from: its largest value is {float(best[i])}, not finite"

@@ -1,8 +1,8 @@
-"""Softmax, its logarithm, and log-probabilities of just the tokens that were asked for.
+"""Softmax, log-softmax, and log-probabilities of selected tokens.
 
-All of them subtract the row's largest value first, which changes nothing in exact arithmetic and keeps exp from
-overflowing. A row needs at least one finite value: a row of nothing but -inf has no distribution (0 / 0), and NumPy
-answers NaN with a RuntimeWarning.
+All of them subtract the row's maximum first, which changes nothing in exact arithmetic and keeps exp from overflowing.
+A row needs at least one finite value: a row of only -inf has no distribution (0 / 0), and NumPy returns NaN with a
+RuntimeWarning.
 """
 
 from types import ModuleType
@@ -30,7 +30,7 @@ def log_softmax(x: NDArray[Any], xp: ModuleType, out: NDArray[Any] | None = None
 
 
 def log_sum_exp(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.float64]:
-    """Logarithm of the sum of exp over each row, [N, V] -> [N] float64. One row at a time: the temporary is one row."""
+    """log(sum(exp)) of each row, [N, V] -> [N] float64, with one row of temporary memory."""
     best = logits.max(axis=-1)  # [N, V] -> [N]
     total: NDArray[np.float64] = xp.empty(len(logits), xp.float64)
     row = xp.empty(logits.shape[-1], logits.dtype)
@@ -50,7 +50,7 @@ def chosen_log_probs(logits: NDArray[Any], ids: NDArray[np.int64], xp: ModuleTyp
 
 
 def top_log_probs(logits: NDArray[Any], n: int, xp: ModuleType = np) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The `n` likeliest tokens of each row, likeliest first, and among equals the lower id first.
+    """The `n` likeliest tokens of each row, likeliest first, ties by ascending id.
 
     `logits` [N, V], `n` from 0 to V -> their ids [N, n] int64 and their log-probabilities [N, n] float32.
     """

@@ -1,4 +1,4 @@
-"""The best few of many scores, without sorting them all."""
+"""Top-n selection without a full sort."""
 
 from types import ModuleType
 from typing import Any
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 
 def top_indices(scores: NDArray[Any], n: int, xp: ModuleType) -> NDArray[np.int64]:
-    """Indices of the `n` largest of `scores` [M], largest first, and among equals the lower index first. -> [n]
+    """Indices of the `n` largest of `scores` [M], largest first, ties by ascending index. -> [n]
 
-    The maxima of blocks are scores too: `n` of them reach the n-th largest maximum, so the n-th largest score cannot
-    lie below it. Few scores reach it, and only those are sorted. (50,272 scores, n = 8: a tenth of a partition's time.)
+    `n` block maxima reach the n-th largest block maximum, so it is a lower bound of the n-th largest score. Few scores
+    reach it, and only those are sorted. (50,272 scores, n = 8: a tenth of a partition's time.)
     """
     size = max(1, int(len(scores) ** 0.5))
     blocks = len(scores) // size
