@@ -1,1 +1,1 @@
-"""Who runs the operations: the seam between mathematics and machine."""
+"""Backends: each runs the operations of the model on one kind of hardware."""

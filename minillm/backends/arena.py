@@ -1,9 +1,8 @@
-"""Memory for results, handed out in the order of the calls and used again in every step.
+"""Memory for results, handed out in call order and reused in every step.
 
 A forward pass asks for the same arrays in the same order each time. The arena keeps them, so a decode step allocates
-nothing and addresses repeat from step to step. Each layer works in the memory of the one before: of all that a layer
-computed only its last result, which the next one reads, stays valid. So a long prompt needs the memory of one layer
-rather than of all.
+nothing and addresses repeat from step to step. Each layer reuses the memory of the one before: only a layer's last
+result, which the next one reads, stays valid. So a long prompt needs the memory of one layer rather than of all.
 """
 
 import math
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 
 _Place = tuple[int, bool]
-"""Which call since the turn, and whether its usual buffer holds the result of the layer before, so that another one
-stands in for it."""
+"""Number of the call since `turn`, and whether its usual buffer holds the last layer's result, so that a second one is
+used."""
 _NOWHERE: _Place = (-1, False)
 
 
@@ -22,20 +21,20 @@ class Arena:
     """Reusable buffers, of float32 unless said otherwise."""
 
     def __init__(self, xp: Any, dtype: Any = np.float32, empty: Callable[[tuple[int, ...], Any], Any] | None = None):
-        """Take the array module, the numbers' usual type, and what reserves memory: `xp.empty` unless given."""
+        """Set the array module, the default dtype, and the allocator, which is `xp.empty` unless given."""
         self.dtype = np.dtype(dtype)
         self._empty = empty or xp.empty
         self._buffers: dict[_Place, Any] = {}  # flat, of bytes
-        self._views: dict[_Place, Any] = {}  # what each was asked for last
+        self._views: dict[_Place, Any] = {}  # the array last returned for each
         self.restart()
 
     def restart(self) -> None:
-        """Begin a step anew: all arrays are free again, and come in the same order whatever ran before."""
+        """Begin a step: free all arrays. The order of buffers does not depend on what ran before."""
         self._next = 0
         self._last = self._kept = _NOWHERE
 
     def turn(self) -> None:
-        """Begin the next layer: all arrays are free again but the one that was taken last."""
+        """Begin the next layer: free all arrays except the one taken last."""
         self._next = 0
         self._kept = self._last
 

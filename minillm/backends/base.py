@@ -1,7 +1,7 @@
-"""The operations that layers are written in, and their default: the reference of `reference/` on an array module.
+"""The operations of the model, by default those of `reference/` on an array module.
 
-A backend overrides what it runs better; what it leaves alone runs as the reference says, so a missing kernel never
-blocks a feature. Layers and models see these methods and never an array library.
+A backend overrides the operations it has a faster implementation of; the others run as in the reference, so a missing
+kernel never blocks a feature. Layers and models call these methods, never an array library.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,34 +24,33 @@ from .weights import FORMATS, Tensor, Weight, expand, gather, join
 
 Result = TypeVar("Result", bound=tuple[Any, ...])
 Role = Literal["projection", "vocabulary", "positions"]
-"""What a matrix is for: a product; tokens' vectors and the LM head; positions' vectors."""
+"""The use of a matrix: projection; token embeddings and LM head; position embeddings."""
 QUANTIZED = ("int8", "int4")
 
 
 class Backend:
     """Runs every operation as `reference/` defines it, on the array module `xp`.
 
-    Results live in an arena: valid until the next layer begins, a layer's last one until the next has ended (see
-    `Arena`).
+    Results are allocated from an arena: each is valid until the next layer begins, a layer's last one until the next
+    layer has ended (see `Arena`).
     """
 
     name = "reference"
     page_size = 256
-    """P: on a CPU a page is large, since each one costs a call."""
+    """P, positions in a page; large on a CPU, where each page costs a call."""
     kept: Collection[str] = FORMATS
     """The formats of a checkpoint that "auto" keeps; others become float32."""
     clock: Clock = HostClock()
-    """What `observe.py` takes the time with. A device that works behind its host has another."""
+    """Used by `observe.py` to time operations; a device that runs asynchronously has another."""
 
     def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
-        """Take an array module, and how parameters are kept.
+        """Set the array module and the format of the weights.
 
         Args:
-            xp: NumPy, or what looks like it
+            xp: NumPy, or a module with its interface
             weights: a format of `weights.FORMATS`, or "auto" for that of the checkpoint where it is one of `kept`
-            weight_order: of float32 projections [out, in]. "C" keeps the rows that checkpoints store, so that files
-                are mapped and not copied. "F" lays out columns, which are copied at load; a product with several rows
-                of activations then runs faster.
+            weight_order: of float32 projections [out, in] in memory. "C" is that of checkpoints, so files are mapped
+                and not copied. "F" copies at load; a product with several rows of activations then runs faster.
         """
         self.xp = xp
         self.weights = weights
@@ -61,10 +60,10 @@ class Backend:
     def prepare_weight(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
-        """Bring a parameter into this backend's layout, once, at load.
+        """Convert a parameter to this backend's layout, once, at load.
 
-        Several tensors [out_i, in] become one weight [sum of out_i, in], as a fused Q/K/V projection wants it. A
-        single one that may keep its format and layout is mapped and not copied. Vectors are copied, as float32.
+        Several tensors [out_i, in] become one weight [sum of out_i, in], such as a fused Q/K/V projection. A single one
+        whose format and layout stay is mapped and not copied. Vectors are copied, as float32.
         """
         bias = join(biases) if biases else None
         if len(tensors[0].shape) == 1:
@@ -72,15 +71,15 @@ class Backend:
         return Weight(name, gather(tensors, self.format_of(role), self.weight_order, kept=self.kept), bias)
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
-        """Numbers that no checkpoint holds, where operations find them. [n]"""
+        """A weight of given values, which are in no checkpoint. [n]"""
         return Weight(name, self.xp.asarray(values))
 
     def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
-        """Normal random numbers in a tensor's place, the same for the same backend, seed and name."""
+        """A tensor of normal random numbers, the same for the same backend, seed and name."""
         return RandomTensor(name, shape, seed, std)
 
     def format_of(self, role: Role) -> str:
-        """The format of a matrix. The vocabulary has 8 bits where projections have 4, and positions are not rounded."""
+        """The format of a matrix. With int4 the vocabulary is int8; position embeddings are not quantised."""
         if role == "positions" and self.weights in QUANTIZED:
             return "auto"
         return "int8" if role == "vocabulary" and self.weights == "int4" else self.weights
@@ -100,11 +99,11 @@ class Backend:
         return free_memory()
 
     def memory_use(self) -> MemoryUse | None:
-        """What is taken of a device's memory; None for the host's own."""
+        """Memory in use on a device; None where it is the host's."""
         return None
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
-        """Begin a pass: a batch, and the rows [R] whose logits are wanted, as operations take them."""
+        """Begin a forward pass. Returns the batch and the rows [R] whose logits are wanted, as operations take them."""
         self.arena.restart()
         return batch, np.asarray(rows, np.int64)
 
@@ -116,27 +115,27 @@ class Backend:
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """One forward pass: `compute` with the batch and rows as operations take them.
+        """Run one forward pass: call `compute` with the batch and rows as operations take them.
 
-        A backend may record what `compute` launches and replay it the next time that the same owner (a model with
-        its cache) comes; so `compute` depends on nothing but its arguments and computes by operations alone, and its
-        result is a tuple of arrays with one row for each of `rows`; the first of them are the logits.
+        A backend may record what `compute` launches and replay it on the next call with the same owner (a model with
+        its cache). So `compute` must depend on its arguments alone and compute by operations only. Its result is a
+        tuple of arrays with one row for each of `rows`, the logits first.
 
-        `draws`, one for each of `rows` or none at all, are what `sample` will be asked for, where that is known. They
-        change no answer; a backend may make them with the pass, so that the host waits once for all.
+        `draws`, one for each of `rows` or none at all, are the calls of `sample` that will follow, where they are
+        known. They change no result; a backend may sample within the pass, so that the host waits once.
         """
         return compute(*self.upload(batch, rows))
 
     # --- operations -----------------------------------------------------------------------------------------------
 
     def enter_layer(self, layer: int) -> None:
-        """Tell that layer number `layer` begins; the number L means what comes after the last."""
+        """Announce the beginning of layer number `layer`; L stands for what follows the last one."""
         self.arena.turn()
 
     def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.arena.take((len(ids), table.shape[1]))
-        looked_up = expand(table.data, ids)  # of a table in another format only the rows that are wanted
+        looked_up = expand(table.data, ids)  # converts only the rows that are looked up
         learned = None if position_table is None else expand(position_table.data, positions)
         return reference.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
 
@@ -148,15 +147,15 @@ class Backend:
         )
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
+        """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return reference.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.arena.take(x.shape))
 
     def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Rows to mean square 1, then gain. [T, E] -> [T, E], or each head's: [T, heads, D] -> [T, heads, D]"""
+        """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
         return reference.rms_norm(x, weight.data, epsilon, self.xp, self.arena.take(x.shape))
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
-        """Queries and keys turned by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
         turns = reference.cosines_and_sines(
             batch.positions, frequencies, growth, rotation.scale, self.xp
@@ -169,7 +168,7 @@ class Backend:
         return reference.glu(x, activation, self.xp, self.arena.take((len(x), x.shape[1] // 2)))
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
-        """Put the new tokens' keys and values into their slots of the cache. k, v: [T, K, D]"""
+        """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
         reference.store_kv(k, v, *cache.layer(layer), batch)
 
     def attend(
@@ -198,11 +197,11 @@ class Backend:
 
     @property
     def host(self) -> "Backend":
-        """The backend on which strategies work that look at logits themselves."""
+        """The backend for decoding strategies that process logits on the host."""
         return self
 
     def to_host(self, array: Any) -> Any:
-        """A result as an array of the host, for `host`; valid as long as the result is."""
+        """A result as a host array, for operations of `host`; valid as long as the result is."""
         return array
 
     def finite(self, logits: Any) -> bool:
@@ -211,10 +210,10 @@ class Backend:
             return bool(self.xp.isfinite(logits.max(initial=0.0)))
 
     def argmax(self, logits: Any) -> Any:
-        """The likeliest token of each row, as an array or a list; of equal ones the smallest id. [R, V] -> [R]"""
+        """The most likely token of each row, as an array or a list; the smallest id among equals. [R, V] -> [R]"""
         return logits.argmax(axis=-1)
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """One draw for each row from its filtered distribution, by the uniform number of its key. [R, V] -> [R]"""
+        """Sample one token per row from its filtered distribution, with the uniform number of its key. [R, V] -> [R]"""
         filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         return reference.sample(logits, keys.uniforms(), **filters, xp=self.xp)

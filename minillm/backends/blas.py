@@ -1,9 +1,9 @@
-"""NumPy's BLAS beside other work: one thread for it while its threads are kept from their cores.
+"""Limits NumPy's BLAS to one thread while other processes keep its threads from their cores.
 
-A product that BLAS shares out ends with its slowest thread, and the others spin meanwhile. Where other work runs on the
-cores, each product so waits for a thread that is not running: beside two busy processes on two cores a prefill on two
-threads took eight times as long as on one. Such a product shows in the caller: more time has passed than its thread
-has been given of a processor. The products after it, for some time, run on one thread.
+A product on several threads ends with the slowest one, and the others spin meanwhile. When other processes use the
+cores, each product waits for a thread that is not scheduled: with two busy processes on two cores, a prefill on two
+threads took eight times as long as on one. The calling thread detects this: more wall-clock time has passed than it had
+CPU time. Products then run on one thread for some time.
 """
 
 import sys
@@ -15,9 +15,9 @@ from functools import cache
 from typing import Any
 
 _LOST = 1e-3
-"""Seconds without a processor in one product that show other work: a system takes a core away for 1 to 4 ms."""
+"""Seconds off the CPU in one product that indicate contention: a scheduler takes a core away for 1 to 4 ms."""
 _SHORTEST, _LONGEST = 0.1, 3.2
-"""Seconds on one thread: twice as long each time, as at first when twice as long has passed without a loss."""
+"""Seconds on one thread: doubled at each loss, reset when twice as long has passed without one."""
 
 
 @cache
@@ -29,7 +29,7 @@ def _libraries() -> list[Any]:
 
 
 class BlasLimit:
-    """One thread for BLAS, in all of this process, while anybody asks for it."""
+    """Limits BLAS to one thread, process-wide, while any caller asks for it."""
 
     def __init__(self) -> None:
         self._lock, self._asked, self._before = threading.Lock(), 0, list[int]()
@@ -44,7 +44,7 @@ class BlasLimit:
                     library.set_num_threads(1)
 
     def release(self) -> None:
-        """End what `ask` began; the last one has BLAS use as many threads as before."""
+        """Undo one `ask`; the last one restores the number of threads."""
         with self._lock:
             self._asked -= 1
             if not self._asked:
@@ -56,7 +56,7 @@ LIMIT = BlasLimit()
 
 
 class Watch:
-    """Sees whether the products of a backend lose time to other work, and limits BLAS then."""
+    """Detects products that lose time to other processes, and then limits BLAS."""
 
     def __init__(self, limit: BlasLimit = LIMIT) -> None:
         self._limit, self._inside, self._limited = limit, False, False
@@ -64,7 +64,7 @@ class Watch:
 
     @contextmanager
     def forward_pass(self) -> Iterator[None]:
-        """BLAS is limited within a pass only: what else uses it in this process keeps its threads."""
+        """Limit BLAS within a pass only: other users of BLAS in this process keep its threads."""
         self._inside = True
         if time.monotonic() < self._until:
             self._begin()
@@ -78,8 +78,8 @@ class Watch:
 
     @contextmanager
     def product(self) -> Iterator[None]:
-        """Watch one product."""
-        if self._limited or not self._inside or sys.platform == "win32":  # whose clock of a thread ticks every 16 ms
+        """Measure the time that one product loses."""
+        if self._limited or not self._inside or sys.platform == "win32":  # its thread clock ticks every 16 ms
             yield
             return
         began, worked = time.perf_counter(), time.thread_time()

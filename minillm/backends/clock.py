@@ -1,28 +1,28 @@
-"""Moments within a forward pass, as the device that computes can tell them."""
+"""Clocks that time a forward pass on the device that computes it."""
 
 import time
 from typing import Any, NamedTuple, Protocol
 
 
 class Clock(Protocol):
-    """Marks moments, and says later how far apart they were.
+    """Records points in time, and measures the seconds between them.
 
-    On a CPU an operation has ended when its call returns, so a mark is the host's time. A GPU works behind its host:
-    a mark there is an event in the stream, and `seconds` waits until both have come to pass.
+    On a CPU an operation has ended when its call returns, so a mark is the host's time. A GPU runs asynchronously: a
+    mark is an event in its stream, and `seconds` waits for both events.
     """
 
     def mark(self) -> Any:
-        """This moment, after all that was asked for before."""
+        """Record the point in time at which all work queued so far is done."""
 
     def seconds(self, began: Any, ended: Any) -> float:
         """Seconds from one mark to another."""
 
 
 class HostClock:
-    """The host's own clock, for backends that compute within the call."""
+    """The host's clock, for backends that compute within the call."""
 
     def mark(self) -> int:
-        """Nanoseconds from some moment in the past."""
+        """Nanoseconds since an arbitrary point in the past."""
         return time.perf_counter_ns()
 
     def seconds(self, began: int, ended: int) -> float:
@@ -31,10 +31,10 @@ class HostClock:
 
 
 class Moments(NamedTuple):
-    """When the launches of a pass ended that was recorded before."""
+    """End times of the launches of a recorded pass."""
 
     step: object
-    """What was recorded: the same object each time"""
+    """The recorded step: the same object each time"""
     began: Any
     """A mark of the backend's clock"""
     ended: Any

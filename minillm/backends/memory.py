@@ -1,4 +1,4 @@
-"""How much memory there is, and what is taken of a device's."""
+"""Free memory of the host, and memory in use on a device."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 def free_memory() -> int:
-    """Bytes of memory that programs may still take; all there is, or 8 GiB, where the system does not tell."""
+    """Bytes of memory available; the total, or 8 GiB, where the system does not say."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -23,10 +23,10 @@ class MemoryUse(NamedTuple):
     weights: int
     cache: int
     workspace: int
-    """Results of steps, block tables, what kernels leave for one another"""
+    """Results of steps, block tables, scratch memory of kernels"""
     number_bytes: int
     """Of a weight, a result or a cached number; biases and gains take 4"""
     largest_tokens: int
-    """The most tokens of one forward pass"""
+    """The most tokens in one forward pass so far"""
     largest_rows: int
-    """The most rows of logits of one forward pass"""
+    """The most rows of logits in one forward pass so far"""

@@ -1,4 +1,4 @@
-"""The NumPy backend: the reference, as it stands. It is the definition of every operation and always works."""
+"""The NumPy backend: runs the reference implementation of every operation, and works everywhere."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -17,8 +17,8 @@ class NumpyBackend(Backend):
 
     name = "numpy"
     kept = QUANTIZED
-    """NumPy computes in float32: 16 bits that stayed as they are would be expanded again at each product. 8 and 4 bits
-    are too, and stay all the same: who has quantised a checkpoint wants it small."""
+    """NumPy computes in float32, so 16-bit weights are expanded once, at load. 8- and 4-bit weights are expanded at
+    each product instead: a quantised checkpoint is meant to stay small."""
 
     def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
         """As `Backend`."""
@@ -33,7 +33,7 @@ class NumpyBackend(Backend):
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """A forward pass, on one thread where other work has the cores."""
+        """Run a forward pass, on one thread while other processes use the cores."""
         with self._watch.forward_pass():
             return super().run(owner, batch, rows, compute, draws)
 

@@ -1,22 +1,22 @@
 """Wraps a backend and reports each operation to an observer: to check, count or time a forward pass.
 
-An observer derives from `WrappedBackend` and overrides `observe`, and `before` where an operation's beginning matters.
-The layers notice nothing. Every method of `Backend` that a wrapper does not define itself is in one of the two tables
-below: operations, which are reported, and the rest, which is passed on.
+An observer derives from `WrappedBackend` and overrides `observe`, and `before` if it needs the start of an operation.
+Every method of `Backend` that a wrapper does not define itself is in one of the two tables below: operations, which are
+reported, and the rest, which is passed on.
 
 - `CheckingBackend` finds where NaN or infinity begins.
-- `CountingBackend` counts what really ran: every operation's FLOPs and bytes, by operation and layer. An operation's
-  cost stands beside it in `reference/`; here it is called with the shapes of the calls that were made. `accounting/`
-  says the same from a configuration and a schedule alone, and the two must agree. The choice of a token is not counted:
-  `argmax` takes no FLOPs, and those of `sample` depend on the numbers themselves.
+- `CountingBackend` counts what actually ran: every operation's FLOPs and bytes, by operation and layer. The cost
+  functions are defined with the operations in `reference/`, and called here with the shapes of the actual calls.
+  `accounting/` computes the same from a configuration and a schedule alone, and the two must agree. The choice of a
+  token is not counted: `argmax` takes no FLOPs, and those of `sample` depend on the values of the logits.
 
       with counting(engine.runner) as counted:
           engine.generate(prompt)
       counted.total.flops
 
-- `TimingBackend` tells when each operation of a forward pass ran, and what it cost. It notes two moments for each call
-  and keeps what its cost depends on; `take` works the rest out between two steps, where it delays nothing. A pass that
-  is replayed tells itself when its launches ended.
+- `TimingBackend` records when each operation of a forward pass ran, and its cost. It takes two timestamps for each
+  call and keeps the arguments of its cost; `take` computes the rest between two steps, where it delays nothing. A pass
+  that is replayed records itself when its launches ended.
 """
 
 import re
@@ -47,7 +47,7 @@ from .weights import Weight
 
 Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
 Report = tuple[Weight | None, Any, dict[str, Any]]
-"""Of one call: the weight, the result to look at, and the arguments that the operation's cost depends on."""
+"""One call's weight, its result to inspect, and the arguments that the operation's cost depends on."""
 
 OPERATIONS: dict[str, Callable[..., Report]] = {
     "embed": lambda out, ids, table, positions=None, position_table=None: (
@@ -69,18 +69,18 @@ OPERATIONS: dict[str, Callable[..., Report]] = {
     ),
     "take_rows": lambda out, x, rows: (None, out, {}),
 }
-"""Each operation, and its report from the result and the arguments of a call."""
+"""Operation -> function that makes the report from the result and the arguments of a call."""
 
 PASSED_ON = (
     *("prepare_weight", "constant", "random_tensor", "format_of"),
     *("position_bytes", "new_pages", "free_memory", "memory_use", "upload"),
     *("to_host", "finite", "argmax", "sample"),
 )
-"""Methods that are the wrapped backend's own: loading, memory, choosing."""
+"""Methods passed on to the wrapped backend: loading, memory, token choice."""
 
 
 class WrappedBackend(Backend):
-    """Runs each operation on another backend and shows it to `observe`."""
+    """Runs each operation on another backend and reports it to `observe`."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner.xp, weights=inner.weights, weight_order=inner.weight_order)
@@ -90,7 +90,7 @@ class WrappedBackend(Backend):
         self.name = inner.name
         self.clock = inner.clock
         self.layer: int | None = None
-        """The layer that runs; None before the first."""
+        """The current layer; None before the first."""
 
     def before(self, operation: str) -> None:
         """Called before each operation."""
@@ -106,17 +106,17 @@ class WrappedBackend(Backend):
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """Every operation is called and none replayed, or there would be nothing to see."""
+        """Call every operation: a replayed pass would report none."""
         return compute(*self.upload(batch, rows))
 
     def enter_layer(self, layer: int) -> None:
-        """As the wrapped one."""
+        """As the wrapped backend."""
         self.layer = layer
         self.inner.enter_layer(layer)
 
     @property
     def host(self) -> Backend:
-        """As the wrapped one."""
+        """As the wrapped backend."""
         return self.inner.host
 
 
@@ -147,14 +147,14 @@ for _name in PASSED_ON:
 
 
 class Runs(Protocol):
-    """What runs its operations on an exchangeable backend: a `Runner`."""
+    """An object that runs operations on an exchangeable backend, such as a `Runner`."""
 
     backend: Backend
 
 
 @contextmanager
 def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
-    """Let a runner run on a wrapped backend inside the `with` block, and on the one before afterwards."""
+    """Make a runner use a wrapped backend inside the `with` block, and restore its own afterwards."""
     inner = runner.backend
     runner.backend = wrapped
     try:
@@ -164,7 +164,7 @@ def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
 
 
 class CheckingBackend(WrappedBackend):
-    """Holds every result against infinity; the first that is not finite is named with its layer."""
+    """Checks every result for NaN and infinity; the error names the first operation and its layer."""
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Raise `NumericalError` where a number is not finite."""
@@ -179,7 +179,7 @@ class CheckingBackend(WrappedBackend):
 
 
 class CountingBackend(WrappedBackend):
-    """Adds up what the calls that go through it cost."""
+    """Adds up the cost of the calls passed through it."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -193,7 +193,7 @@ class CountingBackend(WrappedBackend):
 
     @property
     def total(self) -> Cost:
-        """All calls since the beginning or the last `reset`."""
+        """Cost of all calls since construction or the last `reset`."""
         return sum(self.costs.values(), Cost(0))
 
     def by_operation(self) -> dict[str, Cost]:
@@ -205,7 +205,7 @@ class CountingBackend(WrappedBackend):
         return self._grouped(lambda _, layer: layer)
 
     def reset(self) -> None:
-        """Begin again at nothing."""
+        """Set all costs to zero."""
         self.costs.clear()
 
     def _grouped(self, group: Callable[[str, int | None], Any]) -> dict[Any, Cost]:
@@ -217,7 +217,7 @@ class CountingBackend(WrappedBackend):
 
 
 def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
-    """Count what a runner computes inside the `with` block; it costs a few microseconds for each operation."""
+    """Count the cost of what a runner computes inside the `with` block; adds a few microseconds per operation."""
     return put_between(runner, CountingBackend(runner.backend))
 
 
@@ -301,7 +301,7 @@ _COSTS: dict[str, Callable[..., Cost]] = {
     "attend": _attend,
     "take_rows": _take_rows,
 }
-"""Each operation that `WrappedBackend` shows -> its cost. One that is missing here fails, and is not left uncounted."""
+"""Operation reported by `WrappedBackend` -> its cost. A missing one fails rather than going uncounted."""
 
 
 Answer = TypeVar("Answer")
@@ -309,18 +309,18 @@ Answer = TypeVar("Answer")
 
 @runtime_checkable
 class Replaying(Protocol):
-    """A backend that replays passes, and can tell when the launches of one ended."""
+    """A backend that replays passes, and can record when their launches ended."""
 
     tells_moments: bool
-    """Whether it can here"""
+    """Whether it can record times on this system"""
 
     def run_watched(
         self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
     ) -> tuple[Result, Moments | None]:
-        """As `Backend.run`; and of a pass that was recorded or replayed, the moments."""
+        """As `Backend.run`; also returns the times of a pass that was recorded or replayed."""
 
     def recorded_so_far(self) -> int:
-        """Launches of the pass that is recorded now; 0 where none is."""
+        """Launches so far in the pass that is being recorded; 0 if none is."""
 
 
 class Call(NamedTuple):
@@ -335,7 +335,7 @@ class Call(NamedTuple):
     """Seconds since the mark that `take` is given"""
     seconds: float
     cost: Cost | None
-    """None for what is not counted: the check of logits and the choice of tokens, and what goes to a device or back"""
+    """None for what is not counted: checking logits, choosing tokens, and copies to and from a device"""
 
     @property
     def name(self) -> str:
@@ -349,7 +349,7 @@ class Call(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """A call as it was noted, to be worked out later."""
+    """A call as recorded, before its times and cost are computed."""
 
     operation: str
     layer: int | None
@@ -358,9 +358,9 @@ class _Noted(NamedTuple):
     weight: Weight | None = None
     result: Any = None
     arguments: dict[str, Any] | None = None
-    """What the cost depends on; None where it is not counted"""
+    """Arguments of the cost function; None where the call is not counted"""
     launches: int = 0
-    """Of a pass that was recorded, how many there were when it had ended"""
+    """Launches in the recorded pass when the call had ended"""
 
 
 class _Replay(NamedTuple):
@@ -371,21 +371,21 @@ class _Replay(NamedTuple):
 
 
 class _Owner:
-    """In whose name a pass is recorded while it is watched."""
+    """The owner under which a pass is recorded while it is timed."""
 
 
 class TimingBackend(WrappedBackend):
-    """Notes when the operations that go through it begin and end.
+    """Records when the operations passed through it begin and end.
 
-    Of a pass that the wrapped backend replays it knows the operations from when that was recorded, in its own name,
-    and when each of its launches ended.
+    For a pass that the wrapped backend replays, the operations are those noted when it was recorded (under an owner of
+    this wrapper), and their times follow from when each launch ended.
     """
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self._mark = inner.clock.mark
         self._began: Any = None
-        self._noted: list[Any] = []  # of `_Replay`, and of `_Noted` in tuples: `take` makes them, which takes longer
+        self._noted: list[Any] = []  # `_Replay`, or `_Noted` as a tuple, which is faster to make
         self._counting = CountingBackend(inner)
         self._replaying = inner if isinstance(inner, Replaying) and inner.tells_moments else None
         self._owners: WeakKeyDictionary[object, _Owner] = WeakKeyDictionary()
@@ -399,7 +399,7 @@ class TimingBackend(WrappedBackend):
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """Every operation is called, but for passes that the wrapped one replays and can tell about."""
+        """Call every operation, except in passes that the wrapped backend replays and times."""
         if self._replaying is None:
             return super().run(owner, batch, rows, compute)
         first = len(self._noted)
@@ -411,16 +411,16 @@ class TimingBackend(WrappedBackend):
         return result
 
     def before(self, operation: str) -> None:
-        """Note the beginning."""
+        """Note the start time."""
         self._began = self._mark()
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
-        """Note the end."""
+        """Note the end time."""
         launches = 0 if self._replaying is None else self._replaying.recorded_so_far()
         self._noted.append((operation, self.layer, self._began, self._mark(), weight, result, arguments, launches))
 
     def take(self, start: Any) -> list[Call]:
-        """All calls since the last `take`, their moments counted from the mark `start`."""
+        """All calls since the last `take`, with times relative to the mark `start`."""
         seconds = self.clock.seconds
         calls = [
             Call(
@@ -437,7 +437,7 @@ class TimingBackend(WrappedBackend):
         return calls
 
     def _all_noted(self) -> Iterator[_Noted]:
-        """All calls, those of replayed passes among them."""
+        """All calls, including those of replayed passes."""
         for one in self._noted:
             if not isinstance(one, _Replay):
                 yield _Noted(*one)
@@ -452,7 +452,7 @@ class TimingBackend(WrappedBackend):
                 began, launches = ended, noted.launches
 
     def _cost(self, noted: _Noted) -> Cost | None:
-        """What a call cost, by the backend that counts."""
+        """The cost of a call, by the counting backend."""
         if noted.arguments is None:
             return None
         self._counting.reset()
@@ -460,29 +460,29 @@ class TimingBackend(WrappedBackend):
         return self._counting.total
 
     def _uncounted(self, operation: str, run: Callable[[], Answer]) -> Answer:
-        """Run and note what is no part of the model."""
+        """Run and note a call that is not part of the model."""
         began = self._mark()
         answer = run()
         self._noted.append((operation, None, began, self._mark()))
         return answer
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
-        """As the wrapped one."""
+        """As the wrapped backend, timed."""
         return self._uncounted("upload", lambda: self.inner.upload(batch, rows))
 
     def to_host(self, array: Any) -> Any:
-        """As the wrapped one."""
+        """As the wrapped backend, timed."""
         return self._uncounted("to_host", lambda: self.inner.to_host(array))
 
     def finite(self, logits: Any) -> bool:
-        """As the wrapped one."""
+        """As the wrapped backend, timed."""
         return self._uncounted("finite", lambda: self.inner.finite(logits))
 
     def argmax(self, logits: Any) -> Any:
-        """As the wrapped one."""
+        """As the wrapped backend, timed."""
         return self._uncounted("argmax", lambda: self.inner.argmax(logits))
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """As the wrapped one."""
+        """As the wrapped backend, timed."""
         filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         return self._uncounted("sample", lambda: self.inner.sample(logits, keys, **filters))

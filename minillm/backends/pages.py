@@ -1,4 +1,4 @@
-"""The memory behind a K/V cache. Who owns which page is the business of `cache/`; how numbers lie in one is ours."""
+"""The memory of a K/V cache and the layout of its pages. Which sequence owns which page is decided in `cache/`."""
 
 import math
 import mmap
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Pages:
-    """One model's keys and values, [L, pages, K, P, D] each, as the backend that made them stores them."""
+    """One model's keys and values, [L, pages, K, P, D] each, in the format of the backend that made them."""
 
     def __init__(self, xp: Any, shape: tuple[int, int, int, int, int], dtype: Any) -> None:
         """Reserve the memory; on a CPU the system provides it as pages are first used."""
@@ -27,7 +27,7 @@ class Pages:
         return int(self.keys.nbytes + self.values.nbytes)
 
     def layer(self, layer: int) -> tuple[Any, Any]:
-        """One layer's keys and values as numbers that the reference computes with. 2 x [pages, K, P, D]"""
+        """One layer's keys and values, in a form the reference can compute with. 2 x [pages, K, P, D]"""
         return self.keys[layer], self.values[layer]
 
     def copy(self, source: int, target: int, part: slice) -> None:
@@ -37,13 +37,13 @@ class Pages:
 
 
 def reserve(shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array of the host's memory, which the system provides in small pages as they are first used.
+    """An array in host memory that the system provides in small pages as they are first used.
 
-    NumPy asks for huge ones, of 2 MB, where there are some: the first tokens of a sequence would take two of them in
-    each layer, 48 MB of opt-125m for what fits in 5.
+    NumPy would ask for huge pages of 2 MB: the first tokens of a sequence would take two of them in each layer, 48 MB
+    for opt-125m where 5 suffice.
 
     Raises:
-        MemoryError: the system has not so much.
+        MemoryError: the system does not have that much.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize

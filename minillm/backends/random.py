@@ -1,4 +1,4 @@
-"""Random numbers in the place of stored tensors: models of a published shape, for benchmarks and tests."""
+"""Random tensors instead of stored ones: models of a published shape, for benchmarks and tests."""
 
 import math
 import zlib
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 20
-"""Random numbers made at once."""
+"""Random numbers generated at a time."""
 
 
 @dataclass(frozen=True)
 class RandomTensor:
-    """Normal random numbers in a tensor's place, the same for the same seed and name."""
+    """A tensor of normal random numbers, the same for the same seed and name."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class RandomTensor:
         return self.load()
 
     def followed_by(self, other: Any) -> None:
-        """There is no file."""
+        """Always None: there is no file."""
 
     def load(self) -> NDArray[np.float32]:
         """The numbers, float32."""
@@ -44,7 +44,7 @@ class RandomTensor:
             first += len(chunk)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """The same numbers, some rows after the others."""
+        """The numbers, some rows at a time."""
         rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
         rows = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
         for first in range(0, self.shape[0], rows):

@@ -1,4 +1,4 @@
-"""Parameters in memory: the formats they are kept in, how tensors come into one, and how the reference reads it."""
+"""Parameters in memory: their formats, the conversion of tensors to them, and their expansion for the reference."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from ..reference.quantize import Quantized, dequantize, quantize
 
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
-"""How numbers may be kept. The last two in groups with a scale each (`reference/quantize.py`)."""
+"""Storage formats; the last two in groups with a scale each (`reference/quantize.py`)."""
 
 _BITS = {"int8": 8, "int4": 4}
 _DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}  # bfloat16: its bits
 
 
 class Tensor(Protocol):
-    """A stored tensor, read when it is needed: `checkpoint.StoredTensor`, or random numbers in its place."""
+    """A tensor that is read when needed: `checkpoint.StoredTensor`, or random numbers."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -27,39 +27,39 @@ class Tensor(Protocol):
         """The type it is stored as, one of `FORMATS`."""
 
     def load(self) -> NDArray[np.float32]:
-        """The values, mapped where that can be."""
+        """The values, memory-mapped if possible."""
 
     def read_into(self, out: NDArray[Any]) -> None:
         """Fill `out`, of this shape: with the values as float32, or with numbers in 16 bits as they are stored."""
 
     def stored(self) -> Any:
-        """What is stored: an array, bfloat16 as the uint16 of its bits, or a `Quantized`; mapped where that can be."""
+        """The tensor as stored: an array, bfloat16 as the uint16 of its bits, or a `Quantized`; mapped if possible."""
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """The values, some rows after the others, in memory that each chunk may take over from the one before."""
+        """The values, some rows at a time; a chunk may reuse the memory of the one before."""
 
     def followed_by(self, other: Any) -> "Tensor | None":
-        """This tensor's rows and then those of `other` as one, where a file has them so; else None."""
+        """This tensor and `other` as one, if their rows are contiguous in a file; else None."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter in the layout its backend wants. Only that backend looks inside."""
+    """A parameter in the layout of its backend, opaque to all other code."""
 
     name: str
-    """Where it stands in the model: "layers.3.fc1"."""
+    """Its place in the model: "layers.3.fc1"."""
     data: Any
     """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
     bias: Any | None = None
     """[out]"""
 
     def rows_from(self, first: int) -> "Weight":
-        """The same table without its first rows, which nothing looks up."""
+        """The same table without its first rows, which are never looked up."""
         return replace(self, data=self.data[first:])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers that `data` stands for."""
+        """The shape of `data`; of the numbers it encodes if it is quantised."""
         shape: tuple[int, ...] = self.data.shape
         return shape
 
@@ -70,7 +70,7 @@ class Weight:
 
 
 def expand(data: Any, rows: Any = slice(None)) -> Any:
-    """Numbers kept in any format as float32, all rows or those that `rows` picks; float32 itself is not copied."""
+    """Convert any format to float32, all rows or those that `rows` picks; float32 itself is not copied."""
     if isinstance(data, Quantized):
         return dequantize(data, rows)
     picked = data[rows]
@@ -86,15 +86,15 @@ def gather(
     group: int = 32,
     kept: Collection[str] = FORMATS,
 ) -> Any:
-    """One array or `Quantized` of all tensors, one after the other along the first axis.
+    """Concatenate tensors along the first axis, as one array or `Quantized`.
 
-    What is stored in the format that is wanted stays as it is, and in its file where it lies there in one piece.
+    Tensors stored in the wanted format are not converted, and stay mapped if they are contiguous in a file.
 
     Args:
         tensors: [out_i, in] each
         wanted: one of `FORMATS`, or "auto": as they are stored
-        order: of float32 in memory; "F" lays out columns
-        group: of weights that are quantised here, how many share a scale
+        order: memory order of float32; "F" is column-major
+        group: weights per scale, for weights that are quantised here
         kept: the formats that "auto" keeps; all others become float32
     """
     stored = {tensor.dtype for tensor in tensors}
@@ -108,7 +108,7 @@ def gather(
 
 
 def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
-    """All tensors as one, where a file has their rows one after the other; else None."""
+    """All tensors as one, if their rows are contiguous in a file; else None."""
     whole: Tensor | None = tensors[0]
     for tensor in tensors[1:]:
         whole = whole and whole.followed_by(tensor)
@@ -116,10 +116,10 @@ def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:
-    """One float32 array of all tensors; a single matrix in its file where it can stay there.
+    """Concatenate tensors as float32; a single matrix stays mapped if possible.
 
-    Vectors are copied: what is mapped keeps the pages around it in memory. Those of opt-125m are 0.5 MB, and kept 3.6
-    MB of a file whose matrices nobody reads any more once they are rounded.
+    Vectors are copied: a mapped one keeps the pages around it in memory. Those of opt-125m are 0.5 MB and would keep
+    3.6 MB of a file whose matrices are no longer read once they are rounded.
     """
     if len(tensors) == 1 and order == "C" and len(tensors[0].shape) > 1:
         return tensors[0].load()
@@ -132,7 +132,7 @@ def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[n
 
 
 def narrow(values: NDArray[np.float32], wanted: str) -> NDArray[Any]:
-    """float32 rounded to 16 bits: to the nearest, of two equally near ones to the even. NaN stays NaN."""
+    """Round float32 to 16 bits, to the nearest, ties to even. NaN stays NaN."""
     if wanted == "float16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16)

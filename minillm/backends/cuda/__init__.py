@@ -1,1 +1,1 @@
-"""The model on a GPU: kernels written by hand in `kernels/*.cu`, and the backend that launches them."""
+"""The CUDA backend: launches the hand-written kernels of `kernels/*.cu`."""

@@ -1,6 +1,6 @@
-"""Launching the attention kernels: which one, how its work is cut, and the workspace it needs.
+"""Launches the attention kernels: selects one, splits its work, and sizes its workspace.
 
-What is decided here is decided by shapes alone, so a launch can be captured in a CUDA graph.
+All decisions depend on shapes alone, so a launch can be captured in a CUDA graph.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -14,8 +14,8 @@ SPLIT = 128
 """Positions that a block of the decode kernel takes at a time; the head of its source gives the reason."""
 
 DECODE_BLOCKS = 2048
-"""More blocks than this only wait: twice what a GPU of 132 multiprocessors holds. A smaller batch gets more blocks for
-each sequence."""
+"""The most blocks of a launch, twice what a GPU of 132 multiprocessors holds; more would only wait. A smaller batch
+gets more blocks for each sequence."""
 
 MAX_GROUP = 8
 """Query heads of one K/V head that a block of the decode kernel computes together; a thread holds a part of each."""
@@ -24,7 +24,7 @@ MAX_HEAD_DIM = 256
 
 
 class Ragged(Protocol):
-    """What attention must know of a batch, in int32 arrays on the device."""
+    """The arrays of a batch that attention reads, int32 on the device."""
 
     @property
     def query_starts(self) -> Any:
@@ -40,7 +40,7 @@ class Ragged(Protocol):
 
 
 class Workspace(NamedTuple):
-    """What the blocks of the decode kernel leave for each other. One serves all layers, one launch after the other."""
+    """Partial results of the decode kernel's blocks. One serves all layers, one launch after the other."""
 
     partials: Any
     """float32, at least as many numbers as `partials_size` says; never read before it is written"""
@@ -49,17 +49,17 @@ class Workspace(NamedTuple):
 
 
 def has_kernel(storage: str, D: int) -> bool:
-    """Whether heads of this width can be computed here: rows of whole 16-byte pieces, up to `MAX_HEAD_DIM` numbers."""
+    """Whether the kernels take heads of this width: rows of whole 16-byte pieces, up to `MAX_HEAD_DIM` numbers."""
     return 0 < D <= MAX_HEAD_DIM and D % (4 if STORAGE[storage] == 32 else 8) == 0
 
 
 def reach(window: int | None, positions: int) -> int:
-    """How many positions a query sees at most, where a block table has room for so many."""
+    """The most positions that a query sees, where a block table has room for `positions`."""
     return positions if window is None else min(window, positions)
 
 
 def partials_size(N: int, H: int, D: int, positions: int) -> int:
-    """Numbers of `Workspace.partials` for N sequences whose queries see up to so many `positions`, see `reach`."""
+    """Size of `Workspace.partials` for N sequences whose queries see up to `positions` positions (see `reach`)."""
     return N * H * _splits(positions) * (D + 2)
 
 
@@ -79,20 +79,20 @@ def attend(
 ) -> None:
     """Causal attention of every sequence of a ragged batch (`reference.attend`).
 
-    The tree mask of `Span.tree` is not for these kernels: a batch with a tree must go to the reference.
+    These kernels do not support the tree mask of `Span.tree`: a batch with a tree must go to the reference.
 
     Args:
         kernels: for the storage type of q, keys, values and out
-        q: queries [T, H, D], or a view whose rows lie further apart
+        q: queries [T, H, D], or a view with a larger row stride
         keys: one layer's pages [pages, K, P, D]
         values: likewise
         batch: which rows belong to which sequence, and its pages
-        out: [T, H, D], filled; rows past query_starts[N] are left alone
+        out: [T, H, D], filled; rows past query_starts[N] are not changed
         workspace: for batches of one query per sequence
         scale: above 0: 1 / sqrt D, or what the family uses instead
-        max_queries: a bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
-        window: how many positions a query sees, its own included; None: all before it
-        slopes: [H] float32, ALiBi's; None: no key loses anything
+        max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
+        window: number of positions a query sees, its own included; None: all before it
+        slopes: [H] float32, ALiBi's; None: no bias
     """
     if len(q) == 0:
         return
@@ -104,16 +104,16 @@ def attend(
 
 
 class Sight(NamedTuple):
-    """Which keys a query sees beside the causal mask, and what they lose (`kernels/sight.cuh`)."""
+    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/sight.cuh`)."""
 
     window: int
     slopes: Any
     constants: dict[str, int]
-    """For the compiler: a plain build holds no trace of what a model lacks"""
+    """Macros for the compiler: without one, the build has no code for its feature"""
 
     @classmethod
     def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Sight":
-        """`positions`: a bound of all contexts. A window that none of them outgrows is none."""
+        """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
         seen = reach(window, positions)
         switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None}
         return cls(seen, NULL if slopes is None else slopes, {name: 1 for name, on in switches.items() if on})
@@ -165,7 +165,7 @@ def prefill(
 
 
 class PrefillTile(NamedTuple):
-    """How the prefill kernel cuts its work: chosen so that registers suffice and shared memory stays below 99 KiB."""
+    """Tile sizes of the prefill kernel, chosen so that registers suffice and shared memory stays below 99 KiB."""
 
     queries: int
     keys: int

@@ -1,9 +1,8 @@
-"""The CUDA backend: every operation by a kernel of `kernels/`, and decode steps as recorded graphs.
+"""The CUDA backend: runs every operation by a kernel of `kernels/`, and decode steps as CUDA graphs.
 
-The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator where there is none.
-Numbers are kept in one storage type (weights, results, K/V cache), sums are taken in float32, and logits are float32.
-What has no kernel (attention over a tree of guesses, or with heads of an odd width) runs as the reference says, on the
-device's array module.
+The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator without one. Weights,
+results and K/V cache have one storage type; sums and logits are float32. Attention over a tree of guesses, or with
+heads of an unsupported width, has no kernel: it runs as in the reference, on the device's array module.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +38,7 @@ AUTO = "auto"
 
 
 class CudaBackend(Backend):
-    """Runs on a GPU, or on what stands in for one."""
+    """Runs on a GPU, or on an emulator of one."""
 
     name = "cuda"
     page_size = 16
@@ -47,14 +46,14 @@ class CudaBackend(Backend):
     def __init__(
         self, device: Device, launcher: Launcher, storage: str = AUTO, *, max_batch_size: int = 16, debug: bool = False
     ) -> None:
-        """Take a device and what compiles its kernels.
+        """Set the device and the launcher of its kernels.
 
         Args:
-            device: memory and order of work
+            device: memory, copies and recording of steps
             launcher: compiles and launches
             storage: "float32", "float16" or "bfloat16"; or "auto": by the first matrix that is loaded (`storage_of`)
             max_batch_size: decode steps of more sequences are not recorded
-            debug: have indices checked on the device
+            debug: check indices on the device
         """
         super().__init__(device.xp, weights=storage)
         self.device = device
@@ -69,7 +68,7 @@ class CudaBackend(Backend):
             self._settle(storage)
 
     def _settle(self, storage: str) -> None:
-        """Begin to work in a storage type."""
+        """Set the storage type, and create everything that depends on it."""
         self.weights = storage
         self.dtype = number_type(storage)
         self.kernels = Kernels(self._launcher, storage, debug=self._debug)
@@ -102,15 +101,15 @@ class CudaBackend(Backend):
         return super().constant(name, values)
 
     def random_tensor(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
-        """Matrices are drawn on the device, which has other random numbers than the host; vectors on the host."""
+        """Random numbers: matrices are drawn on the device, with other values than on the host; vectors on the host."""
         return DrawnTensor(name, shape, seed, std) if len(shape) == 2 else RandomTensor(name, shape, seed, std)
 
     def format_of(self, role: Role) -> str:
-        """One storage type for all."""
+        """The one storage type."""
         return self.weights
 
     def position_bytes(self, K: int, D: int) -> int:
-        """Keys and values in the storage type."""
+        """Bytes that one position's keys and values take in one layer of the cache."""
         return 2 * K * D * int(self.dtype.itemsize)
 
     def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
@@ -126,11 +125,11 @@ class CudaBackend(Backend):
         return pages
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory."""
+        """Free bytes of the device's memory."""
         return self.device.free_bytes()
 
     def memory_use(self) -> MemoryUse:
-        """What is on the device now."""
+        """Memory in use on the device."""
         return MemoryUse(
             self._uploader.sent_bytes,
             sum(pages.nbytes for pages in self._caches),
@@ -142,14 +141,14 @@ class CudaBackend(Backend):
     # --- a forward pass -------------------------------------------------------------------------------------------
 
     def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
-        """Send a batch as it is."""
+        """Send a batch without padding."""
         self._largest = max(self._largest[0], batch.num_tokens), max(self._largest[1], len(rows))
         return self._begin(None, batch, rows)
 
     def _begin(
         self, step: DecodeStep[Any] | None, batch: Batch, rows: Any, bucket: Bucket | None = None
     ) -> tuple[Batch, Any]:
-        """Send a batch to where a step reads it, or all that is not a recorded one."""
+        """Send a batch to the workspace of a step, or to that of all unrecorded passes if `step` is None."""
         self.device.activate()
         self._chooser.forget()
         self._step = step
@@ -166,10 +165,10 @@ class CudaBackend(Backend):
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """A decode step padded and recorded, any other pass as it is; then the choice of tokens.
+        """Run a decode step padded and recorded, or any other pass as it is; then choose tokens.
 
         Raises:
-            DeviceError: the device lacks the memory. Nothing is lost but this pass.
+            DeviceError: the device lacks the memory. Only this pass is lost.
         """
 
         def launch() -> Result:
@@ -200,7 +199,7 @@ class CudaBackend(Backend):
         return out
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
-        """One launch, or a product of the library's and one. Logits are float32. [T, in] -> [T, out]"""
+        """One launch, or the library's product and one launch. Logits are float32. [T, in] -> [T, out]"""
         is_head = isinstance(weight, DeviceWeight) and weight.role == "vocabulary"
         out = self.arena.take((len(x), weight.shape[0]), np.float32 if is_head else None)
         return self._products.linear(x, weight.data, weight.bias, out, activation=activation, residual=residual)
@@ -273,7 +272,7 @@ class CudaBackend(Backend):
 
     @property
     def host(self) -> Backend:
-        """NumPy."""
+        """The NumPy backend."""
         return _HOST
 
     def to_host(self, array: Any) -> Any:
@@ -281,15 +280,15 @@ class CudaBackend(Backend):
         return self.device.copy_of(array).astype(np.float32, copy=False)
 
     def finite(self, logits: Any) -> bool:
-        """Whether no logit is NaN or plus infinity. What was chosen from them comes in the same copy. [R, V]"""
+        """Whether no logit is NaN or plus infinity. The chosen tokens arrive in the same copy. [R, V]"""
         return not len(logits) or not self._chooser.likeliest(logits)[1].any()
 
     def argmax(self, logits: Any) -> Any:
-        """The likeliest token of each row, on the host; known already of the last pass's logits. [R, V] -> [R]"""
+        """The most likely token of each row, on the host; already known for the last pass's logits. [R, V] -> [R]"""
         return self._chooser.likeliest(logits)[0]
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """One draw for each row, on the host; known already where `run` was told of it. [R, V] -> [R]"""
+        """Sample one token per row, returned on the host; already known if in the `draws` of `run`. [R, V] -> [R]"""
         assert keys.purpose == 0, "the kernel draws tokens; other draws are made on the host"
         columns = keys.seeds.tolist(), keys.sequences.tolist(), keys.positions.tolist()
         return self._chooser.drawn(

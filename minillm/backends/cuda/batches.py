@@ -1,4 +1,4 @@
-"""A batch on the device: what the kernels read of it, sent in one copy."""
+"""A batch on the device: the arrays that kernels read, sent in one copy."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from ...batch import Batch, Span
 from .memory import Device, Parcel
 
 LEAST_PAGES = 16
-"""Columns that a block table has at least; from there on a power of two, so that few shapes come up."""
+"""The fewest columns of a block table; larger ones are a power of two, so that there are few shapes."""
 
 
 class Bucket(NamedTuple):
@@ -32,7 +32,7 @@ class DeviceBatch(Batch):
     context_lens: Any
     """[N]: S of each sequence, its new tokens included"""
     text_lens: Any
-    """[N]: the same, and the tokens of later chunks included"""
+    """[N]: the same, with the tokens of later prefill chunks included"""
     slots: Any
     """[T]: page * P + offset of each new token's K and V"""
     block_table: Any
@@ -42,7 +42,7 @@ class DeviceBatch(Batch):
 
 
 class BatchBuffers:
-    """Room for one batch after the other."""
+    """Reusable memory for one batch at a time."""
 
     def __init__(self, device: Device) -> None:
         self._parcel = Parcel(device)
@@ -55,7 +55,7 @@ class BatchBuffers:
         return self._parcel.nbytes
 
     def fill(self, batch: Batch, rows: Any, page_size: int, bucket: Bucket | None = None) -> tuple[DeviceBatch, Any]:
-        """Send a batch and the rows [R] that are wanted of it, padded to a bucket where one is given."""
+        """Send a batch and its rows [R] that are wanted, padded to a bucket if one is given."""
         T, N = batch.num_tokens, len(batch.spans)
         R = len(rows)
         padded_T, padded_N, padded_R = (T, N, R) if bucket is None else (bucket.sequences,) * 3
@@ -99,7 +99,7 @@ class BatchBuffers:
 
 
 def bucket_of(batch: Batch, rows: Any, max_batch_size: int) -> Bucket | None:
-    """The bucket of a decode step: one new token of each sequence, the logits of all wanted. None for another step."""
+    """The bucket of a decode step (one new token per sequence, all logits wanted); None for any other pass."""
     N = len(batch.spans)
     if batch.num_tokens > N or len(rows) < N or not 0 < N <= max_batch_size or batch.has_tree:
         return None
@@ -107,7 +107,7 @@ def bucket_of(batch: Batch, rows: Any, max_batch_size: int) -> Bucket | None:
 
 
 def pages_of(spans: tuple[Span, ...]) -> int:
-    """Columns that the block table of a batch has."""
+    """Columns of the block table of a batch."""
     return max(LEAST_PAGES, _power_of_two(max(len(span.pages) for span in spans)))
 
 

@@ -1,7 +1,7 @@
-"""The token of each row chosen on the device; only ids, and whether the row is fit to choose from, come back.
+"""Chooses each row's token on the device; only ids and a validity flag per row are copied back.
 
-Behind a pass the likeliest tokens are chosen, and those drawn that are known to be asked for. The first question about
-its logits, which is whether they are finite, waits for all of that; later ones find their answer on the host.
+After a pass, argmax and the draws known in advance are launched. The first query about its logits, whether they are
+finite, waits for all of them; later queries are answered on the host.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from .memory import WORKSPACE, Device, Parcel
 from .sampling import Draws, Workspace, argmax, sample
 
 Answer = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""Token ids [R], and of each row whether it is unfit to choose from [R]."""
+"""Token ids [R], and flags [R] of the rows that cannot be chosen from."""
 
 _LIKELIEST = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sequence=0, position=0)
-"""For a row that nobody draws from."""
+"""For a row that is not sampled."""
 
 
 class Choice:
-    """What is chosen from some logits: the likeliest token of each row, and one draw."""
+    """Tokens chosen from some logits: the argmax of each row, and one draw."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -45,7 +45,7 @@ class Choice:
         return self._draws.nbytes + int(sum(array.nbytes for array in arrays))
 
     def look_at(self, logits: Any) -> Workspace:
-        """Forget what was chosen before, and have room for these logits."""
+        """Drop earlier results, and make room for those of these logits."""
         R, V = logits.shape
         if self._workspace is None or self._chosen.shape[1] < R or self._logits.shape[1] != V:
             workspace = Workspace.allocate(_Empty(self._device), R, V)
@@ -55,16 +55,16 @@ class Choice:
         return self._workspace
 
     def take_likeliest(self, kernels: Kernels, logits: Any) -> None:
-        """Launch the choice of each row's likeliest token."""
+        """Launch the argmax of each row."""
         workspace, R = self.look_at(logits), len(logits)
         argmax(kernels, logits, workspace, self._chosen[0, :R], self._chosen[1, :R])
 
     def repeated(self) -> None:
-        """Tell that `take_likeliest` was launched once more, on the same logits: a recorded step is replayed."""
+        """Note that a replayed step has launched `take_likeliest` again, on the same logits."""
         self._drawn, self._fetched = [], None
 
     def draw(self, kernels: Kernels, draws: Sequence[Draw | None]) -> None:
-        """Launch a draw from each of the first rows of the logits that were looked at last."""
+        """Launch a draw from each of the first rows of the current logits."""
         assert self._workspace is not None
         R = len(draws)
         table = np.array([draw or _LIKELIEST for draw in draws], _COLUMNS)
@@ -77,7 +77,7 @@ class Choice:
         self._drawn, self._fetched = list(draws), None
 
     def rows_of(self, logits: Any) -> slice | None:
-        """Which of the rows these logits are, where they are a part of the same memory; else None."""
+        """The rows that these logits are, if they are part of the same memory; else None."""
         if self._logits is None or logits.shape[1] != self._logits.shape[1]:
             return None
         distance = self._device.address(logits) - self._device.address(self._logits)
@@ -86,19 +86,19 @@ class Choice:
         return slice(first, first + len(logits)) if inside else None
 
     def likeliest(self, rows: slice) -> Answer:
-        """Of some rows the likeliest tokens; a flag marks NaN and plus infinity."""
+        """The argmax of some rows; a flag marks NaN and plus infinity."""
         ids, flags = self._fetch()[:2, rows]
         return ids, flags
 
     def drawn(self, rows: slice, draws: list[Draw | None]) -> Answer | None:
-        """Of some rows what was drawn; None where it was not, or otherwise. A flag marks what is no distribution."""
+        """The tokens drawn from some rows; None if these draws were not made. A flag marks a row that has no choice."""
         if self._drawn[rows] != draws:
             return None
         ids, flags = self._fetch()[2:, rows]
         return ids, flags
 
     def _fetch(self) -> NDArray[np.int32]:
-        """All ids and flags. The host waits, once."""
+        """All ids and flags; the host waits once."""
         if self._fetched is None:
             assert self._pinned is not None
             self._device.fetch(self._chosen, self._pinned)
@@ -116,11 +116,11 @@ _COLUMNS: list[tuple[str, Any]] = [
     ("sequences", np.int32),
     ("positions", np.int32),
 ]
-"""The fields of `Draw`, as the kernels read them: those of `Draws`."""
+"""The fields of `Draw`, under the names and types of `Draws`."""
 
 
 class Chooser:
-    """Answers what a backend is asked about logits."""
+    """Answers a backend's queries about logits."""
 
     def __init__(self, device: Device, kernels: Kernels) -> None:
         self._device, self._kernels = device, kernels
@@ -129,21 +129,21 @@ class Chooser:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held on the device, but for the last pass's."""
+        """Bytes held on the device, except for the last pass's."""
         return self._other.nbytes
 
     def forget(self) -> None:
-        """A pass begins: its logits may lie where the last one's do."""
+        """Drop the last pass's results: a new pass may overwrite its logits."""
         self._last = None
 
     def follow(self, choice: Choice, draws: Sequence[Draw | None]) -> None:
-        """A pass has ended with the choice of the likeliest tokens: launch the draws that are known to come."""
+        """After a pass and its argmax, launch the draws that are known in advance."""
         self._last = choice
         if any(draw is not None for draw in draws):
             choice.draw(self._kernels, draws)
 
     def likeliest(self, logits: Any) -> Answer:
-        """The likeliest tokens, with flags for NaN and plus infinity. [R, V] -> [R], [R]"""
+        """The most likely tokens, with flags for NaN and plus infinity. [R, V] -> [R], [R]"""
         self._device.activate()
         rows = self._last.rows_of(logits) if self._last is not None else None
         if self._last is not None and rows is not None:
@@ -172,7 +172,7 @@ class Chooser:
 
 
 class _Empty:
-    """A device's memory under the names that array modules use."""
+    """Allocates device memory through the interface of an array module."""
 
     uint32, uint64 = np.uint32, np.uint64
 

@@ -1,7 +1,7 @@
-"""Kernels for a real GPU, compiled by NVRTC through CuPy, and what can go wrong with that, each in one line.
+"""Compiles kernels for a GPU by NVRTC through CuPy, and reports each failure in one line.
 
-CuPy compiles a module when a kernel of it is first asked for, for the GPU at hand, and keeps the result on disk.
-`compile_for` does the same for a GPU that is not there. Nothing imports cupy before it is called.
+CuPy compiles a module for the present GPU when one of its kernels is first requested, and keeps the result on disk.
+`compile_for` does the same for a GPU that is not present. cupy is imported only when one of them is called.
 """
 
 import io
@@ -24,7 +24,7 @@ class CupyLauncher:
     """Compiles with `cupy.RawModule` and launches on the current device and stream of CuPy."""
 
     def __init__(self) -> None:
-        """See that there is a GPU.
+        """Check that there is a GPU.
 
         Raises:
             DeviceError: CuPy is not installed, or it finds no driver or no GPU.
@@ -38,13 +38,13 @@ class CupyLauncher:
             raise DeviceError("device 'cuda' needs an NVIDIA GPU: the driver shows none")
 
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
-        """The module of a `.cu` file, with options such as -DNAME=VALUE. It is compiled with its first kernel."""
+        """The module of a `.cu` file, with options such as -DNAME=VALUE; compiled when a kernel is first requested."""
         source, options = _for_nvrtc(path, options)
         return _CupyModule(path, self._cupy.RawModule(code=source, options=options))
 
 
 class _CupyModule:
-    """A `cupy.RawModule` whose errors are ours."""
+    """A `cupy.RawModule` that raises `DeviceError`."""
 
     def __init__(self, path: Path, module: Any) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class _CupyModule:
 def compile_for(arch: str, path: Path, options: tuple[str, ...], kind: str = "cubin") -> tuple[bytes, str]:
     """Compile as CuPy would on a GPU of `arch`, such as "90", without that GPU.
 
-    It takes names of CuPy that are private, so it serves tests and scripts, not the engine.
+    It uses private names of CuPy, so it serves tests and scripts, not the engine.
 
     Returns:
         The cubin, or the PTX where `kind` is "ptx"; and the compiler's report of registers, spills and shared memory.
@@ -103,7 +103,7 @@ def import_cupy() -> Any:
 
 
 def _for_nvrtc(path: Path, options: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Source and options: messages name the file, and headers are found beside it."""
+    """Source and options, such that messages name the file and headers are found next to it."""
     return f'#line 1 "{path.name}"\n{path.read_text()}', (*OPTIONS, f"-I{path.parent}", *options)
 
 

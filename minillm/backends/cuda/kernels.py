@@ -1,8 +1,8 @@
-"""Finding, compiling and calling the kernels of `kernels/*.cu`.
+"""Finds, compiles and calls the kernels of `kernels/*.cu`.
 
-Each `.cu` file is one module of `extern "C"` kernels, compiled for one storage type and for the constants that a
-caller defines (`HEAD_DIM=64`). Who compiles and launches is a `Launcher`: `cupy.RawModule` on a GPU, g++ and fibers
-in the tests. Nothing here imports cupy.
+Each `.cu` file is one module of `extern "C"` kernels, compiled for one storage type and for the constants that a caller
+defines (`HEAD_DIM=64`). A `Launcher` compiles and launches: `cupy.RawModule` on a GPU, g++ and fibers in the tests.
+Nothing here imports cupy.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
-"""dtype of weights, activations and K/V cache -> the number that `common.cuh` knows it by."""
+"""dtype of weights, activations and K/V cache -> its number in `common.cuh`."""
 
 NULL = np.uintp(0)
-"""What a kernel gets for an array that is not there."""
+"""Passed to a kernel for an absent array."""
 
 
 class Kernel(Protocol):
@@ -38,7 +38,7 @@ class Module(Protocol):
 
 
 class Launcher(Protocol):
-    """Who compiles a source file."""
+    """Compiles source files into modules."""
 
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
         """Compile `path` with options such as -DNAME=VALUE."""
@@ -48,7 +48,7 @@ class Kernels:
     """All kernels for one storage type, compiled when first asked for."""
 
     def __init__(self, launcher: Launcher, storage: str, *, debug: bool = False) -> None:
-        """`storage` is a key of `STORAGE`; `debug` has indices checked on the device."""
+        """`storage` is a key of `STORAGE`; `debug` enables index checks on the device."""
         self.storage = storage
         self._launcher = launcher
         self._options = (f"-DMINILLM_STORAGE={STORAGE[storage]}", *(["-DMINILLM_CUDA_DEBUG"] if debug else []))
@@ -58,7 +58,7 @@ class Kernels:
     def get(self, module: str, kernel: str, *, shared_mem: int = 0, **constants: int) -> Kernel:
         """A kernel of `kernels/{module}.cu`, compiled with `constants` as macros.
 
-        `shared_mem` is the most dynamic shared memory it will be launched with; above 48 KiB a kernel must be told.
+        `shared_mem` is the most dynamic shared memory it will be launched with; above 48 KiB a kernel must allow it.
         """
         key = (module, kernel, *constants.items())
         if key not in self._kernels:
@@ -75,7 +75,7 @@ class Kernels:
 
 @cache
 def kernel_folder() -> Path:
-    """Where the sources are: inside an installed package, or beside the package in a checkout."""
+    """The folder of the sources: inside an installed package, or next to the package in a checkout."""
     package = Path(__file__).parents[2]
     inside = package / "kernels"
     return inside if inside.is_dir() else package.parent / "kernels"

@@ -1,4 +1,4 @@
-"""Launching the kernels that file keys and values in the cache."""
+"""Launches the kernels that write keys and values to the cache and copy them within it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def store_kv(kernels: Kernels, k: Any, v: Any, keys: Any, values: Any, slots: An
 
     Args:
         kernels: for the storage type of the arrays
-        k: [T, K, D], or a view whose rows lie further apart, as a fused projection gives it
+        k: [T, K, D], or a view with a larger row stride, as from a fused projection
         v: likewise
         keys: one layer's pages [pages, K, P, D], changed in place
         values: likewise
@@ -50,6 +50,6 @@ def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target
 
 
 def row_stride(rows: Any) -> np.int32:
-    """How many numbers lie between the rows of [T, heads, D], whose heads lie side by side."""
+    """Row stride, in elements, of [T, heads, D] whose heads are contiguous."""
     assert rows.strides[1:] == (rows.shape[2] * rows.itemsize, rows.itemsize) or rows.shape[1] == 1
     return np.int32(rows.strides[0] // rows.itemsize)

@@ -37,12 +37,12 @@ def linear(
 
     Args:
         kernels: compiled for the type of x and weight
-        x: [T, in]; its rows may lie further apart than `in`
+        x: [T, in]; the row stride may be larger than `in`
         weight: [out, in], contiguous
         bias: [out] float32, or None
-        out: [T, out], of x's type or float32, filled and returned; its rows may lie further apart
+        out: [T, out], of x's type or float32, filled and returned; the row stride may be larger
         activation: a name in `ACTIVATIONS`, or None
-        residual: [T, out] of x's type, or None; left as it is, so it must not be `out`
+        residual: [T, out] of x's type, or None; not changed, so it must not be `out`
     """
     product = gemv if len(x) <= FEW_ROWS else gemm
     return product(kernels, x, weight, bias, out, activation=activation, residual=residual)
@@ -113,7 +113,7 @@ def gemm(
 def finish_product(
     kernels: Kernels, bias: Any | None, out: Any, *, activation: str | None = None, residual: Any | None = None
 ) -> Any:
-    """out = activation(out + b) + residual, in place: what a library's product leaves to be done.
+    """out = activation(out + b) + residual, in place: the epilogue of a library's product.
 
     Args: as for `linear`, but `out` [T, out] holds x W^T, in the type of the kernels.
     """
@@ -131,7 +131,7 @@ def finish_product(
 def _arguments(
     kernels: Kernels, x: Any, weight: Any, bias: Any | None, out: Any, activation: str | None, residual: Any | None
 ) -> tuple[Any, ...]:
-    """What every product kernel takes, in order; shapes and types are held to what it expects."""
+    """The arguments of every product kernel, in order; asserts the shapes and types it expects."""
     (rows, inputs), outputs = x.shape, len(weight)
     assert weight.shape == (outputs, inputs) and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
     assert weight.strides == (inputs * weight.dtype.itemsize, weight.dtype.itemsize), "weight is not contiguous"

@@ -1,7 +1,7 @@
-"""Which product is faster for a shape: our GEMM or the library's (cuBLAS, through CuPy's matmul).
+"""Selects the faster product for a shape: our GEMM or the library's (cuBLAS, through CuPy's matmul).
 
-Both are timed once, on the first call of a shape with more rows than gemv takes; the answer is remembered for all row
-counts up to the next power of two.
+Both are timed once, on the first call of a shape with more rows than gemv takes; the result is kept for all row counts
+up to the next power of two.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from .kernels import Kernels
 from .linear import FEW_ROWS, finish_product, linear
 
 Timer = Callable[[Callable[[], object]], float]
-"""Calls a function as often as it sees fit, and returns the seconds that one call takes on the device."""
+"""Calls a function several times, and returns the seconds that one call takes on the device."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Timing:
 
     @property
     def chosen(self) -> str:
-        """Who was faster: "ours" or "library"."""
+        """The faster one: "ours" or "library"."""
         return "ours" if self.ours <= self.theirs else "library"
 
 
 class Products:
-    """The matrix products of a backend, each by whoever was faster."""
+    """The matrix products of a backend, each by the faster implementation."""
 
     def __init__(self, kernels: Kernels, xp: Any, timer: Timer | None) -> None:
         """`xp` is the array module whose matmul is the library's; without a `timer` only our kernels run."""
         self.timings: dict[tuple[int, int, int], Timing] = {}
-        """What was measured, by (rows rounded up to a power of two, out, in)."""
+        """Measured times, by (rows rounded up to a power of two, out, in)."""
         self._kernels = kernels
         self._xp = xp
         self._timer = timer
@@ -44,7 +44,7 @@ class Products:
 
     @contextmanager
     def only_ours(self) -> Iterator[None]:
-        """Until the block ends nothing is timed and the library is not called.
+        """Within the block, time nothing and do not call the library.
 
         For the capture of a CUDA graph: CuPy raises NotImplementedError for every cuBLAS call in it.
         """
@@ -82,7 +82,7 @@ class Products:
         return ours() if self.timings[shape].chosen == "ours" else library()
 
     def table(self) -> str:
-        """What was measured: a line for each shape, with the time of both and the rate of the faster one."""
+        """The measured times as text: a line for each shape, with both times and the rate of the faster one."""
         lines = [f"{'rows':>6} {'out':>6} {'in':>6} {'ours us':>9} {'library us':>10} {'TFLOP/s':>8}  chosen"]
         for (_, outputs, inputs), timing in sorted(self.timings.items()):
             rate = 2e-12 * timing.rows * outputs * inputs / min(timing.ours, timing.theirs)

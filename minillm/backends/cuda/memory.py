@@ -1,7 +1,7 @@
-"""What a GPU is to the backend beside its kernels: memory, copies in their order, and steps that can be recorded.
+"""The device apart from its kernels: memory, ordered copies, and recording of steps.
 
-`Device` says what is needed, and fulfils it with the host's own memory and NumPy: so the whole engine runs where no GPU
-is, its kernels through an emulator. `CupyDevice` is the real one.
+`Device` defines the interface and implements it with host memory and NumPy, so that the whole engine runs without a
+GPU, its kernels through an emulator. `CupyDevice` is a real GPU.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ Wait = Callable[[], None]
 
 @dataclass(frozen=True)
 class Purpose:
-    """What memory is for, and what makes it less."""
+    """The use of an allocation, and the advice given when it fails."""
 
     what: str
     remedy: str
@@ -36,26 +36,26 @@ WORKSPACE = Purpose("the results of a step", "lower max_batch_size, or cache_byt
 
 
 class Device:
-    """The host in a GPU's place: copies are done when they are asked for, and no step is recorded."""
+    """The host as a substitute for a GPU: copies are synchronous, and no step is recorded."""
 
     def __init__(self, xp: Any = np) -> None:
         """`xp` is the array module."""
         self.xp = xp
         self.waits = 0
-        """How often the host has waited for the device."""
+        """Number of times the host has waited for the device."""
         self.timer: Timer | None = None
-        """Measures what a call takes on the device; None where a time would say nothing."""
+        """Measures the seconds of a call on the device; None where they would be meaningless."""
         self.clock: Clock = HostClock()
-        """Tells when the device was where."""
+        """Times the work of the device."""
 
     def activate(self) -> None:
-        """Have what this thread does with `xp` take its place in this device's order of work."""
+        """Make this thread's calls of `xp` part of this device's stream."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any, purpose: Purpose) -> Any:
         """An uninitialised array on the device.
 
         Raises:
-            DeviceError: there is not so much memory; the message says what to lower.
+            DeviceError: there is not enough memory; the message says what to lower.
         """
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         with self.out_of_memory(purpose, size):
@@ -67,7 +67,7 @@ class Device:
 
     @contextlib.contextmanager
     def out_of_memory(self, purpose: Purpose, size: int | None = None) -> Iterator[None]:
-        """Say in one line what was asked for, what is free, and what to lower."""
+        """Turn a MemoryError into a `DeviceError`: what was requested, what is free, and what to lower."""
         try:
             yield
         except MemoryError:
@@ -77,54 +77,54 @@ class Device:
             ) from None
 
     def release_unused(self) -> None:
-        """Give back what the array module keeps for later."""
+        """Free the memory that the array module caches."""
 
     def free_bytes(self) -> int:
-        """Bytes that could still be taken."""
+        """Bytes that can still be allocated."""
         return free_memory()
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An uninitialised array of the host that the device can copy from and to while the host goes on."""
+        """An uninitialised host array that the device can copy from and to asynchronously."""
         return np.empty(shape, dtype)
 
     def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
-        """Copy a pinned, contiguous array of the host to `offset` bytes into a contiguous one of the device."""
+        """Copy a pinned, contiguous host array into a contiguous device array, `offset` bytes after its beginning."""
         flat = target.reshape(-1).view(np.uint8)
         flat[offset : offset + source.nbytes] = source.reshape(-1).view(np.uint8)
 
     def fetch(self, source: Any, target: NDArray[Any]) -> None:
-        """Copy a contiguous array of the device to a pinned one of the host, which is complete after `wait`."""
+        """Copy a contiguous device array to a pinned host array, which is complete after `wait`."""
         target[...] = source
 
     def copy_of(self, array: Any) -> NDArray[Any]:
-        """A copy of an array of the device, for which the host waits."""
+        """Copy a device array to the host, and wait for it."""
         self.activate()
         copy = self.pinned(array.shape, array.dtype)
         if array.size:
-            contiguous = self.xp.ascontiguousarray(array)  # which must be there until the copy is done
+            contiguous = self.xp.ascontiguousarray(array)  # kept alive until the copy is done
             self.fetch(contiguous, copy)
             self.wait()
         return copy
 
     def wait(self) -> None:
-        """Let the host wait for all that was asked for."""
+        """Wait until all work queued so far is done."""
         self.waits += 1
 
     def mark(self) -> Wait:
-        """What waits for all that was asked for so far."""
+        """Returns a function that waits for all work queued so far."""
         return lambda: None
 
     def address(self, array: Any) -> int:
-        """Where an array begins."""
+        """The address of an array's first element."""
         return int(array.__array_interface__["data"][0])
 
     def record(self, launch: Callable[[], object]) -> Callable[[], object] | None:
-        """Record what `launch` launches, without running it. Returns what runs it, or None where nothing records."""
+        """Record what `launch` launches, without running it. Returns a function that replays it, or None."""
         return None
 
 
 class CupyDevice(Device):
-    """The GPU that CuPy uses, with a stream of our own."""
+    """The GPU that CuPy uses, with a stream of its own."""
 
     def __init__(self) -> None:
         cupy = import_cupy()
@@ -134,7 +134,7 @@ class CupyDevice(Device):
         self.clock = EventClock(cupy.cuda, self.stream)
 
     def activate(self) -> None:
-        """Make our stream the thread's current one; CuPy's own calls between two steps follow it too."""
+        """Make our stream the thread's current one; CuPy's own calls between two steps use it too."""
         self.stream.use()
 
     def release_unused(self) -> None:
@@ -143,7 +143,7 @@ class CupyDevice(Device):
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def free_bytes(self) -> int:
-        """What the driver has, and what CuPy's pool holds unused."""
+        """Free bytes of the driver, and unused bytes of CuPy's pool."""
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
 
@@ -155,25 +155,25 @@ class CupyDevice(Device):
         return array
 
     def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
-        """Asynchronously, in the stream's order: `source` must stay as it is until then."""
+        """Copy asynchronously, in stream order: `source` must not change until the copy is done."""
         (target.data + offset).copy_from_host_async(source.ctypes.data, source.nbytes, self.stream)
 
     def fetch(self, source: Any, target: NDArray[Any]) -> None:
-        """Asynchronously, in the stream's order."""
+        """Copy asynchronously, in stream order."""
         source.data.copy_to_host_async(target.ctypes.data, target.nbytes, self.stream)
 
     def wait(self) -> None:
-        """Let the host wait for all that was asked for."""
+        """Wait until all work queued so far is done."""
         super().wait()
         self.stream.synchronize()
 
     def mark(self) -> Wait:
-        """An event."""
+        """Record an event. Returns a function that waits for it."""
         wait: Wait = self.stream.record().synchronize
         return wait
 
     def address(self, array: Any) -> int:
-        """Where an array begins."""
+        """The address of an array's first element."""
         return int(array.data.ptr)
 
     def record(self, launch: Callable[[], object]) -> Callable[[], object]:
@@ -188,7 +188,7 @@ class CupyDevice(Device):
         return partial(self.stream.end_capture().launch, self.stream)
 
     def _time(self, call: Callable[[], object], repeats: int = 5) -> float:
-        """Seconds on the device, the best of some calls."""
+        """Seconds of a call on the device, the best of `repeats`."""
         events = [(self.xp.cuda.Event(), self.xp.cuda.Event()) for _ in range(repeats)]
         call()
         for start, stop in events:
@@ -200,7 +200,7 @@ class CupyDevice(Device):
 
 
 class EventClock:
-    """A device's own clock: marks are events in a stream's order of work, and need not be waited for."""
+    """The clock of a device: marks are events in its stream, recorded without waiting."""
 
     def __init__(self, cuda: Any, stream: Any) -> None:
         """`cuda` is `cupy.cuda`."""
@@ -208,17 +208,17 @@ class EventClock:
         self._stream = stream
 
     def mark(self) -> Any:
-        """An event after all that was asked for so far."""
+        """Record an event after all work queued so far."""
         return self._stream.record()
 
     def seconds(self, began: Any, ended: Any) -> float:
-        """Seconds on the device from one event to another; waits until it has come to the later one."""
+        """Seconds on the device from one event to another; waits for the later one."""
         ended.synchronize()
         return float(1e-3 * self._cuda.get_elapsed_time(began, ended))
 
 
 class Parcel:
-    """Arrays of several shapes and types that travel to the device in one copy, in memory that is kept."""
+    """Staging buffer: arrays of several shapes and types that go to the device in one copy; its memory is reused."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -228,7 +228,7 @@ class Parcel:
         self._used = 0
         self._waits = -1
         self.host: dict[str, NDArray[Any]] = {}
-        """By name, to be filled before `send`."""
+        """Host arrays by name, to be filled before `send`."""
         self.there: dict[str, Any] = {}
         """The same arrays on the device."""
 
@@ -238,7 +238,7 @@ class Parcel:
         return 0 if self._there is None else int(self._there.nbytes)
 
     def lay_out(self, **fields: tuple[tuple[int, ...], Any]) -> None:
-        """Decide on names, shapes and types; memory grows by doubling, and repeats where they repeat."""
+        """Set names, shapes and types; memory grows by doubling, and an unchanged layout keeps its addresses."""
         self._before_writing()
         layout = tuple(fields.items())
         if layout == self._layout:
@@ -258,13 +258,13 @@ class Parcel:
         self._layout, self._used = layout, used
 
     def send(self) -> None:
-        """Copy all of it."""
+        """Copy all arrays to the device."""
         assert self._host is not None
         self._device.send(self._host[: self._used], self._there)
         self._waits = self._device.waits
 
     def _before_writing(self) -> None:
-        """The copy that was asked for last must be done: it is, if the host has waited since."""
+        """Wait for the last copy, unless the host has waited since."""
         if self._waits == self._device.waits:
             self._device.wait()
 

@@ -12,7 +12,7 @@ class CudaPages(Pages):
     """One model's keys and values, in the storage type."""
 
     def __init__(self, device: Device, kernels: Kernels, shape: tuple[int, int, int, int, int], dtype: Any) -> None:
-        """Reserve [L, pages, K, P, D], twice.
+        """Reserve keys and values, [L, pages, K, P, D] each.
 
         Raises:
             DeviceError: the device lacks the memory.

@@ -1,4 +1,4 @@
-"""Random weights drawn on the device (`kernels/random.cu`), so that the host need not make and send billions."""
+"""Random weights generated on the device (`kernels/random.cu`), so that the host need not generate and send them."""
 
 import zlib
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from .kernels import Kernels
 
 THREADS = 256
 BLOCKS = 4096
-"""Each draws on in strides until the end."""
+"""The most blocks; each covers the array in strides."""
 
 
 class DrawnTensor(RandomTensor):
-    """A matrix of random numbers that the device is to draw."""
+    """A matrix of random numbers to be generated on the device."""
 
 
 def draw(kernels: Kernels, tensors: Sequence[DrawnTensor], out: Any) -> None:
@@ -28,7 +28,7 @@ def draw(kernels: Kernels, tensors: Sequence[DrawnTensor], out: Any) -> None:
 
 
 def fill_normal(kernels: Kernels, out: Any, seed: int, std: float) -> None:
-    """Normal random numbers of mean 0; number i depends on nothing but `seed` and i.
+    """Normal random numbers of mean 0; number i depends on `seed` and i alone.
 
     Args:
         kernels: for the storage type of `out`

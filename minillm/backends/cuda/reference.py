@@ -1,4 +1,4 @@
-"""Attention that has no kernel (a tree of guesses, heads of an odd width), as the reference computes it."""
+"""Attention without a kernel (a tree of guesses, heads of an unsupported width), by the reference implementation."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def attend_by_reference(
 ) -> Any:
     """`reference.attend` in float32, each sequence's pages first gathered into one.
 
-    Pages are small here, and walking them one by one would take a launch for each. Arguments as of `reference.attend`.
+    Pages are small here, and a loop over them would take a launch for each. Arguments as of `reference.attend`.
     """
     for span in batch.spans:
         n = span.stop - span.start
@@ -34,7 +34,7 @@ def attend_by_reference(
 
 
 def _gathered(pages: Any, wanted: tuple[int, ...], xp: Any) -> Any:
-    """Some pages as one long page of float32. [pages, K, P, D] -> [1, K, B P, D]"""
+    """Gather pages into one long page of float32. [pages, K, P, D] -> [1, K, B P, D]"""
     _, K, _, D = pages.shape
     picked = pages[xp.asarray(wanted)].astype(xp.float32)  # -> [B, K, P, D]
     return picked.transpose(1, 0, 2, 3).reshape(1, K, -1, D)  # -> [K, B, P, D] -> [1, K, B P, D]

@@ -1,4 +1,4 @@
-"""Launching rotary position embedding (`kernels/rotary.cu`)."""
+"""Launches rotary position embedding (`kernels/rotary.cu`)."""
 
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ BLOCK = 256
 
 
 class Texts(Protocol):
-    """What rotation must know of a batch, in int32 arrays on the device."""
+    """The arrays of a batch that rotation reads, int32 on the device."""
 
     @property
     def positions(self) -> Any:
@@ -20,7 +20,7 @@ class Texts(Protocol):
 
     @property
     def text_lens(self) -> Any:
-        """[N]: length of each sequence's whole text; read where the rotation stretches"""
+        """[N]: length of each sequence's whole text; read if the rotation has a `stretch`"""
 
     @property
     def query_starts(self) -> Any:
@@ -28,11 +28,11 @@ class Texts(Protocol):
 
 
 def rotary(kernels: Kernels, q: Any, k: Any, batch: Texts, rotation: Rotation, q_out: Any, k_out: Any) -> None:
-    """Queries and keys turned by their positions, in one launch (`reference.rotary`).
+    """Rotate queries and keys by their positions, in one launch (`reference.rotary`).
 
     Args:
         kernels: for the storage type of q and k
-        q: [T, H, D], or a view whose rows lie further apart
+        q: [T, H, D], or a view with a larger row stride
         k: [T, K, D], likewise
         batch: of T tokens
         rotation: with its frequencies on the device

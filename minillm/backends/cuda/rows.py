@@ -1,6 +1,6 @@
-"""Launching what works on whole rows: embedding, choice of rows, norms, the gate of an MLP (`kernels/embed.cu` ...).
+"""Launches the row-wise kernels: embedding, row selection, norms, the gate of an MLP (`kernels/embed.cu` ...).
 
-Results are contiguous; the rows of what is read may lie further apart. Nothing is launched where there is no row.
+Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from .linear import ACTIVATIONS
 
 WARP = 32
 MOST_THREADS = 256
-"""Of a block, where rows are independent of one another."""
+"""The most threads of a block in the kernels without a reduction over the row."""
 NORM_THREADS = 512
 NORM_VALUES = 64
 """The most numbers of a row that one thread keeps in registers."""
@@ -64,7 +64,7 @@ def embed(
 
 
 def take_rows(kernels: Kernels, x: Any, rows: Any, out: Any) -> None:
-    """out = x[rows]: a table look-up like any other. [T, E], [R] int32 -> [R, E]"""
+    """out = x[rows], by the kernel of embedding. [T, E], [R] int32 -> [R, E]"""
     embed(kernels, x, rows, out)
 
 
@@ -146,5 +146,5 @@ def _warps(threads: int) -> int:
 
 
 def row_stride(array: Any) -> int:
-    """Numbers from one row to the next."""
+    """Row stride in elements."""
     return int(array.strides[0]) // int(array.dtype.itemsize)

@@ -1,9 +1,9 @@
-"""Launching the choice of each row's next token on the device (`kernels/sampling.cu`).
+"""Launches argmax and sampling of each row's next token (`kernels/sampling.cu`).
 
-What is drawn is what `reference.sample` draws with the uniform of `reference.philox.uniform(seed, sequence, position)`,
-but where rounding decides: where the uniform lies within 1e-5 of the edge between two candidates, or the share of top-p
-or min-p within 1e-6 of itself of where it would keep one more. All settings are read from the device, row by row, so
-one launch serves requests with any settings. Only the ids need to leave the device.
+The token is that of `reference.sample` with the uniform of `reference.philox.uniform(seed, sequence, position)`, except
+where rounding decides: if the uniform lies within 1e-5 of the boundary between two candidates, or the threshold of
+top-p or min-p within a relative 1e-6 of keeping one more. All settings are read from the device, row by row, so one
+launch serves requests with any settings. Only the ids need to leave the device.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .kernels import NULL, Kernels
 from .rows import row_stride
 
 CHUNK = 2048
-"""Logits that one block looks through: CHUNK of `sampling.cu`."""
+"""Logits that one block searches: CHUNK of `sampling.cu`."""
 BINS = 2048
 """BINS of `candidates.cuh`."""
 MOST_TOKENS = 1 << 19
@@ -27,7 +27,7 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True, eq=False)
 class Workspace:
-    """What the kernels leave for one another; of no use between two calls, nor to two streams at once."""
+    """Scratch memory passed between the kernels; not for use across calls, nor by two streams at once."""
 
     best: Any
     """[R, chunks of V], uint64: the best candidate of each chunk"""
@@ -54,10 +54,10 @@ class Workspace:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """What decides over each row's draw: arrays [R] on the device."""
+    """Sampling settings and random keys of each row: arrays [R] on the device."""
 
     temperatures: Any
-    """float32, > 0; 0 for a row that takes its likeliest token"""
+    """float32, > 0; 0 for a row that takes its argmax"""
     top_ks: Any
     """int32; 0 keeps all"""
     top_ps: Any
@@ -73,7 +73,7 @@ class Draws:
 
 
 def argmax(kernels: Kernels, logits: Any, workspace: Workspace, ids: Any, not_finite: Any) -> None:
-    """The likeliest token of each row, of equal ones the smallest id.
+    """The most likely token of each row, the smallest id among equals.
 
     Args:
         kernels: of any storage type.
@@ -91,7 +91,7 @@ def argmax(kernels: Kernels, logits: Any, workspace: Workspace, ids: Any, not_fi
 
 
 def sample(kernels: Kernels, logits: Any, draws: Draws, workspace: Workspace, ids: Any, no_distribution: Any) -> None:
-    """One draw for each row from its filtered distribution.
+    """Sample one token per row from its filtered distribution.
 
     Args:
         kernels: of any storage type.
@@ -145,7 +145,7 @@ def _chunks(V: int) -> int:
 
 
 def _draw_threads(V: int) -> int:
-    """One thread for every 32 logits, a power of two as the search needs it."""
+    """One thread for every 32 logits, a power of two as the search requires."""
     threads = 32
     while threads < MOST_THREADS and threads * 32 < V:
         threads *= 2

@@ -1,8 +1,8 @@
-"""Decode steps, each padded to a bucket and recorded as a CUDA graph: what one launches, and where its numbers lie.
+"""Decode steps, each padded to a bucket and recorded as a CUDA graph, with the workspace they use.
 
-A graph repeats launches with the same addresses. So each bucket has a workspace of its own, which is reserved when its
-step first runs, and all that changes from step to step is read from there. The first run is launched call by call, and
-has the kernels compiled; the second is recorded; from then on it is replayed.
+A graph repeats launches with the same addresses. So each bucket has its own workspace, reserved when its step first
+runs, from which everything that changes between steps is read. The first run launches call by call, and compiles the
+kernels; the second is recorded; later ones replay it.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from .memory import WORKSPACE, Device
 
 
 class StepWorkspace:
-    """What steps of one kind keep on the device: the batch, results, and what attention and the choice need."""
+    """Device memory of steps of one kind: the batch, results, and scratch memory of attention and token choice."""
 
     def __init__(self, device: Device, dtype: Any) -> None:
         self._device = device
@@ -29,7 +29,7 @@ class StepWorkspace:
         self._arrived = self._empty((0,), "int32")
 
     def attention(self, N: int, H: int, D: int, positions: int) -> attention.Workspace:
-        """Room for the decode kernel."""
+        """Scratch memory of the decode kernel."""
         size = attention.partials_size(N, H, D, positions)
         if self._partials.size < size:
             self._partials = self._empty((size,), "float32")
@@ -54,7 +54,7 @@ class DecodeStep(Generic[Result]):
     def __init__(self, device: Device, dtype: Any) -> None:
         self.workspace = StepWorkspace(device, dtype)
         self.plain = False
-        """Some operation has no kernel, so the step is not recorded; set while it runs."""
+        """Whether some operation has no kernel, so that the step is not recorded; set while it runs."""
         self._device = device
         self._replay: Callable[[], object] | None = None
         self._result: Result | None = None
@@ -73,14 +73,14 @@ class DecodeStep(Generic[Result]):
 
 
 class Steps:
-    """The steps of all owners, a bucket's each; an owner that is gone takes its own along."""
+    """The steps of all owners, one per bucket; dropped with their owner."""
 
     def __init__(self, device: Device, dtype: Any) -> None:
         self._device, self._dtype = device, dtype
         self._steps: WeakKeyDictionary[object, dict[Bucket, DecodeStep[Any]]] = WeakKeyDictionary()
 
     def of(self, owner: object, bucket: Bucket) -> DecodeStep[Any]:
-        """An owner's step for a bucket; a new one where it has not run yet."""
+        """An owner's step for a bucket, created when first asked for."""
         steps = self._steps.setdefault(owner, {})
         if bucket not in steps:
             steps[bucket] = DecodeStep(self._device, self._dtype)

@@ -1,4 +1,4 @@
-"""Parameters on the device: rounded to the storage type on their way, and sent while the next ones are read."""
+"""Uploads parameters to the device: rounds them to the storage type, and sends them while the next ones are read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .memory import WEIGHTS, Device, Wait
 from .random import DrawnTensor, draw
 
 STAGE_BYTES = 8 << 20
-"""Bytes of one copy. There are two stages: one is filled while the other is sent."""
+"""Bytes of one copy, and of each of two staging buffers: one is filled while the other is sent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class DeviceWeight(Weight):
 
 
 class Uploader:
-    """Sends arrays of any size through two pinned stages."""
+    """Sends arrays of any size through two pinned staging buffers."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -37,9 +37,9 @@ class Uploader:
         """Bytes that parameters take on the device so far"""
 
     def matrix(self, tensors: Sequence[Tensor], kernels: Kernels) -> Any:
-        """All tensors [out_i, in], one after the other along the first axis, in the storage type of `kernels`.
+        """Concatenate tensors [out_i, in] along the first axis, in the storage type of `kernels`.
 
-        They are sent, or drawn on the device if all of them can be.
+        They are sent, or generated on the device if all of them are to be.
         """
         shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
         dtype = number_type(kernels.storage)
@@ -51,7 +51,7 @@ class Uploader:
         return out
 
     def vector(self, tensors: Sequence[Tensor]) -> Any:
-        """All tensors [n_i] in one, float32."""
+        """Concatenate tensors [n_i], as float32."""
         values = join(tensors)
         return self._send(values.shape, np.dtype(np.float32), [values])
 
@@ -75,7 +75,7 @@ class Uploader:
         return target
 
     def _staged(self, part: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The bytes in the stage whose turn it is, once its last copy is done."""
+        """Copy the bytes to the next staging buffer, once its last copy to the device is done."""
         if not self._stages:
             self._stages = [self._device.pinned((STAGE_BYTES,), np.uint8) for _ in range(2)]
             self._sent = [self._device.mark() for _ in range(2)]
@@ -100,7 +100,7 @@ def storage_of(stored: str) -> str:
 
 
 def number_type(storage: str) -> Any:
-    """The array type of "float32", "float16" or "bfloat16".
+    """The NumPy dtype of "float32", "float16" or "bfloat16".
 
     Raises:
         DeviceError: ml_dtypes, which has bfloat16, is not installed.

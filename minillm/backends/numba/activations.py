@@ -1,4 +1,4 @@
-"""Activations by vectors, and what follows a product: bias, activation, residual, row by row."""
+"""Vectorised activations, and the epilogue of a product on a row: bias, activation, residual."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 from .elementary import exp, fused, inner
 
 ACTIVATION_CODES = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
-"""What `activate` knows. The reference runs the others."""
+"""Codes of the activations that `activate` computes. The reference runs others."""
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _ROOT_HALF = np.float32(0.7071067811865476)
@@ -17,7 +17,7 @@ _LEAST = np.float32(-87)  # `exp` ends at 88
 
 @inner
 def activate(y: Any, code: int) -> None:
-    """The activation of `ACTIVATION_CODES` with this code, in place. [n]"""
+    """Apply the activation with this code of `ACTIVATION_CODES`, in place. [n]"""
     if code == 1:
         for i in range(len(y)):
             y[i] = _ZERO if y[i] < _ZERO else y[i]  # NaN stays

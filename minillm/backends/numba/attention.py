@@ -1,7 +1,7 @@
-"""Attention over the paged cache and storing in it: which kernel takes which sequence of a batch.
+"""Attention over the paged cache, and storing in it: selects a kernel for each sequence of a batch.
 
-Sequences that bring few query rows (decode, short guesses) go to `attention_rows`, the others to `attention_tiles`.
-Both work on the cache as it lies, in any of its dtypes, and know trees, windows and ALiBi.
+Sequences with few query rows (decode, short guesses) go to `attention_rows`, the others to `attention_tiles`. Both read
+the cache in place, in any of its dtypes, and support trees, windows and ALiBi.
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ from .workspace import work
 
 MOST_ROWS = 16
 """Query rows (new tokens x query heads of a K/V head) up to which `attention_rows` takes a sequence: at 16 both kernels
-take as long, and with this one a pass is a program. Twelve rows of opt-125m took 18.9 ms with 8 here, and take 12.4."""
+take about as long, and a pass with this one can be recorded."""
 
 _FLOAT = types.float32
 _NO_SLOPES, _NO_SCALES = np.empty(0, np.float32), np.empty((0, 0, 0), np.float32)
@@ -31,13 +31,13 @@ _NO_WINDOW = 1 << 62
 
 
 class Attention:
-    """Runs `attend`; keeps how a batch is cut up from call to call."""
+    """Runs `attend`; keeps the plans of a batch from call to call."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[int | None, ...], _Plan] = {}
 
     def refill(self, batch: Batch) -> None:
-        """Bring what a recorded step reads up to date for its next batch, which is cut up like the one before."""
+        """Update what a recorded step reads for its next batch, which is split like the one before."""
         for plan in self._plans.values():
             plan.fill(batch)
 
@@ -56,14 +56,14 @@ class Attention:
         """Attention of every sequence of a ragged batch, as `reference.attend` defines it.
 
         Args:
-            q: queries [T, H, D]; rows may lie apart
+            q: queries [T, H, D]; any row stride
             keys: this layer's pages [pages, K, P, D]: float32, or `StoredVectors`
             values: likewise
             batch: which rows belong to which sequence, and its pages
             scale: 1 / sqrt D, or what the family uses instead
             out: [T, H, D], filled and returned
-            window: how many positions a query sees, its own included; None: all before it
-            slopes: [H], ALiBi's; None: no key loses anything
+            window: number of positions a query sees, its own included; None: all before it
+            slopes: [H], ALiBi's; None: no bias
         """
         H, D, K = *q.shape[1:], keys.shape[1]
         plan = self._plan_of(batch, H, D, K, window)
@@ -72,7 +72,7 @@ class Attention:
         before = *stored, rows_of(q), float(scale), reach, bias
         if plan.pieces:
             arguments = *before, plan.state, plan.scratch, rows_of(out)
-            launch(_rows_kernel(stored[0].dtype), *arguments, shares=most_shares())  # pieces become more later
+            launch(_rows_kernel(stored[0].dtype), *arguments, shares=most_shares())  # their number grows later
             launch(_merge_kernel(), *arguments, shares=shares_of_rows(out))
         if plan.tiles is not None:
             not_recorded()
@@ -82,7 +82,7 @@ class Attention:
         return out
 
     def _plan_of(self, batch: Batch, H: int, D: int, K: int, window: int | None) -> "_Plan":
-        """Filled in a batch's first layer, and kept for the others that are alike."""
+        """The plan of a batch, filled in its first layer and kept for other layers of the same shape."""
         key = H, D, K, window, num_threads()
         if key not in self._plans:
             self._plans[key] = _Plan(H, D, K, window)
@@ -93,12 +93,12 @@ class Attention:
 
 
 class _Plan:
-    """How a batch is cut up, in the arrays that kernels read; and the memory that they work in."""
+    """The split of a batch, in the arrays that kernels read, and their scratch memory."""
 
     def __init__(self, H: int, D: int, K: int, window: int | None) -> None:
         self.batch: Batch | None = None
         self.state = np.zeros(20, np.int64)
-        """What `attention_rows` finds the arrays by"""
+        """The plan argument of `attention_rows`: addresses and shapes of the arrays"""
         self.scratch = np.empty((num_threads(), attention_rows.scratch_size(MOST_ROWS, D)), np.float32)
         self._heads = H, K
         self._window = window
@@ -110,7 +110,7 @@ class _Plan:
         self._parts = np.empty((0, D + 2), np.float32)
 
     def fill(self, batch: Batch) -> None:
-        """Cut up a batch. What is as it was before is not written again: most decode steps only become longer."""
+        """Split a batch. Unchanged arrays are not rewritten: in most decode steps only lengths change."""
         self.batch, (H, K) = batch, self._heads
         spans, pieces, tiles, seen = [], [], [], []
         slots = masked = 0
@@ -139,7 +139,7 @@ class _Plan:
             self._seen[:masked] = np.concatenate(seen)
 
     def _write(self, T: int, tables: Any, pieces: Any, tiles: Any, slots: int, masked: int) -> None:
-        """What stays the same from step to step while no sequence reaches a page or a chunk."""
+        """Write the arrays that stay the same from step to step until a sequence reaches a new page or chunk."""
         if self._grow(T, tables, len(pieces), slots, masked):
             arrays = self._tables, self._spans, self._seen, self._positions, self._pieces, self._parts
             self.state[:] = as_numbers(arrays)
@@ -151,7 +151,7 @@ class _Plan:
             self._pieces[: len(pieces)] = pieces
 
     def _grow(self, T: int, tables: Any, pieces: int, slots: int, masked: int) -> bool:
-        """Make anew what is too small, so that addresses seldom change. -> whether anything was"""
+        """Reallocate if an array is too small, with room to grow, so that addresses seldom change. -> whether it did"""
         N, most = len(tables), max(map(len, tables), default=0)
         if (
             len(self._tables) >= N
@@ -172,19 +172,19 @@ class _Plan:
 
     @property
     def shared(self) -> tuple[NDArray[Any], ...]:
-        """What all kernels read: block tables, spans, trees' masks, positions."""
+        """The arrays that all kernels read: block tables, spans, trees' masks, positions."""
         return self._tables, self._spans, self._seen, self._positions
 
 
 def chunks_in_reach(span: Span, window: int | None) -> range:
-    """The chunks of a sequence's cache that some of its queries reach."""
+    """The chunks of a sequence's cache that any of its queries sees."""
     earliest = span.context_len - (span.stop - span.start)  # of the queries' positions, in a tree too
     first = 0 if window is None else max(0, earliest - window + 1)
     return range(first // attention_rows.CHUNK, -(-span.context_len // attention_rows.CHUNK))
 
 
 def _branches(tree: NDArray[np.bool_], window: int | None) -> NDArray[np.bool_]:
-    """Which tokens of a tree see which, where they also have to lie within the window. [m, m]"""
+    """The mask of a tree, restricted to the window. [m, m]"""
     depths = tree.sum(axis=1)  # [m, m] -> [m]
     return tree if window is None else tree & (depths[:, None] - depths < window)
 
@@ -193,7 +193,7 @@ def store_kv(k: NDArray[np.float32], v: NDArray[np.float32], keys: Any, values: 
     """Round each token's key and value to the cache's dtype and write them into their slots.
 
     Args:
-        k: [T, K, D]; rows may lie apart
+        k: [T, K, D]; any row stride
         v: likewise
         keys: this layer's pages [pages, K, P, D], changed in place: float32, or `StoredVectors`
         values: likewise
@@ -207,7 +207,7 @@ def store_kv(k: NDArray[np.float32], v: NDArray[np.float32], keys: Any, values: 
 
 
 def _parts(keys: Any, values: Any) -> Any:
-    """Keys and values, and the scales of each, or nothing."""
+    """Keys and values, and the scales of each, empty if there are none."""
     if isinstance(keys, StoredVectors):
         scales = (_NO_SCALES if side.scales is None else side.scales for side in (keys, values))
         return keys.data, values.data, *scales
@@ -235,7 +235,7 @@ def _store_kernel(dtype: np.dtype[Any]) -> int:
 
 
 def _store(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """Keys, values, the scales of each; k and v [T, K D]; pages and offsets of the slots [T]."""
+    """Store a share of the tokens. Arguments: keys, values, scales of each; k and v [T, K D]; pages and offsets [T]."""
     keys, values = stored_vectors(arguments, 0, 12, data), stored_vectors(arguments, 6, 17, data)
     slot_pages, slot_offsets = vector(arguments, 30, np.int64), vector(arguments, 32, np.int64)
     K, D = keys[0].shape[1], keys[0].shape[3]

@@ -1,8 +1,8 @@
 """Attention of few queries at once (decode): each key and value is read from memory once, and nothing is copied.
 
-One piece of work is one K/V head's share of CHUNK positions of one sequence. A long context is so split over threads
-even where there are few heads; the pieces' softmaxes are merged by their maxima and sums (Dao et al., "Flash-Decoding",
-2023). Pieces begin at fixed positions, so neither the number of threads nor the batch changes a bit of the result.
+A piece of work is CHUNK positions of one K/V head of one sequence, so a long context is split over threads even if
+there are few heads; the pieces' softmaxes are merged by their maxima and sums (Dao et al., "Flash-Decoding", 2023).
+Pieces begin at fixed positions, so the result is bit-identical for any number of threads and any batch.
 """
 
 from typing import Any
@@ -14,15 +14,15 @@ from .elementary import exp, inner, multiply_scales
 from .row_products import VECTOR, add_weighted, highest_of, scores_of
 
 CHUNK = 256
-"""Positions in one piece of work: a page of the usual size, so that a worker reads memory from one end to the other."""
+"""Positions in one piece of work: a page of the usual size, so that a worker reads memory sequentially."""
 
 _QUERIES = 22
-"""Which argument the queries are. In order: keys, values, their scales, queries [T, H D], scale, window, slopes [H] or
-nothing, the plan, scratch [workers, scratch_size], out [T, H D]. The plan is a list of numbers that stays where it is
-while what it names changes with the batch, as arguments of its own: block tables [N, pages of the longest]; spans
-[N, 5]: first row, rows n, context S, tree size m, where its mask begins; all trees' masks, flat; positions [T]; pieces
-[pieces, 4]: sequence, chunk, first of its n H slots, how many chunks the sequence has (0 but at its first); and
-[slots, D + 2] numbers for what the pieces leave."""
+"""Argument number of the queries. In order: keys, values, their scales, queries [T, H D], scale, window, slopes [H] or
+nothing, the plan, scratch [workers, scratch_size], out [T, H D]. The plan is an array at a fixed address whose contents
+change with the batch, encoded like arguments: block tables [N, pages of the longest]; spans [N, 5]: first row, rows n,
+context S, tree size m, where its mask begins; all trees' masks, flat; positions [T]; pieces [pieces, 4]: sequence,
+chunk, first of its n H slots, number of chunks of the sequence (0 but at its first); and [slots, D + 2] numbers for the
+results of pieces."""
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
 
@@ -34,7 +34,7 @@ def scratch_size(rows: int, D: int) -> int:
 
 @inner
 def _softmax(scores: Any, count: int, best: Any, mass: Any, result: Any) -> Any:
-    """Scores to weights. -> the maximum and the sum so far, up to date; the result so far is scaled to suit them."""
+    """Turn scores into weights, and rescale the result so far. -> the maximum and the sum so far"""
     highest = max(best, highest_of(scores, count))
     base = highest if highest != _NOTHING else _ZERO  # nothing seen yet: all weights 0, and not NaN
     if highest > best:
@@ -52,15 +52,15 @@ def _softmax(scores: Any, count: int, best: Any, mass: Any, result: Any) -> Any:
 
 @inner
 def _before_window(window: Any, position: int, first: int) -> Any:
-    """How many keys from number `first` on a query at `position` does not reach."""
+    """Number of keys from `first` on that are before the window of a query at `position`."""
     return max(0, position - window + 1 - first)
 
 
 @inner
 def _lower(scores: Any, slopes: Any, head: int, position: int, first: int, count: int, line: int, tree: Any) -> None:
-    """ALiBi: a score loses its head's slope for each position that the key lies back, if there are slopes.
+    """ALiBi, if there are slopes: lower each score by its head's slope times the distance to the key.
 
-    `line` is how many keys lie in a line, one at each position; `tree` has the positions of those that follow.
+    `line` is the number of keys before the tree, one at each position; `tree` has the positions of the others.
     """
     if len(slopes):
         slope = slopes[head]
@@ -73,7 +73,7 @@ def _lower(scores: Any, slopes: Any, head: int, position: int, first: int, count
 
 @inner
 def _hide(scores: Any, first: int, count: int, S: int, m: int, branch: int, seen: Any) -> None:
-    """Minus infinity where a query of a tree of m tokens, number `branch` of them, looks at another branch."""
+    """Set scores to -inf where token number `branch` of a tree of m tokens does not see a key of the tree."""
     for j in range(max(0, S - m - first), count):
         if not seen[branch * m + first + j - (S - m)]:
             scores[j] = _NOTHING
@@ -84,9 +84,10 @@ def _attend_chunk(
     arguments: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, chunk: int,
     head: int, scratch: Any, results: Any, bests: Any, masses: Any,
 ) -> None:  # fmt: skip
-    """All query rows of one K/V head against one chunk, by the rule (scale, window, slopes, G).
+    """Attend from all query rows of one K/V head to one chunk; the rule is (scale, window, slopes, G).
 
-    Leaves row by row, a query's heads together: results [n G D], not yet divided by their sums, maxima and sums [n G].
+    Writes row by row, a query's heads together: results [n G D], not yet divided by their sums, and maxima and sums [n
+    G].
     """
     K, P, D = keys[0].shape[1:]
     start, n, S, m, mask = span
@@ -126,7 +127,7 @@ def _attend_chunk(
 
 @inner
 def _merge(results: Any, bests: Any, masses: Any, slot: int, step: int, chunks: int, target: Any) -> None:
-    """One query row from its chunks, which lie in the slots slot, slot + step, ..."""
+    """Merge one query row from its chunks, in the slots slot, slot + step, ..."""
     D = len(target)
     highest = _NOTHING
     for c in range(chunks):
@@ -144,7 +145,7 @@ def _merge(results: Any, bests: Any, masses: Any, slot: int, step: int, chunks: 
 
 
 def attend_pieces(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """The kernel for the first part: some pieces, each with all query rows of one K/V head."""
+    """Kernel of the first part: computes some pieces, each with all query rows of one K/V head."""
     keys, values = stored_vectors(arguments, 0, 12, data), stored_vectors(arguments, 6, 17, data)
     K, D = keys[0].shape[1], keys[0].shape[3]
     tables, spans, seen, positions, pieces, results, bests, masses = _plan(arguments, D)
@@ -164,7 +165,7 @@ def attend_pieces(arguments: Any, data: Any, share: int, shares: int, worker: in
 
 
 def merge_pieces(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """The kernel for the second part: what the pieces left, sequence by sequence."""
+    """Kernel of the second part: merges the results of pieces, sequence by sequence."""
     K, D = arguments[2], arguments[4]
     _, spans, _, _, pieces, results, bests, masses = _plan(arguments, D)
     H = arguments[_QUERIES + 2] // D
@@ -183,7 +184,7 @@ def merge_pieces(arguments: Any, data: Any, share: int, shares: int, worker: int
 
 @inner
 def _plan(arguments: Any, D: int) -> Any:
-    """How a batch is cut up, and where pieces leave what they found."""
+    """Decode the plan: the split of a batch, and the arrays for the results of pieces."""
     plan = vector(arguments, 30, np.int64)
     tables, spans, pieces = matrix(plan, 0, np.int64), matrix(plan, 4, np.int64), matrix(plan, 12, np.int64)
     seen, positions = vector(plan, 8, np.bool_), vector(plan, 10, np.int64)

@@ -1,8 +1,8 @@
 """Attention of many queries at once (prefill): tiles of 64 query rows against blocks of 64 keys.
 
-Everything is laid out with the queries side by side, in the lanes of vectors: scores are [keys, lanes], the result
-[D, lanes]. So a softmax over the keys runs for all lanes together and needs no sum across a vector, and both products
-are the same operation with a known length. Q is transposed once for each tile, keys and values never.
+Queries are in the lanes of vectors: scores are [keys, lanes], the result [D, lanes]. So a softmax over the keys runs
+for all lanes together and needs no sum across a vector, and both products are the same operation with a known length. Q
+is transposed once for each tile, keys and values never.
 
 The softmax is taken block by block (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135): scores
 beyond one block are never stored. A query's result does not depend on what else is in its tile: blocks of keys begin
@@ -23,7 +23,7 @@ BLOCK = 64
 """Keys in a block."""
 
 _QUERIES, _OUT = 22, 50
-"""Which arguments of `attend_tiles` are queries and result."""
+"""Argument numbers of queries and result in `attend_tiles`."""
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
 
@@ -49,7 +49,7 @@ def _add_products(c: Any, a: Any, a_row: int, a_column: int, b: Any, rows: int, 
 
 @inner
 def _load_block(pages: Any, table: Any, head: int, first: int, size: int, width: int, out: Any) -> None:
-    """Positions first : first + size of one head as float32, [size, width]."""
+    """Load positions first : first + size of one head as float32, [size, width]."""
     data, scales = pages
     P, D = data.shape[2:]
     done = 0
@@ -66,7 +66,7 @@ def _load_block(pages: Any, table: Any, head: int, first: int, size: int, width:
 
 @inner
 def _window_begins(window: Any, positions: Any) -> Any:
-    """Of queries at `positions`: the first key that any of them sees, and the first from which on all do."""
+    """The first key that any query at `positions` sees, and the first that all of them see."""
     return max(0, positions.min() - window + 1), max(0, positions.max() - window + 1)
 
 
@@ -75,7 +75,7 @@ def _lower(
     scores: Any, first: int, size: int, row: int, rows: int, lanes: int, G: int, head: int, span: Any, positions: Any,
     slopes: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """ALiBi: a score loses its head's slope for each position that the key lies back; if there are slopes."""
+    """ALiBi, if there are slopes: lower each score by its head's slope times the distance to the key."""
     if len(slopes):
         start, n, S, m, _ = span
         slope, place = scratch[:LANES], scratch[LANES : 2 * LANES]
@@ -94,7 +94,7 @@ def _lower(
 def _hide(
     scores: Any, first: int, size: int, row: int, rows: int, G: int, span: Any, seen: Any, positions: Any, window: Any
 ) -> None:
-    """Minus infinity where a key lies after its query or before its window, or in a tree in another branch."""
+    """Set scores to -inf where a key is after its query, before its window, or in another branch of a tree."""
     start, n, S, m, mask = span
     for lane in range(rows):
         query = (row + lane) // G
@@ -113,9 +113,9 @@ def _hide(
 
 @inner
 def _softmax(scores: Any, size: int, lanes: int, best: Any, mass: Any, shrink: Any) -> None:
-    """Scores to weights exp(score - best), `best` and `mass` of each lane brought up to date.
+    """Turn scores into weights exp(score - best), and update `best` and `mass` of each lane.
 
-    `shrink` is what earlier results have to be multiplied by, now that they are held against a larger maximum.
+    `shrink` is the factor for earlier results, which were relative to the previous maximum.
     """
     for i in range(lanes):
         shrink[i] = best[i]
@@ -140,7 +140,7 @@ def _softmax(scores: Any, size: int, lanes: int, best: Any, mass: Any, shrink: A
 def _load_queries(
     arguments: Any, start: int, head: int, G: int, D: int, row: int, rows: int, scale: Any, queries: Any
 ) -> None:
-    """One query row to each lane, scaled. -> [D, lanes]"""
+    """Load one query row into each lane, scaled. -> [D, lanes]"""
     queries[:] = _ZERO
     for lane in range(rows):
         query = row_at(arguments, _QUERIES, start + (row + lane) // G)[(head * G + (row + lane) % G) * D :]
@@ -153,7 +153,7 @@ def _attend_tile(
     arguments: Any, keys: Any, values: Any, rule: Any, table: Any, span: Any, seen: Any, positions: Any, row: int,
     head: int, G: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """One tile: rows `row` and up to 63 more of the n G rows that belong to one K/V head of one sequence.
+    """Compute one tile: rows `row` and up to 63 more of the n G rows that belong to one K/V head of one sequence.
 
     The rule is (scale, window, slopes).
     """
@@ -197,7 +197,7 @@ def _attend_tile(
 
 
 def attend_tiles(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """The kernel for the sequences that bring many queries: one tile, of one K/V head.
+    """Kernel for sequences with many queries: a share is one tile of one K/V head.
 
     Arguments, in order: keys, values and their scales, as `arguments.stored_vectors` takes them; queries [T, H D];
     scale; window; slopes [H] or nothing; block tables, spans, all trees' masks, positions, as `attention_rows` has

@@ -1,10 +1,10 @@
-"""Tiles of a matrix product in vector registers: what prefill's products are made of.
+"""Tiles of a matrix product in vector registers, for the products of prefill.
 
 A tile is 16, 32 or 48 rows of activations (the lanes of one to three vectors of 16) by a few outputs. A vector is a
-register of AVX-512 or two of AVX2; tiles of integers are for AVX-512 with VNNI alone. The activations lie
-in panels [depth, rows], so that one load fetches 16 rows; the weights are broadcast, one at a time, from [outputs,
-depth]. A loop over the depth keeps the tile's sums in registers and adds them to memory once at its end, as in Goto
-and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34 (2008).
+register of AVX-512 or two of AVX2; tiles of integers need AVX-512 with VNNI. The activations are stored in panels
+[depth, rows], so that one load fetches 16 rows; the weights are broadcast, one at a time, from [outputs, depth]. A loop
+over the depth keeps the tile's sums in registers and adds them to memory once at its end, as in Goto and van de Geijn,
+"Anatomy of high-performance matrix multiplication", ACM TOMS 34 (2008).
 """
 
 import math
@@ -24,9 +24,9 @@ GROUP = 32
 """Inputs that share a scale in an integer tile."""
 
 _ROUND, _ROUND_BITS = 1.5 * 2**23, 0x4B400000
-"""A float32 whose last bit is worth 1: what is added to it is rounded, and is the difference between the bits."""
+"""A float32 whose last bit is worth 1: adding it to a number rounds that to an integer, the difference of the bits."""
 _SMALLEST = 1e-30
-"""A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow."""
+"""A group of activations without a larger one counts as zeros: the inverse of its scale could overflow."""
 
 HAS_FLOAT_TILES = "avx512f" in FEATURES or {"avx2", "fma"} <= FEATURES
 HAS_INTEGER_TILES = {"avx512f", "avx512vnni"} <= FEATURES
@@ -35,7 +35,7 @@ _FLOATS, _INTS = vector(FLOAT, LANES), vector(INT32, LANES)
 
 
 def _float_tile(registers: int) -> Any:
-    """Make the function of a tile of `registers` x 16 rows and `FLOAT_OUTPUTS` outputs.
+    """Make the intrinsic of a tile of `registers` x 16 rows and `FLOAT_OUTPUTS` outputs.
 
     Called as f(panel, panel_start, weights, weights_start, weights_stride, depth, sums, sums_start): sums [outputs,
     rows] += weights [outputs, depth] panel [depth, rows], where the arrays are flat float32 and begin at `_start`.
@@ -69,14 +69,14 @@ def _float_tile(registers: int) -> Any:
 
 
 def _integer_tile(registers: int) -> Any:
-    """Make the function of a tile of `registers` x 16 rows and `INTEGER_OUTPUTS` outputs.
+    """Make the intrinsic of a tile of `registers` x 16 rows and `FLOAT_OUTPUTS` outputs.
 
     Called as f(panel, panel_start, first, scales, group_start, weights, weights_start, weights_stride, weight_scales,
     scales_start, scales_stride, groups, sums, sums_start). The panel is int32 [groups, 8, rows], each holding four
-    neighbouring int8 of a row; weights are uint8 [outputs, depth], 128 more than they mean, since VNNI's vpdpbusd
-    multiplies unsigned bytes by signed ones. `first` int32 [groups, rows] takes that off again: -128 times the sum of
-    the row's integers in the group. Then sums [outputs, rows] += sum over groups of weight_scales [outputs, groups] *
-    scales [groups, rows] * the group's integer sum.
+    neighbouring int8 of a row; weights are uint8 [outputs, depth], value + 128, since VNNI's vpdpbusd multiplies
+    unsigned bytes by signed ones. `first` int32 [groups, rows] corrects for that: -128 times the sum of the row's
+    integers in the group. Then sums [outputs, rows] += sum over groups of weight_scales [outputs, groups] * scales
+    [groups, rows] * the group's integer sum.
     """
 
     @intrinsic
@@ -215,13 +215,13 @@ float_tile_16, float_tile_32, float_tile_48 = (_float_tile(registers) for regist
 integer_tile_16, integer_tile_32, integer_tile_48 = (_integer_tile(registers) for registers in (1, 2, 3))
 
 
-# --- what products of few rows share with those of many ---------------------------------------------------------------
+# --- shared by products of few and of many rows -----------------------------------------------------------------------
 
 
 def group_scale(builder: ir.IRBuilder, largest: Any) -> tuple[Any, Any]:
-    """127 / largest and largest / 127, of the bits of the largest magnitude in a group: what to round by, the scale.
+    """Inverse scale 127 / largest and scale largest / 127, from the bits of the largest magnitude in a group.
 
-    Both are 0 for a group of next to nothing. What is not finite makes a scale of NaN, so that it shows.
+    Both are 0 for a group of negligible numbers. NaN and infinity make the scale NaN, so that they show.
     """
     largest = builder.bitcast(largest, _FLOATS)
     zero = constant(FLOAT, LANES, 0.0)
@@ -233,23 +233,23 @@ def group_scale(builder: ir.IRBuilder, largest: Any) -> tuple[Any, Any]:
 
 
 def rounded(builder: ir.IRBuilder, x: Any, inverse: Any) -> Any:
-    """The integers nearest to x * inverse, of halves the even one."""
+    """x * inverse rounded to the nearest integers, ties to even."""
     bits = builder.bitcast(fma(builder, x, inverse, constant(FLOAT, LANES, _ROUND)), _INTS)
     return builder.sub(bits, constant(INT32, LANES, _ROUND_BITS))
 
 
 def dot(builder: ir.IRBuilder, sums: Any, unsigned: Any, signed: Any) -> Any:
-    """sums + the products of the four unsigned and the four signed bytes in each lane, added up."""
+    """sums + the dot product of the four unsigned and the four signed bytes in each lane."""
     return call(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, sums, unsigned, signed)
 
 
 def scaled_sum(builder: ir.IRBuilder, integer: Any, x_scale: Any, weight_scale: Any, total: Any) -> Any:
-    """total + integer * (x_scale * weight_scale), rounded twice: said once, for the same bits everywhere."""
+    """total + integer * (x_scale * weight_scale), rounded twice; defined once, for the same bits everywhere."""
     return fma(builder, builder.sitofp(integer, _FLOATS), builder.fmul(x_scale, weight_scale), total)
 
 
 def transposed(builder: ir.IRBuilder, rows: list[Any]) -> list[Any]:
-    """The columns of 16 x 16 numbers of 32 bits, given by rows.
+    """Transpose 16 x 16 numbers of 32 bits, given and returned as rows.
 
     Four rounds of exchanges between pairs of rows (Eklundh, "A fast computer method for matrix transposing", IEEE
     Transactions on Computers C-21, 1972), by shuffles that AVX-512 does in one instruction without a table: two that
@@ -300,7 +300,7 @@ def _loads(builder: ir.IRBuilder, pointer: Any, kind: ir.VectorType, count: int)
 
 
 def _add(builder: ir.IRBuilder, pointer: Any, sums: list[Any]) -> None:
-    """Add vectors to what lies from `pointer` on."""
+    """Add vectors to the numbers in memory from `pointer` on."""
     for i, value in enumerate(sums):
         place = _at(builder, pointer, INT64(i * LANES))
         _store(builder, builder.fadd(load(builder, place, _FLOATS), value), place)

@@ -1,7 +1,7 @@
-"""The CPU backend of the extra "fast": every operation of a step in kernels compiled by Numba.
+"""The CPU backend of the extra "fast": runs every operation of a step in kernels compiled by Numba.
 
-Weights stay as they are stored, in 32, 16, 8 or 4 bits, and each is read from memory once for up to 16 rows. What is
-not overridden here runs as the reference says.
+Weights keep their stored format, 32, 16, 8 or 4 bits, and each is read from memory once for up to 16 rows. Operations
+that are not overridden here run as in the reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,20 +32,20 @@ from .steps import MOST_STEPS, Kind, RecordedStep, Workspace, kind_of
 from .workers import TELLS_TIME
 
 FEW_ROWS = 16
-"""Up to so many rows a product is bound by reading its weights; beyond, by arithmetic."""
+"""Up to this many rows a product is bound by reading its weights; beyond, by arithmetic."""
 
 
 class NumbaBackend(Backend):
-    """Runs on a CPU through kernels written here."""
+    """Runs on a CPU with the kernels of this package."""
 
     name = "numba"
     tells_moments = TELLS_TIME
 
     def __init__(self, *, weights: str = "auto", cache_dtype: str = "float32") -> None:
-        """Take a format of `weights.FORMATS` or "auto", and what the K/V cache is kept in.
+        """Set the format of weights, of `weights.FORMATS` or "auto", and the dtype of the K/V cache.
 
         Raises:
-            ParameterError: no cache has this dtype.
+            ParameterError: `cache_dtype` is unknown.
         """
         super().__init__(np, weights=weights)
         self.cache_dtype = cache_dtype
@@ -76,18 +76,18 @@ class NumbaBackend(Backend):
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """A small pass as a program that was recorded when such a one ran first; any other call by call."""
+        """Run a small pass as a program, recorded when its kind first runs, and any other pass call by call."""
         result, _ = self._run(owner, batch, rows, compute, watched=False)
         return result
 
     def run_watched(
         self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
     ) -> tuple[Result, Moments | None]:
-        """As `run`; programs note when their kernels ended."""
+        """As `run`; programs also record when each launch ended."""
         return self._run(owner, batch, rows, compute, watched=True)
 
     def recorded_so_far(self) -> int:
-        """Launches of the program that records."""
+        """Launches so far in the program being recorded."""
         return recorded_so_far()
 
     def _run(
@@ -114,7 +114,7 @@ class NumbaBackend(Backend):
         else:
             result = compute(*self.upload(batch, rows))
         self._likeliest = step.likeliest if step.complete else None
-        steps[kind] = step  # the last that was used comes last
+        steps[kind] = step  # most recently used last
         if len(steps) > MOST_STEPS:
             del steps[next(iter(steps))]
         return result, moments
@@ -136,15 +136,15 @@ class NumbaBackend(Backend):
         return product(x, weight.data, weight.bias, out, activation=activation, residual=residual)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Rows to mean 0 and variance 1, then gain and bias. [T, E] -> [T, E]"""
+        """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return rows.layer_norm(x, weight.data, weight.bias, epsilon, self.arena.take(x.shape))
 
     def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Rows to mean square 1, then gain. [T, E] -> [T, E], or each head's: [T, heads, D] -> [T, heads, D]"""
+        """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
         return rows.rms_norm(x, weight.data, epsilon, self.arena.take(x.shape))
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
-        """Queries and keys turned by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         return self._workspace.rotary.rotate(q, k, batch, rotation, self.arena.take(q.shape), self.arena.take(k.shape))
 
     def glu(self, x: Any, activation: str) -> Any:
@@ -155,7 +155,7 @@ class NumbaBackend(Backend):
         return rows.glu(x, activation, self.arena.take((len(x), x.shape[1] // 2)))
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
-        """Round the new tokens' keys and values to the cache's dtype and put them into their slots. k, v: [T, K, D]"""
+        """Round the new tokens' keys and values to the cache's dtype and write them to their slots. k, v: [T, K, D]"""
         store_kv(k, v, *cache.layer(layer), batch)
 
     def attend(
@@ -183,33 +183,33 @@ class NumbaBackend(Backend):
 
     @property
     def host(self) -> Backend:
-        """One that knows nothing of a pass, since there logits may be changed in place."""
+        """A backend without results kept from a pass, since its callers may change logits in place."""
         return self._host
 
     def finite(self, logits: Any) -> bool:
-        """Whether no logit is NaN or plus infinity. A program has found out of its own. [R, V]"""
+        """Whether no logit is NaN or plus infinity; already known for a program's own logits. [R, V]"""
         found = self._likeliest
         return super().finite(logits) if found is None or found.logits is not logits else found.finite()
 
     def argmax(self, logits: Any) -> Any:
-        """The likeliest token of each row. A program has found those of its own logits. [R, V] -> [R]"""
+        """The most likely token of each row; already known for a program's own logits. [R, V] -> [R]"""
         found = self._likeliest
         return super().argmax(logits) if found is None or found.logits is not logits else found.tokens()
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
+        """Sample one token per row from its filtered distribution. [R, V], [R] -> [R]"""
         return self._host.sample(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 class NumbaHost(NumpyBackend):
-    """NumPy, with the draw by a kernel."""
+    """The NumPy backend with sampling by a kernel."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sampler = Sampler()
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """One draw for each row from its filtered distribution. [R, V], [R] -> [R]"""
+        """Sample one token per row from its filtered distribution. [R, V], [R] -> [R]"""
         return self._sampler.sample(
             logits, keys.uniforms(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
         )

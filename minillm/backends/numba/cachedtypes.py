@@ -1,11 +1,10 @@
-"""How numbers of a K/V cache may be stored: float32, bfloat16 or int8, in NumPy. Kernels read and write the same bits.
+"""Storage formats of a K/V cache: float32, bfloat16 or int8, in NumPy. Kernels read and write the same bits.
 
-bfloat16 is rounded to the nearest and kept as the uint16 of its bits. int8 has a float32 scale for each position and
-head, the largest magnitude / 127: an error of at most half a scale. A position with NaN or infinity in it gets the
-scale NaN, so it is found where it is read.
+bfloat16 is rounded to the nearest and stored as the uint16 of its bits. int8 has a float32 scale for each position and
+head, the largest magnitude / 127: an error of at most half a scale. A position with NaN or infinity gets the scale NaN,
+so that reading it gives NaN.
 
-The reference operations work on such a cache too: what is read from `StoredVectors` is float32, what is written is
-rounded.
+The reference operations work on such a cache too: reading `StoredVectors` gives float32, writing rounds.
 """
 
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class StoredVectors:
         return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
 
     def layer(self, layer: int) -> "StoredVectors":
-        """One layer's, of those of all layers."""
+        """The vectors of one layer."""
         return StoredVectors(self.data[layer], None if self.scales is None else self.scales[layer])
 
     def __getitem__(self, index: Any) -> NDArray[np.float32]:
@@ -81,7 +80,7 @@ class StoredPages(Pages):
         self._layers = [(self.keys.layer(i), self.values.layer(i)) for i in range(shape[0])]  # asked for in every step
 
     def layer(self, layer: int) -> tuple[StoredVectors, StoredVectors]:
-        """One layer's keys and values, as kernels and the reference take them. 2 x [pages, K, P, D]"""
+        """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
         return self._layers[layer]
 
     def copy(self, source: int, target: int, part: slice) -> None:

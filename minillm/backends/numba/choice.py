@@ -1,9 +1,9 @@
-"""Drawing a token: temperature, top-k, top-p and min-p in a few passes over the vocabulary, which is never sorted.
+"""Samples a token with temperature, top-k, top-p and min-p in a few passes over the vocabulary, without sorting it.
 
 The rule is that of `reference.sampling`, and NumPy computes the weights here too, so the same logits give the same
-token. Every filter keeps a prefix of the candidates in their order (by score, then id), so all it does is to lower the
-mass of which the uniform number is a share. Where in that order a mass is reached is found by adding the weights up in
-buckets by score, the best first, and then looking into one bucket only.
+token. Every filter keeps a prefix of the candidates in their order (by score, then id), so it only lowers the mass that
+the uniform number is a fraction of. The candidate at which a mass is reached is found by summing the weights in buckets
+by score, best first, and then searching one bucket.
 """
 
 from functools import cache
@@ -19,17 +19,17 @@ from .elementary import exact, inner
 
 _BUCKETS = 4096
 _BUCKETS_PER_NAT = np.float32(128)
-"""4096 / 128 = 32: what is less than e**-32 as likely as the best shares the last bucket."""
+"""4096 / 128 = 32: candidates less than e**-32 times as likely as the best share the last bucket."""
 _FAR = 104.0
-"""In nats; what lies further below the best weighs nothing in float32."""
+"""In nats; candidates further below the best weigh nothing in float32."""
 _FEW = 32
-"""So many candidates are sorted by insertion."""
+"""Up to this many candidates are sorted by insertion."""
 _BLOCK = 64
-"""Candidates that are looked at together: most blocks hold nothing of the bucket that is searched for."""
+"""Candidates tested together: most blocks have none in the wanted bucket."""
 
 
 class Sampler:
-    """Runs `sample`; keeps the memory for one row of the vocabulary from call to call."""
+    """Samples tokens; keeps the memory for one row of the vocabulary from call to call."""
 
     def __init__(self) -> None:
         self._scores = self._weights = np.empty(0, np.float32)
@@ -59,7 +59,7 @@ class Sampler:
         tokens = np.empty(N, np.int64)
         for i in range(N):
             scores = np.divide(logits[i], temperature, out=self._scores)
-            best = scores.max()  # NaN wins over every number
+            best = scores.max()  # NaN if there is any
             if not np.isfinite(best):
                 raise NumericalError(
                     f"row {i} of the logits cannot be sampled from: its largest value is {float(best)}, not finite"
@@ -78,10 +78,10 @@ class Sampler:
 
 
 def _best_of(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Ids, ascending, of the k best scores [V] and of all that equal the last of them; 0 < k < V.
+    """Ids, ascending, of the k best scores [V] and of all ties with the last of them; 0 < k < V.
 
-    The maxima of blocks are scores too: k of them reach the k-th largest maximum, so the k-th largest score cannot lie
-    below it, and the search goes on among the few that reach it.
+    k of the block maxima, which are scores too, reach the k-th largest maximum. So the k-th largest score is not below
+    it, and only the few scores that reach it are searched.
     """
     size = max(1, int(len(scores) ** 0.5))
     blocks = len(scores) // size
@@ -106,7 +106,7 @@ def _choose_kernel() -> Any:
 def _choose(
     scores: Any, weights: Any, best: Any, u: float, top_p: float, min_p: Any, buckets: Any, masses: Any, members: Any
 ) -> Any:
-    """The index at which the share u of the surviving mass is reached.
+    """The index at which the fraction u of the surviving mass is reached.
 
     Args:
         scores: [M]
@@ -145,7 +145,7 @@ def _mass_reaching(weights: Any, least: Any) -> Any:
 
 @exact
 def _bucket_reaching(masses: Any, before: float, target: float) -> Any:
-    """The first bucket with which the mass reaches `target` (or the last that weighs anything); the mass before it."""
+    """The first bucket with which the mass reaches `target` (else the last of any mass), and the mass before it."""
     found, mass_before = 0, before
     for b in range(_BUCKETS):
         if masses[b] > 0:
@@ -158,7 +158,7 @@ def _bucket_reaching(masses: Any, before: float, target: float) -> Any:
 
 @exact
 def _reach(scores: Any, weights: Any, target: float, buckets: Any, coarse: Any, fine: Any, members: Any) -> Any:
-    """Index of the first candidate at which the cumulative mass reaches `target`, and the mass up to and with it."""
+    """Index of the first candidate at which the cumulative mass reaches `target`, and the mass including it."""
     bucket, before = _bucket_reaching(coarse, 0.0, target)
     count = 0
     for first in range(0, len(scores), _BLOCK):
@@ -187,10 +187,10 @@ def _reach(scores: Any, weights: Any, target: float, buckets: Any, coarse: Any, 
 
 @exact
 def _narrow(scores: Any, weights: Any, members: Any, count: int, before: float, target: float, masses: Any) -> Any:
-    """Only those members that share a bucket, of buckets between the highest and the lowest of them.
+    """Keep the members in the bucket that reaches `target`, of buckets between the highest and the lowest of them.
 
     Returns:
-        how many are left, at the beginning of `members`; and the mass before them.
+        number of members kept, at the beginning of `members`; and the mass before them.
     """
     high, low = scores[members[0]], scores[members[0]]
     for j in range(count):
@@ -215,7 +215,7 @@ def _narrow(scores: Any, weights: Any, members: Any, count: int, before: float, 
 
 @exact
 def _sort(scores: Any, members: Any, count: int) -> None:
-    """A few ascending ids, by descending score; equal ones stay as they are."""
+    """Sort a few ascending ids by descending score; stable."""
     for j in range(1, count):
         i, k = members[j], j
         while k > 0 and scores[members[k - 1]] < scores[i]:

@@ -1,7 +1,7 @@
-"""How the kernels of this package are compiled, and where they are kept between runs.
+"""Compiles the kernels of this package, and caches them between runs.
 
-Compiling one takes 0.3 to 1 s, loading it some milliseconds. They are kept (`stored.py`) in the user's own cache
-folder, since loading one runs its code: never in a folder that others may write to.
+Compiling one takes 0.3 to 1 s, loading it some milliseconds. They are stored (`stored.py`) in the user's own cache
+folder, never in one that others may write to, since loading a kernel runs its code.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ from .stored import SUFFIX, QuickKernels, StoredKernels, why_unusable
 _LOGGER = logging.getLogger("minillm.kernels")
 
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
-"""Sums may be reordered and products fused. NaN and infinity keep their meaning ("nnan" and "ninf" are not here):
-the engine finds them in logits."""
+"""Sums may be reordered and products fused. NaN and infinity are honoured ("nnan" and "ninf" are absent): the engine
+checks logits for them."""
 
 KNOWN_NUMBA = ((0, 68),)
-"""Versions whose inner workings are those that `stored.py` leans on; with others Numba reads kernels in its own way."""
+"""Versions whose internals `stored.py` relies on; with others Numba loads kernels in its own way."""
 
 
 def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function by Numba, or load it out of the cache, to be called from Python without its lock.
+    """Compile a function with Numba, or load it from the cache, to be called from Python without the GIL.
 
-    Write this inside a function that is called when the kernel is first needed. What it gives takes the arguments for
-    what `signature` says: nobody compares types. Numba's dispatcher would, in 3 us a call, and imports NumPy's masked
+    Use it inside a function that is called when the kernel is first needed. The compiled entry point does not compare
+    the types of its arguments with `signature`. Numba's dispatcher would, in 3 us a call, and imports NumPy's masked
     arrays for it (1.3 MB).
 
     Args:
@@ -75,12 +75,12 @@ def shared_kernel(element: Any) -> Callable[[Callable[..., None]], int]:
 
 
 _KEPT: list[Any] = []
-"""What addresses and entries point into."""
+"""Compiled kernels, kept alive for their addresses and entry points."""
 
 
 @contextmanager
 def _compiling(function: Callable[..., Any], compiled: Any, options: str) -> Iterator[None]:
-    """Around the compilation of a kernel: looks for it in the cache, and tells of it where it was not there."""
+    """Context of compiling a kernel: enables the cache, and logs if the kernel was not in it."""
     folder = cache_folder()
     usable = _usable(folder)
     if usable:
@@ -98,9 +98,9 @@ def _compiling(function: Callable[..., Any], compiled: Any, options: str) -> Ite
 
 @cache
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: NUMBA_CACHE_DIR where it is set, else in the user's cache folder.
+    """The folder of compiled kernels: in NUMBA_CACHE_DIR if it is set, else in the user's cache folder.
 
-    One folder for each state of these sources, since a kernel depends on those of the functions that it calls.
+    Each version of these sources has its own, since a kernel depends on the sources of the functions that it calls.
     """
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
@@ -113,20 +113,20 @@ _threads: int | None = None
 
 
 def set_threads(threads: int) -> None:
-    """Run kernels on so many threads, but on no more than were there when Numba was imported."""
+    """Set the number of threads for kernels, at most as many as when Numba was imported."""
     global _threads
     _threads = min(threads, numba.config.NUMBA_NUM_THREADS)
 
 
 def num_threads() -> int:
-    """How many threads kernels run on."""
+    """Number of threads that kernels run on."""
     most: int = numba.config.NUMBA_NUM_THREADS
     return _threads or most
 
 
 @cache
 def _usable(folder: Path) -> bool:
-    """Whether kernels may be kept in a folder; says once why not."""
+    """Whether kernels may be stored in a folder; logs once why not."""
     why = why_unusable(folder)
     if why is not None:
         _LOGGER.warning(
@@ -139,13 +139,13 @@ def _usable(folder: Path) -> bool:
 
 @cache
 def _announce(folder: Path) -> None:
-    """Say once that this run compiles, where nothing is in the cache yet."""
+    """Log once that this run compiles, if the cache is empty."""
     if next(folder.glob(f"*{SUFFIX}"), None) is None:
         _LOGGER.warning("compiling kernels for this processor; this happens once and takes about 20 seconds")
 
 
 def _user_cache_folder() -> Path:
-    """Where programs keep what they can make again."""
+    """The operating system's folder for caches of this user."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     if sys.platform == "darwin":
@@ -159,6 +159,6 @@ def _user_cache_folder() -> Path:
 
 
 def _enable_caching(compiled: Any, options: str) -> None:
-    """Have what is compiled of a kernel (or a C callback) kept."""
+    """Give a kernel (or a C callback) our cache."""
     kind = QuickKernels if numba.version_info.short in KNOWN_NUMBA else StoredKernels
     compiled._cache = kind(compiled.__wrapped__, options, cache_folder())

@@ -1,4 +1,4 @@
-"""What kernels are made of: exp that the compiler can vectorise, stored numbers as float32, rows as plain arrays."""
+"""Building blocks of kernels: a vectorisable exp, conversions of stored numbers, contiguous rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,14 +19,14 @@ def _inner(fastmath: Any) -> Any:
 
 
 inner: Callable[[Callable[..., Any]], Any] = _inner(FASTMATH)
-"""For functions that only kernels call, and that are compiled into them."""
+"""Decorator of functions that only kernels call, compiled into them."""
 exact: Callable[[Callable[..., Any]], Any] = _inner(False)
-"""Likewise, where numbers must be rounded just as it is written."""
+"""Likewise, with rounding exactly as written."""
 fused: Callable[[Callable[..., Any]], Any] = _inner({"contract"})
-"""Likewise, where a product and a sum may become one, but no division an estimate, which makes NaN of infinity."""
+"""Likewise, with fused multiply-add but no approximate division, which makes NaN of infinity."""
 
 _LOG2_E = np.float32(1.4426950408889634)
-_ROUNDER = np.float32(1.5 * 2**23)  # added and taken away again, it leaves the nearest whole number
+_ROUNDER = np.float32(1.5 * 2**23)  # adding and subtracting it rounds to the nearest integer
 _LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _C2, _C3, _C4 = np.float32(5.0000001201e-1), np.float32(1.6666665459e-1), np.float32(4.1665795894e-2)
 _C5, _C6, _C7 = np.float32(8.3334519073e-3), np.float32(1.3981999507e-3), np.float32(1.9875691500e-4)
@@ -39,7 +39,7 @@ _NEGLIGIBLE_BITS = int(NEGLIGIBLE.view(np.int32))
 
 @intrinsic
 def _power_of_two(typing_context: Any, rounded: Any) -> Any:
-    """2**n as float32 of a float32 `_ROUNDER + n`, whose lowest bits are n."""
+    """2**n as float32, from a float32 `_ROUNDER + n`, whose lowest bits are n."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         exponent = builder.shl(builder.bitcast(args[0], INT32), INT32(23))
@@ -50,10 +50,10 @@ def _power_of_two(typing_context: Any, rounded: Any) -> Any:
 
 @fused
 def exp(x: Any) -> Any:
-    """e**x of a float32 up to 88, to 1e-7 of its value; 0 below -87.33, NaN of NaN.
+    """e**x of a float32 up to 88, with a relative error of 1e-7; 0 below -87.33, NaN of NaN.
 
-    x = n ln 2 + r, and e**r by the polynomial of Cephes' expf (Moshier). The library's exp would be called for one
-    number at a time; these few additions and products run for a whole vector.
+    x = n ln 2 + r, and e**r by the polynomial of Cephes' expf (Moshier). The library's exp takes one number at a time;
+    these few additions and products vectorise.
     """
     rounded = x * _LOG2_E + _ROUNDER
     n = rounded - _ROUNDER
@@ -145,9 +145,9 @@ def _store_vector(x: Any, pages: Any, page: int, head: int, offset: int) -> Any:
 
 @intrinsic
 def magnitude(typing_context: Any, x: Any) -> Any:
-    """The bits of |x| as int32: ordered as the numbers are, infinity and NaN above all.
+    """The bits of |x| as int32: ordered like the numbers, with infinity and NaN above all.
 
-    The largest of integers is found by vectors, that of floats one by one.
+    The maximum of integers vectorises, that of floats does not.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -168,7 +168,7 @@ def _number(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic
 def _nearest(typing_context: Any, x: Any) -> Any:
-    """The whole number nearest to a float32 between -128 and 127, of two equally near ones the even; 0 of NaN."""
+    """Round a float32 between -128 and 127 to the nearest integer, ties to even; 0 of NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rounded = builder.fadd(args[0], FLOAT(float(_ROUNDER)))
@@ -179,7 +179,7 @@ def _nearest(typing_context: Any, x: Any) -> Any:
 
 @exact
 def _int8_scale(highest: Any) -> Any:
-    """The scale of a vector whose largest magnitude has these bits, and what to multiply by: `cachedtypes.to_int8`."""
+    """The scale of a vector whose largest magnitude has these bits, and its inverse, as in `cachedtypes.to_int8`."""
     if highest >= _INFINITY_BITS:
         return _NAN, _ZERO
     if highest <= _NEGLIGIBLE_BITS:

@@ -1,4 +1,4 @@
-"""Pieces of stored weights as the tiles of a product want them: float32, or bytes beside their scales.
+"""Expands pieces of stored weights for the tiles of a product: to float32, or to bytes with their scales.
 
 The conversions are LLVM's operations on vectors of 32 weights, which run on every CPU.
 """
@@ -26,9 +26,9 @@ from .intrinsics import (
 )
 
 FLOAT32, FLOAT16, BFLOAT16, SIGNED8, SIGNED4 = range(5)
-"""How weights are stored: floats; int8; int4, two in a byte (see `reference.quantize`)."""
+"""Kinds of stored weights: floats; int8; int4, two in a byte (see `reference.quantize`)."""
 GROUP = 32
-"""Weights that are converted at once."""
+"""Weights converted at once."""
 
 
 @intrinsic
@@ -101,20 +101,20 @@ def expand(
     stored: Any, row_bytes: int, scales: Any, kind: int, group: int, first: int, last: int, start: int, stop: int,
     tile: Any, at: int, stride: int,
 ) -> None:  # fmt: skip
-    """Weights of the outputs first .. last - 1 and the inputs start .. stop - 1 as float32 [outputs, stride].
+    """Expand weights of the outputs first .. last - 1 and the inputs start .. stop - 1 to float32 [outputs, stride].
 
     `start` is a multiple of 32; inputs beyond the stored ones are zeros.
 
     Args:
         stored: uint8, flat: [out, row_bytes]
-        row_bytes: how many bytes an output has
+        row_bytes: bytes of an output
         scales: float16 as uint16 [out, in' / group]; any of two dimensions where there are none
         kind: one of `FLOAT32` ... `SIGNED4`
         group: inputs that share a scale
-        first: which outputs
-        last: which outputs
-        start: which inputs
-        stop: which inputs
+        first: first output
+        last: output after the last
+        start: first input
+        stop: input after the last
         tile: float32, flat, filled from `at` on
         at: see `tile`
         stride: elements from one output to the next in `tile`
@@ -137,7 +137,7 @@ def expand(
                 _expand_32(SIGNED8, stored, byte, float16_to_float32(scales[n, k // group]), tile, target + k)
             else:
                 _expand_32(SIGNED4, stored, byte, float16_to_float32(scales[n, k // group]), tile, target + k)
-        for k in range(max(start, whole), end):  # floats alone: int8 and int4 are stored in whole groups
+        for k in range(max(start, whole), end):  # only floats: int8 and int4 are stored in whole groups
             byte = row + k * bits // 8
             if kind == FLOAT32:
                 tile[target + k] = stored[byte : byte + 4].view(np.float32)[0]
@@ -153,7 +153,7 @@ def expand_integers(
     stored: Any, row_bytes: int, scales: Any, kind: int, group: int, first: int, last: int, start: int, stop: int,
     tile: Any, at: int, stride: int, tile_scales: Any, scales_at: int,
 ) -> None:  # fmt: skip
-    """Weights as uint8 [outputs, stride], 128 more than they mean, and their scales as float32 [outputs, stride / 32].
+    """Expand weights to uint8 [outputs, stride], value + 128, and their scales to float32 [outputs, stride / 32].
 
     As `expand`, and `start` and `stop` are multiples of 32 within what is stored.
     """

@@ -1,6 +1,7 @@
-"""y = activation(x W^T + b) + residual for 1 to 16 rows on int4, by integer dot products, where the CPU has VNNI.
+"""y = activation(x W^T + b) + residual for 1 to 16 rows on int4, by integer dot products, if the CPU has VNNI.
 
-Rows are rounded to int8 first. A result has the bits of `manyrows.linear_many`, so neither rows nor threads change any.
+Rows are rounded to int8 first. Results are bit-identical to those of `manyrows.linear_many`, for any number of rows and
+threads.
 """
 
 from functools import cache
@@ -33,14 +34,14 @@ def linear_int4(
     Args:
         x: [T, in]
         weight: [out, in] in 4 bits
-        bias: [out], or nothing
+        bias: [out], or empty
         out: [T, out], filled and returned
         activation: one of `ACTIVATION_CODES`
-        residual: [T, out], or nothing
+        residual: [T, out], or empty
     """
     rows, groups = len(x), weight.scales.shape[1]
     depth = 2 * weight.values.shape[1]
-    padded = -(-weight.values.shape[1] // STEP) * GROUPS_A_STEP  # groups of 32 inputs of whole steps
+    padded = -(-weight.values.shape[1] // STEP) * GROUPS_A_STEP  # groups of 32 inputs, in whole steps
     space, workers = scratch(), num_threads()
     integers = space.rows("few integers", rows, padded * GROUP, np.int8)
     row_scales = space.rows("few scales", rows, padded, np.float32)
@@ -66,7 +67,7 @@ def _kernel() -> int:
 
 
 def _round(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """Some rows of x as integers, with the scales and corrections of their groups. [T, in]"""
+    """Round a share of the rows of x to integers, with the scales and corrections of their groups. [T, in]"""
     x, integers = matrix(arguments, 0, np.float32), flat(arguments, 4, np.int8)
     scales, corrections, groups = flat(arguments, 8, np.float32), flat(arguments, 12, np.int32), arguments[14]
     first, stop = share_of(len(x), share, shares)
@@ -75,7 +76,7 @@ def _round(arguments: Any, data: Any, share: int, shares: int, worker: int) -> N
 
 
 def _multiply(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """A run of the outputs, in tiles of 16. [T, in] -> [T, out]"""
+    """Compute a share of the outputs, in tiles of 16. [T, in] -> [T, out]"""
     weight = carray(data, (arguments[1], arguments[2]))
     scales, group_shift = matrix(arguments, 4, np.uint16), arguments[8]
     integers, x_scales = flat(arguments, 9, np.int8), flat(arguments, 13, np.float32)
@@ -91,7 +92,7 @@ def _multiply(arguments: Any, data: Any, share: int, shares: int, worker: int) -
     for first in range(begin, end, LANES):
         gather_scales(scales, first, outputs - 1, gathered, start)
         for part in range(parts):
-            row = rows * part // parts  # as even as can be: 9 rows are 4 and 5
+            row = rows * part // parts  # as even as possible: 9 rows are 4 and 5
             multiply_tile(
                 weight, first, outputs - 1, gathered, start, group_shift, integers, row * groups * GROUP, x_scales,
                 corrections, row * groups, steps, out, row, rows * (part + 1) // parts - row,

@@ -1,17 +1,14 @@
 """y = activation(x W^T + b) + residual for 1 to 16 rows, on weights in every stored format.
 
-With few rows a product takes as long as its weights take to be read, so each is read from memory once for all rows
-and widened to float32 in registers; nothing is written back. Products and sums are float32: only the weights are
-rounded, activations never. int4 is the exception where the CPU has VNNI: rows are rounded to int8, as for products of
-many rows, and multiplied as integers (`fewints.py`).
+With few rows a product is bound by reading its weights, so each is read from memory once for all rows and widened to
+float32 in registers; nothing is written back. Products and sums are float32: weights are rounded, activations are not.
+int4 is the exception if the CPU has VNNI: rows are rounded to int8, as for products of many rows, and multiplied as
+integers (`fewints.py`).
 
-Integer dot products were measured in place of these kernels on two threads of a Zen 5, interleaved, with weights of
-768 x 3072 and 3072 x 768 from memory. For int4 they were 1.25 and 0.94 times as fast at 1 row, 1.6 and 1.25 at 4, 1.9
-and 1.8 at 8. For int8 they had 0.8 to 0.95 times the speed at 1 row, where these kernels read at the memory's
-bandwidth, the same at 4 and 1.4 times at 8: since one row is the usual case, and must have the same bits alone as among
-others, int8 stays in float32.
+int8 stays in float32: at 1 row, the usual case, these kernels read at the memory's bandwidth and integer dot products
+are slower, and a row must have the same bits alone as among others.
 
-A row's result is the same, bit for bit, however many rows there are, and however many threads.
+A row's result is bit-identical for any number of rows and threads.
 """
 
 from functools import cache
@@ -54,7 +51,7 @@ def linear_few(
 ) -> NDArray[np.float32]:
     """y = activation(x W^T + b) + residual, as `reference.linear`. All arrays are C-contiguous.
 
-    Made for up to 16 rows; more are right, and slower than a product made for many.
+    Meant for up to 16 rows; correct for more, but slower than `manyrows.linear_many`.
 
     Args:
         x: [T, in]
@@ -62,7 +59,7 @@ def linear_few(
         bias: [out] or None
         out: [T, out], filled and returned; must not overlap x or residual
         activation: a key of `ACTIVATION_CODES`
-        residual: [T, out] or None; left as it is
+        residual: [T, out] or None; not changed
     """
     scales, shift = NO_SCALES, 0
     bias, residual = NO_BIAS if bias is None else bias, NO_RESIDUAL if residual is None else residual
@@ -87,7 +84,7 @@ def _kernel(dtype: np.dtype[Any]) -> int:
 
 
 def _multiply(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """A run of panels of outputs, each a run of neighbours. [T, in] -> [T, out]"""
+    """Compute a share of the panels of neighbouring outputs. [T, in] -> [T, out]"""
     weight = carray(data, (arguments[1], arguments[2]))
     x, scales = matrix(arguments, 4, np.float32), matrix(arguments, 8, np.uint16)
     group_shift, bias, activation = arguments[12], vector(arguments, 13, np.float32), arguments[15]
@@ -99,7 +96,7 @@ def _multiply(arguments: Any, data: Any, share: int, shares: int, worker: int) -
         first = panel * PANEL
         stop = min(first + PANEL, outputs)
         for part in range(parts):
-            row = rows * part // parts  # as even as can be: 9 rows are 4 and 5
+            row = rows * part // parts  # as even as possible: 9 rows are 4 and 5
             multiply_panel(x, weight, scales, group_shift, out, row, rows * (part + 1) // parts - row, first, stop)
         _finish(x, weight, scales, group_shift, bias, activation, residual, out, first, stop)
 
@@ -109,7 +106,7 @@ def _finish(
     x: Any, weight: Any, scales: Any, group_shift: int, bias: Any, activation: int, residual: Any, out: Any,
     first: int, stop: int,
 ) -> None:  # fmt: skip
-    """What a panel's sums still lack: inputs beyond the last whole block, bias, activation, residual."""
+    """Complete the sums of a panel: inputs beyond the last whole block, bias, activation, residual."""
     whole = x.shape[1] // BLOCK * BLOCK
     for row in range(len(x)):
         if whole < x.shape[1]:

@@ -1,7 +1,7 @@
-"""How weights lie in memory, and the instructions that bring them to float32.
+"""Memory layouts of weights, and the instructions that expand them to float32.
 
-Each format expands one block of 32 neighbours along the input into vectors of `LANES` float32, and can do the same
-for one weight. Which it is follows from the type of the array that holds it, `FORMATS`.
+Each format expands a block of 32 consecutive inputs to vectors of `LANES` float32, or a single weight to float32. The
+dtype of the array selects the format (`FORMATS`).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from numba import types
 from .intrinsics import FEATURES, FLOAT, HALF, INT8, INT16, INT32, INT64, call, constant, intrinsic, load, vector
 
 BLOCK = 32
-"""Inputs in one turn of a tile's loop, and in 16 bytes of int4."""
+"""Inputs per iteration of a tile's loop, and per 16 bytes of int4."""
 LANES = 16 if "avx512f" in FEATURES else 8
 """float32 numbers in a vector. LLVM splits what is wider than a register (8 on NEON: two registers)."""
 FLOATS, INTS = vector(FLOAT, LANES), vector(INT32, LANES)
@@ -33,18 +33,18 @@ class Format:
     scaled: bool = False
     """Whether a group has a scale."""
     alone: int | None = None
-    """With AVX-512, outputs of a tile of one row; None: as many as in any format"""
+    """With AVX-512, outputs of a tile of one row; None: as many as for any format"""
 
 
 def load_block(builder: ir.IRBuilder, address: Any, element: Any, bytes_each: int) -> list[Any]:
-    """A block's elements as they are stored."""
+    """Load a block's elements as they are stored."""
     starts = range(0, BLOCK * bytes_each, LANES * bytes_each)
     kind = vector(element, LANES)
     return [load(builder, builder.gep(address, [INT64(start)]), kind, align=1) for start in starts]
 
 
 def load_one(builder: ir.IRBuilder, address: Any, element: Any, bytes_each: int, j: Any) -> Any:
-    """Element j of a block."""
+    """Load element j of a block."""
     return load(builder, builder.gep(address, [builder.mul(j, INT64(bytes_each))]), element, align=1)
 
 
@@ -84,7 +84,7 @@ def expand_one_int8(builder: ir.IRBuilder, address: Any, j: Any) -> Any:
 
 
 def expand_int4(builder: ir.IRBuilder, address: Any, scale: Any) -> list[Any]:
-    """With AVX-512 by a look-up: a register holds the 16 values times the scale, and four bits pick one."""
+    """With AVX-512 by table look-up: a register holds the 16 values times the scale, and four bits select one."""
     starts, kind = range(0, BLOCK // 2, LANES), vector(INT8, LANES)
     pairs = [builder.zext(load(builder, builder.gep(address, [INT64(start)]), kind, align=1), INTS) for start in starts]
     high = [builder.lshr(pair, constant(INT32, LANES, 4)) for pair in pairs]
@@ -110,8 +110,8 @@ FORMATS = {
     types.int8: Format(32, expand_int8, expand_one_int8, scaled=True),
     types.uint8: Format(16, expand_int4, expand_one_int4, scaled=True),
 }
-"""Type of an array's elements -> its format. Numba has no 16-bit floats on a CPU: float16 comes as int16, bfloat16 as
-uint16. int4 is two weights in each byte."""
+"""Type of an array's elements -> its format. Numba has no 16-bit floats on a CPU: float16 is passed as int16, bfloat16
+as uint16. int4 is two weights in each byte."""
 
 
 def scale_of(builder: ir.IRBuilder, row_of_scales: Any, block: Any, group_shift: Any) -> Any:
@@ -121,7 +121,7 @@ def scale_of(builder: ir.IRBuilder, row_of_scales: Any, block: Any, group_shift:
 
 
 def pointers(context: Any, builder: ir.IRBuilder, kind: Any, array: Any) -> tuple[Any, Any, Any]:
-    """Of a matrix: its address, the bytes from row to row, and its number of rows."""
+    """The address of a matrix, its row stride in bytes, and its number of rows."""
     struct = context.make_array(kind)(context, builder, array)
     address = builder.bitcast(struct.data, INT8.as_pointer())
     return address, builder.extract_value(struct.strides, 0), builder.extract_value(struct.shape, 0)

@@ -1,11 +1,10 @@
 """Products of few rows with int4 by integer dot products: 16 outputs in the lanes of a register.
 
-Activations are rounded as they are for products of many rows: to int8, in groups of 32 (see `avx512.group_scale`). A
-tile takes 64 bytes of each of 16 outputs and transposes them, so that a register holds eight weights of each; VNNI's
-vpdpbusd multiplies these by integers of a row, four at a time, and adds up. It wants one side unsigned: weights are
-taken as 8 more than they mean, and a group's sum begins at minus that, times the sum of the row's integers. Sums of a
-group are exact; groups are added in float32 in their order. That is what an integer tile of `avx512.py` computes, to
-the last bit.
+Activations are rounded as for products of many rows: to int8, in groups of 32 (see `avx512.group_scale`). A tile takes
+64 bytes of each of 16 outputs and transposes them, so that a register holds eight weights of each; VNNI's vpdpbusd
+multiplies these by integers of a row, four at a time, and adds up. One of its operands is unsigned: weights are stored
+as value + 8, and a group's sum begins at -8 times the sum of the row's integers. Sums of a group are exact; groups are
+added in float32, in order. The result is bit-identical to that of an integer tile of `avx512.py`.
 """
 
 from typing import Any
@@ -33,13 +32,13 @@ from .intrinsics import (
 from .tiles import MOST_ROWS, prefetch
 
 STEP = 64
-"""Bytes of an output in one turn of a tile's loop."""
+"""Bytes of an output per iteration of a tile's loop."""
 GROUPS_A_STEP = 2 * STEP // GROUP
 AHEAD = 1024
-"""Bytes from where an output is read to where it is asked for: further on in it, and then in the one 16 below. Asking
-for whole outputs one after the other, as `tiles` does, took a fifth longer."""
+"""Prefetch distance in bytes: further along an output, and then in the one 16 below. Prefetching whole outputs one
+after the other, as `tiles` does, took a fifth longer."""
 OFFSET = 8
-"""How much more than they mean weights are as unsigned bytes."""
+"""Added to a weight to make it an unsigned byte."""
 
 _FLOATS, _INTS, _BYTES = vector(FLOAT, LANES), vector(INT32, LANES), vector(INT8, LANES)
 
@@ -49,9 +48,10 @@ def round_row(
     _: Any, x: Any, row: Any, integers: Any, start: Any, groups: Any, scales: Any, corrections: Any,
     place: Any,
 ) -> Any:  # fmt: skip
-    """Round a row of x [T, in] to integers[start : start + 32 groups]; what x does not have is zero.
+    """Round a row of x [T, in] to integers[start : start + 32 groups]; inputs beyond x are zero.
 
-    Writes scales[place : place + groups], and corrections[place : place + groups], minus `OFFSET` times a group's sum.
+    Writes scales[place : place + groups], and corrections[place : place + groups], -`OFFSET` times the sum of each
+    group.
     """
     index = types.intp
     signature = types.void(x, index, integers, index, index, scales, corrections, index)
@@ -92,9 +92,10 @@ def round_row(
 
 @intrinsic
 def gather_scales(_: Any, scales: Any, first: Any, last: Any, target: Any, start: Any) -> Any:
-    """target[start :] = float16 scales [out, groups] of 16 outputs as float32 [groups', 16]; groups' is in sixteens.
+    """target[start :] = float16 scales [out, groups] of 16 outputs as float32 [groups', 16]; groups' is a multiple of
+    16.
 
-    Those are the outputs `first` and following; beyond `last` it is repeated. Groups that are not there are zero.
+    The outputs are `first` and following, with `last` repeated beyond it. Missing groups are zero.
     """
     index = types.intp
     signature = types.void(scales, index, index, target, index)
@@ -137,8 +138,8 @@ def multiply_tile(
 ) -> Any:  # fmt: skip
     """out[row : row + rows, first : first + 16] of rounded rows and 16 outputs; none beyond `last` is written.
 
-    At most `MOST_ROWS` rows. Their integers lie from integers[start] on, their scales and corrections from `place` on
-    (see `round_row`), those of the weights from weight_scales[scale_start] on (see `gather_scales`).
+    At most `MOST_ROWS` rows. Their integers begin at integers[start], their scales and corrections at `place` (see
+    `round_row`), the scales of the weights at weight_scales[scale_start] (see `gather_scales`).
     """
     index = types.intp
     signature = types.void(
@@ -225,19 +226,19 @@ def _element(context: Any, builder: ir.IRBuilder, signature: Any, args: Any, num
 
 
 def _first_lanes(builder: ir.IRBuilder, count: Any) -> Any:
-    """A mask of the first `count` lanes, of all from 16 on."""
+    """A mask of the first `count` lanes; of all if `count` is 16 or more."""
     lanes = ir.Constant(_INTS, list(range(LANES)))
     return builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, INT32), LANES))
 
 
 def masked_load(builder: ir.IRBuilder, address: Any, kind: ir.VectorType, mask: Any) -> Any:
-    """The lanes of a vector that `mask` names; zero in the others, whose memory is not touched."""
+    """Load the lanes of a vector that `mask` selects; the others are zero, and their memory is not read."""
     pointer = builder.bitcast(address, kind.as_pointer())
     return _masked(builder, "load", kind, [pointer, INT32(1), mask, ir.Constant(kind, None)])
 
 
 def masked_store(builder: ir.IRBuilder, value: Any, address: Any, mask: Any) -> None:
-    """Write the lanes of a vector that `mask` names."""
+    """Store the lanes of a vector that `mask` selects."""
     pointer = builder.bitcast(address, value.type.as_pointer())
     _masked(builder, "store", value.type, [value, pointer, INT32(1), mask])
 

@@ -1,7 +1,7 @@
-"""What the compiler can do and Numba cannot say: 16-bit floats, vectors in registers, instructions of one CPU.
+"""LLVM operations that Numba does not offer: 16-bit floats, vectors in registers, instructions of one CPU.
 
-Generic parts are LLVM's own vector operations, which it turns into what the CPU has (AVX-512, AVX2, NEON). Parts for
-one CPU stand beside a generic one and are chosen by `FEATURES`.
+Most are LLVM's generic vector operations, which it lowers to those of the CPU (AVX-512, AVX2, NEON). Those for one CPU
+have a generic alternative, and are selected by `FEATURES`.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from llvmlite import ir
 from numba import types
 
 intrinsic: Callable[[Callable[..., Any]], Any] = numba.extending.intrinsic
-"""Numba's decorator, with a type."""
+"""Numba's decorator, with a type annotation."""
 
 
 def _features() -> frozenset[str]:
-    """The features of the CPU that Numba compiles for: this one, unless NUMBA_CPU_FEATURES or _NAME says another."""
+    """The features of the CPU that Numba compiles for: this one, unless NUMBA_CPU_FEATURES or _NAME says otherwise."""
     if numba.config.CPU_FEATURES is not None:
         flags = str(numba.config.CPU_FEATURES).split(",")
         return frozenset(flag[1:] for flag in flags if flag.startswith("+"))
@@ -28,7 +28,7 @@ def _features() -> frozenset[str]:
 
 
 FEATURES = _features()
-"""By LLVM's names: "avx512f", "avx512vnni", "avx512bf16", "avx2", "fma", "f16c", "neon" ..."""
+"""CPU features by LLVM's names: "avx512f", "avx512vnni", "avx512bf16", "avx2", "fma", "f16c", "neon" ..."""
 
 INT1, INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -59,7 +59,7 @@ def float16_to_float32(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic
 def float32_to_bfloat16(typing_context: Any, value: Any) -> Any:
-    """The nearest bfloat16 as uint16, of two equally near ones the even; NaN stays NaN."""
+    """Round to the nearest bfloat16 as uint16, ties to even; NaN stays NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.bitcast(args[0], INT32)
@@ -76,24 +76,24 @@ def float32_to_bfloat16(typing_context: Any, value: Any) -> Any:
 
 
 def vector(element: ir.Type, lanes: int) -> ir.VectorType:
-    """The type of `lanes` elements side by side."""
+    """The type of a vector of `lanes` elements."""
     return ir.VectorType(element, lanes)
 
 
 def constant(kind: ir.Type, lanes: int, value: float) -> ir.Constant:
-    """The same number in all lanes."""
+    """A vector constant with the same number in all lanes."""
     return ir.Constant(vector(kind, lanes), [kind(value)] * lanes)
 
 
 def splat(builder: ir.IRBuilder, scalar: Any, lanes: int) -> Any:
-    """One number into all lanes."""
+    """Broadcast a number to all lanes."""
     kind = vector(scalar.type, lanes)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, INT32(0))
     return builder.shuffle_vector(one, one, ir.Constant(vector(INT32, lanes), [0] * lanes))
 
 
 def load(builder: ir.IRBuilder, pointer: Any, kind: ir.Type, align: int = 4) -> Any:
-    """A number or a vector from an address that is a multiple of `align` bytes."""
+    """Load a number or a vector from an address that is a multiple of `align` bytes."""
     return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=align)
 
 
@@ -116,9 +116,9 @@ def loop(
 
     Args:
         builder: where code is generated
-        count: how many times, a 64-bit value
-        carried: values before the first turn
-        body: takes i and the values so far, generates one turn, returns the values after it
+        count: number of iterations, a 64-bit value
+        carried: values before the first iteration
+        body: takes i and the values so far, generates one iteration, returns the values after it
     """
     before = builder.block
     head, turn, end = (builder.append_basic_block(name) for name in ("loop.head", "loop.turn", "loop.end"))

@@ -1,8 +1,8 @@
-"""Kernels whose work is cut into shares, and how they are launched: one alone, or many as one program.
+"""Launches kernels whose work is split into shares: one alone, or many as one program.
 
-A kernel of this kind is a function of `(arguments, data, share, shares, worker)`: it does one share of its work, and
-any worker may do any share, in any order. Its arguments lie in memory as whole numbers, so a list of launches is data,
-and `workers.py` runs a whole forward pass of them in one call.
+Such a kernel is a function of `(arguments, data, share, shares, worker)` that does one share of its work; any worker
+may do any share, in any order. Its arguments are stored in memory as integers, so a list of launches is data, and
+`workers.py` runs a whole forward pass of them in one call.
 """
 
 import threading
@@ -20,15 +20,15 @@ from .workers import COUNTERS, ENDED, run
 from .workspace import WorkSpace, work
 
 _SHARES_A_WORKER = 2
-"""So that a worker that is slower than the others takes fewer."""
+"""More than one, so that a slower worker takes fewer."""
 
 
 class Program:
-    """Launches in their order, to be run again and again with the same addresses."""
+    """A sequence of launches, to be run repeatedly with the same addresses."""
 
     def __init__(self) -> None:
         self.complete = True
-        """All that was asked for while recording is a launch"""
+        """Whether everything that ran while recording was a launch"""
         self.workers = num_threads()
         self.work = WorkSpace()
         self._launches: list[_Launch] = []
@@ -43,19 +43,19 @@ class Program:
         self._launches.append(launch)
 
     def run(self, *, watched: bool = False) -> None:
-        """All launches, one after the other."""
+        """Run all launches in order."""
         if len(self._table) < len(self._launches):
             self._table = np.array([launch.row for launch in self._launches], np.int64).reshape(-1, 4)
             self._counters = np.empty((len(self._table), COUNTERS), np.int64)
         run(self._table, self._counters, watched=watched, workers=self.workers)
 
     def ended(self) -> NDArray[np.int64]:
-        """When each launch of the last run ended, if that was watched, by `time.perf_counter_ns`. [n]"""
+        """End time of each launch of the last run, if that was watched, in ns of `time.perf_counter_ns`. [n]"""
         return self._counters[:, ENDED].copy()
 
 
 class _Open(threading.local):
-    """The program that records what this thread of Python launches."""
+    """The program that this Python thread is recording."""
 
     program: Program | None = None
 
@@ -65,7 +65,7 @@ _open = _Open()
 
 @contextmanager
 def recording(program: Program) -> Iterator[None]:
-    """Append to `program` what is launched inside the `with` block. It runs all the same."""
+    """Record the launches made inside the `with` block in `program`. They also run."""
     _open.program = program
     try:
         yield
@@ -74,12 +74,12 @@ def recording(program: Program) -> Iterator[None]:
 
 
 def recorded_so_far() -> int:
-    """How many launches the program has that records; 0 where none does."""
+    """Number of launches in the program being recorded; 0 if none is."""
     return 0 if _open.program is None else len(_open.program)
 
 
 def not_recorded() -> None:
-    """Tell that something runs now that is no launch: a program that records is not complete."""
+    """Mark the program being recorded as incomplete, since something runs that is not a launch."""
     if _open.program is not None:
         _open.program.complete = False
 
@@ -88,19 +88,19 @@ class _Launch:
     """A kernel with its arguments."""
 
     def __init__(self, function: int, shares: int, arguments: tuple[Any, ...]) -> None:
-        self._kept = arguments  # addresses stay valid
+        self._kept = arguments  # keeps the addresses valid
         self._numbers = np.array(as_numbers(arguments), np.int64)
         self.row = (function, address_of(self._numbers), int(self._numbers[0]), shares)
 
 
 def launch(function: int, data: NDArray[Any] | Rows, *arguments: Any, shares: int = 1) -> None:
-    """Run a kernel, and have it recorded where something records.
+    """Run a kernel, and record it if a program is being recorded.
 
     Args:
-        function: the address of what `shared_kernel` compiled
-        data: the array whose type the kernel was compiled for; it is its first argument too
-        arguments: arrays, whole numbers and floats; `arguments.py` says how a kernel finds them
-        shares: in how many shares; 1 is done by the calling thread alone
+        function: address of a kernel compiled by `shared_kernel`
+        data: the array whose type the kernel was compiled for; also its first argument
+        arguments: arrays, integers and floats, encoded by `arguments.py`
+        shares: number of shares; a single one runs on the calling thread
     """
     one = _Launch(function, shares, (data, *arguments))
     if _open.program is not None:
@@ -110,7 +110,7 @@ def launch(function: int, data: NDArray[Any] | Rows, *arguments: Any, shares: in
 
 
 def rows_of(x: NDArray[np.float32]) -> Rows:
-    """Heads as rows of one piece each; only where they are not are they copied. [T, heads, D] -> [T, heads D]"""
+    """Flatten heads into contiguous rows; copies only where they are not. [T, heads, D] -> [T, heads D]"""
     whole = with_whole_rows(x)
     if whole is not x:
         not_recorded()
@@ -118,15 +118,15 @@ def rows_of(x: NDArray[np.float32]) -> Rows:
 
 
 def scratch() -> WorkSpace:
-    """Where launches find memory to work in: a program's own while it is recorded, since it may run on any thread."""
+    """Scratch memory for launches: a program's own while it is recorded, since it may run on any thread."""
     return work if _open.program is None else _open.program.work
 
 
 def shares_of(pieces: int) -> int:
-    """In how many shares a kernel's work is cut that comes in so many pieces."""
+    """Number of shares for a kernel whose work has so many pieces."""
     return min(pieces, most_shares())
 
 
 def most_shares() -> int:
-    """In how many shares work is cut at most: some for each worker."""
+    """The most shares that work is split into: some for each worker."""
     return _SHARES_A_WORKER * num_threads()

@@ -1,7 +1,6 @@
-"""The likeliest token of each row, found by the program that made the logits, and whether they are all finite.
+"""The argmax of each row of logits, and whether all are finite, found by the program that computed the logits.
 
-Behind a step that NumPy looks at, these two questions take 45 us for a vocabulary of 50,000, since its logits have
-left the core's cache or lie in another's; asked within the step, by all workers, they take 7.
+After the step NumPy takes longer for both, since the logits have left the core's cache or are in another core's.
 """
 
 from functools import cache
@@ -17,20 +16,20 @@ from .elementary import inner, magnitude
 from .launching import launch, shares_of
 
 _PIECE = 4096
-"""Logits that are looked at together"""
+"""Logits searched together"""
 _BLOCK = 256
-"""Logits among which the likeliest of a piece is searched for one by one"""
+"""Logits searched one by one for the largest of a piece"""
 _INFINITE = int(np.float32(np.inf).view(np.int32))
 _NOT_A_NUMBER = np.int32((1 << 31) - 1)
-"""The rank of NaN, above all others, as NumPy's argmax has it"""
+"""The rank of NaN, above all others, as in NumPy's argmax"""
 _LEAST = np.int32(-(1 << 31))
 
 
 class Likeliest:
-    """What was found in some logits: valid until they change."""
+    """Argmax and finiteness of some logits; valid until they change."""
 
     def __init__(self, logits: NDArray[np.float32]) -> None:
-        """Launch the search in logits [R, V], which are C-contiguous; a program that records repeats it."""
+        """Launch the search in C-contiguous logits [R, V]; a program being recorded will repeat it."""
         self.logits = logits
         rows, V = logits.shape
         self._found = np.empty((rows, 2), np.int64)
@@ -39,17 +38,17 @@ class Likeliest:
         launch(_compare_kernel(), pieces, self._found)
 
     def tokens(self) -> list[int]:
-        """Of each row the smallest id of the largest logit; that of the first NaN where there is one."""
+        """Per row the smallest id of the largest logit, or of the first NaN if there is one."""
         return [token for _, token in self._found.tolist()]
 
     def finite(self) -> bool:
-        """No logit is NaN or plus infinity."""
+        """Whether no logit is NaN or plus infinity."""
         return all(rank < _INFINITE for rank, _ in self._found.tolist())
 
 
 @inner
 def _rank(x: Any) -> Any:
-    """A whole number that is larger where a float32 is; the same for both zeros, the largest for NaN."""
+    """An integer ordered like float32 values; the same for both zeros, the largest for NaN."""
     size = magnitude(x)
     rank = -size if x < 0 else size
     return rank if size <= _INFINITE else _NOT_A_NUMBER
@@ -61,7 +60,7 @@ def _search_kernel() -> int:
 
 
 def _search(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """Of each piece of a row the highest rank and where it first stands. [R, V] -> [pieces, 2]"""
+    """The highest rank in each piece of a row, and its first index. [R, V] -> [pieces, 2]"""
     logits, pieces = matrix(arguments, 0, np.float32), matrix(arguments, 4, np.int64)
     rows, V = logits.shape
     begin, end = share_of(len(pieces), share, shares)
@@ -86,7 +85,7 @@ def _compare_kernel() -> int:
 
 
 def _compare(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """Of each row its best piece, the first of equal ones. [pieces, 2] -> [R, 2]"""
+    """The best piece of each row, the first among equals. [pieces, 2] -> [R, 2]"""
     pieces, best = matrix(arguments, 0, np.int64), matrix(arguments, 4, np.int64)
     each = len(pieces) // len(best)
     for row in range(len(best)):

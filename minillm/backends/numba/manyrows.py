@@ -1,16 +1,11 @@
 """Products of many rows of activations (prefill) with weights in every stored format.
 
 No second copy of the weights is made. Each thread takes a share of the outputs, some columns at a time; it expands a
-piece of those weights, columns x depth, into its own work space in the second-level cache and multiplies it by all
-rows, tile by tile (`tiled.py`). float32, float16 and bfloat16 are multiplied as float32: products are exact and sums
-float32. int8 and int4 are multiplied as integers where the CPU has VNNI, with activations quantised to int8 in groups
-of 32 as in llama.cpp's Q8_0, and else as float32. So a result depends on its row and its weights alone: not on the
-number of rows or threads. Only where there is neither AVX-512 nor AVX2 are the pieces multiplied by NumPy's BLAS.
-
-Measured on a Zen 5, GFLOP or GOP per second of processor time of one core, medians, 512 rows and the shapes of
-opt-125m and opt-1.3b (benchmarks/cpu_matmul.py): 16- and 32-bit floats 170 to 215, int8 and int4 410 to 600. NumPy's
-OpenBLAS 0.3.31 beside them: 103 to 118, and 180 to 195 when told to use its kernels for AVX-512, which it does not
-choose on this CPU.
+piece of those weights, columns x depth, into its own scratch memory in the L2 cache and multiplies it by all rows, tile
+by tile (`tiled.py`). float32, float16 and bfloat16 are multiplied as float32: products are exact and sums float32. int8
+and int4 are multiplied as integers if the CPU has VNNI, with activations quantised to int8 in groups of 32 as in
+llama.cpp's Q8_0, and else as float32. So a result depends on its row and its weights alone, not on the number of rows
+or threads. Without AVX-512 and AVX2, NumPy's BLAS multiplies the pieces.
 """
 
 from functools import cache
@@ -42,9 +37,9 @@ from .tiled import (
 from .workspace import work
 
 MOST_ROWS = 33 * LANES
-"""Rows of one pass over the weights: their sums lie in the second-level cache."""
+"""Rows of one pass over the weights: their sums fit into the L2 cache."""
 COLUMNS = 128
-"""Outputs of one piece of weights, at most."""
+"""The most outputs of one piece of weights."""
 EXPANDED = 1 << 20
 """Weights that are expanded at once for BLAS."""
 
@@ -62,7 +57,7 @@ def linear_many(
 ) -> NDArray[np.float32]:
     """y = activation(x W^T + b) + residual, as `reference.linear`. All arrays are C-contiguous.
 
-    Made for 17 rows and more; fewer are right, and slower than a product made for few.
+    Meant for 17 rows and more; correct for fewer, but slower than `fewrows.linear_few`.
 
     Args:
         x: [T, in]
@@ -70,7 +65,7 @@ def linear_many(
         bias: [out] or None
         out: [T, out], filled and returned; must not overlap x or residual
         activation: a key of `activations.ACTIVATION_CODES`
-        residual: [T, out] or None; left as it is
+        residual: [T, out] or None; not changed
     """
     not_recorded()
     stored = _Stored.of(weight)
@@ -94,7 +89,7 @@ def linear_many(
 
 
 class _Stored(NamedTuple):
-    """A weight as kernels take it."""
+    """A weight in the form that kernels take."""
 
     values: NDArray[Any]
     """[out, in], [out, in'] or [out, in' / 2], as `reference.quantize` says"""
@@ -105,7 +100,7 @@ class _Stored(NamedTuple):
     """float16's bits [out, in' / group]"""
     group: int
     inputs: int
-    """in', or in where nothing is padded"""
+    """in', or in if nothing is padded"""
 
     @staticmethod
     def of(weight: NDArray[Any] | Quantized) -> "_Stored":
@@ -124,19 +119,19 @@ _Epilogue = tuple[NDArray[np.float32], bool, NDArray[np.float32]]
 
 
 def _rows_of_a_pass(rows: int) -> int:
-    """Rows that share one pass over the weights: passes are equally long, and their sums fit into the cache."""
+    """Rows of one pass over the weights: passes are of equal size, and their sums fit into the cache."""
     passes = max(1, -(-rows // MOST_ROWS))
     return max(1, -(-rows // (passes * WIDTH))) * WIDTH
 
 
 def _columns(outputs: int, workers: int) -> int:
-    """Outputs of one piece: as many pieces for each worker, and as large as `COLUMNS` allows."""
+    """Outputs of one piece: the same number of pieces for each worker, as large as `COLUMNS` allows."""
     pieces = -(-outputs // (workers * COLUMNS)) * workers
     return -(-outputs // (pieces * LANES)) * LANES
 
 
 def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> None:
-    """x [rows, in] by weights in any format, with the tiles of float32."""
+    """Multiply x [rows, in] by weights in any format, with the tiles of float32."""
     workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = (-(-size // LANES) * LANES for size in (len(x), weight.inputs))
@@ -152,7 +147,7 @@ def _multiply_floats(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> 
 
 
 def _multiply_integers(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -> None:
-    """x [rows, in] by int8 or int4, with the tiles of integers."""
+    """Multiply x [rows, in] by int8 or int4, with the tiles of integers."""
     workers, outputs = num_threads(), len(weight.values)
     columns = _columns(outputs, workers)
     padded, depth = -(-len(x) // LANES) * LANES, weight.inputs
@@ -174,7 +169,7 @@ def _multiply_integers(x: Any, weight: _Stored, epilogue: _Epilogue, out: Any) -
 
 
 def _multiply_by_blas(x: Any, weight: _Stored, out: Any) -> None:
-    """x [T, in] by weights in any format, some outputs at a time expanded to float32."""
+    """Multiply x [T, in] by weights in any format, some outputs at a time expanded to float32."""
     if weight.kind == FLOAT32:
         np.matmul(x, weight.values.T, out=out)
         return
@@ -197,7 +192,7 @@ def _expand_kernel() -> int:
 
 
 def _expand_rows(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """Some of the outputs first .. last - 1, into a tile [last - first, depth]."""
+    """Expand a share of the outputs first .. last - 1 into a tile [last - first, depth]."""
     stored, scales = vector(arguments, 0, np.uint8), matrix(arguments, 2, np.uint16)
     kind, group, outputs, first, last = arguments[6], arguments[7], arguments[8], arguments[9], arguments[10]
     depth, tile = arguments[11], vector(arguments, 12, np.float32)

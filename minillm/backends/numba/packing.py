@@ -1,4 +1,4 @@
-"""The activations of a large product in the layout of its tiles, and its results out of it (see `avx512.py`)."""
+"""Converts the activations of a large product to the layout of its tiles, and its results back (see `avx512.py`)."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from .elementary import inner
 def pack_floats(
     x: Any, rows: int, inputs: int, start: int, stop: int, first: int, width: int, panel: Any, at: int
 ) -> None:
-    """Rows first .. first + width - 1 and inputs start .. stop - 1 of x as a panel [stop - start, width].
+    """Pack rows first .. first + width - 1 and inputs start .. stop - 1 of x into a panel [stop - start, width].
 
-    What x does not have is zero.
+    Rows and inputs beyond x are zero.
 
     Args:
         x: float32, flat: [rows, inputs]
-        rows: how many x has
-        inputs: how many x has
-        start: which inputs
-        stop: which inputs; stop - start is a multiple of 16
-        first: which rows
+        rows: of x
+        inputs: of x
+        start: first input
+        stop: input after the last; stop - start is a multiple of 16
+        first: first row
         width: a multiple of 16
         panel: float32, flat, filled from `at` on
         at: see `panel`
@@ -45,19 +45,19 @@ def pack_integers(
     x: Any, rows: int, inputs: int, depth: int, first: int, width: int, panels: Any, offsets: Any, scales: Any,
     block: Any,
 ) -> None:  # fmt: skip
-    """Rows first .. first + width - 1 quantised to int8, in groups of 32 inputs (see `avx512.quantise_group`).
+    """Pack rows first .. first + width - 1 quantised to int8, in groups of 32 inputs (see `avx512.quantise_group`).
 
     Args:
         x: float32, flat: [rows, inputs]
-        rows: how many x has
-        inputs: how many x has
+        rows: of x
+        inputs: of x
         depth: inputs, rounded up to a multiple of 32
-        first: which rows
+        first: first row
         width: a multiple of 16
         panels: int32, flat; [depth / 4, width] are filled from first * depth / 4 on
         offsets: int32, flat; [depth / 32, width] are filled from first * depth / 32 on
         scales: float32, as `offsets`
-        block: float32 [32 * 16], work space
+        block: float32 [32 * 16], scratch memory
     """
     for r in range(0, width, LANES):
         for k in range(0, depth, GROUP):
@@ -77,15 +77,15 @@ def finish(
         sums: float32, flat, from `at` on; columns are a multiple of 16
         at: see `sums`
         width: 16, 32 or 48
-        first_row: where the rows lie in `out`
-        rows: how many rows `out` has
+        first_row: first row in `out`
+        rows: of `out`
         first: outputs first .. last - 1 are written
         last: see `first`
         bias: [out], read-only, or [16] zeros
         relu: whether max(y, 0) follows the bias
         residual: [rows, out], flat, or [16] zeros
         out: [rows, out], flat
-        outputs: how many a row of `out` has
+        outputs: of a row of `out`
     """
     least = np.float32(0) if relu else np.float32(-np.inf)
     has_bias, has_residual = int(len(bias) == outputs), int(len(residual) == rows * outputs)

@@ -29,7 +29,7 @@ class Rotary:
         self._turns: dict[Rotation, tuple[Any, Any]] = {}
 
     def refill(self, batch: Batch) -> None:
-        """Bring what a recorded step reads up to date for its next batch, which is cut up like the one before."""
+        """Update what a recorded step reads for its next batch, which is split like the one before."""
         self._batch = batch
         for rotation, turns in self._turns.items():
             for target, new in zip(turns, _turns(batch, rotation), strict=True):
@@ -44,13 +44,13 @@ class Rotary:
         q_out: NDArray[np.float32],
         k_out: NDArray[np.float32],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Queries and keys turned by their positions, as `Backend.rotary` defines it.
+        """Rotate queries and keys by their positions, as `Backend.rotary` defines it.
 
         Args:
-            q: [T, H, D]; rows may lie apart
+            q: [T, H, D]; any row stride
             k: [T, K, D], likewise
-            batch: positions, and lengths of texts where frequencies depend on them
-            rotation: by how much
+            batch: positions, and lengths of texts if frequencies depend on them
+            rotation: frequencies and scale
             q_out: [T, H, D], C-contiguous, filled and returned
             k_out: [T, K, D], likewise
         """
@@ -88,7 +88,7 @@ def _rotate(arguments: Any, data: Any, share: int, shares: int, worker: int) -> 
 
 @inner
 def _rotate_row(row: Any, cosines: Any, sines: Any, D: int, out: Any) -> None:
-    """All heads of a token. [heads D] -> [heads D]"""
+    """Rotate all heads of a token. [heads D] -> [heads D]"""
     half = len(cosines)
     for first in range(0, len(row), D):
         x, y = row[first : first + D], out[first : first + D]

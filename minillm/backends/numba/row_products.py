@@ -1,9 +1,7 @@
 """The two products of decode attention, for one query row: its scores, and the weighted sum of values.
 
-Sums stay in registers, all stored types are widened on the way, and lines of memory are asked for before they are
-needed: a processor looks ahead only as far as a few rows, and its own prefetching begins anew with each 4 KiB. Plain
-loops in Numba reached 0.53 (float32) and 0.32 (int8) of the bandwidth that one thread of a Zen 5 has, these 0.70 and
-0.48 (12 heads of 64, 2,000 positions, best of many).
+Sums stay in registers, stored types are widened on load, and cache lines are prefetched: the hardware prefetcher looks
+only a few rows ahead, and starts anew at each 4 KiB.
 """
 
 from collections.abc import Callable
@@ -31,13 +29,13 @@ from .intrinsics import (
 VECTOR = 16
 """float32 numbers in a vector: one AVX-512, two AVX2 or four NEON registers."""
 KEYS = 4
-"""Keys that are multiplied together; buffers of scores are longer than their contents by up to so many less one."""
+"""Keys multiplied together; buffers of scores have room for up to KEYS - 1 more than they hold."""
 AHEAD = 4096
-"""Bytes from a row to the one that is asked for."""
+"""Prefetch distance in bytes."""
 
 _LANES = vector(FLOAT, VECTOR)
-_WIDE = 4  # vectors of values that are summed together
-_LINE = 64  # bytes of memory that are fetched together
+_WIDE = 4  # vectors of values summed together
+_LINE = 64  # bytes of a cache line
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any) -> Any:
@@ -53,7 +51,7 @@ def _widened(builder: Any, stored: Any) -> Any:
 
 
 def _load(builder: Any, pointer: Any, rest: Any = None) -> Any:
-    """16 stored numbers as float32; or only `rest` of them, the others 0."""
+    """Load 16 stored numbers as float32; or only `rest` of them, the others 0."""
     kind = vector(pointer.type.pointee, VECTOR)
     if rest is None:
         return _widened(builder, load(builder, pointer, kind))
@@ -73,7 +71,7 @@ def _bytes(builder: Any, pointer: Any) -> Any:
 
 
 def _prefetch_lines(builder: Any, lines: Any, addresses: Callable[[Any], list[Any]]) -> None:
-    """Ask for so many lines of memory, at the addresses that belong to each multiple of a line's length."""
+    """Prefetch `lines` cache lines, at the addresses that belong to each multiple of a line's length."""
 
     def ask(line: Any, _: list[Any]) -> list[Any]:
         for address in addresses(builder.mul(line, INT64(_LINE))):
@@ -95,10 +93,10 @@ def _at_most(builder: Any, x: Any, limit: Any) -> Any:
 def scores_of(
     typing_context: Any, query: Any, keys: Any, first: Any, count: Any, scores: Any, then: Any, then_first: Any
 ) -> Any:
-    """scores[j] = query . key j, of `count` keys that lie side by side from element `first` of an array on.
+    """scores[j] = query . key j, of `count` contiguous keys from element `first` of an array on.
 
-    As many bytes of `then`, from its element `then_first` on, are asked for meanwhile. Neither they nor the keys ahead
-    need to exist. D = len(query); scores has room for `count` rounded up to a multiple of KEYS.
+    As many bytes of `then`, from its element `then_first` on, are prefetched meanwhile. Prefetched memory need not
+    exist. D = len(query); scores has room for `count` rounded up to a multiple of KEYS.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -146,7 +144,7 @@ def scores_of(
 
 
 def _sum(builder: Any, lanes: Any) -> Any:
-    """The sum across a vector, halves upon halves."""
+    """The sum across a vector, by repeated halving."""
     width = VECTOR
     while width > 1:
         width //= 2
@@ -159,9 +157,9 @@ def _sum(builder: Any, lanes: Any) -> Any:
 def add_weighted(
     typing_context: Any, weights: Any, values: Any, first: Any, count: Any, result: Any, then: Any, then_first: Any
 ) -> Any:
-    """result += sum of weights[j] value j, of `count` values that lie side by side from element `first` on.
+    """result += sum of weights[j] value j, of `count` contiguous values from element `first` on.
 
-    D = len(result). At the end the first `AHEAD` bytes of `then`, from its element `then_first` on, are asked for.
+    D = len(result). At the end the first `AHEAD` bytes of `then`, from its element `then_first` on, are prefetched.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -172,7 +170,7 @@ def add_weighted(
         full, rest = builder.sdiv(D, INT64(VECTOR)), builder.srem(D, INT64(VECTOR))
 
         def columns(start: Any, turns: Any, vectors: int, rest: Any = None) -> Any:
-            """So many times as many columns as `vectors` hold, from `start` on. -> where they end"""
+            """Add `turns` times the columns of `vectors` vectors, from `start` on. -> the column after the last"""
 
             def turn(_: Any, at: list[Any]) -> list[Any]:
                 _add_columns(builder, w, v, out, args[3], D, at[0], vectors, rest)
@@ -192,7 +190,7 @@ def add_weighted(
 def _add_columns(
     builder: Any, weights: Any, values: Any, result: Any, count: Any, D: Any, at: Any, vectors: int, rest: Any
 ) -> None:
-    """Some columns from `at` on, of all values. Odd and even ones are summed apart, since a sum waits for the last."""
+    """Add some columns of all values, from `at` on. Odd and even values have separate sums, which can overlap."""
     last = builder.sub(count, INT64(1))
 
     def pair(g: Any, sums: list[Any]) -> list[Any]:

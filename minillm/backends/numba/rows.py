@@ -1,4 +1,4 @@
-"""What is done to each row on its own: norms, what follows a product, gates, and looking up embeddings."""
+"""Row-wise operations: norms, the epilogue of a product, gates, and embedding look-up."""
 
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from .intrinsics import bfloat16_to_float32, float16_to_float32
 from .launching import launch, rows_of, shares_of
 
 THREADED = 1 << 16
-"""Numbers from which on all threads take a share of the rows: to begin and to end that costs as much as thousands."""
+"""From this size on, all threads take a share of the rows: starting and ending that costs as much as thousands."""
 
 _FLOAT = types.float32
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -26,7 +26,7 @@ _NO_SCALES = np.empty((1, 0), np.uint16)
 
 
 def shares_of_rows(out: NDArray[np.float32]) -> int:
-    """In how many shares rows are cut: small ones are done by one worker."""
+    """Number of shares for the rows of `out`; small arrays are one share."""
     return 1 if out.size < THREADED else shares_of(len(out))
 
 
@@ -64,9 +64,7 @@ def _norm(arguments: Any, data: Any, share: int, shares: int, worker: int) -> No
         mean = total / E
         for i in range(E):
             y[i] = np.float32(np.float64(row[i]) - mean)
-        squares = (
-            _ZERO  # summed apart: a loop that also writes has another order of sums where x and y lie side by side
-        )
+        squares = _ZERO  # in a loop of its own: one that also writes would sum in another order where x and y adjoin
         for i in range(E):
             squares += y[i] * y[i]
         factor = _ONE / np.sqrt(squares / np.float32(E) + epsilon)
@@ -86,7 +84,7 @@ def rms_norm(
     """As `reference.rms_norm`.
 
     Args:
-        x: [T, E] or [T, heads, D]; rows x[t] may lie apart, those of [T, E] are contiguous each
+        x: [T, E] or [T, heads, D]; any stride between x[t], which is contiguous in [T, E]
         gain: [E] or [D], or None
         epsilon: added to the mean square
         out: as x, C-contiguous, filled and returned
@@ -111,7 +109,7 @@ def _rms_norm(arguments: Any, data: Any, share: int, shares: int, worker: int) -
 
 @inner
 def _rms_norm_row(row: Any, D: int, gain: Any, epsilon: Any, out: Any) -> None:
-    """Each D numbers by themselves."""
+    """Normalise each run of D numbers."""
     for first in range(0, len(row), D):
         x, y = row[first : first + D], out[first : first + D]
         squares = _ZERO
@@ -125,7 +123,7 @@ def _rms_norm_row(row: Any, D: int, gain: Any, epsilon: Any, out: Any) -> None:
                 y[i] *= gain[i]
 
 
-# --- what follows a product -------------------------------------------------------------------------------------------
+# --- the epilogue of a product ----------------------------------------------------------------------------------------
 
 
 def finish(
@@ -134,13 +132,13 @@ def finish(
     activation: str | None,
     residual: NDArray[np.float32] | None,
 ) -> NDArray[np.float32]:
-    """activation(y + bias) + residual in place, each row brought in once. y, residual [T, out], bias [out]
+    """activation(y + bias) + residual in place, reading each row once. y, residual [T, out], bias [out]
 
     Args:
         y: C-contiguous
         bias: or None
         activation: a key of `ACTIVATION_CODES`
-        residual: C-contiguous, or None; left as it is
+        residual: C-contiguous, or None; not changed
     """
     bias, before = _NO_ROW if bias is None else bias, _NO_ROWS if residual is None else residual
     launch(_finish_kernel(), y, bias, ACTIVATION_CODES[activation], before, shares=shares_of_rows(y))
@@ -235,7 +233,7 @@ def _embed_kernel(name: str) -> int:
 
 @inner
 def _operands(arguments: Any, data: Any, share: int, shares: int) -> Any:
-    """table, its scales, how many weights share one; ids, whether to add, out; which rows"""
+    """Decode the arguments: table, its scales, weights per scale; ids, whether to add, out; first row and stop."""
     table, scales = carray(data, (arguments[1], arguments[2])), matrix(arguments, 4, np.uint16)
     ids, out = vector(arguments, 9, np.int64), matrix(arguments, 12, np.float32)
     return table, scales, arguments[8], ids, arguments[11] != 0, out, share_of(len(out), share, shares)

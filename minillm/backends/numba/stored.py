@@ -1,14 +1,13 @@
-"""Compiled kernels kept between runs, in a folder and in files that nobody else can have written.
+"""Cache of compiled kernels between runs, in a folder and files that no other user can have written.
 
-Reading a kernel runs it, and unpickles what describes it. So a folder is used only if none but its owner, this user,
-can put a file there (`why_unusable`), and a file only if its digest says that it holds this very kernel, whole. Numba's
-own cache, which asks none of this, is not used.
+Loading a kernel runs its code, and unpickles its description. So a folder is used only if no one but its owner, this
+user, can write to it (`why_unusable`), and a file only if its digest matches this kernel and the whole content. Numba's
+own cache, which checks none of this, is not used.
 
-Where Numba's inner workings are known (`compiling.py` says with which versions), kernels are read without what only
-compiling needs. Numba makes its compiler ready before it looks into its cache: it imports the rules of all that it can
-compile, compiles its memory management, and parses, of each kernel, the code that others would inline. A run whose
-kernels are all stored uses none of it. Without it such a run of opt-125m in int4 takes 219 MB of memory at most, 272 MB
-with it.
+For versions of Numba whose internals are known (`compiling.py`), kernels are loaded without initialising the compiler.
+Numba does that before it looks into its cache: it imports the rules of all that it can compile, compiles its memory
+management, and parses each kernel's code for inlining. A run whose kernels are all stored needs none of it, and saves
+53 MB of memory with opt-125m in int4.
 """
 
 import contextlib
@@ -40,14 +39,14 @@ _LOGGER.addFilter(one_line)
 
 SUFFIX = ".kernel"
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.version, "1")
-"""What the form of a file depends on; the last is the form's own number."""
+"""The versions that the file format depends on; the last is the format's own."""
 
 
 def why_unusable(folder: Path) -> str | None:
-    """Make a folder ready for kernels. Returns None, or a clause that says why none may be kept there.
+    """Create a folder for kernels. Returns None, or a clause that says why none may be stored there.
 
-    It must belong to this user and be writable by nobody else. The folders above it, whose owners could put another in
-    its place, must belong to this user or to root, and others may not write to them unless they are sticky.
+    It must belong to this user and be writable by nobody else. The folders above it, whose owners could replace it,
+    must belong to this user or to root, and others may not write to them unless they are sticky.
     """
     try:
         missing = [path for path in _chain(folder) if not os.path.lexists(path)]
@@ -63,7 +62,7 @@ def why_unusable(folder: Path) -> str | None:
 
 
 def _why_unsafe(folder: Path, *, own: bool) -> str | None:
-    """Who else could put files there: `own` is asked of the folder that holds the kernels."""
+    """Why other users could write files there, or None; `own` is the check for the folder that holds the kernels."""
     if not hasattr(os, "getuid"):
         return None  # Windows keeps users' folders apart
     real = folder.resolve()
@@ -84,8 +83,8 @@ def _chain(path: Path) -> list[Path]:
 def _writable_by_others(status: os.stat_result, *, strict: bool) -> bool:
     """Whether others may replace what is in a folder.
 
-    Unless this is asked strictly, they may not in one that is sticky, nor by a group of the user's own number: many
-    systems give each user such a group, who is alone in it.
+    Unless `strict`, a sticky folder is safe, and so is write access for a group with the user's own number: many
+    systems give each user a private group of that number.
     """
     others = stat.S_IWGRP | stat.S_IWOTH
     if not strict:
@@ -97,15 +96,15 @@ def _writable_by_others(status: os.stat_result, *, strict: bool) -> bool:
 
 
 class StoredKernels(_Cache):  # type: ignore[misc]
-    """The stored kernels of one function, as Numba's dispatchers and C callbacks ask for them."""
+    """The stored kernels of one function, with the interface of Numba's cache."""
 
     def __init__(self, function: Any, options: str, folder: Path) -> None:
-        """Look for kernels of a function.
+        """Set up the cache of a function.
 
         Args:
-            function: what is compiled
-            options: how, beside its signature
-            folder: where files lie; nobody else can write to it
+            function: that is compiled
+            options: of the compiler, apart from the signature
+            folder: of the files; not writable by others
         """
         self._function = function
         self._options = options
@@ -117,7 +116,7 @@ class StoredKernels(_Cache):  # type: ignore[misc]
         return str(self._folder)
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """The kernel for a signature; None if it is not there, or not as it was written."""
+        """Load the kernel for a signature; None if it is missing, or its file was changed."""
         path, key = self._entry(signature, target_context.codegen())
         content = _read(path)
         digest, data = content[: len(key)], content[len(key) :]
@@ -126,7 +125,7 @@ class StoredKernels(_Cache):  # type: ignore[misc]
         return self._rebuild(data, target_context)
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Keep a kernel, unless it holds addresses of this process. Where that fails, the log says so once."""
+        """Store a kernel, unless it holds addresses of this process. A failure is logged once."""
         if result.library.has_dynamic_globals or result.lifted:
             return
         path, key = self._entry(signature, result.codegen)
@@ -137,12 +136,12 @@ class StoredKernels(_Cache):  # type: ignore[misc]
             _warn(self._folder, error.strerror)
 
     def enable(self) -> None:
-        """There is no switch."""
+        """Does nothing: the cache is always on."""
 
     disable = flush = enable
 
     def _entry(self, signature: Any, codegen: Any) -> tuple[Path, bytes]:
-        """The file of a kernel, and a digest of all that its machine code depends on, which its content is bound to."""
+        """The file of a kernel, and a digest of everything its machine code depends on, to check the content by."""
         function = self._function
         code, cells = function.__code__, function.__closure__ or ()
         parts = (
@@ -161,16 +160,16 @@ class StoredKernels(_Cache):  # type: ignore[misc]
         return self._folder / f"{module}.{function.__name__}-{key.hexdigest()[:32]}{SUFFIX}", key.digest()
 
     def _rebuild(self, data: bytes, target_context: Any) -> Any:
-        """A kernel from a file's content, in Numba's way."""
+        """Rebuild a kernel from a file's content, as Numba does."""
         target_context.refresh()
         return CompileResult._rebuild(target_context, *pickle.loads(data))
 
 
 class QuickKernels(StoredKernels):
-    """The same, read in a way that leaves the compiler asleep until something is not stored."""
+    """The same, loading kernels without initialising the compiler."""
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """As above; the linker has to be ready before anything is compiled, too."""
+        """As `StoredKernels`; also prepares the linker, which compiling needs too."""
         _make_linker_ready(target_context.codegen())
         return super().load_overload(signature, target_context)
 
@@ -192,10 +191,10 @@ class QuickKernels(StoredKernels):
 
 
 class StoredLibrary:
-    """The machine code of a kernel. What another one would inline is dropped, since kernels call no kernels."""
+    """The machine code of a kernel, without the part that other kernels would inline, since kernels call no kernels."""
 
     def __init__(self, codegen: Any, stored: Any) -> None:
-        """Link what a library of Numba's has written."""
+        """Link the machine code that a library of Numba's has serialised."""
         _, _, (machine_code, _) = stored
         self.codegen = codegen
         self._engine = codegen._engine
@@ -203,12 +202,12 @@ class StoredLibrary:
         self._engine.finalize_object()
 
     def get_pointer_to_function(self, name: str) -> int:
-        """The address of a function that is in it, 0 if it is not."""
+        """The address of a function in the library, 0 if it is not there."""
         return int(self._engine.get_function_address(name))
 
 
 def _read(path: Path) -> bytes:
-    """The content of a file of this user's own; nothing where there is none, or something else."""
+    """The content of a regular file of this user; empty if there is none."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with contextlib.suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
@@ -224,27 +223,27 @@ def _warn(folder: Path, reason: str) -> None:
 
 @cache
 def _digest_of(source: str) -> bytes:
-    """Of a file of Python; of nothing where it is not there to be read."""
+    """Digest of a Python source file; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return hashlib.sha256(Path(source).read_bytes()).digest()
     return b""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a kernel without importing the modules of the functions that were compiled into it.
+    """Unpickles a kernel without importing the modules of the functions that were compiled into it.
 
-    Each brings along its module's names (an environment), which only the interpreter would look up. Numba imports the
-    module for that, and the one of its own functions for arrays is the largest part of its compiler.
+    Each function refers to its module's names (an environment), which only the interpreter would look up. Numba imports
+    the module for that, and that of its own array functions is the largest part of its compiler.
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        """What the file calls by its name."""
+        """Resolve a global of the file by its name."""
         usual = super().find_class(module, name)
         return _environment_of if usual is _rebuild_env else usual
 
 
 def _environment_of(module: str, constants: list[Any], name: str) -> Any:
-    """As Numba makes it, of a module that is there; else without names."""
+    """Make an environment as Numba does if the module is imported, else one without names."""
     if module in sys.modules:
         return _rebuild_env(module, constants, name)
     found = lookup_environment(name)
@@ -258,9 +257,9 @@ def _environment_of(module: str, constants: list[Any], name: str) -> Any:
 
 @cache
 def _make_linker_ready(codegen: Any) -> None:
-    """Say where the functions of Numba's memory management are, as its compiler does when it is made ready.
+    """Register the addresses of Numba's memory management functions, as initialising its compiler does.
 
-    And take away the empty module with which LLVM's engine begins: it would be compiled, for 5 MB of LLVM's pages.
+    Also remove the empty module that LLVM's engine begins with: compiling it would take 5 MB of memory.
     """
     for name, address in _nrt_python.c_helpers.items():
         llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)

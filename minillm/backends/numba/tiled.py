@@ -1,8 +1,8 @@
 """Products of many rows of activations with stored weights, in tiles: the loops around `avx512.py`.
 
 From the outside in: workers, each with its share of the outputs; pieces of `columns` outputs; pieces of their inputs,
-which are expanded into the worker's second-level cache; panels of 48 rows (16 with AVX2); tiles of a few outputs. What
-a worker's rows have gathered becomes results when all inputs of a piece are through.
+which are expanded into the worker's L2 cache; panels of 48 rows (16 with AVX2); tiles of a few outputs. The sums become
+results once all inputs of a piece are done.
 """
 
 from functools import cache
@@ -34,22 +34,22 @@ WIDTH = 3 * LANES if "avx512f" in FEATURES else LANES
 """Rows of a panel; the last one of a product may have fewer, 16 or 32."""
 FLOAT_DEPTH = 256
 INTEGER_DEPTH = 768
-"""Inputs of one piece: a panel of that depth is at most 48 or 36 KB, about what the first-level cache holds."""
+"""Inputs of one piece: a panel of that depth is at most 48 or 36 KB, about the size of the L1 cache."""
 
 _LAID_OUT = 23
-"""Which argument of a product its work space begins at. Before it, in order: the stored weights' bytes; scales, as
-`expanding.expand` takes them; kind; group; outputs; columns of one piece, a multiple of 16; rows; depth, that is
-inputs rounded up to what the tiles take; bias, ReLU and residual, as `packing.finish` takes them; out [rows, outputs];
+"""Argument number at which a product's scratch memory begins. Before it, in order: the stored weights' bytes; scales,
+as `expanding.expand` takes them; kind; group; outputs; columns of one piece, a multiple of 16; rows; depth, that is
+inputs rounded up for the tiles; bias, ReLU and residual, as `packing.finish` takes them; out [rows, outputs];
 activations in panels. A share of the work is one piece of the outputs."""
 
 
 def pieces_of(outputs: int, columns: int) -> int:
-    """In how many pieces, and so shares, a product's outputs are cut."""
+    """Number of pieces, and so shares, of a product's outputs."""
     return -(-outputs // columns)
 
 
 def panels_of(rows: int) -> int:
-    """In how many panels, and so shares, activations are laid out."""
+    """Number of panels, and so shares, of the activations."""
     return -(-rows // WIDTH)
 
 
@@ -78,7 +78,7 @@ def integer_kernel() -> int:
 
 
 def _pack_floats(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """One panel of x. Arguments: x [rows, inputs]; panels, float32 [rows', depth] (rows' of whole 16s); depth."""
+    """Pack one panel of x. Arguments: x [rows, inputs]; panels, float32 [rows', depth] (rows' in whole 16s); depth."""
     x, rows, inputs = flat(arguments, 0, np.float32), arguments[1], arguments[2]
     panels, depth, first = vector(arguments, 4, np.float32), arguments[6], share * WIDTH
     width = min(WIDTH, _whole(rows) - first)
@@ -86,8 +86,9 @@ def _pack_floats(arguments: Any, data: Any, share: int, shares: int, worker: int
 
 
 def _multiply_floats(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """x by weights in any format as float32. Work space: of each worker, tiles [columns, FLOAT_DEPTH] and sums
-    [columns, rows'], float32.
+    """Multiply x by weights in any format, as float32.
+
+    Scratch memory: of each worker, tiles [columns, FLOAT_DEPTH] and sums [columns, rows'], float32.
     """
     stored, scales, kind, group, outputs, columns, rows, depth = _weights(arguments)
     panels = vector(arguments, 21, np.float32)
@@ -109,13 +110,13 @@ def _multiply_floats(arguments: Any, data: Any, share: int, shares: int, worker:
 
 @inner
 def _whole(rows: int) -> Any:
-    """Rows rounded up to what tiles take."""
+    """Rows rounded up to whole vectors."""
     return (rows + LANES - 1) // LANES * LANES
 
 
 @inner
 def _weights(arguments: Any) -> Any:
-    """From the stored weights to depth: what both products take alike."""
+    """The arguments that both products have, from the stored weights to depth."""
     stored, scales = vector(arguments, 0, np.uint8), matrix(arguments, 2, np.uint16)
     return (
         stored, scales, arguments[6], arguments[7], arguments[8], arguments[9], arguments[10], arguments[11]
@@ -124,7 +125,7 @@ def _weights(arguments: Any) -> Any:
 
 @inner
 def _finish(arguments: Any, sums: Any, sums_at: int, first: int, last: int) -> None:
-    """What a worker has summed up of the outputs first .. last - 1, into the result."""
+    """Write a worker's sums of the outputs first .. last - 1 to the result."""
     outputs, columns, rows = arguments[8], arguments[9], arguments[10]
     bias, relu, residual = vector(arguments, 12, np.float32), arguments[14] != 0, vector(arguments, 15, np.float32)
     out, padded = flat(arguments, 17, np.float32), _whole(rows)
@@ -152,8 +153,10 @@ def _float_tiles(
 
 
 def _pack_integers(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """One panel of x, quantised to int8. Arguments: x [rows, inputs]; panels, int32 [rows', depth / 4]; depth;
-    offsets, int32, and scales, float32 [rows', depth / 32]; blocks, float32 [workers, 32, 16].
+    """Pack one panel of x, quantised to int8.
+
+    Arguments: x [rows, inputs]; panels, int32 [rows', depth / 4]; depth; offsets, int32, and scales, float32 [rows',
+    depth / 32]; blocks, float32 [workers, 32, 16].
     """
     x, rows, inputs = flat(arguments, 0, np.float32), arguments[1], arguments[2]
     panels, depth, first = vector(arguments, 4, np.int32), arguments[6], share * WIDTH
@@ -163,8 +166,10 @@ def _pack_integers(arguments: Any, data: Any, share: int, shares: int, worker: i
 
 
 def _multiply_integers(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-    """x quantised to int8, by int8 or int4. Work space: offsets and scales of x; then of each worker, uint8 tiles
-    [columns, INTEGER_DEPTH], their scales [columns, INTEGER_DEPTH / 32] and sums [columns, rows'].
+    """Multiply x, quantised to int8, by int8 or int4.
+
+    Scratch memory: offsets and scales of x; then of each worker, uint8 tiles [columns, INTEGER_DEPTH], their scales
+    [columns, INTEGER_DEPTH / 32] and sums [columns, rows'].
     """
     stored, scales, kind, group, outputs, columns, rows, depth = _weights(arguments)
     panels, offsets = vector(arguments, 21, np.int32), vector(arguments, _LAID_OUT, np.int32)

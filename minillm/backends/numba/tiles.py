@@ -1,13 +1,9 @@
-"""Tiles: some rows of activations times some rows of weights, every sum in a register.
+"""Tiles: a few rows of activations times a few rows of weights, with every sum in a register.
 
-A tile walks along the input in blocks of 32. In each block it loads the weights of its outputs once, brings them to
-float32 and multiplies them with all its rows. The sum of one row and one output lives in one vector of `LANES`
-partial sums, which are added up in one order at the end. That order is the same in every tile, so a row's result does
-not depend, in any bit, on how many rows there are beside it.
-
-On a Zen 5 core (256 GFLOP/s at most) with weights in its cache, tiles of 4 to 8 rows ran at 210 to 225 GFLOP/s on
-16-bit weights and at 175 to 190 on 8- and 4-bit ones. One row with 4 outputs went through 156 (float32), 117 (16-bit),
-43 (8-bit) and 23 GB/s (4-bit); two such cores read 42 to 47 GB/s from memory.
+A tile goes along the input in blocks of 32. For each block it loads the weights of its outputs once, expands them to
+float32 and multiplies them with all its rows. The sum of one row and one output is one vector of `LANES` partial sums,
+which are added up at the end. The order of additions is the same in every tile, so a row's result is bit-identical for
+any number of rows.
 """
 
 from dataclasses import dataclass
@@ -22,25 +18,24 @@ from .intrinsics import FEATURES, FLOAT, INT32, INT64, call, constant, fma, intr
 MOST_ROWS = 8
 """Rows that a tile can have."""
 PANEL = 24
-"""Outputs that are taken together: their weights stay in a core's cache while more than 8 rows pass."""
+"""Outputs computed together: their weights stay in a core's cache for all rows, if those are more than 8."""
 AHEAD = 16384
-"""Bytes from where weights are read to where they are asked for. Several rows of weights read side by side are more
-than the CPU's own prefetcher follows: asking took one row of bfloat16 from a third to four fifths of the bandwidth."""
+"""Prefetch distance in bytes. Rows of weights read in parallel are more streams than the hardware prefetcher follows:
+prefetching took one row of bfloat16 from a third to four fifths of the bandwidth."""
 
 OUTPUTS = (
     {1: 4, 2: 6, 3: 4, 4: 4, 5: 4, 6: 3, 7: 3, 8: 3}
     if "avx512f" in FEATURES  # 32 registers of 16
     else {1: 4, 2: 4, 3: 3, 4: 2, 5: 2, 6: 1, 7: 1, 8: 1}  # 16 registers of 8
 )
-"""Rows of a tile -> its outputs: as many sums as leave registers for weights. One row is another matter: its time is
-that of reading weights, and memory likes to be read from one end to the other. So a format has fewer outputs there
-(`Format.alone`), as long as a sum that waits for the one before keeps up: a step of opt-125m took 7 % less time in 16
-bits with 1 output, 3 % less in float32 with 2, and 5 % more in int8 with 1 (interleaved, 30 to 50 rounds)."""
+"""Rows of a tile -> its outputs: as many sums as leave registers for weights. A tile of one row is bound by reading
+weights, which is fastest sequentially. So some formats have fewer outputs there (`Format.alone`), unless the latency of
+dependent additions dominates."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What a panel works on: addresses, bytes from row to row, counts; all values of generated code."""
+    """Operands of a panel: addresses, row strides in bytes, counts; all values of generated code."""
 
     x: Any
     x_stride: Any
@@ -63,7 +58,7 @@ def multiply_panel(
 ) -> Any:  # fmt: skip
     """out[row : row + rows, first : stop] = x[row : row + rows] W[first : stop]^T over all whole blocks of 32 inputs.
 
-    At most `MOST_ROWS` rows. Arrays are contiguous; those of the other arguments that Numba types are int64.
+    At most `MOST_ROWS` rows. Arrays are contiguous; the other arguments are int64.
     """
     form = FORMATS[weight.dtype]
 
@@ -93,7 +88,7 @@ def multiply_panel(
 
 
 MATRICES = {0: "x", 1: "weight", 2: "scales", 4: "out"}
-"""Which arguments of `multiply_panel` are arrays."""
+"""Argument number -> name of the arrays of `multiply_panel`."""
 
 
 def walk_panel(builder: ir.IRBuilder, form: Format, at: Operands, rows: int, first: Any) -> None:
@@ -144,7 +139,7 @@ def multiply_tile(builder: ir.IRBuilder, form: Format, at: Operands, rows: int, 
 
 
 def expand(builder: ir.IRBuilder, form: Format, at: Operands, weights: Any, scales: Any, block: Any) -> list[Any]:
-    """One output's weights of a block as float32."""
+    """Expand one output's weights of a block to float32."""
     scale = None
     if form.scaled:
         half = scale_of(builder, scales, block, at.group_shift)
@@ -153,7 +148,7 @@ def expand(builder: ir.IRBuilder, form: Format, at: Operands, weights: Any, scal
 
 
 def prefetch(builder: ir.IRBuilder, address: Any, offset: int) -> None:
-    """Ask for a line of memory that will be read. Beyond the end of an array this does nothing."""
+    """Prefetch a cache line for reading. Beyond the end of an array this does nothing."""
     where = builder.gep(address, [INT64(offset)])
     call(builder, "llvm.prefetch.p0", ir.VoidType(), where, INT32(0), INT32(3), INT32(1))
 

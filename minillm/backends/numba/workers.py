@@ -1,19 +1,16 @@
-"""The threads that run a program together: the one that asks for it, and helpers that sleep while there is none.
+"""The thread pool that runs programs: the calling thread, and helpers that sleep while there is no program.
 
-A program is a list of launches in memory (see `launching.py`). Each worker takes the next share that nobody has taken,
-and goes on to the next kernel when all shares of this one are done. So a program ends with however many workers turn
-up, and a core that is slower than the others does less.
+A program is a list of launches in memory (see `launching.py`). Each worker takes the next free share, and goes on to
+the next kernel when all shares of this one are done. So a program completes with any number of workers, and a slower
+core does less.
 
-A helper is a thread of Python's that waits in compiled code, without Python's lock. It spins for the time that lies
-between two decode steps, then it sleeps until it is woken. Inside a program workers wait for each other by spinning
-for some microseconds and then by short sleeps, so that a core on which other work runs is given up. Where the caller
-slept long, other work holds the cores: then programs run on its thread alone for a while, since every kernel would wait
-for the worker that is not running.
+A helper is a Python thread that waits in compiled code, without the GIL. It spins for about the time between two decode
+steps, then sleeps until it is woken. Inside a program workers wait for each other by spinning for some microseconds and
+then by short sleeps, which yield the core to other processes. If the caller slept long, other processes hold the cores:
+programs then run on its thread alone for a while, since every kernel would wait for a worker that is not scheduled.
 
-A forked child has none of its parent's threads: it begins without helpers. While one thread's program runs, those of
-other threads run alone.
-
-On two threads of a Zen 5 about 0.1 us pass between two kernels of a program.
+A forked child has none of its parent's threads: it begins without helpers. While one thread's program uses the helpers,
+other threads run theirs alone.
 """
 
 import os
@@ -37,30 +34,30 @@ from .elementary import inner
 from .intrinsics import INT32, INT64, call, intrinsic
 
 COUNTERS = 8
-"""int64 numbers in a line of memory: the counters of two kernels share none."""
+"""int64 numbers in a cache line: the counters of two kernels share none."""
 _TAKEN, _DONE, ENDED = range(3)
-"""Which counter is what: shares that were taken, shares that were done, the moment at which all were."""
+"""The counters of a launch: shares taken, shares done, and its end time."""
 
 _TURN, _INSIDE, _ORDER = range(3)
-"""The lines of the board. A turn is odd while a program is open to helpers; how many are inside; what to run."""
+"""The lines of the board: a turn, odd while a program is open to helpers; the number of helpers inside; the order."""
 _TABLE, _LENGTH, _KEPT_COUNTERS, _MOST = range(4)
-"""What an order says: addresses of launches and counters, how many launches, how many workers."""
+"""The fields of an order: address and number of launches, address of counters, number of workers."""
 
 _PATIENCE = 2000
-"""How often a worker looks whether the others are done before it sleeps a little: some 30 to 100 us."""
+"""Polls of a worker before it begins to sleep while it waits for the others: some 30 to 100 us."""
 _IDLE = 5 * _PATIENCE
-"""How often a helper looks for the next program before it sleeps: some more than pass between two decode steps."""
+"""Polls of a helper for the next program before it sleeps: longer than the time between two decode steps."""
 _NAP = 20_000
-"""Nanoseconds of a short sleep; the system adds 50 us of its own."""
+"""Nanoseconds of a short sleep; the system adds about 50 us."""
 _LATE = 10
-"""Short sleeps of the caller in one program that show that another worker was kept from its core: about 1 ms."""
+"""Short sleeps of the caller in one program that show a worker without a core: about 1 ms."""
 _SHORTEST, _LONGEST = 0.02, 0.64
-"""Seconds for which programs then run on one thread: twice as long each time, half when all goes well again."""
+"""Seconds for which programs then run on one thread: doubled each time, halved after each undisturbed program."""
 
 _CLOCK = {"linux": 1, "darwin": 8}.get(sys.platform)
-"""What `time.perf_counter_ns` counts by, as C's clock_gettime knows it: CLOCK_MONOTONIC, CLOCK_UPTIME_RAW."""
+"""The clock of `time.perf_counter_ns` in C's clock_gettime: CLOCK_MONOTONIC, CLOCK_UPTIME_RAW."""
 TELLS_TIME = _CLOCK is not None
-"""Whether a program can note when its kernels ended."""
+"""Whether a program can record when its kernels ended."""
 
 
 # --- in kernels -------------------------------------------------------------------------------------------------------
@@ -73,7 +70,7 @@ def _call_share(
     """Call a kernel by its address."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * 5)  # pointers are passed as numbers of their size are
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * 5)  # pointers are passed like integers of their size
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
@@ -88,7 +85,7 @@ def _counter(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic
 def _add(typing_context: Any, counters: Any, line: Any, which: Any, amount: Any) -> Any:
-    """counters[line, which] += amount as one step of all workers. -> its value before"""
+    """Atomic counters[line, which] += amount. -> its value before"""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _counter(context, builder, signature, args), args[3], "seq_cst")
@@ -98,7 +95,7 @@ def _add(typing_context: Any, counters: Any, line: Any, which: Any, amount: Any)
 
 @intrinsic
 def _value_of(typing_context: Any, counters: Any, line: Any, which: Any) -> Any:
-    """counters[line, which]; what its writers wrote before is there too."""
+    """Atomic read of counters[line, which]; earlier writes of its writers are visible after it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_counter(context, builder, signature, args), "seq_cst", 8)
@@ -108,7 +105,7 @@ def _value_of(typing_context: Any, counters: Any, line: Any, which: Any) -> Any:
 
 @intrinsic
 def _wait_a_little(typing_context: Any) -> Any:
-    """Leave the core's other thread what it needs, where the processor has an instruction for that."""
+    """Yield to the core's other hardware thread, if the processor has an instruction for that."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if "x86_64" in builder.module.triple:
@@ -120,7 +117,7 @@ def _wait_a_little(typing_context: Any) -> Any:
 
 @intrinsic
 def _nap(typing_context: Any) -> Any:
-    """Give up the core for a short time, where the system has a call for that."""
+    """Sleep for `_NAP` ns, if the system has a call for that."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if sys.platform != "win32":
@@ -146,7 +143,7 @@ def _now(typing_context: Any) -> Any:
 
 @inner
 def _wait_for(counters: Any, line: int, which: int, value: int) -> Any:
-    """Until a counter has a value. -> how many short sleeps that took"""
+    """Wait until a counter has a value. -> number of short sleeps"""
     patience, naps = _PATIENCE, 0
     while _value_of(counters, line, which) != value:
         if patience > 0:
@@ -160,7 +157,7 @@ def _wait_for(counters: Any, line: int, which: int, value: int) -> Any:
 
 @inner
 def _work(launches: Any, counters: Any, watched: int, worker: int) -> Any:
-    """What one worker does of a program, which notes when each launch has ended where that is asked for. -> naps"""
+    """Do one worker's part of a program; if `watched`, record the end of each launch. -> number of short sleeps"""
     naps = 0
     for i in range(len(launches)):
         function, arguments, data, shares = launches[i]
@@ -191,7 +188,7 @@ def _run_alone(launches: Any, counters: Any, watched: int) -> None:
 
 @cache
 def _together() -> Any:
-    """Likewise with so many workers, which find the program on a board. -> naps of the calling thread"""
+    """Likewise with several workers, which find the program on a board. -> short sleeps of the calling thread"""
     return kernel(types.int64(_NUMBERS, _NUMBERS, types.int64, _NUMBERS, types.int64, types.int64, types.int64))(
         _run_together
     )
@@ -205,13 +202,13 @@ def _run_together(launches: Any, counters: Any, watched: int, board: Any, table:
     board[_ORDER, _MOST] = workers
     _add(board, _TURN, 0, 1)
     naps = _work(launches, counters, watched, 0)
-    _add(board, _TURN, 0, 1)  # who comes from now on turns back
+    _add(board, _TURN, 0, 1)  # closes the program to further helpers
     return naps + _wait_for(board, _INSIDE, 0, 0)
 
 
 @cache
 def _help() -> Any:
-    """Work on the programs that appear on a board, until none has come for a while. -> the turn that was seen last"""
+    """Work on the programs posted on a board, until none has come for a while. -> the last turn seen"""
     return kernel(types.int64(_NUMBERS, types.int64, types.int64))(_help_until_idle)
 
 
@@ -237,7 +234,7 @@ def _help_until_idle(board: Any, worker: int, seen: int) -> int:
 
 
 class _Helper:
-    """A thread that works on what is on a board."""
+    """A thread that works on the programs posted on a board."""
 
     def __init__(self, board: NDArray[np.int64], worker: int) -> None:
         self._board, self._worker = board, worker
@@ -245,7 +242,7 @@ class _Helper:
         threading.Thread(target=self._run, name=f"minillm-{worker}", daemon=True).start()
 
     def wake(self) -> None:
-        """Have it look for programs. Only the thread that holds the team may call this."""
+        """Wake the thread if it sleeps. Only the thread that holds the team's lock may call this."""
         if self._asleep:
             self._asleep = False
             self._bell.put(None)
@@ -260,17 +257,17 @@ class _Helper:
 
 
 class _Team:
-    """The helpers of a process, and whether they are worth waking now."""
+    """The helpers of a process, and the time for which they are not used."""
 
     def __init__(self) -> None:
         self._held = threading.Lock()
-        """Whose program runs with the helpers"""
+        """Held by the thread whose program runs with the helpers"""
         self._board = np.zeros((3, COUNTERS), np.int64)
         self._helpers: list[_Helper] = []
         self._alone_for, self._alone_until = _SHORTEST, 0.0
 
     def run(self, launches: NDArray[np.int64], counters: NDArray[np.int64], watched: int, workers: int) -> bool:
-        """Run a program on several threads. -> False, and nothing is done, where one had better run it alone"""
+        """Run a program on several threads. -> False, having done nothing, if it should run on one"""
         if time.monotonic() < self._alone_until or not self._held.acquire(blocking=False):
             return False
         try:
@@ -288,7 +285,7 @@ class _Team:
         return True
 
     def _call(self, count: int) -> None:
-        """Wake so many helpers; where the system gives no more threads, fewer."""
+        """Wake `count` helpers; fewer if the system refuses threads."""
         try:
             while len(self._helpers) < count:
                 self._helpers.append(_Helper(self._board, len(self._helpers) + 1))
@@ -302,7 +299,7 @@ _team = _Team()
 
 
 def _forget_helpers() -> None:
-    """In a forked child: its parent's threads are not there, nor is who held the team."""
+    """Reset the team in a forked child, which has neither its parent's threads nor the holder of the lock."""
     global _team
     _team = _Team()
 
@@ -312,13 +309,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(launches: NDArray[np.int64], counters: NDArray[np.int64], *, watched: bool, workers: int) -> None:
-    """Run launches, one after the other: rows [n, 4] of a kernel's address, those of its arguments and data, shares.
+    """Run launches in order.
 
     Args:
-        launches: what to run
-        counters: [n, COUNTERS]; what they hold does not matter
-        watched: whether counters[:, ENDED] tell afterwards when each launch ended, by `time.perf_counter_ns`
-        workers: on how many threads at most
+        launches: rows [n, 4]: addresses of a kernel, of its arguments and of its data; number of shares
+        counters: [n, COUNTERS], overwritten
+        watched: record the end of each launch in counters[:, ENDED], in ns of `time.perf_counter_ns`
+        workers: the most threads
     """
     if workers == 1 or not _team.run(launches, counters, int(watched), workers):
         _alone()(launches, counters, int(watched))

@@ -1,4 +1,4 @@
-"""The memory that products work in, kept from one call to the next."""
+"""Scratch memory of products, kept from call to call."""
 
 import threading
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class WorkSpace:
-    """Arrays that products work in, kept from one call to the next."""
+    """Named scratch arrays, kept from call to call."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
@@ -26,7 +26,7 @@ class WorkSpace:
 
 
 class _ThreadsWorkSpace(WorkSpace, threading.local):
-    """One for each of Python's threads."""
+    """One per Python thread."""
 
 
 work = _ThreadsWorkSpace()
