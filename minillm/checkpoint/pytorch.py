@@ -92,7 +92,7 @@ def read_pickle(data: bytes, find_storage: Callable[[object], object], where: st
 
     Raises:
         CheckpointError: the pickle is malformed, holds an instruction that `torch.save` does not write for tensors, or
-            names anything beside tensors; the message says which.
+            names anything but tensors; the message says which.
     """
     machine = _Machine(find_storage, where)
     try:

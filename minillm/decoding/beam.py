@@ -188,7 +188,7 @@ class BeamSearch(Strategy):
             chosen = sample_without_replacement(total, uniforms, backend.xp)
         else:
             chosen = top_indices(total, count, backend.xp)
-        chosen = chosen[total[chosen] > -np.inf]  # what is forbidden is no candidate
+        chosen = chosen[total[chosen] > -np.inf]  # forbidden tokens are no candidates
         return [int(i) for i in chosen // V], [int(i) for i in chosen % V], total[chosen]
 
     def _extended(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:

@@ -42,7 +42,7 @@ def settle_mirostat(values: dict[str, Any], said: Mapping[str, object]) -> None:
             f"{others[0]}={shown(values[others[0]])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
             f" its own; leave {others[0]} or mirostat out"
         )
-    if others:  # the checkpoint's Mirostat gives way
+    if others:  # drop the checkpoint's Mirostat
         values["mirostat"] = 0
     else:
         values.update(TRUNCATION, num_beams=1)

@@ -19,7 +19,7 @@ min(1, p(x) / q(x)); the first that is not taken is drawn from max(0, p - q), re
 drafted after it is dropped. If all are taken, one more token is drawn from the target. The tokens are distributed
 exactly as the target's own. Processors and filters change p and q alike.
 
-Greedy search is the limit of temperature 0: a drafted token is taken if it is the target's likeliest.
+Greedy search is the limit of temperature 0: a drafted token is accepted if it is the target's most likely one.
 
 Prompt lookup: the draft is copied from an earlier occurrence of the newest tokens.
 
@@ -224,7 +224,7 @@ def look_up(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     Args:
         tokens: all so far
         longest: the greatest n to try
-        count: how many tokens are wanted at most
+        count: maximum number of tokens
     """
     line = np.asarray(tokens, np.int64)
     ends, n = np.arange(1, len(line)), 0  # positions right after an occurrence of the last n tokens
