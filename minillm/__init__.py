@@ -5,7 +5,7 @@
 >>> engine.generate("A list of colors: red,").text
 
 The names below are loaded on first use: `import minillm` alone costs nothing, and the command line can still
-choose how the BLAS starts before NumPy is imported.
+configure the BLAS before NumPy is imported.
 """
 
 from importlib import import_module

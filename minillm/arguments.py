@@ -1,4 +1,4 @@
-"""Arguments of the engine: what each may be, in one table."""
+"""Table of the engine's arguments and their allowed values."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,13 +11,13 @@ from .tokenizer import Tokenizer
 
 
 class Argument(NamedTuple):
-    """What an argument may be."""
+    """Validation rule of one argument."""
 
     read: Callable[[object], Any]
-    """Makes of it what the engine works with; raises ValueError for anything else"""
+    """Converts the value to the type that the engine uses; raises ValueError for anything else"""
     expected: str
     optional: bool = False
-    """None stands for the default"""
+    """True if None stands for the default"""
 
 
 def _path(value: object) -> str:
@@ -60,10 +60,10 @@ ARGUMENTS = {
 
 
 def read(name: str, value: object) -> Any:
-    """An argument as the engine works with it.
+    """Validate an argument and convert it to the type that the engine uses.
 
     Raises:
-        ParameterError: it is not what the table says.
+        ParameterError: it does not match the table.
     """
     argument = ARGUMENTS[name]
     if value is None and argument.optional:
@@ -75,10 +75,10 @@ def read(name: str, value: object) -> Any:
 
 
 def refuse_unknown(given: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Refuse an argument by a name that is not known.
+    """Refuse an argument with an unknown name.
 
     Raises:
-        ParameterError: the message lists those known.
+        ParameterError: a name is unknown; the message lists the known ones.
     """
     for name in given:
         if name not in known:

@@ -1,7 +1,7 @@
-"""What one forward pass is asked to compute: sequences, and the ragged batch made of them.
+"""Input of a forward pass: token sequences, and the ragged batch made of them.
 
-The new tokens of all sequences lie end to end in one flat array; nothing is padded. Prefill, a chunk of a prefill,
-decode and any mixture of them differ only in how many tokens each sequence brings.
+The new tokens of all sequences are concatenated in one flat array without padding. Prefill, a prefill chunk, decode and
+any mixture of them differ only in the number of tokens per sequence.
 """
 
 from collections.abc import Sequence
@@ -16,57 +16,57 @@ IntArray = NDArray[np.int64]
 
 @dataclass(eq=False)
 class TokenSequence:
-    """One line of tokens and where its keys and values lie.
+    """A sequence of tokens and its block table.
 
-    The first `cached` of `token_ids` have their K/V in `pages`; the others wait to be computed.
+    The first `cached` of `token_ids` have their K/V in `pages`; the others are pending.
 
-    The last tokens may be a tree instead of a line: several guesses at what follows, computed together. Each then
-    stands at the position that its depth gives it and sees the line and its own ancestors.
+    The last tokens may form a tree instead of a line: several guesses at what follows, computed together. The position
+    of each is given by its depth, and it attends to the line and to its own ancestors.
     """
 
     token_ids: list[int] = field(default_factory=list)
     cached: int = 0
     pages: list[int] = field(default_factory=list)
     tree: tuple[int, ...] = ()
-    """Of each of the last tokens the parent among them, which comes earlier; -1: the line before them"""
+    """Parent index of each of the last tokens among them, always smaller than its own; -1: the line before them"""
 
     @property
     def pending(self) -> int:
-        """Tokens that wait for a forward pass."""
+        """Number of tokens not yet computed."""
         return len(self.token_ids) - self.cached
 
     @property
     def line(self) -> int:
-        """Cached positions that are no part of a tree."""
+        """Number of cached positions that are not in a tree."""
         return min(self.cached, len(self.token_ids) - len(self.tree))
 
 
 class Span(NamedTuple):
-    """One sequence's part of a batch, in plain numbers for the loops on the host."""
+    """One sequence's part of a batch, in Python integers for loops on the host."""
 
     start: int
     """Its first row in the flat arrays."""
     stop: int
     context_len: int
-    """S: cached positions and the new ones."""
+    """S: cached and new positions."""
     text_len: int
-    """The same, and the tokens of later chunks."""
+    """Context length including the tokens of later chunks."""
     pages: tuple[int, ...]
     tree: NDArray[np.bool_] | None = None
-    """[m, m], where the last m tokens are a tree: whether the row's token sees the column's"""
+    """[m, m] attention mask, if the last m tokens are a tree: True if the row's token sees the column's"""
 
     def positions(self) -> IntArray:
-        """Of its new tokens, from 0. [n]"""
+        """Positions of the new tokens, from 0. [n]"""
         positions = np.arange(self.context_len - (self.stop - self.start), self.context_len)
         return positions if self.tree is None else self._with_tree(positions)
 
     def key_positions(self) -> IntArray:
-        """Of all that it has in the cache, its new tokens included. [S]"""
+        """Positions of the cached and new tokens. [S]"""
         positions = np.arange(self.context_len)
         return positions if self.tree is None else self._with_tree(positions)
 
     def _with_tree(self, positions: IntArray) -> IntArray:
-        """A tree's tokens stand as deep as they have ancestors behind the line before them."""
+        """Set the positions of a tree's tokens: each follows the line by its number of ancestors."""
         assert self.tree is not None
         m = len(self.tree)
         positions[-m:] = self.context_len - m - 1 + self.tree.sum(axis=1)
@@ -80,13 +80,13 @@ class Batch:
     token_ids: IntArray
     """[T]"""
     positions: IntArray
-    """[T], from 0; in a tree several tokens stand at one position"""
+    """[T], from 0; in a tree several tokens share a position"""
     slot_pages: IntArray
-    """[T]: the page that takes each new token's K and V"""
+    """[T]: page for each new token's K and V"""
     slot_offsets: IntArray
-    """[T]: the place inside that page"""
+    """[T]: offset inside that page"""
     spans: tuple[Span, ...]
-    """Each sequence's part, its pages among it."""
+    """Each sequence's part, with its pages."""
 
     @property
     def num_tokens(self) -> int:
@@ -95,25 +95,25 @@ class Batch:
 
     @property
     def has_tree(self) -> bool:
-        """Whether some sequence ends in a tree."""
+        """True if any sequence ends in a tree."""
         return any(span.tree is not None for span in self.spans)
 
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], counts: Sequence[int], page_size: int) -> "Batch":
         """The batch that computes the next `counts[i]` pending tokens of each sequence.
 
-        The cache must have made room for them already (`PagedCache.reserve`).
+        The cache must have allocated their pages (`PagedCache.reserve`).
         """
         token_ids: list[int] = []
         spans: list[Span] = []
-        positions: list[int] = []  # plain numbers: for a few tokens they are quicker than NumPy's calls
+        positions: list[int] = []  # Python lists: faster than NumPy calls for a few tokens
         slot_pages: list[int] = []
         slot_offsets: list[int] = []
         has_tree = False
         for sequence, count in zip(sequences, counts, strict=True):
             start, context_len, pages = len(token_ids), sequence.cached + count, sequence.pages
             token_ids += sequence.token_ids[sequence.cached : context_len]
-            assert not sequence.tree or count == sequence.pending  # a tree is computed whole
+            assert not sequence.tree or count == sequence.pending  # a tree is computed in one pass
             tree = ancestors(sequence.tree) if sequence.tree else None
             has_tree = has_tree or tree is not None
             spans.append(Span(start, len(token_ids), context_len, len(sequence.token_ids), tuple(pages), tree))
@@ -134,7 +134,7 @@ class Batch:
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """Which tokens of a tree see which: itself, its parent, the parent's parent ... [m] -> [m, m]"""
+    """Attention mask of a tree: each token sees itself and its ancestors. [m] -> [m, m]"""
     seen = np.eye(len(parents), dtype=np.bool_)
     for i, parent in enumerate(parents):
         assert parent < i
@@ -144,9 +144,9 @@ def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens two lines share from their beginning."""
+    """Length of the common prefix of two token lists."""
     low, high = 0, min(len(a), len(b))
-    while low < high:  # by halves: comparing slices is quick, comparing one by one is not
+    while low < high:  # binary search: comparing slices is fast, comparing one by one is not
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
     return low

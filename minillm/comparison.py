@@ -1,4 +1,4 @@
-"""One prompt under every decoding strategy, and the tree that beam search grows from it."""
+"""Comparison of decoding strategies on one prompt, and the search tree of beam search."""
 
 import math
 import time
@@ -14,14 +14,14 @@ from .request import Prompt
 
 
 class Variant(NamedTuple):
-    """A strategy to show: what it is called, and the fields of `GenerationConfig` that choose it."""
+    """A strategy to compare: its name, and the fields of `GenerationConfig` that select it."""
 
     name: str
     fields: Mapping[str, Any]
 
     @property
     def settings(self) -> str:
-        """The fields in one line; whether it samples is in its name."""
+        """The fields in one line, without do_sample, which the name implies."""
         return ", ".join(f"{name}={value}" for name, value in self.fields.items() if name != "do_sample")
 
 
@@ -47,7 +47,7 @@ BEAM_SEARCH = STRATEGIES[-1]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one strategy made of the prompt."""
+    """Result of one strategy."""
 
     variant: Variant
     text: str
@@ -61,13 +61,13 @@ class Outcome:
 
     @property
     def log_prob_per_token(self) -> float:
-        """The mean over the tokens."""
+        """Mean over the tokens."""
         return self.log_prob / len(self.token_ids)
 
 
 @dataclass
 class BeamTree:
-    """All that beam search looked at."""
+    """All candidates that beam search considered."""
 
     steps: list[list[Candidate]] = field(default_factory=list)
     """The candidates of each step, best first"""
@@ -89,16 +89,16 @@ def compare(
     """Continue one prompt under each strategy, one after the other.
 
     Args:
-        engine: with room for the widest of the strategies
+        engine: with a batch size large enough for the widest strategy
         prompt: text or token ids
         variants: the strategies
-        seed: of those that draw
+        seed: of the sampling strategies
         **fields: of `GenerationConfig`, for all of them
 
     Raises:
         As `Engine.generate`.
     """
-    engine.generate(prompt, max_new_tokens=1)  # the first run of a process pays for memory that the others find ready
+    engine.generate(prompt, max_new_tokens=1)  # warm-up: the first run of a process allocates memory
     outcomes = []
     for variant in variants:
         wanted = fields | dict(variant.fields) | ({"seed": seed} if variant.fields.get("do_sample") else {})
@@ -123,7 +123,7 @@ def compare(
 
 
 def beam_tree(engine: Engine, prompt: Prompt, **fields: Any) -> BeamTree:
-    """Run beam search and watch it.
+    """Run beam search and record its candidates.
 
     Args:
         engine: not busy

@@ -1,7 +1,7 @@
-"""What every family of models shares, and the reader of a checkpoint's config.json.
+"""The configuration shared by all model families, and the reader of a checkpoint's config.json.
 
-Each family adds its own fields in a subclass beside its model (`models/opt.py`); the engine, the cache and the
-decoding strategies see only what stands here.
+Each family adds its own fields in a subclass next to its model (`models/opt.py`); the engine, the cache and the
+decoding strategies use only the fields defined here.
 """
 
 import math
@@ -41,8 +41,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     keys_follow_length: bool = False
-    """Keys depend on how long the text was that they were computed in ("dynamic" rotary scaling): another text cannot
-    use them, and guesses that are run together get others than tokens one by one."""
+    """Keys depend on the length of the text they were computed in ("dynamic" rotary scaling): they cannot be reused
+    for another text, and guesses computed together differ from tokens computed one by one."""
 
     def cache_values_per_token(self) -> int:
         """Numbers (not bytes) that one token leaves in the K/V cache: 2 L K D."""
@@ -50,21 +50,21 @@ class ModelConfig:
 
 
 LARGEST = 2**24
-"""Above any size of a model; a larger one would fill the memory before it could be held against the tensors."""
+"""Upper bound of any size in a config; a larger one would fill the memory before the tensors could contradict it."""
 
 LARGEST_NUMBER = 1e30
-"""Above any other number of a model; computed with in float32, it stays finite."""
+"""Upper bound of any other number in a config; finite in float32 computations."""
 
 
 class Fields:
-    """Reads typed fields out of config.json; what is absent, of another type or out of range is named."""
+    """Reads typed fields of config.json; errors name fields that are absent, of another type or out of range."""
 
     def __init__(self, raw: Mapping[str, Any], source: str = "config.json") -> None:
         self.raw = raw
         self.source = source
 
     def get(self, name: str, default: T) -> T:
-        """The field, or `default` where it is absent or null; the default's type is the one expected."""
+        """The field, or `default` if it is absent or null; the default's type is the expected one."""
         value = self.raw.get(name)
         if value is None:
             return default
@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def size(self, name: str, default: int | None = None, *, most: int = LARGEST) -> int:
-        """A whole number from 1 to `most`; without a default it is required."""
+        """An integer from 1 to `most`; required without a default."""
         if default is None and self.raw.get(name) is None:
             raise CheckpointError(f"{self.source}: {name} is missing")
         value = self.get(name, default or 0)
@@ -92,7 +92,7 @@ class Fields:
     def number(
         self, name: str, default: float | None = None, *, above: float = 0.0, most: float = LARGEST_NUMBER
     ) -> float:
-        """A number above one bound and at most another; without a default it is required."""
+        """A number > `above` and <= `most`; required without a default."""
         if default is None and self.raw.get(name) is None:
             raise CheckpointError(f"{self.source}: {name} is missing")
         value = self.get(name, default or 0.0)
@@ -103,7 +103,7 @@ class Fields:
         return value
 
     def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
-        """One of the `known` words; another is a feature that minillm does not run."""
+        """One of the `known` words; any other is an unsupported feature."""
         value = self.get(name, default)
         if value not in known:
             raise UnsupportedModelError(
@@ -112,7 +112,7 @@ class Fields:
         return value
 
     def token_id(self, name: str) -> int | None:
-        """One token id, or None where the field is absent or null."""
+        """One token id, or None if the field is absent or null."""
         ids = self.token_ids(name)
         return ids[0] if ids else None
 
@@ -137,7 +137,7 @@ _KIND_NAMES: dict[type, str] = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint folder, as it stands.
+    """The unmodified config.json of a checkpoint folder.
 
     Raises:
         ModelNotFoundError: the folder has none.

@@ -1,4 +1,4 @@
-"""The face of the library: load a model, generate, stream, chat, look at its logits."""
+"""The library's public API: load a model, generate, stream, chat, inspect logits."""
 
 import dataclasses
 import logging
@@ -54,11 +54,11 @@ PREFILL_CHUNK = 512
 class Engine:
     """A model ready to generate.
 
-    Several threads may use one engine: what they ask for runs side by side, as one batch. Ctrl-C waits for the end of
-    the step that runs, and leaves the engine as it was before the call. `close()` or a `with` block frees its memory.
+    Several threads may use one engine: their requests run in one batch. Ctrl-C takes effect after the current step and
+    leaves the engine as it was before the call. `close()` or a `with` block frees its memory.
 
-    On a CPU weights may be memory of the checkpoint's files themselves: while the engine is open, do not write to those
-    nor cut them short (see `minillm.checkpoint`); renaming others into their place is safe.
+    On a CPU weights may be memory-mapped from the checkpoint's files: while the engine is open, do not write to or
+    truncate them (see `minillm.checkpoint`); replacing them by renaming new files is safe.
     """
 
     config: ModelConfig
@@ -89,26 +89,25 @@ class Engine:
         Args:
             model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
             revision: branch, tag or commit on the hub
-            dtype: how weights are kept in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default
-                as is fastest without a loss, and as it is stored where the checkpoint is quantised. On "cuda" also how
-                results and the K/V cache are kept: one of the first three, by default as the checkpoint stores its
-                weights
+            dtype: of the weights in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default the fastest
+                lossless one, and the stored one for a quantised checkpoint. On "cuda" also of activations and the K/V
+                cache: one of the first three, by default the checkpoint's
             device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
-            backend: what computes on a CPU: "numpy", or "numba", which is the default where it is installed
-            cache_dtype: how the K/V cache is kept: "float32" (the default), "bfloat16" or "int8"
-            threads: of the processor; by default as many as it has cores. It is a setting of the whole process
-            max_batch_size: sequences that run at once; what is beyond waits
-            cache_bytes: memory for the K/V cache; by default what `max_batch_size` full contexts take, but at most
+            backend: on a CPU: "numpy", or "numba", which is the default if it is installed
+            cache_dtype: of the K/V cache: "float32" (the default), "bfloat16" or "int8"
+            threads: number of CPU threads, for the whole process; by default the number of cores
+            max_batch_size: sequences that run at once; further ones are queued
+            cache_bytes: memory for the K/V cache; by default enough for `max_batch_size` full contexts, but at most
                 half of the free memory
-            prefix_cache: keep what finished, for prompts that begin the same way (a chat)
-            draft: a smaller model with the same vocabulary that guesses what this one will say: speculative decoding
-            amateur: a weaker one whose expectations are subtracted from this one's: contrastive decoding
-            tokenizer: in place of the checkpoint's own, or where it has none: a folder, a tokenizer.json, a hub id or a
-                `minillm.tokenizer.Tokenizer`. A chat template beside it is taken too. Without any tokenizer prompts
+            prefix_cache: keep the K/V of finished sequences for prompts with the same prefix (a chat)
+            draft: a smaller model with the same vocabulary, for speculative decoding
+            amateur: a weaker model with the same vocabulary, for contrastive decoding
+            tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a hub id or a
+                `minillm.tokenizer.Tokenizer`. A chat template in its folder is used too. Without a tokenizer prompts
                 are token ids
 
         Raises:
-            ModelError: the model cannot be had (see `errors`).
+            ModelError: the model cannot be loaded (see `errors`).
             DeviceError: the dtype or device is not offered here.
             ParameterError: another argument is impossible.
         """
@@ -134,12 +133,12 @@ class Engine:
         cache_bytes: int | None = None,
         **placement: Any,
     ) -> "Engine":
-        """A published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
+        """A model of a published shape ("opt-125m") with normal random weights and no tokenizer: prompts are token ids.
 
-        `placement` is `dtype`, `device`, `backend`, `cache_dtype` and `threads`, as for a model that is loaded.
+        `placement` is `dtype`, `device`, `backend`, `cache_dtype` and `threads`, as in the constructor.
 
         Raises:
-            ParameterError: the shape is not known; the message lists those that are. Or an argument is impossible.
+            ParameterError: the shape is unknown; the message lists the known ones. Or an argument is impossible.
             DeviceError: the dtype or device is not offered here.
         """
         began = time.perf_counter()
@@ -170,15 +169,15 @@ class Engine:
 
         Args:
             prompts: text or token ids, or a list of such; lengths may differ
-            config: what is wanted
+            config: generation parameters
             **fields: fields of `GenerationConfig`, which win over `config`
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts.
 
         Raises:
-            As `add`; nothing has run then.
-            Exception: why a request could not go on (`Event.error`), once the other prompts are done.
+            As `add`, before anything is run.
+            Exception: the error that ended a request (`Event.error`), once the other prompts are done.
         """
         merged = merge(config, fields)
         if is_prompt(prompts):
@@ -186,10 +185,10 @@ class Engine:
         return self._generate(list(prompts), merged)  # type: ignore[arg-type]
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> "EventStream":
-        """Continue one prompt and yield what is new after each step. Closing the iterator drops the request.
+        """Continue one prompt and yield the new text after each step. Closing the iterator aborts the request.
 
         Raises:
-            As `add`, at once and not with the first step. The iterator raises what ends the request (`Event.error`).
+            As `add`, immediately. The iterator raises the error that ends the request (`Event.error`).
         """
         request = self.request(prompt, config, **fields)
         prompt_text = self._maker.prompt_text(request) if request.settings.echo else None
@@ -209,20 +208,20 @@ class Engine:
 
         Args:
             messages: `{"role": ..., "content": ...}` each, oldest first
-            config: what is wanted
+            config: generation parameters
             **fields: fields of `GenerationConfig`, which win over `config`, and arguments of `render_chat`
 
         Raises:
-            As `render_chat` and `add`; nothing has run then.
+            As `render_chat` and `add`, before anything is run.
         """
         prompt, fields = self._chat_prompt(messages, fields)
         return self.generate(prompt, config, **fields)
 
     def stream_chat(self, messages: Messages, config: GenerationConfig | None = None, **fields: Any) -> "EventStream":
-        """Answer a conversation and yield what is new after each step: `chat` as `stream` does it.
+        """Answer a conversation and yield the new text after each step; `chat` as a stream.
 
         Raises:
-            As `chat`, at once and not with the first step.
+            As `chat`, immediately.
         """
         prompt, fields = self._chat_prompt(messages, fields)
         return self.stream(prompt, config, **fields)
@@ -235,20 +234,20 @@ class Engine:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt that the checkpoint's chat template makes of a conversation, special tokens spelled out.
+        """Render a conversation by the checkpoint's chat template, special tokens spelled out.
 
-        As a prompt of your own, encode it with `tokenizer.encode(text, add_special_tokens=False)`.
+        To use it as a prompt, encode it with `tokenizer.encode(text, add_special_tokens=False)`.
 
         Args:
             messages: as for `chat`
-            add_generation_prompt: end with what begins an answer; by default unless the next is set
-            continue_final_message: go on with the last message instead of answering it
-            chat_template_kwargs: what else the template is told; Qwen3's knows "enable_thinking"
+            add_generation_prompt: end with the prefix of an answer; by default unless continue_final_message is set
+            continue_final_message: continue the last message instead of answering it
+            chat_template_kwargs: further variables for the template, such as Qwen3's "enable_thinking"
 
         Raises:
             PromptError: the model has no chat template, the messages are malformed, or the template refuses them.
-            CheckpointError: the template is broken, or reaches for what is kept from it.
-            ParameterError: the arguments contradict each other, or the template does not use what it is told.
+            CheckpointError: the template is broken, or violates the sandbox.
+            ParameterError: the arguments contradict each other, or the template does not use a variable.
         """
         if self.chat_template is None:
             raise PromptError("this model has no chat template: give a prompt to `generate` or `stream`")
@@ -264,17 +263,17 @@ class Engine:
     def forward(self, prompt: Prompt) -> NDArray[np.float32]:
         """The logits of every position. [T] -> [T, V] float32
 
-        Row i says what the model expects after the tokens 0 to i. Text is encoded as `generate` encodes it.
+        Row i holds the next-token logits after tokens 0 to i. Text is encoded as in `generate`.
 
         Raises:
-            PromptError: the prompt is empty, too long, not one, or has ids outside the vocabulary.
-            NumericalError: the model gave NaN or infinity.
+            PromptError: the prompt is empty, too long, not a single prompt, or has ids outside the vocabulary.
+            NumericalError: the logits contain NaN or infinity.
         """
         ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
         return all_logits(self._open_runner, ids, self._turn)
 
     def score(self, prompt: Prompt) -> Score:
-        """Log-probability of each token given what precedes it.
+        """Log-probability of each token given the tokens before it.
 
         Raises:
             As `forward`.
@@ -285,12 +284,12 @@ class Engine:
     # --- the step loop -------------------------------------------------------------------------------------------
 
     def add(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> int:
-        """Put a request in line. Returns the id under which `step` reports on it.
+        """Queue a request. Returns the id under which `step` reports on it.
 
         Raises:
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
             ParameterError: a field is unknown, impossible or without effect.
-            CacheFullError: the cache could not hold the request even alone.
+            CacheFullError: the request does not fit into the cache even alone.
         """
         request = self.request(prompt, config, **fields)
         submitted: list[int] = []
@@ -303,7 +302,7 @@ class Engine:
         return submitted[0]
 
     def request(self, prompt: Prompt, config: GenerationConfig | None = None, **fields: Any) -> Request:
-        """What `add` puts in line, for tools that run a request by themselves.
+        """The request that `add` would queue, for tools that run it themselves.
 
         Raises:
             As `add`.
@@ -311,10 +310,10 @@ class Engine:
         return self._maker.make(prompt, merge(config, fields))
 
     def step(self) -> list[Event]:
-        """Advance all requests by one forward pass. Returns what is new of those made by `add`.
+        """Advance all requests by one forward pass. Returns the events of those made by `add`.
 
-        A request that cannot go on (a logits processor of yours raised, a guide allows nothing, the model gave NaN)
-        ends with an event whose `finish_reason` is "error" and which holds the error. The others go on.
+        A request that fails (a logits processor of yours raised, a guide allows no token, the logits contain NaN) ends
+        with an event whose `finish_reason` is "error" and which holds the error. The others continue.
         """
         events: list[Event] = []
         try:
@@ -328,12 +327,12 @@ class Engine:
         return events
 
     def abort(self, request_id: int) -> None:
-        """Drop a request and free its memory; the next `step` reports its end, for the reason "abort".
+        """Abort a request and free its memory; the next `step` reports its end with the reason "abort".
 
-        One that is done or unknown is left alone.
+        A finished or unknown request is ignored.
 
         Raises:
-            ParameterError: it is no number of a request.
+            ParameterError: `request_id` is not an integer.
         """
         request_id = read("request_id", request_id)
         with self._turn():
@@ -341,7 +340,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True while any request is queued or running, or has news that another thread's step brought for `step`."""
+        """True while any request is queued or running, or has events from another thread's step for `step`."""
         self._drop_forgotten()
         return self._loop.busy or any(event.finish_reason != "abort" for event in self._unclaimed)
 
@@ -352,15 +351,15 @@ class Engine:
 
     @property
     def device_memory(self) -> "list[Footprint]":
-        """Bytes taken on the GPU, kind by kind, beside what the model's shape predicts; empty on a CPU."""
+        """Bytes used on the GPU by kind, measured and predicted from the model's shape; empty on a CPU."""
         from .footprint import footprints
 
         return footprints(self._loop.runners.values())
 
     def close(self) -> None:
-        """Drop all requests and free weights and cache. Closing twice is no error.
+        """Abort all requests and free weights and cache. May be called twice.
 
-        A call that another thread is in, and a stream that was not at its end, raise EngineStateError.
+        Calls in progress in other threads, and unfinished streams, raise EngineStateError.
         """
         with self._turns.take():
             if not self._closed:
@@ -402,9 +401,9 @@ class Engine:
         }
         self.runner = runners["target"]
         self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
-        self._mail: dict[int, deque[Event]] = {}  # of requests that a generate or stream is waiting for
-        self._unclaimed: deque[Event] = deque()  # of requests that `add` made
-        self._forgotten: deque[int] = deque()  # requests whose streams nobody reads any more
+        self._mail: dict[int, deque[Event]] = {}  # events of requests that a generate or stream is waiting for
+        self._unclaimed: deque[Event] = deque()  # events of requests made by `add`
+        self._forgotten: deque[int] = deque()  # requests whose streams were garbage collected
         self._turns = Turns()
         self._closed = False
 
@@ -427,13 +426,13 @@ class Engine:
             self._drop([self._forgotten.popleft()])
 
     def _advance(self) -> None:
-        """One step; its events go to whoever waits for them."""
+        """Run one step and deliver its events to the waiting calls."""
         for request_id, progress in self._loop.step():
             self._mail.get(request_id, self._unclaimed).append(Event.of(request_id, progress))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """One call at a time, in the order in which they came, and none after `close`."""
+        """Serialise calls in order of arrival, and refuse them after `close`."""
         self._drop_forgotten()
         with self._turns.take():
             if self._closed:
@@ -447,7 +446,7 @@ class Engine:
                 raise
 
     def _chat_prompt(self, messages: Messages, arguments: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
-        """A conversation as token ids, and those of the arguments that are not about it."""
+        """A conversation as token ids, and the arguments that are not for `render_chat`."""
         refuse_tools(arguments)
         options = {name: arguments.pop(name) for name in RENDER_ARGUMENTS if name in arguments}
         text = self.render_chat(messages, **options)
@@ -474,7 +473,7 @@ class Engine:
                 self._drop(requests)
 
     def _step_for(self, request_ids: Iterable[int]) -> bool:
-        """One step, of everybody's requests, if one of these is not done. Returns whether there was one."""
+        """Run one step, of all requests, unless these are done. Returns whether a step was run."""
         with self._turn():
             waiting = any(self._loop.knows(request_id) for request_id in request_ids)
             if waiting:
@@ -482,14 +481,14 @@ class Engine:
         return waiting
 
     def _collect(self, request: Request, events: Iterable[Event]) -> Generation:
-        """All events of a finished request, put together."""
+        """Merge all events of a finished request."""
         settings = request.settings
         completions = [Completion() for _ in range(settings.num_return_sequences)]
         for event in events:
             if event.error is not None:
                 raise event.error
             completions[event.index].add(event)
-        completions = [c for c in completions if c.finish_reason is not None]  # beams may find fewer
+        completions = [c for c in completions if c.finish_reason is not None]  # beam search may return fewer
         generation = Generation(request.prompt_ids, completions)
         if settings.echo:
             for completion in completions:
@@ -500,9 +499,9 @@ class Engine:
 
 
 class EventStream(Iterator[Event]):
-    """The events of one request, as its steps give them. Each `next` runs steps until there is news.
+    """Iterator over the events of one request. Each `next` runs steps until there is an event.
 
-    Closing it, or forgetting it, drops the request.
+    Closing it, or dropping all references to it, aborts the request.
     """
 
     _open = False
@@ -513,7 +512,7 @@ class EventStream(Iterator[Event]):
         self._mail: deque[Event] = deque()
 
     def open(self, request_id: int, prompt_text: str | None) -> None:
-        """Take up a request that was just put in line; the prompt's text comes first, where it is wanted."""
+        """Attach to a request that was just queued; the prompt's text comes first, if requested."""
         self._request_id = request_id
         self._open = True
         self._engine._mail[request_id] = self._mail
@@ -526,7 +525,7 @@ class EventStream(Iterator[Event]):
         Raises:
             StopIteration: the request is done, or the stream closed.
             EngineStateError: the engine was closed before the end.
-            Exception: why the request could not go on.
+            Exception: the error that ended the request.
         """
         with interrupts.deferred():
             while self._open and not self._mail and self._engine._step_for([self._request_id]):
@@ -543,7 +542,7 @@ class EventStream(Iterator[Event]):
             return event
 
     def close(self) -> None:
-        """Drop the request, if it is not done."""
+        """Abort the request, if it is not done."""
         if self._open:
             self._engine._drop([self._request_id])
             self._open = False
@@ -554,6 +553,6 @@ class EventStream(Iterator[Event]):
 
 
 def merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:
-    """A configuration with some fields said anew."""
+    """A configuration with some fields replaced."""
     config = read("config", config)
     return GenerationConfig.from_dict(fields) if config is None else config.merged(**fields)

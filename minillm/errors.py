@@ -1,23 +1,23 @@
-"""Everything that a user can cause, as exceptions with one clear line each.
+"""Exceptions for errors that a user can cause, each with a one-line message.
 
     MinillmError                      exit code 1
-     ├─ UsageError (ValueError)       exit code 2: the request itself cannot be meant
+     ├─ UsageError (ValueError)       exit code 2: the request itself is invalid
      │   ├─ ParameterError            a generation field or an engine argument: unknown, impossible, contradictory
      │   └─ PromptError               an empty or too long prompt, an id outside the vocabulary, no conversation
-     ├─ ModelError                    the model cannot be had
+     ├─ ModelError                    the model cannot be loaded
      │   ├─ ModelNotFoundError        no such folder, hub id, revision or file; no network
      │   ├─ CheckpointError           a tensor or file is missing, extra, misshaped, truncated or unsafe
      │   └─ UnsupportedModelError     a family, feature or stored type that minillm does not run
      ├─ DeviceError                   a device, backend or dtype that this machine or version does not offer
-     ├─ CacheFullError                the K/V cache cannot hold the request even alone
+     ├─ CacheFullError                the request does not fit into the K/V cache even alone
      ├─ NumericalError                NaN or infinity where numbers should be, with the layer
      └─ EngineStateError              the engine is closed, or called from inside one of its own steps
 
 A message says what was expected, what was found and what to do. The command line prints it as one line and exits
 with `exit_code`. `assert` is for our own invariants only.
 
-Messages quote names out of files that may come from anywhere. So every error, and every record of the logger "minillm",
-passes through `printable`: no escape sequence reaches a terminal, and a message stays one line of bounded length.
+Messages quote names from untrusted files. So every error, and every record of the logger "minillm", passes through
+`printable`: no escape sequence reaches a terminal, and a message stays one line of bounded length.
 """
 
 import logging
@@ -26,27 +26,27 @@ import reprlib
 from collections.abc import Iterable
 
 MESSAGE_LENGTH = 700
-"""Characters of a message; what is between its beginning and its end is cut."""
+"""Maximum characters of a message; the middle of a longer one is cut out."""
 WORD_LENGTH = 300
-"""Likewise of a run without spaces, such as a tensor's name."""
+"""Likewise for a run without spaces, such as a tensor's name."""
 
 _LONG_WORD = re.compile(rf"\S{{{WORD_LENGTH + 1},}}")
 
 
 def printable(text: str) -> str:
-    r"""A text as one short line that no terminal acts on.
+    r"""A text as one short line without control characters.
 
-    Characters that are not printable (line breaks, control characters, those that turn the direction of writing, halves
-    of surrogate pairs) become escapes such as `\x1b`. Long words and long texts lose their middle.
+    Non-printable characters (line breaks, control characters, bidirectional marks, lone surrogates) become escapes such
+    as `\x1b`. Long words and long texts lose their middle.
     """
-    text = _cut(text, 100 * MESSAGE_LENGTH)  # however long it is, the rest takes no time
+    text = _cut(text, 100 * MESSAGE_LENGTH)  # bounds the time of the rest
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return _cut(_LONG_WORD.sub(lambda word: _cut(word[0], WORD_LENGTH), text), MESSAGE_LENGTH)
 
 
 def _cut(text: str, length: int) -> str:
-    """A text without its middle, where it is longer than `length` characters."""
+    """A text with its middle cut out if it is longer than `length` characters."""
     half = (length - 1) // 2
     return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
 
@@ -61,7 +61,7 @@ class MinillmError(Exception):
 
 
 class UsageError(MinillmError, ValueError):
-    """The request cannot be meant as it is written."""
+    """The request is invalid as written."""
 
     exit_code = 2
 
@@ -71,11 +71,11 @@ class ParameterError(UsageError):
 
 
 class PromptError(UsageError):
-    """A prompt is empty, too long, not text, holds an id outside the vocabulary; or messages are no conversation."""
+    """A prompt is empty, too long, not text, holds an id outside the vocabulary; or messages are not a conversation."""
 
 
 class ModelError(MinillmError):
-    """The model cannot be had."""
+    """The model cannot be loaded."""
 
 
 class ModelNotFoundError(ModelError):
@@ -87,7 +87,7 @@ class CheckpointError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """The family, a feature of it, or the type its weights are stored in is not run by minillm."""
+    """The model's family, a feature of it, or the stored type of its weights is not supported by minillm."""
 
 
 class DeviceError(MinillmError):
@@ -107,20 +107,20 @@ class EngineStateError(MinillmError):
 
 
 LONGEST_QUOTE = 100
-"""Characters of a foreign value in a message."""
+"""Maximum characters of a quoted value in a message."""
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, and in one line."""
+    """A value as short one-line text for a message."""
     try:
         text = " ".join(reprlib.repr(value).split())
-    except Exception:  # whatever a foreign object does; a whole number of more than 4300 digits
+    except Exception:  # from a foreign object's repr; an integer of more than 4300 digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 4]} ..."
 
 
 def listed(names: Iterable[str], width: int = 150) -> str:
-    """Names for a message: those that fit in `width` characters, and how many more there are."""
+    """Names for a message: as many as fit in `width` characters, and the number of the rest."""
     every = list(names)
     kept = [name for i, name in enumerate(every) if len(", ".join(every[: i + 1])) <= width]
     more = len(every) - len(kept)
@@ -128,7 +128,7 @@ def listed(names: Iterable[str], width: int = 150) -> str:
 
 
 def one_line(record: logging.LogRecord) -> bool:
-    """A filter for loggers: makes a record's message `printable`, whoever shows it."""
+    """A logging filter that makes a record's message `printable`."""
     record.msg, record.args = printable(record.getMessage()), None
     return True
 

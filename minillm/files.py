@@ -1,9 +1,9 @@
-"""Reading the files of a checkpoint, which come from strangers: regular files alone, none larger than its kind can be.
+"""Reading untrusted checkpoint files: only regular files, with a size limit by kind.
 
-A pipe or a device under the name of a file would keep the reader waiting for ever, or fill the memory; it is refused
-before it is opened. JSON is read in one place, which turns whatever is wrong with it into one line.
+A pipe or a device could block the reader for ever or fill the memory; it is refused before it is opened. JSON is
+read in one place, which turns any error into one line.
 
-    weights (*.safetensors, *.bin)    any size: they are mapped, or read piece by piece
+    weights (*.safetensors, *.bin)    any size: they are mapped, or read in chunks
     tokenizer.json                    256 MiB (the largest published have 35)
     tokenizer.model, vocab.json, merges.txt, *.index.json    64 MiB
     tokenizer_config.json, special_tokens_map.json, added_tokens.json    16 MiB
@@ -35,24 +35,24 @@ LIMITS = {
     "added_tokens.json": 16 * _MIB,
     "chat_template.jinja": _MIB,
 }
-"""Bytes that a file of that name may have"""
+"""Maximum size in bytes by file name"""
 INDEX_LIMIT = 64 * _MIB
 OTHER_LIMIT = 4 * _MIB
 DEEPEST = 100
-"""Lists and objects of JSON in each other"""
+"""Maximum nesting of JSON lists and objects"""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """A regular file open for reading.
+    """Open a regular file for reading.
 
     Raises:
-        CheckpointError: the system does not let it be read, or it is a folder, a pipe or a device.
+        CheckpointError: it cannot be read, or it is a folder, a pipe or a device.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: opening alone makes some devices act
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening, which has side effects for some devices
             raise CheckpointError(f"{path} is not a regular file")
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with os.fdopen(os.open(path, flags), "rb") as file:
@@ -85,7 +85,7 @@ def read_text(path: Path) -> str:
     """
     data = read_bytes(path)
     try:
-        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")  # as a text file is read
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")  # as in text mode
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: expected UTF-8 text, found byte 0x{data[error.start]:02x}") from None
 
@@ -100,20 +100,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file. Raises as `read_json`."""
+    """The object in a JSON file, or {} if there is no such file. Raises as `read_json`."""
     return read_json(path) if path.exists() else {}
 
 
 def parse_json(data: bytes, where: str, *, unique: bool = False) -> dict[str, Any]:
-    """The object in a JSON text: strict JSON, all of whose strings are Unicode, and no deeper than `DEEPEST`.
+    """The object in a JSON text: strict JSON, valid Unicode, nested no deeper than `DEEPEST`.
 
     Args:
         data: UTF-8
-        where: it comes from, for messages
+        where: its source, for error messages
         unique: refuse a key that occurs twice in an object; else the last one counts
 
     Raises:
-        CheckpointError: it is anything else.
+        CheckpointError: it is not.
     """
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _check_depth(value: Any) -> None:
-    """Keep what is read below the depth at which Python's own functions give up."""
+    """Refuse nesting deep enough to overflow Python's recursion limit."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEEPEST):
         level = [

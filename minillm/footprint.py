@@ -1,4 +1,4 @@
-"""Memory on a device: what is taken, against what the model's shape alone predicts."""
+"""Device memory: measured, and predicted from the model's shape."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from .runner import Runner
 
 
 class Footprint(NamedTuple):
-    """Bytes of one kind."""
+    """Bytes of one kind of device memory."""
 
     kind: str
     """ "weights", "cache" or "workspace" """
@@ -17,10 +17,10 @@ class Footprint(NamedTuple):
 
 
 def footprints(runners: Collection[Runner]) -> list[Footprint]:
-    """What each kind of memory takes, of all models that share one backend. Empty for a backend without a device.
+    """Memory by kind, of all models that share one backend. Empty for a backend without a device.
 
-    The workspace is predicted as the results of the largest forward pass so far. It also holds the results of recorded
-    decode steps, block tables, and what kernels leave for one another.
+    The workspace is predicted as the activations of the largest forward pass so far. It also holds the results of
+    recorded decode steps, block tables, and intermediate buffers of kernels.
     """
     use = next((runner.backend.memory_use() for runner in runners), None)
     if use is None:

@@ -1,7 +1,7 @@
-"""What machines can do: published chips, and a probe of this one.
+"""Hardware peak rates: published chips, and a probe of this machine.
 
-Rates are of dense matrix products (no sparsity), with sums in float32; GB and TB are powers of ten, as the data sheets
-print them. A floor in time from these numbers is what no run can beat, not what one reaches.
+Rates are for dense matrix products (no sparsity) with float32 accumulation; GB and TB are powers of ten, as in data
+sheets. A time computed from these numbers is a lower bound, not a prediction.
 """
 
 import os
@@ -15,21 +15,21 @@ from .errors import ParameterError
 
 THIS = "this"
 PROBE_BYTES = 256 << 20
-"""Read once by the probe: more than caches hold"""
+"""Bytes read by the probe: more than the caches hold"""
 PROBE_SIZE = 1536
-"""Rows and columns of the product that the probe times"""
+"""Rows and columns of the probe's matrix product"""
 ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What bounds a computation."""
+    """Peak rates and memory of one machine."""
 
     name: str
     rates: Mapping[str, float]
-    """Peak FLOP/s of products of numbers in this dtype"""
+    """dtype -> peak FLOP/s of matrix products"""
     bandwidth: float
-    """Bytes/s that memory delivers"""
+    """Memory bandwidth in bytes/s"""
     memory: int
     """Bytes"""
     source: str
@@ -45,7 +45,7 @@ class Hardware:
         return self.rates[dtype]
 
     def seconds(self, flops: float, moved: float, dtype: str) -> float:
-        """The floor of an operation: its arithmetic or its bytes, whichever takes longer (the roofline)."""
+        """Lower bound of an operation's time: arithmetic or memory traffic, whichever takes longer (the roofline)."""
         return max(flops / self.rate(dtype), moved / self.bandwidth)
 
 
@@ -69,7 +69,7 @@ def find_hardware(name: str) -> Hardware:
     """A published chip by its name, or this machine, which is probed for about a second.
 
     Raises:
-        ParameterError: the name is not known; the message lists those that are.
+        ParameterError: the name is unknown; the message lists the known ones.
     """
     if name == THIS:
         return probe()
@@ -79,10 +79,10 @@ def find_hardware(name: str) -> Hardware:
 
 
 def probe() -> Hardware:
-    """What this machine's memory and processor deliver: the best of a few short rounds.
+    """Measure this machine's memory bandwidth and FLOP/s: the best of a few short rounds.
 
-    Bandwidth is that of reading, by as many threads as there are cores; the rate is that of a float32 product of
-    NumPy's BLAS, with the threads that it has been given.
+    Bandwidth is measured by reading with one thread per core; the rate by a float32 product of NumPy's BLAS with its
+    configured threads.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Hardware(
@@ -95,12 +95,12 @@ def probe() -> Hardware:
 
 
 def read_bandwidth(threads: int, size: int = PROBE_BYTES) -> float:
-    """Bytes/s of reading `size` bytes, cut into a piece for each thread."""
+    """Bytes/s of reading `size` bytes, split evenly over threads."""
     import numpy as np
 
     pieces = np.array_split(np.ones(size // 4, np.float32), threads)
     with ThreadPoolExecutor(threads) as pool:
-        return size / best_of(lambda: list(pool.map(np.max, pieces)))  # NumPy lets go of Python's lock meanwhile
+        return size / best_of(lambda: list(pool.map(np.max, pieces)))  # NumPy releases the GIL meanwhile
 
 
 def product_rate(size: int = PROBE_SIZE) -> float:

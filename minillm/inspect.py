@@ -1,4 +1,4 @@
-"""What a model says at every position: logits, log-probabilities of given tokens, likeliest next tokens, attention
+"""Model outputs at every position: logits, log-probabilities of given tokens, most likely next tokens, attention
 maps.
 """
 
@@ -20,14 +20,14 @@ from .reference.softmax import chosen_log_probs, top_log_probs
 from .runner import Runner
 
 Turn = Callable[[], AbstractContextManager[None]]
-"""Makes a `with` block in which nothing else uses the backend: an engine's, between whose chunks other calls step."""
+"""Makes a `with` block with exclusive use of the backend; between an engine's blocks other calls may step."""
 
 CHUNK = 128
-"""Positions whose logits are held at once: [128, V] takes 26 MB for OPT."""
+"""Number of positions whose logits are held at once: [128, V] takes 26 MB for OPT."""
 
 
 def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -> Iterator[tuple[int, Any]]:
-    """The logits of every position, chunk by chunk, each computed and looked at in a turn.
+    """Iterate over the logits of all positions in chunks, each computed and consumed in its own turn.
 
     Yields:
         The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
@@ -36,7 +36,7 @@ def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullconte
     pages = -(-len(token_ids) // backend.page_size)
     apart = Runner(
         model, backend, PagedCache(model.config, backend, pages)
-    )  # requests that run keep the pages promised them
+    )  # running requests keep their reserved pages
     sequence = TokenSequence(list(token_ids))
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
@@ -53,10 +53,10 @@ def all_logits(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -
 
 
 def score_tokens(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -> list[float | None]:
-    """log p(token | those before it) of each token; None for the first, which follows nothing."""
+    """log p(token | those before it) of each token; None for the first."""
     scores: list[float | None] = [None]
     for first, logits in logits_by_chunk(runner, token_ids, turn):
-        following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # of the last one none
+        following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # the last position has none
         scores += chosen_log_probs(logits[: len(following)], following, np).tolist()
     return scores
 
@@ -69,11 +69,11 @@ class Position:
     logprob: float | None
     """log p(this token | those before); None for the first"""
     next: list[tuple[int, float]]
-    """The likeliest tokens to come after it, with their probabilities, best first"""
+    """Most likely next tokens with their probabilities, best first"""
 
 
 def next_tokens(runner: Runner, token_ids: list[int], top: int) -> list[Position]:
-    """What the model would say next at each position, and how surely."""
+    """The `top` most likely next tokens at each position, with probabilities."""
     positions: list[Position] = []
     logprob: float | None = None
     for first, logits in logits_by_chunk(runner, token_ids):
@@ -88,7 +88,7 @@ def next_tokens(runner: Runner, token_ids: list[int], top: int) -> list[Position
 
 
 class AttentionRecorder(WrappedBackend):
-    """Keeps the attention weights of one layer as they are computed."""
+    """Backend wrapper that records the attention weights of one layer."""
 
     def __init__(self, inner: Backend, layer: int) -> None:
         super().__init__(inner)
@@ -97,7 +97,7 @@ class AttentionRecorder(WrappedBackend):
         """[H, T, S]"""
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
-        """Compute the map once more from the layer's queries and keys."""
+        """Recompute the map from the layer's queries and keys."""
         if operation == "attend" and self.layer == self.wanted:
             keys, _ = arguments["cache"].layer(self.wanted)
             q, keys = self.to_host(arguments["q"]), self.to_host(keys)

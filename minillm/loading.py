@@ -1,6 +1,6 @@
-"""From what a user names to the parts of an engine: models, tokenizer, chat template, the checkpoint's defaults.
+"""Loading the parts of an engine: models, tokenizer, chat template, the checkpoint's defaults.
 
-Also: which backend runs it, on which device and in which dtype.
+Also the choice of backend, device and dtype.
 """
 
 import logging
@@ -31,7 +31,7 @@ CACHE_DTYPES = ("float32", "bfloat16", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a model runs, and how its numbers are kept. `Engine` says what each word means."""
+    """Device, backend, dtypes and threads of a model, as documented in `Engine`."""
 
     device: str = "cpu"
     dtype: str = "auto"
@@ -41,10 +41,10 @@ class Placement:
 
 
 def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
-    """The backend that does what is asked for.
+    """Make the backend for a placement.
 
     Raises:
-        DeviceError: a word is unknown, or what it asks for is not offered here.
+        DeviceError: a value is unknown or not available here.
     """
     _one_of("device", placement.device, ("cpu", "cuda"))
     check_dtype(placement.dtype)
@@ -62,11 +62,11 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
 
 
 def _numpy(placement: Placement, max_batch_size: int) -> Backend:
-    """The reference. It computes in float32; "auto" keeps what is quantised, and makes float32 of the rest.
+    """The NumPy backend. It computes in float32; "auto" keeps quantised weights, and converts the rest to float32.
 
-    Weights stay as their file has them when a single sequence runs: they are mapped, and one row's product is bound by
-    memory in any layout. For several rows their columns are laid out: at 8 rows 1.0 to 1.35 times as fast by shape,
-    each product timed alone; no gain of a whole step has been shown.
+    For a single sequence, weights stay as stored: they are mapped, and one row's product is bound by memory in any
+    layout. For several rows they are column-major: at 8 rows 1.0 to 1.35 times as fast by shape, each product timed
+    alone; no gain of a whole step has been shown.
     """
     if placement.cache_dtype not in ("auto", "float32"):
         raise DeviceError(f"cache_dtype {placement.cache_dtype!r} needs the numba backend: pip install 'minillm[fast]'")
@@ -74,7 +74,7 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
 
 
 def _numba(placement: Placement) -> Backend:
-    """Kernels of our own. Weights and cache are kept as they are stored, or as is asked for."""
+    """The Numba backend. Weights and cache keep their stored type unless another is set."""
     from .backends.numba.backend import NumbaBackend
     from .backends.numba.compiling import set_threads
 
@@ -85,10 +85,10 @@ def _numba(placement: Placement) -> Backend:
 
 
 def _cuda(placement: Placement, max_batch_size: int) -> Backend:
-    """CuPy and our kernels. "auto" keeps weights as they are stored, and so computes in float16 or bfloat16 where the
-    checkpoint does, but never rounds float32 unasked; those stored in 8 or 4 bits become float16.
+    """The CUDA backend on CuPy. "auto" keeps the stored type of weights and computes in it (float16, bfloat16 or
+    float32), so it never rounds float32; weights stored in 8 or 4 bits become float16.
 
-    With MINILLM_CUDA_DEBUG=1 in the environment the kernels hold indices against their bounds.
+    With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds.
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
@@ -105,13 +105,13 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     from .backends.cuda.compiling import CupyLauncher
     from .backends.cuda.memory import CupyDevice
 
-    launcher = CupyLauncher()  # sees first whether there is a GPU
+    launcher = CupyLauncher()  # checks first for a GPU
     debug = os.environ.get("MINILLM_CUDA_DEBUG") == "1"
     return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, debug=debug)
 
 
 def _set_threads(threads: int) -> None:
-    """Have NumPy's products, in all of this process, run on so many threads. More than there are cores is a warning."""
+    """Set the number of BLAS threads of this process. Warns if it exceeds the number of cores."""
     from threadpoolctl import threadpool_limits
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -121,16 +121,16 @@ def _set_threads(threads: int) -> None:
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse what is no dtype.
+    """Refuse an unknown dtype.
 
     Raises:
-        DeviceError: it is unknown; the message lists those known.
+        DeviceError: it is unknown; the message lists the known ones.
     """
     _one_of("dtype", dtype, ("auto", *FORMATS))
 
 
 def has_numba() -> bool:
-    """Whether the extra "fast" is installed."""
+    """True if the extra "fast" is installed."""
     return find_spec("numba") is not None
 
 
@@ -149,15 +149,15 @@ Name = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Parts:
-    """What an engine is made of, apart from its cache."""
+    """The loaded parts of an engine, without its cache."""
 
     backend: Backend
     model: Model
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What the checkpoint's generation_config.json says"""
+    """Fields of the checkpoint's generation_config.json"""
     helpers: Mapping[str, Model] = field(default_factory=dict)
-    """ "draft" or "amateur" """
+    """Additional models by role, "draft" or "amateur" """
     chat_template: ChatTemplate | None = None
 
 
@@ -168,17 +168,17 @@ def load_parts(
     backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
 ) -> Parts:
-    """Load a model, the demo model where none is named, and those that help it.
+    """Load a model (the demo model if none is named) and its helper models.
 
     Args:
         model: folder or hub id
         revision: on the hub
-        helpers: "draft" or "amateur"
+        helpers: names of the "draft" and "amateur" models
         backend: the backend
-        tokenizer: in place of the model's own; a chat template that lies beside it comes before the model's
+        tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
 
     Raises:
-        ModelError: a model or the tokenizer cannot be had (see `errors`).
+        ModelError: a model or the tokenizer cannot be loaded (see `errors`).
         ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
     """
     if model is None and revision is not None:
@@ -196,7 +196,7 @@ def load_parts(
 
 
 def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """The tokenizer that a user names, and the chat template that lies beside it."""
+    """The tokenizer that a user names, and the chat template in its folder."""
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer, None
     path = find_tokenizer(tokenizer)
@@ -204,7 +204,7 @@ def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | Non
 
 
 def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) -> Model:
-    """A draft or amateur model, which has to speak the vocabulary of the one that it helps."""
+    """Load a draft or amateur model, which must have the main model's vocabulary."""
     helper = load_model(find_model(where), backend)
     if helper.config.vocab_size != config.vocab_size:
         raise ParameterError(
@@ -215,9 +215,9 @@ def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) 
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The fields of `folder`/generation_config.json, the defaults of its checkpoint; none if there is no such file.
+    """The fields of `folder`/generation_config.json, the checkpoint's defaults; empty if there is no such file.
 
-    A field that asks for something minillm does not do is reported as a warning of the logger "minillm".
+    Unsupported fields are reported as a warning of the logger "minillm".
 
     Raises:
         CheckpointError: the file cannot be read, or is not a JSON object.
@@ -230,17 +230,17 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """The chat template of a checkpoint folder: chat_template.jinja, else what tokenizer_config.json says; or none.
+    """The chat template of a checkpoint folder: chat_template.jinja, else the one in tokenizer_config.json, else None.
 
-    Of several with names, the one called "default" is taken, as transformers does where no tools are given. The folder
-    additional_chat_templates/ holds others, which are chosen by their names, and is not looked at.
+    Of several named templates "default" is used, as in transformers without tools. The folder
+    additional_chat_templates/, whose templates are selected by name, is ignored.
 
     Raises:
         CheckpointError: a file cannot be read, or a template is not text.
     """
     config = folder / "tokenizer_config.json"
     settings = read_optional_json(config)
-    if "added_tokens_decoder" not in settings:  # as for the tokenizer: an older layout
+    if "added_tokens_decoder" not in settings:  # an older layout, as for the tokenizer
         settings |= read_optional_json(folder / "special_tokens_map.json")
     path = folder / "chat_template.jinja"
     source: str | None
@@ -270,7 +270,7 @@ def _default_template(path: Path, value: Any) -> str | None:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens that transformers tells a template, as text: what is called `..._token`, and further ones by name."""
+    """The special tokens that transformers passes to a template, as text: `..._token` fields, and named extra ones."""
     further = settings.get("extra_special_tokens")
     named = {name: token for name, token in settings.items() if name.endswith("_token")}
     tokens = named | (further if isinstance(further, dict) else {})

@@ -1,14 +1,14 @@
-"""The step loop: requests in, progress out. Everything that generates is a loop over `step`.
+"""The step loop: takes requests and reports their progress. All generation is a loop over `step`.
 
-One step admits requests that fit, runs one ragged forward per model over all that waits to be computed, and asks the
-strategies of the requests whose rows are ready what to do next.
+One step admits requests that fit, runs one ragged forward per model over all pending tokens, and calls the strategies
+of the requests whose rows are ready for their next feeds.
 
-A failure belongs to the request in which it happened: a logits processor that raises, a guide that no token satisfies,
-NaN in its logits. That request ends, with the error in its progress; the others go on, and `step` does not raise.
+A failure ends only the request in which it happened: a logits processor that raises, a guide that no token satisfies,
+NaN in its logits. The error is in that request's progress; the others continue, and `step` does not raise.
 
-Continuous batching: Yu et al., "Orca", OSDI 2022, section 4. Requests wait in line and are admitted one by one, as soon
-as the batch has places and the cache has pages for the worst that they may need: nothing that runs is ever thrown out.
-Prompts are computed in chunks, so that a long one does not hold up those that decode.
+Continuous batching: Yu et al., "Orca", OSDI 2022, section 4. Requests are queued and admitted in order, as soon as the
+batch has free slots and the cache has pages for their worst case: running requests are never preempted. Prompts are
+computed in chunks, so that a long one does not delay decoding requests.
 """
 
 import time
@@ -29,29 +29,29 @@ from .runner import Output, Runner
 
 
 class Work(Protocol):
-    """A request, as the scheduler sees it."""
+    """A request as seen by the scheduler."""
 
     width: int
-    """Sequences it may run at once"""
+    """Maximum number of sequences it runs at once"""
     pages: int
-    """Pages it may need at most"""
+    """Maximum number of pages it needs"""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a step may use."""
+    """Limits of one step."""
 
     max_batch_size: int
-    """Sequences at once"""
+    """Maximum number of sequences"""
     prefill_chunk: int
-    """Prompt tokens in one step"""
+    """Maximum number of prompt tokens"""
 
 
 W = TypeVar("W", bound=Work)
 
 
 class Scheduler(Generic[W]):
-    """First come, first served."""
+    """First-come, first-served scheduler."""
 
     def __init__(self, limits: Limits, num_pages: int) -> None:
         self.limits = limits
@@ -61,7 +61,7 @@ class Scheduler(Generic[W]):
         self._pages = num_pages
 
     def admit(self) -> list[W]:
-        """Move requests from the line into the batch while they fit, in their order."""
+        """Move requests from the queue into the batch, in order, while they fit."""
         admitted = []
         while self.waiting and self.waiting[0].width <= self._places and self.waiting[0].pages <= self._pages:
             work = self.waiting.popleft()
@@ -72,7 +72,7 @@ class Scheduler(Generic[W]):
         return admitted
 
     def remove(self, work: W) -> None:
-        """Take out what is done or aborted, running or not."""
+        """Remove a finished or aborted request, running or queued."""
         if work in self.running:
             self.running.remove(work)
             self._places += work.width
@@ -81,13 +81,13 @@ class Scheduler(Generic[W]):
             self.waiting.remove(work)
 
     def counts(self, sequences: Iterable[tuple[TokenSequence, bool]]) -> list[int]:
-        """How many pending tokens of each sequence the next forward computes.
+        """Number of pending tokens of each sequence to compute in the next forward pass.
 
         Args:
-            sequences: each with whether it may be computed in parts
+            sequences: each with True if it may be computed in chunks
 
         Returns:
-            All pending ones of a sequence that may not be cut; the others, in their order, share `prefill_chunk`.
+            All pending tokens of a sequence that may not be split; the others, in order, share `prefill_chunk`.
         """
         budget = self.limits.prefill_chunk
         counts = []
@@ -101,7 +101,7 @@ class Scheduler(Generic[W]):
 
 @dataclass(eq=False)
 class Active:
-    """A request that waits or runs."""
+    """A queued or running request."""
 
     id: int
     request: Request
@@ -110,26 +110,26 @@ class Active:
     pages: int
     state: State | None = None
     live: dict[str, list[TokenSequence]] = field(default_factory=dict)
-    """Each model's sequences, in the order of the last feeds to it"""
+    """Sequences by model, in the order of the last feeds to it"""
     feeds: list[Feed] = field(default_factory=list)
     fed: list[TokenSequence] = field(default_factory=list)
-    """The sequence that each feed became"""
+    """The sequence of each feed"""
     outputs: list["Slice | None"] = field(default_factory=list)
-    """What each feed gave, once it is computed"""
+    """Output of each feed; None until it is computed"""
     started: bool = False
-    """The prompt has been computed"""
+    """True once the prompt has been computed"""
 
     @property
     def ready(self) -> bool:
-        """All that the feeds asked for is there."""
+        """True if the outputs of all feeds are computed."""
         return bool(self.outputs) and None not in self.outputs
 
     def keep_outputs(self) -> None:
-        """Copy what is there, so that it outlives the next forward pass."""
+        """Copy the outputs so far, so that they outlive the next forward pass."""
         self.outputs = [piece and piece.copy() for piece in self.outputs]
 
     def divisible(self, i: int) -> bool:
-        """A feed may be computed in parts when only its last row is wanted and there is no other to its model."""
+        """True if feed i may be computed in chunks: only its last row is needed and it is its model's only feed."""
         feed = self.feeds[i]
         if feed.rows != "last" or self.fed[i].pending == 1:
             return False
@@ -137,16 +137,16 @@ class Active:
 
 
 class Slice(NamedTuple):
-    """The rows of a forward pass that belong to one feed."""
+    """One feed's rows of a forward pass."""
 
     output: Output
     first: int
     stop: int
     own: bool = False
-    """The output is a copy, and holds nothing else"""
+    """True if the output is a copy with only these rows"""
 
     def copy(self) -> "Slice":
-        """The same rows in arrays of their own, which outlive the next forward pass."""
+        """A copy of the rows, which outlives the next forward pass."""
         if self.own:
             return self
         rows = slice(self.first, self.stop)
@@ -155,16 +155,16 @@ class Slice(NamedTuple):
 
 
 def place_of_choice(group: Sequence[Active], backend: Backend) -> Backend:
-    """Where requests with the same strategy choose: on the backend that made their logits, or on its host.
+    """Backend on which requests with the same strategy choose tokens: the one that made their logits, or its host.
 
-    They come to the host where anything is done with them but a choice: by the strategy, or by what guides a request.
+    It is the host if the strategy or a guide does anything with the logits but choose.
     """
     looked_at = any(active.request.guide is not None for active in group) or not group[0].strategy.on_device
     return backend.host if looked_at else backend
 
 
 def gather(group: Sequence[Active], backend: Backend, place: Backend) -> Rows:
-    """The outputs of several requests' feeds, end to end: made by `backend`, and where `place` looks for them."""
+    """Concatenate the outputs of several requests' feeds, moved from `backend` to `place`."""
     slices: list[Slice] = []
     starts, wants_hidden = [0], False
     for active in group:
@@ -179,7 +179,7 @@ def gather(group: Sequence[Active], backend: Backend, place: Backend) -> Rows:
 
 
 def _end_to_end(slices: list[Slice], part: Literal["logits", "hidden"], xp: Any) -> Any:
-    """One part of the outputs; without a copy where the slices lie end to end, and itself where they are all of it."""
+    """Concatenate one part of the outputs; without a copy if the slices are adjacent in the same output."""
     for a, b in pairwise(slices):
         if a.output is not b.output or a.stop != b.first:
             return xp.concatenate([getattr(piece.output, part)[piece.first : piece.stop] for piece in slices])
@@ -188,18 +188,18 @@ def _end_to_end(slices: list[Slice], part: Literal["logits", "hidden"], xp: Any)
 
 
 class PendingFeed(NamedTuple):
-    """What one forward pass computes of one feed."""
+    """The tokens of one feed to compute in one forward pass."""
 
     active: Active
     place: int
-    """The feed's, among those of the request"""
+    """Index of the feed among those of the request"""
     tokens: int
-    """How many"""
+    """Number of tokens to compute"""
 
 
 @dataclass
 class Stats:
-    """What the steps did, and how long it took."""
+    """Counts and times of the steps."""
 
     prefill_tokens: int = 0
     """Prompt tokens computed; those found in the cache are not counted"""
@@ -209,20 +209,20 @@ class Stats:
     decode_seconds: float = 0.0
     steps: int = 0
     speculation: Speculation = field(default_factory=Speculation)
-    """Of requests that are done, as far as they guessed"""
+    """Speculation counts of finished requests"""
     decode_passes: Counter[str] = field(default_factory=Counter)
-    """Forward passes of each model in steps without prompts, and their seconds"""
+    """Forward passes by model in steps without prompts, and their seconds"""
     decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class StepLoop:
-    """Runs requests side by side, step by step."""
+    """Runs requests concurrently, step by step."""
 
     def __init__(self, runners: dict[str, Runner], limits: Limits, *, prefix_cache: bool = False) -> None:
         """Args:
-        runners: by the name that feeds call their model; "target" is one of them
-        limits: what one step may use
-        prefix_cache: keep what finished for prompts that begin the same way
+        runners: by model name as in `Feed.model`; "target" is required
+        limits: of one step
+        prefix_cache: keep finished sequences for prompts with the same prefix
         """
         self.runners = runners
         self.stats = Stats()
@@ -230,16 +230,16 @@ class StepLoop:
         self.scheduler: Scheduler[Active] = Scheduler(limits, pages)
         self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
         self._requests: dict[int, list[Active]] = {}
-        """The parts of each request that are not done yet."""
+        """The unfinished parts of each request."""
         self._progress: list[tuple[int, Progress]] = []
         self._next_id = 0
 
     def add(self, request: Request, strategy: Strategy) -> int:
-        """Put a request in line. Independent sequences run in parts where the batch is too small for all.
+        """Queue a request. Independent sequences run in several parts if the batch is too small for all.
 
         Raises:
-            ParameterError: it wants more sequences at once than the batch has places.
-            CacheFullError: the cache could not hold it even alone.
+            ParameterError: it needs more sequences at once than the batch has slots.
+            CacheFullError: it does not fit into the cache even alone.
         """
         width, limit = strategy.max_sequences, self.scheduler.limits.max_batch_size
         parts = [(request, width)]
@@ -265,9 +265,9 @@ class StepLoop:
         return self._next_id
 
     def _pages_needed(self, request: Request, width: int, slack: int = 0) -> int:
-        """The prompt's full pages are shared by all sequences; every other page may be each one's own.
+        """Maximum number of pages of a request: its sequences share the prompt's full pages; all others may differ.
 
-        Each model's cache has the same number of pages, and no model takes more of them than the target.
+        Each model's cache has the same number of pages, and no model uses more of them than the target.
         """
         cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
         shared = prompt // cache.page_size if request.settings.use_cache else 0
@@ -283,9 +283,9 @@ class StepLoop:
         return request_id in self._requests
 
     def step(self) -> list[tuple[int, Progress]]:
-        """Advance everything by one forward pass. Returns each request's progress under its id.
+        """Advance all requests by one forward pass. Returns (request id, progress) pairs.
 
-        A request that cannot go on ends for the reason "error", with the error in its progress.
+        A request that fails ends with the reason "error" and the error in its progress.
         """
         for active in self.scheduler.admit():
             self._begin(active)
@@ -305,10 +305,10 @@ class StepLoop:
         return progress
 
     def step_or_raise(self) -> list[tuple[int, Progress]]:
-        """As `step`, for a caller to whom all requests belong.
+        """As `step`, but raise a request's error, for callers that own all requests.
 
         Raises:
-            Exception: why a request could not go on.
+            Exception: the error that ended a request.
         """
         progress = self.step()
         for _, piece in progress:
@@ -317,16 +317,16 @@ class StepLoop:
         return progress
 
     def abort(self, request_id: int) -> list[Progress]:
-        """Drop a request and free its memory; each result that was not done ends for the reason "abort".
+        """Abort a request and free its memory; each unfinished result ends with the reason "abort".
 
-        One that is done or unknown is left alone.
+        A finished or unknown request is ignored.
         """
         return self._cut_off(request_id, "abort")
 
     def reset(self) -> None:
-        """Make the books right again after a step that was broken off somewhere in the middle.
+        """Restore a consistent state after a step was interrupted.
 
-        What ran ends for the reason "error"; what waits goes on waiting. The caches forget everything.
+        Running requests end with the reason "error"; queued ones stay queued. The caches are cleared.
         """
         for runner in self.runners.values():
             runner.cache.clear()
@@ -356,14 +356,14 @@ class StepLoop:
             self._place(active, feeds)
 
     def _fail(self, active: Active, error: Exception) -> None:
-        """End a request that cannot go on."""
+        """End a request with an error."""
         for part in self._requests.get(active.id, ()):
             if part.state is not None:
                 part.state.error = error
         self._progress += [(active.id, p) for p in self._cut_off(active.id, "error", error)]
 
     def _cut_off(self, request_id: int, reason: FinishReason, error: Exception | None = None) -> list[Progress]:
-        """End all parts of a request before their time. Returns what was new of them, and their ends."""
+        """End all parts of a request early. Returns their last progress."""
         progress: list[Progress] = []
         for active in self._requests.get(request_id, ()):
             results = [] if active.state is None else active.state.results
@@ -379,7 +379,7 @@ class StepLoop:
         return progress
 
     def _end(self, active: Active) -> None:
-        """Free what a request holds; its longest sequence may serve a later prompt."""
+        """Free a finished request's sequences; its longest one goes to the prefix cache."""
         if active.state is not None and active.state.speculation is not None:
             self.stats.speculation.add(active.state.speculation)
         failed = active.state is not None and active.state.error is not None
@@ -395,7 +395,7 @@ class StepLoop:
             del self._requests[active.id]
 
     def _place(self, active: Active, feeds: list[Feed]) -> None:
-        """Make the sequences that the feeds ask for."""
+        """Make the sequences of the feeds."""
         active.feeds, active.fed, active.outputs = feeds, [], [None] * len(feeds)
         placed: dict[str, Iterator[TokenSequence]] = {}
         for name, runner in self.runners.items():
@@ -404,16 +404,16 @@ class StepLoop:
                 active.live[name] = runner.place(active.live.get(name, []), mine)
                 placed[name] = iter(active.live[name])
         active.fed = [next(placed[feed.model]) for feed in feeds]
-        if not active.request.settings.use_cache:  # the naive way: every step computes everything once more
+        if not active.request.settings.use_cache:  # the naive way: every step recomputes everything
             for feed, sequence in zip(feeds, active.fed, strict=True):
                 self.runners[feed.model].cache.forget(sequence)
         self._reuse_prefix(active)
 
     def _reuse_prefix(self, active: Active) -> None:
-        """Take over what the cache still knows of a prompt's beginning."""
+        """Reuse the longest cached prefix of a prompt."""
         if active.started or self._prefixes is None or not active.request.settings.use_cache:
             return
-        if active.feeds[0].model != "target" or active.feeds[0].rows == "all":  # rows that are kept are not computed
+        if active.feeds[0].model != "target" or active.feeds[0].rows == "all":  # cached positions have no logits
             return
         known = self._prefixes.match(active.fed[0].token_ids)
         if known is not None:
@@ -428,20 +428,20 @@ class StepLoop:
         return tokens
 
     def _forward(self, name: str) -> int:
-        """Run one model over what waits for it. Returns the number of tokens computed."""
+        """Run one model over its pending tokens. Returns the number of tokens computed."""
         waiting = self._waiting(name)
         if not waiting:
             return 0
         limits = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
         work = [PendingFeed(active, i, count) for (active, i), count in zip(waiting, limits, strict=True) if count]
-        places: dict[int, int] = {}  # of strategies, so that the rows of each lie end to end
+        places: dict[int, int] = {}  # order of strategies, so that the rows of each are adjacent
         work.sort(key=lambda one: places.setdefault(id(one.active.strategy), len(places)))
         return self._compute(name, work)
 
     def _compute(self, name: str, work: Sequence[PendingFeed]) -> int:
-        """One forward pass; where it fails one for each request, and those that fail again end.
+        """Run one forward pass; if it fails, one per request, and requests that fail again end.
 
-        A pass that failed has counted no token as cached, so what it computed is computed anew.
+        A failed pass marks no token as cached, so its tokens are recomputed.
         """
         try:
             return self._pass(name, work)
@@ -459,7 +459,7 @@ class StepLoop:
             return tokens
 
     def _pass(self, name: str, work: Sequence[PendingFeed]) -> int:
-        """One forward pass over what several feeds wait for. Returns the number of tokens computed.
+        """Run one forward pass over the pending tokens of several feeds. Returns the number of tokens computed.
 
         Raises:
             NumericalError: NaN or infinity among the logits.
@@ -485,12 +485,12 @@ class StepLoop:
         for active, i, first, stop in owners:
             active.outputs[i] = Slice(output, first, stop)
         for active, *_ in owners:
-            if len(self.runners) > 1 or not active.ready:  # the next pass may come before the strategy is asked
+            if len(self.runners) > 1 or not active.ready:  # the next pass may run before the strategy is called
                 active.keep_outputs()
         return sum(counts)
 
     def _waiting(self, name: str) -> list[tuple[Active, int]]:
-        """The feeds to one model that are not computed yet, with the request they belong to."""
+        """The pending feeds to one model: (request, feed index) pairs."""
         waiting = []
         for active in self.scheduler.running:
             for i, feed in enumerate(active.feeds):
@@ -499,7 +499,7 @@ class StepLoop:
         return waiting
 
     def _ask(self, ready: list[Active]) -> None:
-        """Ask the strategies of all that are ready, those with the same one together."""
+        """Advance the ready requests, grouped by strategy."""
         groups: dict[int, list[Active]] = {}
         for active in ready:
             groups.setdefault(id(active.strategy), []).append(active)
@@ -507,7 +507,7 @@ class StepLoop:
             self._advance(group)
 
     def _advance(self, group: list[Active]) -> None:
-        """Ask one strategy, and do for each of its requests what it answers."""
+        """Call a strategy's `step` and apply the feeds that it returns for each request."""
         states = [active.state for active in group if active.state is not None]
         for active, state in zip(group, states, strict=True):
             state.feeds = len(active.feeds)

@@ -1,4 +1,4 @@
-"""Files that a command writes for its user, and what becomes of unfinished ones when a signal ends the process."""
+"""Output files of commands, and the cleanup of unfinished ones when a signal ends the process."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ _undos: list[Callable[[], object]] = []
 
 @contextmanager
 def undone_by_signals(undo: Callable[[], object]) -> Iterator[None]:
-    """Have `undo` called if a signal ends the command line inside the `with` block, which it leaves no more."""
+    """Call `undo` if a signal ends the command line inside the `with` block."""
     _undos.append(undo)
     try:
         yield
@@ -25,21 +25,21 @@ def undone_by_signals(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def undo_unfinished() -> None:
-    """Undo what is unfinished, the latest first."""
+    """Call the registered undo functions, latest first."""
     for undo in reversed(_undos):
         with contextlib.suppress(OSError):
             undo()
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a user's file whole or not at all.
+    """Write a user's file atomically.
 
-    A regular file is replaced by a finished one with the same mode; where `path` is a symbolic link, the file that it
-    points to is. Pipes, devices and this process's own standard output are opened and written, never replaced.
+    A regular file is replaced by a complete one with the same mode; if `path` is a symbolic link, its target is. Pipes,
+    devices and this process's own standard output are opened and written, never replaced.
 
     Args:
-        path: where to; the folder must exist
-        content: bytes, or text to be written as UTF-8
+        path: the file; its folder must exist
+        content: bytes, or text, which is written as UTF-8
 
     Raises:
         UsageError: it cannot be written: a folder, no permission, a full disk.
@@ -49,7 +49,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         try:
             there = path.stat()
         except FileNotFoundError:
-            there = None  # or a link to where nothing is yet
+            there = None  # or a dangling link
         if there is None or (stat.S_ISREG(there.st_mode) and not _write_to_standard_stream(there, data)):
             if there is not None and not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, "it is read-only")
@@ -61,16 +61,16 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def replace_file(target: Path, data: bytes, *, mode: int = 0o666, like: os.stat_result | None = None) -> None:
-    """Put a new file in the place of `target`, all at once; a link there is replaced too.
+    """Replace `target` by a new file atomically; if it is a link, the link is replaced.
 
     Args:
         target: its path
         data: the content
-        mode: permissions, less those that the umask takes
-        like: of a file whose permissions and, where that is allowed, owner it gets instead
+        mode: permissions, before the umask
+        like: status of a file whose permissions and, if allowed, owner to copy instead
 
     Raises:
-        OSError: it cannot be written. The old one stays as it was.
+        OSError: it cannot be written. The old file is unchanged.
     """
     temporary = target.parent / f".minillm-{os.getpid()}-{os.urandom(4).hex()}"
 
@@ -93,15 +93,15 @@ def replace_file(target: Path, data: bytes, *, mode: int = 0o666, like: os.stat_
 
 
 def _write_to_standard_stream(there: os.stat_result, data: bytes) -> bool:
-    """Write through standard output or error where one of them is this very file; else return False.
+    """Write through standard output or error if one of them is this file; else return False.
 
-    /dev/stdout leads there. With a new file in its place, what is printed later would be lost with the old one.
+    /dev/stdout leads there. If the file were replaced, later output would be lost with the old one.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
             descriptor = stream.fileno()
             same = os.path.samestat(os.fstat(descriptor), there)
-        except (AttributeError, OSError, ValueError):  # closed, or not of the system
+        except (AttributeError, OSError, ValueError):  # closed, or without a file descriptor
             continue
         if same:
             stream.flush()

@@ -1,4 +1,4 @@
-"""What a dtype costs in accuracy: perplexity of a text, and how far the logits move."""
+"""Accuracy loss of a dtype: perplexity of a text, and relative error of logits."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ HELD_OUT = Path(__file__).parent / "assets" / "demo-opt" / "held_out.txt"
 
 
 def windows(engine: Engine, text: str) -> Iterator[list[int]]:
-    """The text in pieces as long as the context, side by side; each begins as a text of its own does ("</s>").
+    """Split a text into adjacent windows of the context length; each begins with the BOS token ("</s>").
 
     Raises:
         PromptError: the text is empty, or the engine has no tokenizer.
@@ -33,7 +33,7 @@ def windows(engine: Engine, text: str) -> Iterator[list[int]]:
 
 
 def perplexity(engine: Engine, text: str) -> float:
-    """exp of the mean negative log-likelihood per token, each window for itself. What precedes a window is not seen.
+    """exp of the mean negative log-likelihood per token. Windows are independent: the text before one is not seen.
 
     Raises:
         PromptError: as `windows`.
@@ -44,16 +44,16 @@ def perplexity(engine: Engine, text: str) -> float:
 
 
 def sample_logits(engine: Engine, tokens: int = 64, seed: int = 0) -> NDArray[np.float32]:
-    """The logits after each of some random tokens. [T, V]"""
+    """Logits of a sequence of random tokens. [T, V]"""
     ids = np.random.default_rng(seed).integers(3, engine.config.vocab_size, min(tokens, engine.config.max_positions))
     return engine.forward(ids.tolist())
 
 
 def relative_error(values: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
-    """The norm of the difference over the norm of the exact ones."""
+    """Norm of the difference divided by the norm of `exact`."""
     return float(np.linalg.norm(values - exact) / np.linalg.norm(exact))
 
 
 def weight_bytes(engine: Engine) -> int:
-    """Bytes of all weights as they are kept; a table that is two things at once counts once."""
+    """Bytes of all weights in memory; tied embeddings count once."""
     return sum(weight.nbytes for weight in weights_of(engine.runner.model))

@@ -1,9 +1,8 @@
-"""From a checkpoint to one with smaller weights: 16 bits, or 8 or 4 in groups with a scale each.
+"""Conversion of a checkpoint to smaller weights: 16 bits, or 8 or 4 bits in groups with one scale each.
 
-What is rounded to what, a backend says (`Backend.format_of`): beside int4 the vocabulary has 8 bits; norms and biases
-stay as they are, and positions too where the rest has 8 or 4. The layout of 8 and 4 bits is in `models/quantized.py`;
-16 bits make an ordinary checkpoint, with the names and the order of numbers that it had. Tensors that a model fuses
-lie side by side.
+`Backend.format_of` selects the format of each weight: with int4 the vocabulary has 8 bits; norms and biases are not
+rounded, nor positions with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits give an
+ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each other.
 """
 
 import json
@@ -31,21 +30,21 @@ from .progress import report, watching
 from .reference.quantize import GROUPS, quantize
 
 DTYPES = ("int8", "int4", "bfloat16", "float16")
-"""What weights may be written in."""
+"""Target dtypes of weights."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor, and what becomes of it."""
+    """A tensor and its target format."""
 
     name: str
     tensor: Tensor
     format: str
-    """One of `weights.FORMATS`; the one that it has, where it stays"""
+    """One of `weights.FORMATS`; the stored one if unchanged"""
     group: int
 
     def entries(self) -> list[Entry]:
-        """What a file holds of it: the numbers and, of 8 and 4 bits, their scales. Rows are padded to whole groups."""
+        """Its entries in a file: the values and, for 8 and 4 bits, their scales. Rows are padded to whole groups."""
         if self.format not in QUANTIZED:
             return [Entry(self.name, self.format, self.tensor.shape)]
         outputs, inputs = self.tensor.shape
@@ -57,7 +56,7 @@ class Part:
         ]
 
     def write(self, file: SafetensorsFile, written: Callable[[int], None]) -> None:
-        """Round the tensor into its place, some rows at a time; report how many numbers were written."""
+        """Round the tensor and write it, some rows at a time; `written` is called with the number of values."""
         if self.format == self.tensor.dtype:
             file.write(self.name, self.tensor.stored())
             written(math.prod(self.tensor.shape))
@@ -74,9 +73,9 @@ class Part:
             written(chunk.size)
 
     def _round(self, chunk: NDArray[np.float32]) -> list[NDArray[Any]]:
-        """Rows of what `entries` lists."""
+        """Round rows; one array for each of `entries`."""
         if self.format in QUANTIZED:
-            with np.errstate(invalid="ignore"):  # NaN, which is refused
+            with np.errstate(invalid="ignore"):  # NaN is refused later
                 quantized = quantize(chunk, 8 if self.format == "int8" else 4, self.group)
             return [quantized.values, quantized.scales]
         narrowed = narrow(chunk, self.format)
@@ -86,17 +85,17 @@ class Part:
 
 
 class _Plan(Backend):
-    """Notes what a family prepares, and for which role, where other backends keep it."""
+    """Backend that records the tensors and roles of the weights that a model prepares, without storing them."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__(weights=dtype)
         self.fused: list[list[tuple[Tensor, str]]] = []
-        """For each weight the tensors it is made of, with their formats"""
+        """For each weight its source tensors, with their formats"""
 
     def prepare_weight(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
-        """A weight of the right shape, and no numbers."""
+        """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
         kept = not matrix or self.format_of(role) == "auto"
         parts = [(tensor, tensor.dtype if kept else self.format_of(role)) for tensor in tensors]
@@ -110,20 +109,20 @@ def write_checkpoint(
 ) -> None:
     """Write the checkpoint in `source` with its weights in `dtype` to the new folder `target`.
 
-    The configuration, the tokenizer and the generation defaults go along. Beside the weights of a few rows nothing is
-    held in memory. `target` appears when it is complete. `progress.watching` tells how far it is.
+    The configuration, the tokenizer and the generation defaults are copied. Memory holds only a few rows of weights at
+    a time. `target` appears when it is complete. `progress.watching` reports progress.
 
     Args:
         source: a checkpoint folder, in any format that minillm reads
         target: a folder that does not exist, in one that does
         dtype: one of `DTYPES`
-        group: of 8 and 4 bits, how many weights share a scale: 32 (the default) or 64
-        shard_bytes: weights above it are spread over several files
+        group: number of weights per scale with 8 and 4 bits: 32 (the default) or 64
+        shard_bytes: maximum file size; larger checkpoints are split into several files
 
     Raises:
         ParameterError: the dtype or the group is not offered, the checkpoint is quantised already, `target` exists, or
             a weight does not fit the dtype.
-        ModelError: `source` is no model that minillm runs, or `target` cannot be written.
+        ModelError: `source` is not a supported model, or `target` cannot be written.
     """
     group = check_request(target, dtype, group)
     raw = read_config(source)
@@ -148,10 +147,10 @@ def write_checkpoint(
 
 
 def check_request(target: Path, dtype: str, group: int | None) -> int:
-    """What can be said before the checkpoint is looked at. Returns the group's size.
+    """Check the arguments that do not depend on the checkpoint. Returns the group size.
 
     Raises:
-        ParameterError: the dtype or the group is not offered, or `target` is there.
+        ParameterError: the dtype or the group is not offered, or `target` exists.
     """
     check_absent(target)
     if dtype not in DTYPES:
@@ -166,14 +165,14 @@ def check_request(target: Path, dtype: str, group: int | None) -> int:
 
 
 def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
-    """What config.json says of the dtype."""
+    """Fields of config.json for the dtype."""
     if dtype in QUANTIZED:
         return {"quantization_config": {"quant_method": METHOD, "bits": int(dtype[3:]), "group_size": group}}
     return {name: dtype for name in ("dtype", "torch_dtype") if name in raw} or {"dtype": dtype}
 
 
 def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[list[Part]]:
-    """What is to be written, in the order in which a model asks for it."""
+    """The tensors to write, in the order in which the model prepares them."""
     family = family_of(raw)
     config = family.read_config(raw)
     checkpoint = open_checkpoint(source)
@@ -186,7 +185,7 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
     plan = _Plan(dtype)
     with watching(lambda done, total: None):  # nothing is loaded yet
         family.build(config, tensors, plan)
-    as_built = dtype in QUANTIZED  # in the order and under the names of the family's table; else as they were found
+    as_built = dtype in QUANTIZED  # in the order and with the names of the family's table; else as stored
     names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
 
     def part(tensor: Tensor, form: str) -> Part:
@@ -197,7 +196,7 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
 
 
 def _write_weights(folder: Path, fused: list[list[Part]], shard_bytes: int, written: Callable[[int], None]) -> None:
-    """All files of weights, and their index where there are several."""
+    """Write all weight files, and an index if there are several."""
     groups = []
     for parts in fused:
         entries = [part.entries() for part in parts]

@@ -1,4 +1,4 @@
-"""From a prompt and what the user said to a request that can run, and what comes back: events, completions, scores."""
+"""Requests made from prompts and generation parameters, and their results: events, completions, scores."""
 
 import copy
 import logging
@@ -23,14 +23,14 @@ from .errors import ParameterError, PromptError, shown
 from .tokenizer import LAYOUTS, Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-"""Text; or token ids: a list, tuple, range or other sequence of whole numbers, or a NumPy array of one dimension."""
+"""Text; or token ids: a list, tuple, range or other sequence of integers, or a 1-d NumPy array."""
 
 
 def is_prompt(value: Any) -> bool:
-    """Whether this is to be read as one prompt, and not as a list of them; it never fails.
+    """True if a value is one prompt, False if it is a list of prompts; never raises.
 
-    A list of prompts is a sequence or an array whose first member is text, a sequence or an array. An empty one is a
-    list of no prompts. Anything that is neither is called a prompt, which `encode_prompt` then refuses.
+    A list of prompts is a sequence or an array whose first member is text, a sequence or an array, or an empty one.
+    Anything else counts as a prompt, which `encode_prompt` may refuse.
     """
     return not _is_series(value) or bool(_length(value) and not (isinstance(value[0], str) or _is_series(value[0])))
 
@@ -44,12 +44,12 @@ def encode_prompt(
         prompt: text or token ids
         tokenizer: for text
         config: vocabulary and context
-        room: tokens that the context must have left after the prompt
-        begin: of an empty prompt make the model's beginning-of-sequence token
+        room: number of tokens to leave free in the context after the prompt
+        begin: replace an empty prompt by the model's beginning-of-sequence token
 
     Raises:
-        PromptError: neither text nor token ids, empty with no token to begin with, too long, or an id outside the
-            vocabulary.
+        PromptError: it is neither text nor token ids, is empty without a BOS token, is too long, or has an id outside
+                the vocabulary.
     """
     if not begin and (isinstance(prompt, str) or _is_series(prompt)) and not _length(prompt):
         raise PromptError("the prompt is empty: give at least one token")
@@ -71,7 +71,7 @@ def encode_prompt(
 def encode_text(
     text: str, tokenizer: Tokenizer | None, config: ModelConfig, *, room: int = 0, add_special_tokens: bool = True
 ) -> list[int]:
-    """Token ids of a text. One that is far too long for the context is refused with little of it tokenized.
+    """Token ids of a text. One far too long for the context is refused without tokenizing most of it.
 
     Raises:
         PromptError: there is no tokenizer, the text is not valid UTF-8, or it is far too long.
@@ -83,10 +83,10 @@ def encode_text(
 
 
 def need_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer of a model that has one.
+    """The tokenizer, or an error if there is none.
 
     Raises:
-        PromptError: it has none; the message says which files it would be in.
+        PromptError: there is none; the message lists the files it could be in.
     """
     if tokenizer is None:
         raise PromptError(
@@ -97,7 +97,7 @@ def need_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def _is_series(value: Any) -> bool:
-    """Whether its members may be token ids or prompts: bytes are neither, nor is a number as an array without any."""
+    """True if its members may be token ids or prompts; not so for bytes and 0-d arrays."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
@@ -137,28 +137,28 @@ def _too_long(length: str, config: ModelConfig, room: int) -> PromptError:
 
 @dataclass(frozen=True)
 class Event:
-    """What one step added to one continuation of one request."""
+    """New tokens and text of one continuation of a request after a step."""
 
     request_id: int
     index: int
-    """Which of the request's returned sequences"""
+    """Index among the request's returned sequences"""
     text: str
-    """Text that became certain: whole characters, no part of a stop string. Their concatenation is the result's"""
+    """New final text: whole characters, no part of a stop string. The result is the concatenation over events"""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    """Natural logarithm of each token's probability under the model; only where asked for"""
+    """Natural logarithm of each token's probability under the model; only if requested"""
     top_logprobs: tuple[TopLogProbs, ...] = ()
     finish_reason: FinishReason | None = None
     """Set in the last event: "stop" (end-of-sequence token or stop string), "length", "abort" or "error\""""
     score: float | None = None
-    """Of a beam: summed log-probability over length to the power of length_penalty"""
+    """Score of a beam: summed log-probability / length ** length_penalty"""
     error: Exception | None = None
-    """Why the request could not go on, where `finish_reason` is "error": what a logits processor of yours raised, a
-    guide that no token satisfies, NaN in the logits"""
+    """The cause if `finish_reason` is "error": an exception of your logits processor, a guide that no token satisfies,
+    NaN in the logits"""
 
     @classmethod
     def of(cls, request_id: int, progress: Progress) -> "Event":
-        """A continuation's progress, under its request's id."""
+        """The event for a continuation's progress."""
         return cls(
             request_id,
             progress.index,
@@ -184,7 +184,7 @@ class Completion:
     finish_reason: FinishReason | None = None
 
     def add(self, event: Event) -> None:
-        """Append what a step gave."""
+        """Append the contents of an event."""
         self.text += event.text
         self.token_ids += event.token_ids
         if event.logprobs:
@@ -197,12 +197,12 @@ class Completion:
 
 @dataclass
 class Generation:
-    """All that one prompt gave."""
+    """Result of one prompt."""
 
     prompt_token_ids: list[int]
     completions: list[Completion]
     prompt_logprobs: list[float | None] | None = None
-    """With `echo` and `logprobs`: of each prompt token given those before it; the first has none"""
+    """With `echo` and `logprobs`: log-probability of each prompt token given those before it; None for the first"""
 
     @property
     def text(self) -> str:
@@ -217,11 +217,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a text is, token by token."""
+    """Log-probabilities of a text's tokens."""
 
     token_ids: list[int]
     logprobs: list[float | None]
-    """Natural logarithms; the first token follows nothing and has none"""
+    """Natural logarithms; None for the first token"""
 
     @property
     def total(self) -> float:
@@ -237,22 +237,22 @@ class Score:
 logger = logging.getLogger("minillm")
 
 PROMPT_TAIL = 8
-"""Prompt tokens that a stream of text looks back on, for a character that is split at the prompt's end."""
+"""Prompt tokens given to a text stream as context, for a character split at the prompt's end."""
 
 
 @dataclass(frozen=True)
 class RequestMaker:
-    """What every request of one model has in common."""
+    """Makes the requests of one model."""
 
     config: ModelConfig
     tokenizer: Tokenizer | None
     defaults: Mapping[str, Any]
-    """What the checkpoint's generation_config.json says"""
+    """Fields of the checkpoint's generation_config.json"""
     models: tuple[str, ...] = ()
-    """Which of "draft" and "amateur" are there"""
+    """Additional models loaded: "draft", "amateur" """
 
     def make(self, prompt: Prompt, wanted: GenerationConfig, *, batch_id: int = 0) -> Request:
-        """Encode the prompt and settle every field. `batch_id` is its place in a list of prompts.
+        """Encode the prompt and resolve every field. `batch_id` is its index in a list of prompts.
 
         Raises:
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
@@ -275,13 +275,13 @@ class RequestMaker:
         return GuideMaker(self.tokenizer.to_json(), self.tokenizer.vocab_size)
 
     def _guide_maker(self, settings: Settings) -> Callable[[], Guide] | None:
-        """What makes a new guide for each continuation; None where the user wants none."""
+        """A factory of guides for continuations; None without a guide."""
         if settings.guide is None:
             return None
         return self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
 
     def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
-        """Settings with a number of new tokens that the context has room for."""
+        """Resolved settings, with max_new_tokens limited to the context."""
         settings = resolve(
             wanted,
             self.defaults,
@@ -303,15 +303,15 @@ class RequestMaker:
         return replace(settings, max_new_tokens=min(limit, room), max_length=None)
 
     def prompt_text(self, request: Request) -> str:
-        """The prompt as text; empty where there is no tokenizer."""
+        """The prompt as text; empty without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(request.prompt_ids)
 
 
 def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
-    """Refuse speculation where tokens that are run together are not what they would be one by one.
+    """Refuse speculation if tokens computed together differ from those computed one by one.
 
     Raises:
-        ParameterError: one of what is `wanted`, by name.
+        ParameterError: a field of `wanted` is set; the message names it.
     """
     for name, value in wanted.items():
         if value and config.keys_follow_length:
@@ -322,7 +322,7 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
 
 
 def _stopping_at_special_tokens(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> Settings:
-    """Let a stop string that spells a special token mean that token too, which no text has: it ends the sequence."""
+    """Add special tokens spelled by stop strings to eos_token_ids, since decoded text does not contain them."""
     if not settings.stop_strings:
         return settings
     spelled = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
@@ -331,13 +331,13 @@ def _stopping_at_special_tokens(tokenizer: Tokenizer, settings: Settings, vocab_
 
 
 def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:
-    """What makes a new stream of text for each continuation of one prompt."""
+    """A factory of text streams for the continuations of one prompt."""
     tail = ids[-max(PROMPT_TAIL, *(len(stop.encode()) for stop in settings.stop_strings), 0) :]
     stops = None
     if settings.stop_strings:
         stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
 
     def make() -> TextStream:
-        return TextStream(tokenizer.stream(tail), copy.copy(stops))  # the copies share what the strings became
+        return TextStream(tokenizer.stream(tail), copy.copy(stops))  # the copies share the trie
 
     return make

@@ -1,4 +1,4 @@
-"""One forward pass over pending tokens. Prefill and decode are the same pass; people think of them as two."""
+"""Runs a forward pass over pending tokens, the same for prefill and decode."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ from .reference.sampling import Draw
 
 
 class Output(NamedTuple):
-    """What a forward pass gives, valid until the next one."""
+    """Output of a forward pass, valid until the next one."""
 
     logits: Any
     """[R, V], float32"""
     hidden: Any
-    """[R, W], the states behind them: what the language model head multiplied"""
+    """[R, W], the hidden states that the language model head multiplied"""
 
 
 class Runner:
@@ -52,12 +52,12 @@ class Runner:
         Args:
             sequences: N of them, each with at least `counts[i]` pending tokens
             counts: at least 1 each; T in all
-            rows: rows of the flat batch whose logits are wanted; by default each sequence's last
+            rows: rows of the flat batch whose logits to compute; by default each sequence's last
             draws: as in `Backend.run`
 
         Raises:
             CacheFullError: the cache cannot take the new tokens; nothing was computed.
-            NumericalError: NaN or infinity among the logits; the message names the operation that made it.
+            NumericalError: NaN or infinity among the logits; the message names the operation that produced it.
         """
         for sequence, count in zip(sequences, counts, strict=True):
             self.cache.reserve(sequence, sequence.cached + count)
@@ -65,17 +65,17 @@ class Runner:
         wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
         output = self._run(self.backend, batch, wanted, draws)
         if not self.backend.finite(output.logits):
-            self._run(CheckingBackend(self.backend), batch, wanted)  # once more, looking at each operation: raises
+            self._run(CheckingBackend(self.backend), batch, wanted)  # rerun with a check of each operation: raises
             raise NumericalError("NaN or infinity among the logits; computed once more, every operation was finite")
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
         return output
 
     def _run(self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = ()) -> Output:
-        """The forward pass itself. `rows` may be empty: then K and V are all that is computed for."""
+        """The forward pass itself. With empty `rows` it only fills the K/V cache."""
 
         def compute(batch: Batch, rows: Any) -> Output:
-            with np.errstate(all="ignore"):  # what is no number becomes an error with a name, not a warning
+            with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
                 x = self.model.forward(backend, batch, self.cache.storage)  # [T] -> [T, E]
                 if len(rows) < batch.num_tokens:
                     x = backend.take_rows(x, rows)  # [T, E] -> [R, E]
@@ -85,9 +85,9 @@ class Runner:
         return backend.run(self, batch, rows, compute, draws)
 
     def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
-        """Turn a request's sequences into those its feeds ask for: fork, truncate, free, and append the tokens.
+        """Turn a request's sequences into those of its feeds: fork, truncate, free, and append the tokens.
 
-        A parent that several feeds name is forked for all but the last of them, which takes it over.
+        A parent that several feeds name is forked for all but the last of them, which reuses it.
         """
         parents = [feed.parent for feed in feeds]
         spares = [sequence for i, sequence in enumerate(live) if i not in parents]

@@ -1,22 +1,22 @@
-"""A SentencePiece `tokenizer.model`, turned into an object of the `tokenizers` library.
+"""Converts a SentencePiece `tokenizer.model` to an object of the `tokenizers` library.
 
 Llama 1 and 2, TinyLlama and Mistral were published with such a file (Kudo and Richardson, "SentencePiece", 2018,
-https://arxiv.org/abs/1808.06226): a protocol buffer of pieces with scores, and of how the text is prepared. What of it
-matters is read here, field by field, so neither sentencepiece nor protobuf is needed.
+https://arxiv.org/abs/1808.06226): a protocol buffer of pieces with scores, and of text normalisation. The fields needed
+are parsed here, so neither sentencepiece nor protobuf is needed.
 
-Text is prepared in this order. Each space becomes "▁"; where `remove_extra_whitespaces` says so, several become one and
-those at both ends go. Before the text comes one more "▁", the dummy prefix, which decoding takes away again. Then:
+Text is normalised in this order. Each space becomes "▁"; with `remove_extra_whitespaces`, runs become one and those at
+both ends are removed. One more "▁", the dummy prefix, is prepended, which decoding removes again. Then:
 
-- BPE merges the pair of neighbours whose union has the highest score, again and again;
-- unigram takes the segmentation whose scores have the highest sum (among equal ones not always SentencePiece's).
+- BPE repeatedly merges the adjacent pair whose union has the highest score;
+- unigram takes the segmentation with the highest sum of scores (ties may differ from SentencePiece's).
 
-A character without a piece becomes its bytes ("<0x0A>") where the model has byte fallback, else the unknown token.
+A character without a piece becomes its bytes ("<0x0A>") if the model has byte fallback, else the unknown token.
 
 Special tokens follow transformers' LlamaTokenizer. Control and unknown pieces become special tokens, which the text may
-spell out; user-defined symbols are never cut up. The text is cut at all of these first. The dummy prefix stands at the
-beginning of the text, unless one of them is there; with `legacy` it stands before each part between them.
-`add_prefix_space` overrules the model's own setting. One difference is meant: transformers 5 puts no prefix before a
-space, and decoding then loses that space; here, as in SentencePiece and in transformers 4, the prefix stands there too.
+spell out; user-defined symbols are never split. The text is split at all of these first. The dummy prefix is added at
+the beginning of the text, unless one of them is there; with `legacy` it is added before each part between them.
+`add_prefix_space` overrides the model's own setting. One difference is intended: transformers 5 adds no prefix before a
+space, and decoding then loses that space; here, as in SentencePiece and in transformers 4, the prefix is added too.
 """
 
 import re
@@ -37,7 +37,7 @@ SPACE = "▁"  # U+2581, SentencePiece's sign for a space
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # types of pieces
 _UNIGRAM, _BPE, _WORD, _CHAR = range(1, 5)
 _MODEL_TYPES = {_UNIGRAM: "unigram", _BPE: "BPE", _WORD: "word", _CHAR: "character"}
-_NEVER = -1e6  # a score so low that unigram takes a piece only where nothing else is possible
+_NEVER = -1e6  # a score so low that unigram uses a piece only as a last resort
 _LONGEST = 512  # characters of a piece; SentencePiece makes them 16 long
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* 0\r?\n")  # the first line of another format with the same file name
 
@@ -51,14 +51,14 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Proto:
-    """What a ModelProto says, with the defaults of sentencepiece_model.proto."""
+    """The needed fields of a ModelProto, with the defaults of sentencepiece_model.proto."""
 
     pieces: list[_Piece]
     model_type: int
     byte_fallback: bool
     whitespace_is_suffix: bool
     special_ids: dict[str, int]  # "unk_token", "bos_token", ... -> id; outside the pieces (-1 as 2**64 - 1): none
-    normalization: str  # the name of its rules, "" where text is left as it is
+    normalization: str  # name of the normalisation rules, "" for none
     dummy_prefix: bool
     remove_extra_whitespaces: bool
     escape_whitespaces: bool
@@ -73,11 +73,11 @@ def read_sentencepiece(path: Path, settings: Mapping[str, Any]) -> "tuple[tokeni
 
     Args:
         path: the file.
-        settings: tokenizer_config.json; of it `legacy` (false if absent) and `add_prefix_space` matter here.
+        settings: tokenizer_config.json; `legacy` (false if absent) and `add_prefix_space` are used.
 
     Raises:
-        CheckpointError: the file is no SentencePiece model, or a broken one.
-        UnsupportedModelError: it asks for what the `tokenizers` library would not do exactly as SentencePiece does.
+        CheckpointError: the file is not a SentencePiece model, or is broken.
+        UnsupportedModelError: it uses a feature that the `tokenizers` library does not implement exactly.
     """
     from tokenizers import AddedToken, models
     from tokenizers import Tokenizer as Backend
@@ -113,7 +113,7 @@ def read_sentencepiece(path: Path, settings: Mapping[str, Any]) -> "tuple[tokeni
 
 
 def _merges(proto: _Proto) -> list[tuple[str, str]]:
-    """The pairs that BPE merges, most urgent first: every cut of a piece into two, by the score of the piece."""
+    """BPE merges, highest priority first: every split of a piece into two pieces, by the score of the piece."""
     ids = {piece.text: token_id for token_id, piece in enumerate(proto.pieces) if piece.type == _NORMAL}
     pairs = [
         (-proto.pieces[token_id].score, ids[text[:cut]], ids[text[cut:]], text[:cut], text[cut:])
@@ -125,7 +125,7 @@ def _merges(proto: _Proto) -> list[tuple[str, str]]:
 
 
 def _prepare_text(backend: "tokenizers.Tokenizer", scheme: str, *, remove_extra: bool) -> None:
-    """Set up what becomes of spaces before the model; `scheme` says where the dummy prefix stands, as in Metaspace."""
+    """Set up the normalisation of spaces; `scheme` says where the dummy prefix is added, as in Metaspace."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     steps: list[Any] = []
@@ -134,14 +134,14 @@ def _prepare_text(backend: "tokenizers.Tokenizer", scheme: str, *, remove_extra:
         steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(ends), "")]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     if scheme != "never":
-        # Metaspace adds nothing where its own sign stands already. No " " is left here, so the first one always adds.
+        # Metaspace adds no prefix before its own sign. No " " is left here, so the first one always adds it.
         signs = [(SPACE, scheme)] if remove_extra else [(" ", scheme), (SPACE, "never")]
         metaspaces = [pre_tokenizers.Metaspace(sign, prepend_scheme=when, split=False) for sign, when in signs]
         backend.pre_tokenizer = pre_tokenizers.Sequence(metaspaces)
 
 
 def _decoder(byte_fallback: bool, *, leading_space: bool) -> "tokenizers.decoders.Decoder":
-    """The way back: spaces, bytes, and away with the space that the prefix has become."""
+    """The decoder: restores spaces and bytes, and strips the space of the dummy prefix."""
     from tokenizers import decoders
 
     steps: list[Any] = [decoders.Replace(SPACE, " ")]
@@ -187,7 +187,7 @@ def _read_proto(path: Path) -> _Proto:
         proto = _parse(data)
     except (ValueError, TypeError, AttributeError, struct.error) as error:  # a field of another kind than expected
         raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from None
-    if any(len(piece.text) > _LONGEST for piece in proto.pieces):  # merges are looked for at every cut of a piece
+    if any(len(piece.text) > _LONGEST for piece in proto.pieces):  # merges are searched at every split of a piece
         raise CheckpointError(f"{path} holds a piece of more than {_LONGEST} characters")
     if len({piece.text for piece in proto.pieces}) < len(proto.pieces):
         raise CheckpointError(f"{path} holds a piece twice")
@@ -197,7 +197,7 @@ def _read_proto(path: Path) -> _Proto:
 
 
 def _parse(data: bytes) -> _Proto:
-    """The fields of sentencepiece_model.proto that matter, by their numbers."""
+    """Parse the needed fields of sentencepiece_model.proto by their numbers."""
     pieces, trainer, normalizer, denormalizer = [], b"", b"", b""
     for number, value in _fields(data):
         if number == 1:
@@ -234,7 +234,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     Source: https://protobuf.dev/programming-guides/encoding/
 
     Raises:
-        ValueError: the bytes are no message.
+        ValueError: the bytes are not a message.
     """
     at = 0
     while at < len(data):
@@ -257,7 +257,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of up to ten bytes, seven bits in each, and where the next field begins."""
+    """A varint of up to ten bytes of seven bits, and the offset after it."""
     value = 0
     for n, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * n

@@ -1,7 +1,7 @@
 """Text to token ids and back, whole or token by token.
 
-The merging itself is done by the `tokenizers` library, set up by tokenizer_files.py. Here is what stands around it: the
-two special tokens that the engine asks for, one-line errors, and text that comes token by token.
+The encoding itself is done by the `tokenizers` library, configured by tokenizer_files.py. This module adds the two
+special tokens that the engine needs, one-line errors, and incremental decoding.
 
 As in transformers, a special token that is spelled out in the text ("</s>") becomes that token, and special tokens are
 left out of decoded text.
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYOUTS", "StreamDecoder", "Tokenizer"]
 
-_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token that stands for one byte
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token for one byte
 _WHERE = "the checkpoint's tokenizer"
 _UTF8_LENGTH = 4  # bytes in the longest character
-_PIECE = 2**15  # characters of a long text that are tokenized at once
+_PIECE = 2**15  # characters of a long text tokenized at once
 
 
 class Tokenizer:
-    """The vocabulary of one checkpoint.
+    """The tokenizer of one checkpoint.
 
     Attributes:
-        bos_token_id: what begins a text; None where the checkpoint names none.
-        eos_token_id: what ends a text; None where the checkpoint names none.
-        special_ids: ids of the tokens that mark something and are not text.
+        bos_token_id: beginning-of-sequence token; None if the checkpoint names none.
+        eos_token_id: end-of-sequence token; None if the checkpoint names none.
+        special_ids: ids of the special tokens, which are not text.
     """
 
     bos_token_id: int | None
@@ -50,9 +50,9 @@ class Tokenizer:
 
         Args:
             backend: encodes and decodes.
-            role_ids: id of each named special token ("bos_token", "eos_token"), where there is one.
-            model_vocab_size: rows of the model's LM head. Often padded beyond the vocabulary: the ids in between can
-                be generated and decode to nothing.
+            role_ids: id of each named special token ("bos_token", "eos_token") that exists.
+            model_vocab_size: rows of the model's LM head. Often padded beyond the vocabulary: the extra ids can be
+                generated and decode to nothing.
         """
         self._backend = backend
         self._model_vocab_size = model_vocab_size
@@ -78,7 +78,7 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path) -> "Tokenizer":
-        """Read the tokenizer of a folder, or a tokenizer.json by whatever name with the settings that lie beside it.
+        """Read the tokenizer of a folder, or a tokenizer.json of any name with the settings files in its folder.
 
         Raises:
             As `from_folder`.
@@ -87,20 +87,20 @@ class Tokenizer:
 
     @classmethod
     def find(cls, folder: Path) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint folder; None where it holds no file of one.
+        """The tokenizer of a checkpoint folder; None if it has no tokenizer files.
 
         Raises:
-            As `from_folder`, where some files are there.
+            As `from_folder`, if there are some.
         """
         return cls.from_folder(folder) if any((folder / name).exists() for name in FILES) else None
 
     @cached_property
     def vocab_size(self) -> int:
-        """Every id is below it, those of added tokens included."""
+        """Number of ids, added tokens included: the largest id + 1."""
         return 1 + max(self._call("get_vocab", with_added_tokens=True).values(), default=-1)
 
     def to_json(self) -> str:
-        """All of it as the text of a tokenizer.json."""
+        """The tokenizer as the text of a tokenizer.json."""
         return str(self._call("to_str"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -108,24 +108,24 @@ class Tokenizer:
 
         Args:
             text: any text. A special token spelled out in it becomes that token.
-            add_special_tokens: add what the model expects around a prompt (OPT: `</s>` in front).
+            add_special_tokens: add the special tokens that the model expects around a prompt (OPT: `</s>` in front).
 
         Raises:
-            PromptError: it is no text, or holds a lone surrogate, which is how Python reads bytes that are not UTF-8.
-            CheckpointError: the tokenizer is broken in a way that shows only now; so for the other methods.
+            PromptError: it is not text, or has a lone surrogate, which is how Python reads bytes that are not UTF-8.
+            CheckpointError: the tokenizer is broken in a way detected only on use; likewise in the other methods.
         """
         _check_text(text)
         return list(self._call("encode", text, add_special_tokens=add_special_tokens).ids)
 
     def exceeds(self, text: str, limit: int) -> bool:
-        """Whether a long text surely has more than `limit` tokens. It is told with little of the text tokenized.
+        """True if a long text certainly has more than `limit` tokens, found without tokenizing most of it.
 
-        False is no promise that it fits. True is said of a text that
+        False does not guarantee that it fits. True is returned for a text that
 
         - has more characters than `limit` times four times the bytes of the longest token: normalising to NFC or NFKC
-          takes at most three of four bytes away. Longer runs of white space that a tokenizer drops are counted.
-        - comes to more than twice the limit where pieces of it are tokenized one by one. A cut changes the tokens
-          beside it, a few in each piece.
+          removes at most three of four bytes. Long runs of white space that a tokenizer drops count too.
+        - has more than twice the limit when pieces of it are tokenized one by one. A split changes the tokens
+          next to it, a few in each piece.
 
         Raises:
             PromptError: as `encode`.
@@ -145,14 +145,14 @@ class Tokenizer:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Bytes of the longest text that is one token, or more."""
+        """Upper bound of the bytes of text in one token."""
         return max((len(content.encode()) for content in self._call("get_vocab", with_added_tokens=True)), default=1)
 
     def for_model(self, vocab_size: int) -> "Tokenizer":
-        """This tokenizer beside a model with so many rows of its LM head.
+        """This tokenizer for a model whose LM head has `vocab_size` rows.
 
         Raises:
-            ParameterError: the vocabulary is larger.
+            ParameterError: the tokenizer's vocabulary is larger.
         """
         if self.vocab_size > vocab_size:
             raise ParameterError(
@@ -164,16 +164,16 @@ class Tokenizer:
         return twin
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids. Bytes that are no UTF-8 become U+FFFD.
+        """Text of token ids. Invalid UTF-8 becomes U+FFFD.
 
         Raises:
-            PromptError: an id is in neither the vocabulary nor the rows that the model has beyond it.
+            PromptError: an id is outside the vocabulary and the model's padded rows.
         """
         ids = [self._checked(token_id) for token_id in _sequence(token_ids)]
         return str(self._call("decode", ids, skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str:
-        r"""One token as text for a table: " red", "</s>", or r"\xe2\x82" for bytes that are no whole character.
+        r"""One token as text for display: " red", "</s>", or r"\xe2\x82" for bytes that are not a whole character.
 
         Line breaks are not escaped. An id without a token (a padded row of the model) is its number in brackets.
 
@@ -188,23 +188,23 @@ class Tokenizer:
         return str(content).replace("▁", " ")  # SentencePiece's sign for a space
 
     def stream(self, context: Sequence[int] = ()) -> "StreamDecoder":
-        """Decode generated tokens one by one.
+        """A decoder for generated tokens one by one.
 
         Args:
-            context: the tokens before the first generated one. The last few are enough: a character may be split
-                between them and what follows, and only the very first token of a text loses its leading space.
+            context: the tokens before the first generated one. The last few suffice: a character may be split
+                    between them and the generated ones, and only the first token of a text loses its leading space.
         """
         return StreamDecoder(self, _sequence(context))
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Tokenizer":
-        """A vocabulary never changes: whatever is copied (a stream, for a search that branches) goes on sharing it."""
+        """The tokenizer itself: it is immutable, so copies (of a stream, for a search that branches) share it."""
         return self
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Every use of the library.
+        """Call a method of the library's tokenizer.
 
         Raises:
-            CheckpointError: it fails; the tokenizer is broken in a way that shows only now.
+            CheckpointError: it fails: the tokenizer is broken in a way detected only on use.
         """
         return call(_WHERE, getattr(self._backend, method), *args, **kwargs)
 
@@ -217,17 +217,17 @@ class Tokenizer:
         return token_id
 
     def _is_text(self, token_id: int) -> bool:
-        """Not a special token, nor an id without a token."""
+        """True unless the id is a special token or has no token."""
         return token_id not in self.special_ids and self._call("id_to_token", token_id) is not None
 
     def _bytes(self, token_id: int, previous: int | None) -> bytes:
-        """What a token of text adds in UTF-8, perhaps a part of a character; `previous` is the token of text before."""
+        """UTF-8 bytes that a text token adds, possibly part of a character; `previous` is the text token before it."""
         content = str(self._call("id_to_token", token_id))
         if self._byte_level:
             return _symbol_bytes(content)
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
             byte = int(content[3:5], 16)
-            if previous is not None or byte >= 0x80:  # else it may be the space that a text loses at its beginning
+            if previous is not None or byte >= 0x80:  # else it may be the leading space that a text loses
                 return bytes([byte])
         if previous is None:
             return str(self._call("decode", [token_id])).encode()
@@ -236,19 +236,19 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Text of a generation, token by token, in whole characters.
+    """Incremental decoder: text of a generation, token by token, in whole characters.
 
-    All pushed texts and the flushed one together are what `Tokenizer.decode` adds when the generated tokens follow the
-    context. (A character that the context leaves unfinished belongs to the generation.) Each token is looked at once,
-    and at most three bytes wait.
+    The concatenated results of `push` and `flush` are the text that `Tokenizer.decode` adds when the generated tokens
+    follow the context. (A character left unfinished by the context belongs to the generation.) Each token is decoded
+    once, and at most three bytes are held back.
 
-    One difference is left, outside byte-level tokenizers: where bytes of a SentencePiece vocabulary begin with whole
-    characters and end in a broken one, `decode` replaces each of those bytes by U+FFFD, and the stream, which has shown
-    the whole characters by then, only those of the broken one.
+    One difference remains, outside byte-level tokenizers: if byte tokens of a SentencePiece vocabulary begin with whole
+    characters and end in a broken one, `decode` replaces all of these bytes by U+FFFD, and the stream, which has
+    already emitted the whole characters, only those of the broken one.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        """Use `Tokenizer.stream`."""
+        """Use `Tokenizer.stream` instead."""
         self._tokenizer = tokenizer
         # A byte-level decoder writes one U+FFFD for a broken character, a SentencePiece decoder one for each byte.
         errors = "minillm.replace_each_byte" if tokenizer._byte_fallback else "replace"
@@ -260,7 +260,7 @@ class StreamDecoder:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
-        """Add a generated token; returns the text that is now certain, "" while a character is incomplete."""
+        """Add a generated token; returns the text completed by it, "" while a character is incomplete."""
         if not self._tokenizer._is_text(token_id):
             return ""
         new = self._tokenizer._bytes(token_id, self._previous)
@@ -268,15 +268,15 @@ class StreamDecoder:
         return self._utf8.decode(new)
 
     def flush(self) -> str:
-        """The generation has ended: returns what is left, an incomplete character as U+FFFD."""
+        """End the generation; returns the remaining text, an incomplete character as U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
 
 def _sequence(token_ids: Any) -> Sequence[int]:
-    """What may hold token ids.
+    """Check that a value is a sequence or 1-d integer array, and return it as a sequence.
 
     Raises:
-        PromptError: it is no sequence.
+        PromptError: it is neither.
     """
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray | memoryview):
         return token_ids
@@ -286,10 +286,10 @@ def _sequence(token_ids: Any) -> Sequence[int]:
 
 
 def _check_text(text: str) -> None:
-    """Refuse what cannot be encoded.
+    """Refuse text that cannot be encoded.
 
     Raises:
-        PromptError: it is no text, or no valid UTF-8.
+        PromptError: it is not a string, or not valid Unicode.
     """
     if not isinstance(text, str):
         raise PromptError(f"expected text, found {shown(text)}")
@@ -310,7 +310,7 @@ codecs.register_error("minillm.replace_each_byte", _replace_each_byte)
 
 
 def _symbol_bytes(content: str) -> bytes:
-    """Bytes of a byte-level token; an added token may hold other characters than the 256 symbols and is then itself."""
+    """Bytes of a byte-level token; an added token with characters other than the 256 symbols is encoded as it is."""
     try:
         return bytes([BYTE_SYMBOLS[symbol] for symbol in content])
     except KeyError:

@@ -1,17 +1,17 @@
-"""What a checkpoint folder says about its tokenizer, turned into one object of the `tokenizers` library.
+"""Reads a checkpoint folder's tokenizer files into an object of the `tokenizers` library.
 
-Three layouts are read, the first that there is:
+Three layouts are supported; the first one found is used:
 
-- `tokenizer.json`, which says everything about itself. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
-  count for nothing beside it, as in transformers. (Where `tokenizer_class` is LlamaTokenizer or GPT2Tokenizer,
-  transformers 5 takes vocabulary and merges from it and sets up the rest anew, which changes SmolLM2's digits and what
-  follows a special token in TinyLlama; here, as in transformers 4, the file is followed as it is written.)
-- `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece_files.py. BOS comes before the text
-  unless `add_bos_token` is false, which transformers' documentation says and its version 4 does.
+- `tokenizer.json`, which is self-contained. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
+  are ignored, as in transformers. (If `tokenizer_class` is LlamaTokenizer or GPT2Tokenizer, transformers 5 uses only
+  its vocabulary and merges and rebuilds the rest, which changes SmolLM2's digits and the text after a special token
+  in TinyLlama; here, as in transformers 4, the file is used as written.)
+- `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece_files.py. BOS is prepended
+  unless `add_bos_token` is false, as in transformers' documentation and version 4.
 - `vocab.json` + `merges.txt`, as in the published OPT and Qwen2 checkpoints: byte-level BPE (Radford et al., "Language
-  models are unsupervised multitask learners", 2019, section 2.2), and what `tokenizer_config.json` adds to it.
+  models are unsupervised multitask learners", 2019, section 2.2), with the settings of `tokenizer_config.json`.
 
-In all, the special tokens are those that transformers makes special.
+In all layouts, the special tokens are the same as in transformers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 LAYOUTS = "tokenizer.json, else tokenizer.model, else vocab.json with merges.txt"
 
-Token = str | dict[str, Any]  # as settings name one: its text, or an object with the text as "content"
+Token = str | dict[str, Any]  # a token in settings: its text, or an object with the text as "content"
 
-_ROLES = ("bos_token", "eos_token", "pad_token")  # those that config.json can name too, by their ids
+_ROLES = ("bos_token", "eos_token", "pad_token")  # roles that config.json can assign too, by id
 
-# Qwen2's way to cut text before the merges: at most one sign before a word, digits one by one, line breaks together.
+# Qwen2's pre-tokenization: at most one sign before a word, single digits, line breaks together.
 _QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BYTE_LEVEL = {"GPT2Tokenizer": "", "Qwen2Tokenizer": _QWEN2_PATTERN}
-"""Classes whose vocab.json and merges.txt are read -> the pattern that cuts text; "" is GPT-2's own."""
+"""Classes whose vocab.json and merges.txt are supported -> pre-tokenization pattern; "" is GPT-2's own."""
 _CLASSES = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gpt_neox": "GPTNeoXTokenizer"}
-"""Families whose tokenizer is another than GPT-2's, where no file names the class."""
+"""Default class by family if no file names one; GPT2Tokenizer for all others."""
 
 
 def _byte_symbols() -> dict[str, int]:
-    """GPT-2's symbol of each byte -> the byte: a printable Latin-1 character is itself, the others follow at U+0100."""
+    """GPT-2's symbol of each byte -> the byte: printable Latin-1 characters are themselves, others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
@@ -55,7 +55,7 @@ BYTE_SYMBOLS = _byte_symbols()
 def read_tokenizer(folder: Path, file: str = FILES[0]) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
     """The tokenizer of a checkpoint folder, ids of its "bos_token", "eos_token", "pad_token", and the model's rows.
 
-    `file` is what tokenizer.json is called there. The last is config.json's `vocab_size`, 0 where it is not said.
+    `file` is the name of tokenizer.json in it. The number of rows is config.json's `vocab_size`, 0 if absent.
 
     Raises:
         ModelNotFoundError: the folder holds none of the three layouts.
@@ -68,7 +68,7 @@ def read_tokenizer(folder: Path, file: str = FILES[0]) -> "tuple[tokenizers.Toke
 
 def _read_tokenizer(folder: Path, file: str) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
     settings = read_optional_json(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json has the last word
+    if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json wins
         settings |= read_optional_json(folder / "special_tokens_map.json")
     config = read_optional_json(folder / "config.json")
     if (folder / file).exists():
@@ -137,7 +137,7 @@ def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], config: Mappi
 
 
 def _class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The tokenizer class of transformers that a checkpoint is made for."""
+    """The checkpoint's tokenizer class in transformers."""
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     return str(named or _CLASSES.get(str(config.get("model_type")), "GPT2Tokenizer")).removesuffix("Fast")
 
@@ -147,12 +147,12 @@ def _check_vocab(path: Path, vocab: dict[str, Any]) -> None:
     if len(set(vocab.values())) < len(vocab):
         raise CheckpointError(f"{path} gives one id to two tokens")
     lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
-    if lacking:  # the library would drop such bytes from the text without a word
+    if lacking:  # the library would silently drop such bytes from the text
         raise CheckpointError(f"{path} is not a byte-level vocabulary: {lacking} of the 256 byte symbols are missing")
 
 
 def _read_merges(path: Path, vocab: dict[str, Any]) -> list[tuple[str, str]]:
-    """The pairs of merges.txt, most urgent first, each checked against the vocabulary."""
+    """The pairs of merges.txt, highest priority first, checked against the vocabulary."""
     merges = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line or line.startswith("#version"):
@@ -165,7 +165,7 @@ def _read_merges(path: Path, vocab: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _add_tokens(backend: "tokenizers.Tokenizer", folder: Path, settings: dict[str, Any]) -> None:
-    """Add the tokens that came after training: `added_tokens_decoder`, or added_tokens.json in older checkpoints."""
+    """Add the tokens added after training: `added_tokens_decoder`, or added_tokens.json in older checkpoints."""
     added: dict[int, Token]
     try:
         if "added_tokens_decoder" in settings:
@@ -204,7 +204,7 @@ def _content(token: Token) -> str:
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> list[Token]:
-    """What tokenizer_config.json calls `..._token`, and its further special tokens."""
+    """The `..._token` fields of tokenizer_config.json, and its further special tokens."""
     named = [value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str | dict)]
     further = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     if not isinstance(further, dict | list):
@@ -215,9 +215,9 @@ def _named_tokens(settings: Mapping[str, Any]) -> list[Token]:
 def _role_ids(
     backend: "tokenizers.Tokenizer", settings: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Id of each role: of the token that the tokenizer's settings name, else the one in config.json.
+    """Token id of each role: from the tokenizer's settings, else from config.json.
 
-    A role that the settings give to no token (null) is nobody's, whatever config.json says.
+    A role that the settings set to null has no token, even if config.json has one.
     """
     role_ids = {}
     for role in _ROLES:
@@ -226,7 +226,7 @@ def _role_ids(
         token_id = backend.token_to_id(_content(settings[role])) if settings.get(role) else None
         if token_id is None:
             token_id = config.get(f"{role}_id")
-            if isinstance(token_id, list):  # several EOS ids: the first one is the tokenizer's
+            if isinstance(token_id, list):  # of several EOS ids the first is the tokenizer's
                 token_id = token_id[0] if token_id else None
         if type(token_id) is int and 0 <= token_id < 2**32 and backend.id_to_token(token_id) is not None:
             role_ids[role] = token_id
@@ -234,7 +234,7 @@ def _role_ids(
 
 
 def _mark_special(backend: "tokenizers.Tokenizer", tokens: Iterable[Token]) -> None:
-    """Make tokens of the vocabulary special; a name that it lacks has no row in the model and is left out."""
+    """Mark tokens of the vocabulary as special; names not in it have no row in the model and are skipped."""
     marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     for token in tokens:
         content = _content(token)
@@ -246,7 +246,7 @@ def _mark_special(backend: "tokenizers.Tokenizer", tokens: Iterable[Token]) -> N
 def _frame(
     backend: "tokenizers.Tokenizer", folder: Path, role_ids: Mapping[str, int], settings: Mapping[str, Any]
 ) -> None:
-    """Put the BOS token before the text and the EOS token after it, as `add_bos_token` and `add_eos_token` say."""
+    """Add the BOS token before the text and the EOS token after it, if `add_bos_token` and `add_eos_token` say so."""
     from tokenizers import processors
 
     template, special_tokens = ["$A"], []

@@ -1,9 +1,9 @@
-"""The `tokenizers` library kept from bringing the process down: what is checked before, and how its errors come out.
+"""Safe use of the `tokenizers` library: input checks that prevent crashes, and error conversion.
 
-The library is written in Rust. What it did not expect ends in a panic, which Python sees as a BaseException, and where
-it asks for more memory than there is, it ends the process. So what makes it do that is refused before it sees a
-tokenizer.json: ids far beyond the number of tokens (it lays out tables by id), rules that make a text many times
-longer, and a broken table of Unicode rules. `call` turns everything else into one line.
+The library is written in Rust. Unexpected input causes a panic, which Python sees as a BaseException, and a failed
+memory allocation ends the process. So causes of the latter are refused before the library sees a tokenizer.json: ids
+far beyond the number of tokens (its tables are indexed by id), rules that make a text many times longer, and a broken
+table of Unicode rules. `call` turns everything else into one line.
 """
 
 import base64
@@ -15,21 +15,21 @@ from .errors import CheckpointError, MinillmError
 T = TypeVar("T")
 
 SPARE_IDS = 2**20
-"""Ids may be as large as this and four times the number of tokens."""
+"""Ids may be as large as this plus four times the number of tokens."""
 MOST_STEPS = 64
-"""Of preparing a text, splitting it, or decoding"""
+"""Maximum number of steps of normalisation, of pre-tokenization, or of decoding"""
 MOST_GROWTH = 64
-"""How many times longer all rules together may make a text"""
+"""Maximum factor by which all rules together may lengthen a text"""
 LONGEST_RULE = 256
-"""Bytes that a table of Unicode rules may put in place of one character"""
+"""Maximum bytes by which a table of Unicode rules may replace one character"""
 
 
 def call(where: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function of the library, or one that calls it.
+    """Call a function that uses the library, and convert its errors.
 
     Raises:
         CheckpointError: it fails; `where` begins the message.
-        MinillmError: the function raises it itself.
+        MinillmError: raised by the function itself.
     """
     try:
         return function(*args, **kwargs)
@@ -43,10 +43,10 @@ def call(where: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T
 
 
 def check_ids(ids: Iterator[Any], count: int, where: str) -> None:
-    """Refuse ids that are none, or far beyond the number of tokens.
+    """Refuse invalid ids, and ids far beyond the number of tokens.
 
     Raises:
-        CheckpointError: one of them is.
+        CheckpointError: there is one.
     """
     limit = SPARE_IDS + 4 * count
     for token_id in ids:
@@ -58,10 +58,10 @@ def check_ids(ids: Iterator[Any], count: int, where: str) -> None:
 
 
 def check_tokenizer_json(value: Mapping[str, Any], where: str) -> None:
-    """Refuse a tokenizer.json that would end the process. What is merely wrong is left to the library.
+    """Refuse a tokenizer.json that would crash the process. Other errors are left to the library.
 
     Raises:
-        CheckpointError: it would.
+        CheckpointError: it would crash.
     """
     model, added = value.get("model"), value.get("added_tokens") or []
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -89,7 +89,7 @@ def check_tokenizer_json(value: Mapping[str, Any], where: str) -> None:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """What a part of the file consists of, sequences taken apart."""
+    """Steps of a part of the file, with sequences flattened."""
     if not isinstance(part, dict):
         return
     inside = [part[name] for name in ("normalizers", "pretokenizers", "decoders", "processors") if name in part]
@@ -101,7 +101,7 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any], where: str) -> float:
-    """How many times longer a step can make a text, in bytes."""
+    """Maximum factor by which a step can lengthen a text, in bytes."""
     kind = step.get("type")
     if kind == "Replace":
         content, pattern = step.get("content"), step.get("pattern")
@@ -109,7 +109,7 @@ def _growth(step: Mapping[str, Any], where: str) -> float:
         length = len(content.encode()) if isinstance(content, str) else 0
         if isinstance(text, str) and text:
             return max(1.0, length / len(text.encode()))
-        return 1.0 + length  # an expression, or nothing, is found between any two characters
+        return 1.0 + length  # a regular expression, or an empty pattern, may match between any two characters
     if kind == "Prepend":
         return 1.0 + len(str(step.get("prepend", "")))
     if kind == "ByteLevel":
@@ -121,10 +121,10 @@ def _growth(step: Mapping[str, Any], where: str) -> float:
 
 
 def _check_unicode_rules(text: Any, where: str) -> None:
-    """A table as SentencePiece writes it: the size of a trie in bytes, the trie, and what its leaves point into.
+    """Check a table as SentencePiece writes it: size of a trie in bytes, the trie, and the text its leaves point into.
 
     Raises:
-        CheckpointError: the sizes contradict each other, or one character becomes a very long text.
+        CheckpointError: the sizes contradict each other, or one character is replaced by a very long text.
     """
     try:
         data = base64.b64decode(text, validate=True)

@@ -1,8 +1,8 @@
-"""Turns: calls of several threads one after the other, and Ctrl-C between two of them instead of in the middle of one.
+"""A fair lock that serialises calls of several threads, and defers Ctrl-C to the end of a step.
 
-Python raises KeyboardInterrupt between any two instructions of the main thread. In the middle of a step that would
-leave pages without an owner and requests that nobody ends. So while an engine works the signal is only noted, and
-raised where everything is in order: after a step, or when the call returns. A second Ctrl-C does not wait.
+Python raises KeyboardInterrupt between any two instructions of the main thread. In the middle of a step this would
+leak pages and leave requests unfinished. So while an engine works the signal is only recorded, and raised in a
+consistent state: after a step, or when the call returns. A second Ctrl-C is raised at once.
 """
 
 import os
@@ -17,15 +17,15 @@ from typing import Any
 from .errors import EngineStateError
 
 POLL_SECONDS = 0.05
-"""How often the main thread, while it waits for its turn, looks whether Ctrl-C has been pressed."""
+"""Interval at which the main thread, while waiting for its turn, checks for Ctrl-C."""
 
 _get_handler: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 _set_handler: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
-"""`signal.signal` without its conversion to enums, which takes ten times as long as the call."""
+"""`signal.signal` without the conversion to enums, which takes ten times as long as the call."""
 
 
 class Interrupts:
-    """Ctrl-C while the main thread is inside of `deferred`. Other threads never see it."""
+    """Deferred handling of Ctrl-C in the main thread. Other threads never receive it."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -34,7 +34,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Hold Ctrl-C back until the block ends, or `check` is called in it. Blocks may be nested."""
+        """Defer Ctrl-C until the block ends, or until `check` is called in it. Blocks may be nested."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -42,7 +42,7 @@ class Interrupts:
             self._pending = 0
             handler = _get_handler(signal.SIGINT)
             self._handler = handler if callable(handler) and not getattr(handler, "ends_process", False) else None
-            if self._handler is not None:  # not ignored, not the end of all: something would go on
+            if self._handler is not None:  # not ignored, nor a handler that ends the process
                 _set_handler(signal.SIGINT, self._note)
         self._depth += 1
         try:
@@ -54,7 +54,7 @@ class Interrupts:
                 self._raise()
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt (or do what the program's own handler does) if Ctrl-C was held back."""
+        """Raise KeyboardInterrupt (or call the program's own handler) if Ctrl-C was deferred."""
         if threading.current_thread() is threading.main_thread():
             self._raise()
 
@@ -70,11 +70,11 @@ class Interrupts:
 
 
 interrupts = Interrupts()
-"""Of this process: signals are the process's, not an engine's."""
+"""The only instance: signals belong to the process, not to an engine."""
 
 
 class Turns:
-    """A lock that threads get in the order in which they came, so that none waits for ever beside one that loops."""
+    """A fair lock, granted in order of arrival, so that a thread in a loop cannot starve the others."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -84,7 +84,7 @@ class Turns:
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Wait for the turn, and have it until the block ends. Ctrl-C is held back inside.
+        """Hold the lock inside the block. Ctrl-C is deferred inside.
 
         Raises:
             EngineStateError: this thread has the turn already, or a thread had it that this forked process lacks.
@@ -118,7 +118,7 @@ class Turns:
                 raise
 
     def _begin_anew(self, thread: int) -> None:
-        """In a forked child: none of the threads that were waiting or working is there."""
+        """Reset the lock in a forked child, which has none of the waiting or working threads."""
         if self._owner not in (None, thread):
             raise EngineStateError(
                 "the process was forked while another thread used this engine, so its state is unknown here: "

@@ -1,4 +1,4 @@
-"""The keys and values of every layer, kept between steps."""
+"""The KV cache."""
 
 from .paged import PagedCache, affordable_pages
 from .prefix import PrefixCache

@@ -1,8 +1,8 @@
 """K/V tensors in pages with a block table per sequence (Kwon et al., "PagedAttention", arXiv 2309.06180, section 4).
 
 A page holds P positions of all K heads in every layer. A sequence owns a list of pages, its block table; position i
-lies in page i // P at offset i % P. Forking shares pages and counts references; the one page that two sequences would
-both write to is copied, and only when one of them writes.
+is in page i // P at offset i % P. Forking shares pages by reference counting; the one page that two sequences would
+both write to is copied on write.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from ..errors import CacheFullError, ParameterError
 
 
 class PagedCache:
-    """One model's keys and values. The memory is reserved at once; the system provides it as pages are first used."""
+    """One model's paged K/V cache. Memory is reserved at once; the system commits it as pages are first used."""
 
     def __init__(self, config: ModelConfig, backend: Backend, num_pages: int, page_size: int | None = None) -> None:
         """Reserve `num_pages` pages of P = `page_size` positions (the backend's choice unless given)."""
@@ -24,25 +24,25 @@ class PagedCache:
         self.storage = backend.new_pages(shape)
         self._references = [0] * num_pages
         self.copied_positions = 0
-        """How many positions, in all layers, forks have had copied so far."""
+        """Positions copied so far because of forks, each in all layers."""
         self.reclaim: Callable[[], bool] | None = None
-        """Asked when no page is free; True if it has freed something (`PrefixCache`)."""
+        """Called when no page is free; returns True if it freed something (`PrefixCache`)."""
         self._free = list(range(num_pages - 1, -1, -1))
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody owns."""
+        """Number of free pages."""
         return len(self._free)
 
     def pages_for(self, tokens: int) -> int:
-        """How many pages a context of `tokens` positions takes."""
+        """Number of pages that a context of `tokens` positions takes."""
         return -(-tokens // self.page_size)
 
     def reserve(self, sequence: TokenSequence, tokens: int) -> None:
-        """Make room for `tokens` positions, and make the page that is written next the sequence's own.
+        """Allocate pages for `tokens` positions, and unshare the page written next.
 
         Raises:
-            CacheFullError: no page is left. The sequence keeps what it had.
+            CacheFullError: no page is left. The sequence keeps its pages.
         """
         first = sequence.cached // self.page_size  # the page of the next position
         if first < len(sequence.pages):
@@ -55,13 +55,13 @@ class PagedCache:
     ) -> TokenSequence:
         """A second sequence that continues the first one's first `keep` cached positions (all of them by default).
 
-        Full pages are shared from then on. Tokens that wait to be computed are not taken along.
+        Full pages are shared from then on. Pending tokens are not copied.
 
         Args:
-            sequence: what is forked
-            keep: how many positions
-            spares: sequences that will be freed next. Beams that die parted from those that live a few tokens ago:
-                one's last page becomes the fork's own, and only what differs is copied, instead of the whole page.
+            sequence: the sequence to fork
+            keep: number of positions
+            spares: sequences about to be freed. A dropped beam usually diverged from a kept one a few tokens ago:
+                the fork takes over its last page and copies only the positions that differ, not the whole page.
         """
         keep = sequence.cached if keep is None else keep
         assert keep <= sequence.cached
@@ -75,8 +75,8 @@ class PagedCache:
     def _write_over(
         self, sequence: TokenSequence, keep: int, pages: list[int], spares: Iterable[TokenSequence]
     ) -> None:
-        """Put the last page of that spare in the place of the last of `pages` which has most in common with it."""
-        start = keep - keep % self.page_size  # position of the page's first place
+        """Replace the last of `pages` by that of the spare with the longest common prefix, copying the rest."""
+        start = keep - keep % self.page_size  # first position of the page
         best, common = None, start
         for spare in spares:
             if len(spare.pages) == len(pages) and self._references[spare.pages[-1]] == 1:
@@ -90,7 +90,7 @@ class PagedCache:
             self.truncate(best, start)
 
     def truncate(self, sequence: TokenSequence, keep: int) -> None:
-        """Forget everything after the first `keep` positions, and tokens that wait."""
+        """Drop everything after the first `keep` positions, and pending tokens."""
         assert keep <= sequence.cached
         for page in sequence.pages[self.pages_for(keep) :]:
             self._release(page)
@@ -98,17 +98,17 @@ class PagedCache:
         sequence.cached = keep
 
     def forget(self, sequence: TokenSequence) -> None:
-        """Give the pages back and keep the tokens: all of them wait to be computed again."""
+        """Free the pages but keep the tokens, all of which become pending again."""
         tokens = sequence.token_ids.copy()
         self.truncate(sequence, 0)
         sequence.token_ids = tokens
 
     def free(self, sequence: TokenSequence) -> None:
-        """Give all pages back."""
+        """Free all pages."""
         self.truncate(sequence, 0)
 
     def clear(self) -> None:
-        """Forget every sequence: all pages are free. Sequences that were there before must not be used again."""
+        """Free all pages. Existing sequences must not be used again."""
         self._references = [0] * self.num_pages
         self._free = list(range(self.num_pages - 1, -1, -1))
         self.reclaim = None
@@ -129,9 +129,9 @@ class PagedCache:
             pass
 
     def _own(self, page: int, used: int) -> int:
-        """The page itself where nobody shares it, else a copy of its first `used` positions."""
+        """The page itself if it is not shared, else a copy of its first `used` positions."""
         if self._references[page] > 1:
-            self._make_room()  # what gives way may be the other owner
+            self._make_room()  # the evicted sequence may be the other owner
         if self._references[page] == 1:
             return page
         copy = self._take()
@@ -156,17 +156,17 @@ def affordable_pages(
     budget: int | None,
     others: Iterable[ModelConfig] = (),
 ) -> int:
-    """Pages for so many full contexts and a few guesses beyond, or as many as the budget holds.
+    """Number of pages for `sequences` full contexts plus a few guesses, or as many as the budget allows.
 
     Args:
         config: the model's shape
         backend: decides the page size
-        sequences: how many run at once
-        budget: bytes; None for half of the memory that is free
-        others: shapes of models that work beside it, each of which needs as many pages of its own
+        sequences: number that run at once
+        budget: bytes; None for half of the free memory
+        others: shapes of further models, each of which needs as many pages
 
     Raises:
-        ParameterError: the budget does not hold one page.
+        ParameterError: the budget is less than one page.
     """
     models = (config, *others)
     position = sum(m.num_layers * backend.position_bytes(m.num_kv_heads, m.head_dim) for m in models)

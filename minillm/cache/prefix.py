@@ -1,7 +1,7 @@
-"""Keeping what finished, for prompts that begin the same way.
+"""Prefix cache: finished sequences are kept for prompts with the same prefix.
 
-A chat sends the whole conversation with every turn. Its beginning is in the cache already: a new sequence forks the
-longest common prefix and computes only the rest. What is kept gives way, oldest first, when pages run out.
+A chat sends the whole conversation with every turn. Its prefix is already in the cache: a new sequence forks the
+longest common prefix and computes only the rest. Kept sequences are evicted, oldest first, when pages run out.
 """
 
 from ..batch import TokenSequence, common_prefix
@@ -19,20 +19,20 @@ class PrefixCache:
         cache.reclaim = self.evict
 
     def keep(self, sequence: TokenSequence) -> None:
-        """Keep a sequence that its request is done with."""
+        """Keep a finished request's sequence."""
         self._kept.append(self._cache.fork(sequence, sequence.line))
         if len(self._kept) > self._capacity:
             self.evict()
 
     def evict(self) -> bool:
-        """Free the oldest; False when there is none."""
+        """Free the oldest sequence; False if there is none."""
         if not self._kept:
             return False
         self._cache.free(self._kept.pop(0))
         return True
 
     def match(self, token_ids: list[int]) -> TokenSequence | None:
-        """A fork of the longest kept prefix of a prompt, which leaves at least the last token to compute."""
+        """A fork of the longest cached prefix of a prompt, leaving at least the last token to compute."""
         best, length = None, 0
         for sequence in self._kept:
             common = common_prefix(sequence.token_ids, token_ids[:-1])

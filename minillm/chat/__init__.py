@@ -1,4 +1,4 @@
-"""From a conversation to the prompt that a model was trained on: messages, and the checkpoint's chat template."""
+"""Conversations as prompts in the format a model was trained on: messages, and the checkpoint's chat template."""
 
 from .messages import Messages, refuse_tools
 from .template import RENDER_ARGUMENTS, ChatTemplate

@@ -1,8 +1,8 @@
-"""What rendering a chat template may cost: steps, nesting and time.
+"""Resource limits for rendering a chat template: steps, nesting, output size and time.
 
-A step is about what Python does in a microsecond: a node of the template that is evaluated, an element of a list that
-is visited, or 64 characters of text that are read or written. Every operation is charged before it is carried out, so
-none is ever larger than what is left: neither time nor memory can run away. The budget grows with the conversation.
+A step takes about a microsecond in Python: evaluating a node of the template, visiting a list element, or reading or
+writing 64 characters of text. Every operation is charged before it runs, so none can exceed the remaining budget, and
+both time and memory are bounded. The budget grows with the conversation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,24 +15,24 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 STEPS = 300_000
-"""For any conversation, however short. Templates of published models take some 100 for a message."""
+"""Base budget of any conversation. Templates of published models take about 100 steps per message."""
 STEPS_PER_VALUE = 2_000
-"""For each text, number, list or object of the conversation; and a step for each character."""
+"""Additional steps for each text, number, list or object of the conversation; and one for each character."""
 SECONDS = 20.0
-"""For any conversation; and 1 for each million steps beyond `STEPS`"""
+"""Base time limit; plus 1 s for each million steps beyond `STEPS`"""
 DEPTH = 100
-"""Lists in lists, and macros and recursive loops that call each other"""
+"""Maximum nesting of lists, and of calls of macros and recursive loops"""
 _LOG_CHARACTERS = 6  # 64 in a step
 OUTPUT = 4_000_000
-"""Characters that any conversation may become; and 16 for each of its own, and 1,000 for each of its values"""
+"""Base limit of rendered characters; plus 16 for each character and 1,000 for each value of the conversation"""
 
 
 class BudgetError(SecurityError):
-    """A template goes on for too long, or nests too deeply."""
+    """A template exceeds its steps, output or time, or nests too deeply."""
 
 
 class Once(Iterator[Any]):
-    """An iterator over what a filter yields: Jinja's generators would hold each other, as deep as a template likes."""
+    """An iterator over a filter's results. Unlike Jinja's generators it does not nest without limit."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -46,10 +46,10 @@ class Once(Iterator[Any]):
 
 
 class Budget:
-    """What is left of one rendering."""
+    """Remaining budget of one rendering."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
-        """Measure the conversation and the other variables, which decide how much a template may do."""
+        """Set the limits from the size of the conversation and the other variables."""
         values, characters = _size(variables)
         self.steps = self.total = STEPS + STEPS_PER_VALUE * values + characters
         self.output = OUTPUT + 1000 * values + 16 * characters
@@ -58,10 +58,10 @@ class Budget:
         self._next_look = self.steps
 
     def charge(self, steps: int) -> None:
-        """Take steps off what is left.
+        """Subtract steps from the budget.
 
         Raises:
-            BudgetError: it is not enough, or time is over.
+            BudgetError: the steps or the time are used up.
         """
         self.steps -= steps
         if self.steps >= self._next_look:
@@ -73,24 +73,24 @@ class Budget:
         self._next_look = max(0, self.steps - 1000)
 
     def charge_text(self, characters: int) -> None:
-        """The steps of reading or writing so many characters."""
+        """Charge for reading or writing `characters` characters."""
         self.charge(1 + (characters >> _LOG_CHARACTERS))
 
     def write(self, characters: int) -> None:
-        """Take off what the rendering may become.
+        """Subtract from the remaining output.
 
         Raises:
-            BudgetError: it is longer.
+            BudgetError: the output is too long.
         """
         self.output -= characters
         if self.output < 0:
             raise BudgetError("it writes far more text than the conversation has")
 
     def weigh(self, value: Any) -> int:
-        """Charge for all of a value, as often as it holds what it holds, and return how many characters that is.
+        """Charge for a value with all its contents (repeats included), and return its size in characters.
 
         Raises:
-            BudgetError: it is too much, or nested too deeply.
+            BudgetError: it is too large, or nested too deeply.
         """
         if isinstance(value, str):
             self.charge_text(len(value))
@@ -115,7 +115,7 @@ class Budget:
         return characters
 
     def items(self, values: Iterable[Any]) -> list[Any]:
-        """The elements of anything, charged one by one."""
+        """List of an iterable's elements, charged one by one."""
         found = []
         for value in values:
             self.charge(1)
@@ -124,10 +124,10 @@ class Budget:
 
     @contextmanager
     def deeper(self) -> Iterator[None]:
-        """A call within a call.
+        """Count one more nested call inside the block.
 
         Raises:
-            BudgetError: there are too many.
+            BudgetError: calls are nested too deeply.
         """
         if self.depth == DEPTH:
             raise BudgetError(f"endless recursion: it calls itself more than {DEPTH} times deep")
@@ -139,12 +139,12 @@ class Budget:
 
 
 CURRENT: ContextVar[Budget] = ContextVar("minillm_chat_budget")
-"""Of the rendering that runs"""
+"""Budget of the current rendering"""
 
 
 @contextmanager
 def budget_for(variables: Mapping[str, Any]) -> Iterator[Budget]:
-    """A new budget, the current one until the rendering is over."""
+    """Make a new budget, the current one inside the block."""
     token = CURRENT.set(Budget(variables))
     try:
         yield CURRENT.get()
@@ -153,7 +153,7 @@ def budget_for(variables: Mapping[str, Any]) -> Iterator[Budget]:
 
 
 def _inside(value: Any) -> Iterable[Any] | None:
-    """What a container holds; None for what holds nothing."""
+    """Contents of a container; None for other values."""
     if isinstance(value, list | tuple | set | frozenset):
         return value
     if isinstance(value, dict):
@@ -168,7 +168,7 @@ def _inside(value: Any) -> Iterable[Any] | None:
 
 
 def _size(value: Any) -> tuple[int, int]:
-    """How many values there are in plain ones, and characters in them."""
+    """Number of values in JSON data, and of characters in them."""
     values = characters = 0
     pending = [value]
     while pending:

@@ -1,8 +1,8 @@
-"""What each operation of a chat template costs. Every function here charges the current budget before the work is done.
+"""Costs of chat template operations. Every function here charges the current budget before the work is done.
 
-Operators, filters, tests and methods that could make a small value large (`'x' * n`, `center`, `'%9999d'`) are charged
-for what they would make; those that can be slow without it, for the worst that they can do. What templates have no use
-for and what is hard to bound (`encode`, `translate`, `to_bytes`) is not offered.
+Operators, filters, tests and methods that can make a small value large (`'x' * n`, `center`, `'%9999d'`) are charged
+for the size of their result; those that can be slow otherwise, for their worst case. Methods that templates do not need
+or that are hard to bound (`encode`, `translate`, `to_bytes`) are not offered.
 """
 
 import re
@@ -17,21 +17,21 @@ from jinja2.tests import TESTS
 
 from .budget import CURRENT, Budget, BudgetError, Once
 
-_MOST_BITS = 2**15  # of a whole number; JSON's have up to 4,300 digits
-_WIDEST = 1000  # of a field in a format, and of an indentation
-_NEEDLE = 100  # characters up to which a search may compare again and again; beyond, Python searches in linear time
+_MOST_BITS = 2**15  # of an integer; JSON's have up to 4,300 digits
+_WIDEST = 1000  # width of a format field, or of an indentation
+_NEEDLE = 100  # characters up to which a search may take quadratic time; beyond, Python searches in linear time
 _DIGITS = re.compile(r"\d{4,}")
-_SPEC = re.compile(r"[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")  # what follows the % and perhaps a name in brackets
+_SPEC = re.compile(r"[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")  # the part after % and an optional name in parentheses
 
 
 def weighed(value: Any) -> Any:
-    """The value itself, which something is about to read or compare."""
+    """Charge for reading or comparing a value, and return it."""
     CURRENT.get().weigh(value)
     return value
 
 
 def charged(steps: int) -> bool:
-    """True, once the steps of a piece of the template are paid."""
+    """Charge the steps of a piece of the template; always True."""
     CURRENT.get().charge(steps)
     return True
 
@@ -58,7 +58,7 @@ def charge_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def _growth(value: Any) -> int:
-    """What an element of a text or a list counts in characters; an escaped text can grow while it is joined."""
+    """Size in characters of one element of a text or list; escaped text can grow while it is joined."""
     return (8 if type(value) is not str else 1) if isinstance(value, str) else 8
 
 
@@ -78,7 +78,7 @@ def charge_percent(form: str, values: Any) -> None:
     while (at := form.find("%", at) + 1) > 0:
         specs += 1
         found = _SPEC.match(form, _after_name(form, at))
-        assert found is not None  # it matches nothing, too
+        assert found is not None  # it also matches the empty string
         for number in found.groups():
             if number is not None and (number == "*" or len(number) > 9 or int(number) > _WIDEST):
                 raise BudgetError(f"it formats a value wider than {_WIDEST} characters")
@@ -88,7 +88,7 @@ def charge_percent(form: str, values: Any) -> None:
 
 
 def _after_name(form: str, at: int) -> int:
-    """Where a name in brackets ends, which may hold brackets itself; `at` where there is none."""
+    """Index after a parenthesised name, which may contain parentheses; `at` if there is none."""
     depth = 0
     for i in range(at, len(form)):
         depth += (form[i] == "(") - (form[i] == ")")
@@ -98,7 +98,7 @@ def _after_name(form: str, at: int) -> int:
 
 
 def charge_format(form: str, values: Any) -> None:
-    """Charge for `form.format(...)`, with the positional and the named values together."""
+    """Charge for `form.format(...)`; `values` holds positional and named arguments."""
     budget = CURRENT.get()
     budget.charge_text(len(form))
     fields = 0
@@ -152,15 +152,15 @@ METHODS: dict[type, frozenset[str]] = {
     float: frozenset({"is_integer"}),
     range: frozenset({"count", "index"}),
 }
-"""Those of Python's types that a template may call. Others are not bounded."""
+"""Methods of Python's types that a template may call. Others have no bound on their cost."""
 
 
 def charge_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Charge for a method of a value. Returns its arguments, where an iterator among them had to be used up.
+    """Charge for a method call. Returns the arguments, with iterators among them turned into lists if necessary.
 
     Raises:
         SecurityError: the method is not offered.
-        BudgetError: it is more than what is left.
+        BudgetError: the budget is used up.
     """
     kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
     if kind is None or name not in METHODS[kind]:
@@ -218,7 +218,7 @@ def charge_replace(text: str, old: Any = "", new: Any = "", *_: Any) -> None:
 
 
 def _width(*numbers: Any) -> int:
-    """The largest of the numbers among some arguments, or of the lengths of texts."""
+    """The largest number or text length among some arguments."""
     sizes = [len(n) if isinstance(n, str) else n for n in numbers if isinstance(n, str | int | float)]
     return int(min(max(sizes, default=0), 1e15))
 
@@ -274,7 +274,7 @@ def _count(value: Any) -> int:
 
 _Cost = Callable[[Budget, Any, int, tuple[Any, ...]], None]
 
-# Filters that pass elements on, or look at few: charged for how many there are, not for what is in them.
+# Filters that pass elements on, or read few of them: charged by the number of elements, not their contents.
 _SHALLOW = [
     "attr",
     "batch",
@@ -316,7 +316,7 @@ _COSTS: dict[str, _Cost] = {
 
 
 def charging_filters() -> dict[str, Callable[..., Any]]:
-    """Jinja's filters, each of which charges before it works; `sum` and `tojson` are the environment's own."""
+    """Jinja's filters, wrapped to charge before they run; the environment replaces `sum` and `tojson`."""
     return {name: _charging(name, FILTERS[name], cost) for name, cost in _COSTS.items()}
 
 
@@ -341,11 +341,11 @@ def _charging(name: str, function: Callable[..., Any], cost: _Cost) -> Callable[
 
 
 _NESTING = frozenset({"batch", "dictsort", "groupby", "items", "list", "map", "slice"})
-"""Filters whose result nests one deeper than what they are given"""
+"""Filters whose result is nested one level deeper than their input"""
 
 
 def _kept(budget: Budget, name: str, result: Any) -> Any:
-    """A result, generators used up: what they would do later is done and charged now."""
+    """A filter's result with generators exhausted, so that all work is done and charged now."""
     if isinstance(result, Iterator) and not isinstance(result, Once):
         result = Once(budget.items(result))
     if name in _NESTING:
@@ -380,7 +380,7 @@ _COMPARING = [
 
 
 def charging_tests() -> dict[str, Callable[..., Any]]:
-    """Jinja's tests; those that compare charge for what they look at."""
+    """Jinja's tests; those that compare charge for their operands."""
     tests: dict[str, Any] = {**TESTS}
     return tests | {name: _comparing(tests[name]) for name in _COMPARING}
 
@@ -395,7 +395,7 @@ def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def charge_comparison(values: tuple[Any, ...]) -> None:
-    """Charge for holding values against each other: nothing where one of them is a number, None or short text."""
+    """Charge for comparing values: nothing if one of them is a number, None or short text."""
     budget = CURRENT.get()
     budget.charge(1)
     for value in values:

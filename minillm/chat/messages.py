@@ -1,4 +1,4 @@
-"""What a message may hold. Everything is checked before a template sees it, and copied into plain types."""
+"""Chat messages: checked and copied into plain types before a template sees them."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -16,14 +16,14 @@ NO_TOOLS = "minillm runs no tools"
 _TOOL_ROLES = {"tool", "function", "ipython"}
 _TOOL_KEYS = {"tool_calls", "tool_call_id", "function_call"}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What a message's thoughts are called. transformers gives them to the template under the first two names."""
+"""Keys of a message's reasoning text. transformers passes it to the template under the first two names."""
 
 
 def refuse_tools(fields: Mapping[str, Any]) -> None:
-    """Name arguments of transformers' `apply_chat_template` that ask for what is not done here.
+    """Refuse unsupported arguments of transformers' `apply_chat_template`.
 
     Raises:
-        ParameterError: one of them is there.
+        ParameterError: `tools` or `documents` is given.
     """
     if "tools" in fields:
         raise ParameterError(f"tools: {NO_TOOLS}; leave it out")
@@ -34,7 +34,7 @@ def refuse_tools(fields: Mapping[str, Any]) -> None:
 def read_messages(messages: Any, names: frozenset[str]) -> list[dict[str, Any]]:
     """Check a conversation and copy it into plain types, which have no methods that a template could misuse.
 
-    As in transformers, a key whose value is None counts as left out.
+    As in transformers, a key with the value None counts as absent.
 
     Args:
         messages: the conversation, `Messages`
@@ -42,13 +42,13 @@ def read_messages(messages: Any, names: frozenset[str]) -> list[dict[str, Any]]:
             keys among them: another could have no effect
 
     Raises:
-        PromptError: it is no list of messages, it is empty, or a message is not of the form above.
+        PromptError: it is not a list of messages, is empty, or a message does not have the form above.
     """
     if isinstance(messages, str):
         raise PromptError(f"messages should be a list of {FORM}, found text: `generate` continues plain text")
     if isinstance(messages, Mapping):
         raise PromptError(f"messages should be a list of {FORM}, found one alone: put it into a list")
-    if not isinstance(messages, Iterable) or getattr(messages, "ndim", 1) == 0:  # an array of no dimension
+    if not isinstance(messages, Iterable) or getattr(messages, "ndim", 1) == 0:  # a 0-d array
         raise PromptError(f"messages should be a list of {FORM}, found {type(messages).__name__}")
     chat = [_read_message(f"messages[{i}]", message, names) for i, message in enumerate(messages)]
     if not chat:
@@ -57,11 +57,11 @@ def read_messages(messages: Any, names: frozenset[str]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A copy in the types of JSON.
+    """A deep copy in the types of JSON.
 
     Raises:
-        TypeError: it holds something else.
-        ValueError: it holds itself, or is nested too deeply.
+        TypeError: a value has no JSON type.
+        ValueError: it contains itself, or is nested too deeply.
     """
     try:
         return json.loads(json.dumps(value))
@@ -106,7 +106,7 @@ def _check_role(where: str, message: Message) -> None:
 
 
 def _check_content(where: str, content: Any, names: frozenset[str]) -> None:
-    """Text, or parts of text where the template reads parts; one that does not would print them as a list."""
+    """Check that content is text, or text parts if the template reads parts; others would print them as a list."""
     if isinstance(content, str):
         return
     if not isinstance(content, list):

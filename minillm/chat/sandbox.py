@@ -1,10 +1,10 @@
-"""Jinja as transformers sets it up for chat templates, kept from everything but text, and within a budget.
+"""Jinja configured for chat templates as in transformers, sandboxed and with a budget.
 
-A template comes with the checkpoint, from a stranger. Jinja's immutable sandbox refuses Python's internals and changes
-of what the template is given. It bounds neither time nor memory: for that the parsed template is changed so that each
-body of a loop or a macro, each comparison and each list that is made is charged to the rendering's budget (budget.py),
-and operators, filters and calls are charged by what they do (charging.py). Import this module only when a template is
-needed: it imports Jinja.
+A template comes with the checkpoint and is untrusted. Jinja's immutable sandbox denies access to Python's internals and
+changes to the template's variables. It bounds neither time nor memory: for that the parsed template is rewritten so
+that each loop or macro body, comparison and list display is charged to the rendering's budget (budget.py), and
+operators, filters and calls are charged by their work (charging.py). Import this module only when a template is needed:
+it imports Jinja.
 """
 
 import json
@@ -36,14 +36,14 @@ from .charging import (
 )
 
 LONGEST = 2**16
-"""Characters of a template; the longest of published models have some 20,000"""
+"""Most characters of a template; the longest of published models have about 20,000"""
 NESTING = 200
-"""How deep statements and expressions may stand in each other"""
+"""Maximum nesting of statements and expressions"""
 
 _WEIGHED, _CHARGED = " weighed", " charged"  # filters that no template can name
 
 
-class Refused(Exception):  # noqa: N818 - it is no error of the template's
+class Refused(Exception):  # noqa: N818 - not an error of the template
     """The template called `raise_exception`."""
 
 
@@ -67,12 +67,12 @@ def _refuse_private(name: Any) -> None:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: marks the assistant's words for training; here the block is what is in it."""
+    """`{% generation %}`: marks the assistant's words for training; here only its contents are rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a scope of its own."""
+        """Parse the block as its own scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
@@ -91,7 +91,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """The type itself would change what is given: `dict.update(message, ...)`."""
+    """`dict` as a function: the type itself would allow changes, as in `dict.update(message, ...)`."""
     return dict(weighed(args)[0] if args else (), **weighed(kwargs))
 
 
@@ -106,7 +106,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML."""
+    """`tojson` without the HTML escapes of Jinja's."""
     budget = CURRENT.get()
     size = budget.weigh(value)
     if indent is not None:
@@ -118,7 +118,7 @@ def _to_json(
 
 @pass_environment
 def _sum(environment: Any, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Jinja's would add lists up without a limit."""
+    """`sum` that charges each addition; Jinja's would concatenate lists without a limit."""
     if attribute is not None:
         iterable = map(make_attrgetter(environment, attribute), iterable)
     total = start
@@ -142,7 +142,7 @@ class _Format:
 
 @pass_context
 def _finalize(_: Context, value: Any) -> Any:
-    """What is about to be written. As it asks for the context, Jinja does not evaluate it while compiling."""
+    """Charge for a value about to be written. Taking the context stops Jinja from evaluating it while compiling."""
     CURRENT.get().weigh(value)
     return value
 
@@ -156,12 +156,12 @@ _FUNCTIONS = {
     "raise_exception": _raise_exception,
     "strftime_now": _strftime_now,
 }
-_DEEPER = (Macro, LoopContext, BlockReference)  # what calls the template again
+_DEEPER = (Macro, LoopContext, BlockReference)  # values that call back into the template
 _CALLED = (Joiner, Undefined, _Format)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Charges for what a template does while it runs."""
+    """Sandboxed environment that charges for operators, filters and calls at run time."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -215,7 +215,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Charging(NodeTransformer):
-    """Puts the charges that Jinja offers no place for into a parsed template."""
+    """Inserts charges for which Jinja has no hook into a parsed template."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -225,7 +225,7 @@ class _Charging(NodeTransformer):
         if self.depth > NESTING:
             raise ValueError(f"it nests more than {NESTING} deep")
         bodies = {name: getattr(node, name) for name in ("body", "else_") if name in node.fields}
-        costs = {name: _cost(body) for name, body in bodies.items()}  # before the charges are put in
+        costs = {name: _cost(body) for name, body in bodies.items()}  # before charges are inserted
         self.generic_visit(node, *args, **kwargs)
         for name, body in bodies.items():
             if body or name == "body":
@@ -261,7 +261,7 @@ def _change_getitem(node: Any) -> nodes.Node:
 
 
 def _change_literal(node: Any) -> nodes.Node:
-    return _wrapped(node) if getattr(node, "ctx", "load") == "load" else node  # a tuple may be what is assigned to
+    return _wrapped(node) if getattr(node, "ctx", "load") == "load" else node  # a tuple may be an assignment target
 
 
 _CHANGES: dict[type[nodes.Node], Callable[[Any], nodes.Node]] = {
@@ -276,7 +276,7 @@ _CHANGES: dict[type[nodes.Node], Callable[[Any], nodes.Node]] = {
 
 
 def _wrapped(node: nodes.Expr, name: str = _WEIGHED) -> nodes.Expr:
-    """An expression whose value is charged for; constants are paid for with the body that they stand in."""
+    """Wrap an expression so that its value is charged; constants are charged with the enclosing body."""
     if name == _WEIGHED and (isinstance(node, nodes.Const) or _is_flat(node)):
         return node
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
@@ -287,7 +287,7 @@ def _is_flat(node: nodes.Expr) -> bool:
 
 
 def _cost(body: Iterable[nodes.Node]) -> int:
-    """Steps of running the statements once, without the bodies in them: one for each node and 64 literal characters."""
+    """Steps of running the statements once, without nested bodies: one for each node and 64 literal characters."""
     steps = 1
     for node in body:
         if isinstance(node, nodes.TemplateData):
@@ -298,20 +298,20 @@ def _cost(body: Iterable[nodes.Node]) -> int:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A template that can be rendered, and what its source says of itself."""
+    """A compiled template, and the names that its source uses."""
 
     template: Template
     variables: frozenset[str]
-    """What it takes from outside"""
+    """Names of its free variables"""
     names: frozenset[str]
-    """Attributes and texts that it spells out, among them the keys of messages that it reads"""
+    """Attribute names and string literals in it, among them the message keys that it reads"""
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text that it makes of its variables.
+        """Render the template with these variables.
 
         Raises:
             Refused: the template refuses them.
-            jinja2.exceptions.SecurityError: it does what it may not, or goes on for too long (`BudgetError`).
+            jinja2.exceptions.SecurityError: it does something forbidden, or exceeds its budget (`BudgetError`).
             Exception: it is a program, and may raise anything.
         """
         with budget_for(variables) as budget:

@@ -1,7 +1,7 @@
-"""A checkpoint's chat template: how it writes a conversation as one text.
+"""A checkpoint's chat template, which formats a conversation as one text.
 
-The text is the same as that of transformers' `apply_chat_template`. Special tokens spelled out in a message become
-those tokens, as there: who passes on the words of strangers should look for them first.
+The text is the same as that of transformers' `apply_chat_template`. As there, special tokens spelled out in a message
+become those tokens: check untrusted input for them first.
 """
 
 from collections.abc import Mapping
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from .sandbox import Compiled
 
 _MARK = "MINILLM_CONTINUES_HERE "
-"""Put behind a message that is to be continued. It ends in a space, which a template that trims takes away."""
+"""Marker appended to a message to be continued. It ends in a space, which templates that trim messages remove."""
 
 RENDER_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-"""Of `ChatTemplate.render`, beside the messages"""
+"""Arguments of `ChatTemplate.render` besides the messages"""
 
 _OWN = {"messages", "add_generation_prompt"}
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template in Jinja's language. It is compiled when it is first needed."""
+    """A Jinja chat template, compiled on first use."""
 
     source: str
     origin: str = "the chat template"
-    """Where it comes from, for messages of errors"""
+    """Its source, for error messages"""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """"bos_token", "eos_token" and the like, which it may write"""
+    """Texts of "bos_token", "eos_token" etc., available to the template"""
 
     def render(
         self,
@@ -42,18 +42,18 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model was trained to see it, special tokens spelled out.
+        """The conversation in the model's prompt format, special tokens spelled out.
 
         Args:
             messages: the conversation
-            add_generation_prompt: end with what begins an answer; by default unless the last message is continued
-            continue_final_message: end within the last message, as if it were not finished
-            chat_template_kwargs: variables of the template, which it is told besides
+            add_generation_prompt: end with the prefix of an answer; by default unless the last message is continued
+            continue_final_message: leave the last message open, as if unfinished
+            chat_template_kwargs: further variables for the template
 
         Raises:
             PromptError: the messages are malformed, or the template refuses or cannot write them.
             ParameterError: the arguments contradict each other, or the template does not use a variable.
-            CheckpointError: the template is not valid Jinja, or reaches for what the sandbox keeps from it.
+            CheckpointError: the template is not valid Jinja, or violates the sandbox.
         """
         begins = _begins_answer(add_generation_prompt, continue_final_message)
         chat = read_messages(messages, self._compiled.names)
@@ -69,13 +69,13 @@ class ChatTemplate:
 
         try:
             return compile_template(self.source)
-        except Exception as error:  # besides Jinja's, those of Python's compiler
+        except Exception as error:  # Jinja's errors, and those of Python's compiler
             number = getattr(error, "lineno", None)
             line = "" if number is None else f", line {number}"
             raise CheckpointError(f"{self.origin}{line}: not a valid Jinja template: {_one_line(error)}") from error
 
     def _checked(self, variables: Any) -> dict[str, Any]:
-        """The user's variables as plain values, each of which the template uses."""
+        """The user's variables as plain values, all of which the template must use."""
         if not isinstance(variables, Mapping):
             raise ParameterError(f"chat_template_kwargs should be a dict of variables, found {shown(variables)}")
         refuse_tools(variables)
@@ -102,12 +102,12 @@ class ChatTemplate:
             raise PromptError(f"{self.origin} refuses the messages: {_one_line(refusal)}") from None
         except SecurityError as error:
             raise CheckpointError(f"{self.origin} does what a template may not: {_one_line(error)}") from error
-        except Exception as error:  # a template is a program: it may raise anything
+        except Exception as error:  # a template is a program and may raise anything
             raise PromptError(f"{self.origin} cannot write these messages: {_one_line(error)}") from error
 
 
 def _begins_answer(add_generation_prompt: object, continue_final_message: object) -> bool:
-    """Whether the text ends with what begins an answer."""
+    """True if the text ends with the prefix of an answer."""
     if not isinstance(continue_final_message, bool):
         raise ParameterError(f"continue_final_message should be True or False, found {shown(continue_final_message)}")
     if add_generation_prompt is None:
@@ -128,7 +128,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _mark_end(message: dict[str, Any]) -> None:
-    """Put the mark behind the message's text, or behind its last part."""
+    """Append the mark to the message's text, or to its last part."""
     if isinstance(message["content"], str):
         message["content"] += _MARK
     elif message["content"]:
@@ -136,7 +136,7 @@ def _mark_end(message: dict[str, Any]) -> None:
 
 
 def _cut_at_mark(text: str) -> str:
-    """What precedes the mark; where the template has trimmed the message, without the space at its end."""
+    """The text before the mark, stripped at the end if the template trims messages."""
     found = text.count(_MARK.rstrip())
     if found != 1:
         how = "leaves out the end of the last message" if found == 0 else "writes the last message more than once"

@@ -1,17 +1,17 @@
-"""Reading weights: a folder or a hub id in, named tensors out; and writing them. Nothing here knows what a model is.
+"""Reading weights from a folder or hub id as named tensors, and writing them. Independent of model code.
 
 hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
 folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
 safetensors.py   one .safetensors file -> its tensors
 pytorch.py       one pytorch_model.bin -> its tensors; the pickle inside is read without running it
-tensors.py       StoredTensor: where the values lie in a file, and how to map or read them
-writing.py       tensors -> safetensors files, in a folder that is complete or not there
+tensors.py       StoredTensor: location of the values in a file, mapped or read
+writing.py       tensors -> safetensors files, in a folder created atomically
 
-What is promised of files that come from strangers: headers are checked before anything is taken from them, and a file
-that is shorter than its header says, or that changes while a model is loaded, is a CheckpointError. Weights are mapped,
-not copied, wherever that can be: for as long as a model is used, its files must not be written to. One that is cut
-short then ends the process (the system's SIGBUS), which no program can turn into an error. To replace a checkpoint,
-write new files and rename them into place, as `quantize` and the hub's client do: who has the old ones keeps them.
+Files are untrusted: headers are checked before use, and a file that is shorter than its header says, or that changes
+while a model is loaded, raises CheckpointError. Weights are mapped, not copied, where possible: while a model is in
+use, its files must not be written to. Truncating one then ends the process (SIGBUS), which cannot be turned into an
+error. To replace a checkpoint, write new files and rename them into place, as `quantize` and the hub's client do:
+processes that have the old files open keep them.
 """
 
 from .folder import Checkpoint, open_checkpoint

@@ -1,7 +1,7 @@
-"""Which files of a folder hold the weights, and all their tensors as one mapping.
+"""Locates the weight files of a folder and merges their tensors into one mapping.
 
-The names are those that transformers' `save_pretrained` gives: one file, or shards beside an index that says which
-tensor is in which. Where a folder has both formats, safetensors come first.
+File names are those of transformers' `save_pretrained`: one file, or shards and an index that maps tensors to shards.
+If a folder has both formats, safetensors take precedence.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ WEIGHT_NAMES = (  # the first that exists is taken
 
 
 class Checkpoint(Mapping[str, StoredTensor]):
-    """All tensors of a folder by name, whichever file each lies in. Made by `open_checkpoint`."""
+    """All tensors of a folder by name, across its files. Made by `open_checkpoint`."""
 
     def __init__(self, folder: Path, files: tuple[Path, ...], tensors: dict[str, StoredTensor]) -> None:
         self.folder = folder
@@ -38,10 +38,10 @@ class Checkpoint(Mapping[str, StoredTensor]):
         return len(self._tensors)
 
     def check_unchanged(self) -> None:
-        """To be called when everything is read.
+        """Check, after everything is read, that no file has changed.
 
         Raises:
-            CheckpointError: a file of weights is no longer what it was when it was opened.
+            CheckpointError: a weight file was changed since it was opened.
         """
         for file in {tensor.file for tensor in self.values()}:
             file.check_unchanged()
@@ -51,7 +51,7 @@ class Checkpoint(Mapping[str, StoredTensor]):
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open the weights of a local folder. Only headers are read; each tensor is read when it is asked for.
+    """Open the weights of a local folder. Only headers are read; tensors are read on demand.
 
     Raises:
         CheckpointError: there are no weights, a shard or a tensor of the index is missing, or a file is truncated,
@@ -62,7 +62,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def list_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
-    """The weight files of a folder, and for shards which tensor the index places in which; opens the index alone.
+    """The weight files of a folder, and for shards the index's tensor -> file map. Opens only the index.
 
     Raises:
         CheckpointError: there are no weights, the index is unusable, or a shard is missing.
@@ -86,26 +86,26 @@ def list_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
 
 
 def find_weights(names: Collection[str]) -> str | None:
-    """Of the file names of a folder, the one to start from: a weight file or the index of one; None without either."""
+    """The first match among a folder's file names: a weight file or an index; None without either."""
     return next((name for name in WEIGHT_NAMES if name in names), None)
 
 
 def is_index(name: str) -> bool:
-    """Whether a file of that name lists shards instead of holding weights."""
+    """True if the file name is that of an index of shards."""
     return name.endswith(".index.json")
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The `weight_map` of an index: tensor name -> name of the file that holds it, beside the index.
+    """The `weight_map` of an index: tensor name -> file name in the same folder.
 
     Raises:
-        CheckpointError: the index is unreadable, or lists a file that does not lie beside it.
+        CheckpointError: the index is unreadable, or lists a file outside its folder.
     """
     shard_of = parse_json(read_bytes(path), str(path), unique=True).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"{path} has no weight_map from tensor names to file names")
     for tensor, shard in shard_of.items():
-        # The name is judged, not where it leads: in the hub's cache each file is a link to ../../blobs.
+        # Checks the name, not the link target: in the hub's cache each file is a link to ../../blobs.
         if not isinstance(shard, str) or PurePosixPath(shard).name != shard or shard in ("", "..") or "\\" in shard:
             raise CheckpointError(
                 f"{path} places tensor {tensor!r} in {shard!r}, expected a file name in the same folder"
@@ -114,7 +114,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _merge(files: tuple[Path, ...], shard_of: dict[str, str]) -> dict[str, StoredTensor]:
-    """The tensors of all files. One that the index does not list is kept too, for the model to accept or refuse."""
+    """The tensors of all files. Tensors missing from the index are kept; the model accepts or refuses them."""
     tensors: dict[str, StoredTensor] = {}
     for path in files:
         for name, tensor in _read(path).items():

@@ -1,8 +1,8 @@
-"""A folder or the id of a model on the Hugging Face hub -> a folder on this machine.
+"""Resolves a folder or a model id on the Hugging Face hub to a local folder.
 
-The work is huggingface_hub's: its cache, its progress bars, its offline mode and its settings (HF_HOME, HF_ENDPOINT,
-HF_TOKEN, HF_HUB_OFFLINE). This file decides which files to fetch and says in one line what went wrong. The client
-is imported where it is used, because that takes 0.2 s.
+Downloading is done by huggingface_hub, with its cache, progress bars, offline mode and settings (HF_HOME, HF_ENDPOINT,
+HF_TOKEN, HF_HUB_OFFLINE). This file selects the files to fetch and turns errors into one line. The client is imported
+on use, because that takes 0.2 s.
 """
 
 import logging
@@ -27,7 +27,7 @@ SMALL_FILES = {
     "tokenizer.model",
     "chat_template.jinja",
 }
-"""What a model has beside its weights."""
+"""Files of a model besides its weights."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -35,12 +35,12 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
     """The local folder of a model: the one named, or the snapshot of a hub id in huggingface_hub's cache.
 
     Of a hub repository, the configuration, the tokenizer and one copy of the weights are fetched: safetensors if there
-    are any, else pytorch_model.bin. What is cached is not fetched again: a full commit hash then needs no network, a
-    branch or tag one request, which asks for its newest commit. Where the hub cannot be asked, a complete cached
-    snapshot is taken, with a warning on the log unless HF_HUB_OFFLINE is set.
+    are any, else pytorch_model.bin. Cached files are not fetched again: a full commit hash then needs no network, a
+    branch or tag one request for its newest commit. If the hub cannot be reached, a complete cached snapshot is used,
+    with a logged warning unless HF_HUB_OFFLINE is set.
 
     Args:
-        path_or_id: an existing folder, or an id of the form "owner/name". A folder comes first.
+        path_or_id: an existing folder, or an id of the form "owner/name". A folder takes precedence.
         revision: branch, tag or commit hash on the hub; the main branch if None.
 
     Raises:
@@ -54,7 +54,7 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
 
 
 def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
-    """The local folder of a model's config.json, which alone is fetched where a hub id is given.
+    """The local folder of a model's config.json, the only file fetched for a hub id.
 
     Raises:
         ModelNotFoundError, ParameterError: as `find_model`.
@@ -72,7 +72,7 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
 
 
 def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
-    """The local folder or file of a tokenizer: what is named, or a hub repository's small files, which are fetched.
+    """The local folder or file of a tokenizer; for a hub id, the repository's small files are fetched.
 
     Raises:
         ModelNotFoundError: as `find_model`.
@@ -90,7 +90,7 @@ def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
 
 
 def _local_folder(name: str, revision: str | None, *, or_file: bool = False) -> Path | None:
-    """The folder of this name, or the file where one may be meant; None where the name is a hub id."""
+    """The folder of this name, or the file if `or_file`; None if the name is a hub id."""
     try:
         path = Path(name).expanduser()
         is_folder, exists = path.is_dir() or (or_file and path.is_file()), os.path.lexists(path)
@@ -128,11 +128,11 @@ def _find_on_hub(repo_id: str, revision: str | None) -> Path:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What the client lets through.
+    """Exceptions that the client may raise.
 
-    Its own errors and those of its cache (OSError; HFValidationError is a ValueError), an answer that is not the hub's
-    (ValueError), hf_xet's RuntimeError, and the errors of its HTTP library, which was requests (OSError) before 1.0 and
-    is httpx since (whose base class HfHubHTTPError names among its own).
+    Its own errors and those of its cache (OSError; HFValidationError is a ValueError), invalid responses (ValueError),
+    hf_xet's RuntimeError, and the errors of its HTTP library: requests before 1.0 (OSError), httpx since (whose base
+    class is a base of HfHubHTTPError).
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -140,7 +140,7 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _find_in_cache(repo_id: str, revision: str | None) -> Path | None:
-    """The snapshot of this revision, if the cache has its configuration and all of its weights."""
+    """The cached snapshot of this revision, if it has the configuration and all weights."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -163,7 +163,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
-    """Fetch what is needed and not yet cached. Small files come first: a snapshot with weights has all it needs."""
+    """Fetch the files needed and not yet cached. Small files come first, so a snapshot with weights is complete."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
     info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -184,19 +184,19 @@ def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
             missing = min(files - present)
             raise ModelNotFoundError(f"{_title(repo_id, revision)} lacks {missing!r}, which {weights} lists")
     folder = Path(snapshot_download(repo_id, revision=folder.name, allow_patterns=sorted(files)))
-    if not _has_weights(folder):  # the client takes a partial snapshot where the hub stops answering between two calls
+    if not _has_weights(folder):  # the client returns a partial snapshot if the hub stops responding between two calls
         raise ModelNotFoundError(f"{_title(repo_id, revision)} was fetched only in part: try again")
     return folder
 
 
 def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
-    """One line for an error of the client."""
+    """One-line message for an error of the client."""
     from huggingface_hub import constants, errors
 
     model = _title(repo_id, revision)
     log_in = "set HF_TOKEN or run `hf auth login`"
     match error:
-        case errors.GatedRepoError():  # before RepositoryNotFoundError, of which it is one
+        case errors.GatedRepoError():  # before RepositoryNotFoundError, its base class
             return f"{model} is gated: accept its terms on its page, then {log_in}"
         case errors.RepositoryNotFoundError():
             return f"the hub has no public model {repo_id!r}: check the spelling, or for a private one {log_in}"

@@ -4,17 +4,17 @@
     name/byteorder     "little" or "big"; older files lack it and are little
     name/data/<key>    the bytes of one storage, which several tensors may share
 
-Source: torch/serialization.py, `_save`. The file is read as coming from a stranger: no number in it is used before it
-is held against the size of what it points into.
+Source: torch/serialization.py, `_save`. The file is untrusted: every number in it is checked against the size of the
+data it refers to before it is used.
 
-The pickle inside a PyTorch checkpoint, read as data: it is taken apart, never run.
+The pickle is parsed as data and never executed.
 
 A pickle is a program for a stack machine, and Python's own machine imports and calls whatever the program names. Even
 with its imports restricted it can be made to fill the memory (one memo index of four bytes is enough). This machine
-has only the instructions that `torch.save` writes for dictionaries of tensors, knows fifteen names, and calls none
-of them: a tensor becomes a note of its storage, offset, shape and strides, which the caller checks.
+supports only the instructions that `torch.save` writes for dictionaries of tensors, knows fifteen names, and calls none
+of them: a tensor becomes a record of its storage, offset, shape and strides, which the caller checks.
 
-Instructions: Lib/pickletools.py of CPython. What torch.save writes: torch/serialization.py and torch/_utils.py.
+Instructions: Lib/pickletools.py of CPython. Output of torch.save: torch/serialization.py and torch/_utils.py.
 """
 
 import pickletools
@@ -32,7 +32,7 @@ from .tensors import StoredTensor, WeightFile, extent, is_count, is_shape
 
 @dataclass(frozen=True)
 class StorageType:
-    """A name such as torch.FloatStorage: the type of the elements and the bytes that each takes."""
+    """Element type and size of a storage class such as torch.FloatStorage."""
 
     dtype: str
     itemsize: int
@@ -40,7 +40,7 @@ class StorageType:
 
 @dataclass(frozen=True)
 class TensorNote:
-    """What the pickle says of one tensor. None of it is checked yet: each field may be anything a pickle can hold."""
+    """Unchecked description of one tensor from the pickle: each field may be anything a pickle can hold."""
 
     storage: object
     offset: object
@@ -69,7 +69,7 @@ _GLOBALS: dict[str, object] = {
     "torch.ComplexFloatStorage": StorageType("complex64", 8),
     "torch.ComplexDoubleStorage": StorageType("complex128", 16),
 }
-# The instructions that push their argument, and those that push a constant.
+# Instructions that push their argument, and those that push a constant.
 _LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"}
 _CONSTANTS: dict[str, Callable[[], object]] = {
     "NONE": lambda: None,
@@ -83,16 +83,16 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_pickle(data: bytes, find_storage: Callable[[object], object], where: str) -> object:
-    """The object that `data` describes, made of None, bool, int, float, str, tuple, list, dict and TensorNote alone.
+    """The object that `data` describes, made only of None, bool, int, float, str, tuple, list, dict and TensorNote.
 
     Args:
         data: the pickle, protocol 2.
-        find_storage: persistent id -> what to put into `TensorNote.storage`.
-        where: the file, for messages.
+        find_storage: persistent id -> value of `TensorNote.storage`.
+        where: the file, for error messages.
 
     Raises:
         CheckpointError: the pickle is malformed, holds an instruction that `torch.save` does not write for tensors, or
-            names anything beside tensors; the message says which.
+            names anything but tensors; the message says which.
     """
     machine = _Machine(find_storage, where)
     try:
@@ -107,7 +107,7 @@ def read_pickle(data: bytes, find_storage: Callable[[object], object], where: st
 
 
 class _Machine:
-    """The stack, the stacks below it that a MARK set aside, and the memo."""
+    """Pickle interpreter: the stack, the stacks saved by MARK, and the memo."""
 
     def __init__(self, find_storage: Callable[[object], object], where: str) -> None:
         self.stack: list[Any] = []
@@ -134,7 +134,7 @@ class _Machine:
         }
 
     def step(self, name: str, argument: Any) -> None:
-        """Carry out one instruction."""
+        """Execute one instruction."""
         if name in _LITERALS:
             self.push(argument)
         elif name in _CONSTANTS:
@@ -197,7 +197,7 @@ class _Machine:
         self.push(_GLOBALS[name])
 
     def reduce(self, _: None) -> None:
-        """What would be a call."""
+        """REDUCE, which would be a call: build a dict or a `TensorNote` instead."""
         function, arguments = self.pop(2)
         match function, arguments:
             case _Callable.ORDERED_DICT, ():
@@ -212,7 +212,7 @@ class _Machine:
                 raise self.refusal(f"calls a {type(function).__name__}")
 
     def build(self, _: None) -> None:
-        """An OrderedDict's attributes: torch keeps version numbers of modules there. Nobody needs them."""
+        """BUILD: discard an OrderedDict's attributes, where torch stores version numbers of modules."""
         target, _state = self.pop(2)
         if type(target) is not dict:
             raise self.refusal(f"sets attributes of a {type(target).__name__}")
@@ -224,10 +224,10 @@ _OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled magic n
 
 
 def read_torch_zip(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one `pytorch_model.bin` by name. Reads the archive's directory and the pickle, runs neither.
+    """The tensors of one `pytorch_model.bin` by name. Reads the archive's directory and the pickle, executing nothing.
 
     Raises:
-        CheckpointError: the file is no such archive, truncated, unsafe, or holds something else than named tensors.
+        CheckpointError: the file is not such an archive, is truncated or unsafe, or holds anything but named tensors.
     """
     archive = _Archive(WeightFile(path))
     found = read_pickle(archive.read("data.pkl", _MAX_PICKLE), archive.storage, str(path))
@@ -247,7 +247,7 @@ def read_torch_zip(path: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True)
 class _Storage:
-    """A storage that is known to lie within the file."""
+    """A storage checked to be within the file."""
 
     kind: StorageType
     offset: int  # bytes
@@ -285,14 +285,14 @@ class _Archive:
             )
 
     def entry(self, name: str) -> tuple[int, int]:
-        """Where the bytes of an entry start in the file, and how many they are."""
+        """Offset and size of an entry in the file, in bytes."""
         where = f"the entry {name!r} of {self.path}"
         info = self.entries.get(self.root + name)
         if info is None:
             raise CheckpointError(f"{where} is missing")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
             raise CheckpointError(f"{where} is compressed or encrypted; torch.save stores the bytes as they are")
-        # The local header repeats the name and may have its own extra field: the directory does not tell their lengths.
+        # The local header repeats the name and may have its own extra field: their lengths are not in the directory.
         start = info.header_offset + 30
         if not 30 <= start <= self.file.size:
             raise CheckpointError(f"{where} lies outside the file: the archive is damaged")
@@ -310,7 +310,7 @@ class _Archive:
         return self.file.read(start, size)
 
     def storage(self, persistent_id: object) -> _Storage:
-        """The storage that the pickle means by ("storage", type, key, location, number of elements)."""
+        """The storage for the pickle's ("storage", type, key, location, number of elements)."""
         match persistent_id:
             case ("storage", StorageType() as kind, str(key), str(), count) if is_count(count):
                 start, size = self.entry(f"data/{key}")
@@ -324,7 +324,7 @@ class _Archive:
         return _Storage(kind, start, count)
 
     def tensor(self, name: str, note: TensorNote) -> StoredTensor:
-        """The tensor that a note describes, once it is shown to stay within its storage."""
+        """The tensor that a note describes, checked to be within its storage."""
         match note:
             case TensorNote(_Storage() as storage, offset, tuple(shape), tuple(strides)):
                 pass
@@ -347,9 +347,9 @@ class _Archive:
 
 
 def _elements_are_apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether each axis steps over everything that the axes of smaller stride reach.
+    """True if elements do not overlap: each stride exceeds the extent of all axes of smaller stride.
 
-    So no view is larger than its storage, and reading it never reads a byte twice.
+    So no view is larger than its storage, and no byte is read twice.
     """
     reach = 1
     for stride, n in sorted(zip(strides, shape, strict=True)):

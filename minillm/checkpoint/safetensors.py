@@ -1,7 +1,7 @@
 """The safetensors format: the length of a header, the header in JSON, then the bytes of the tensors, end to end.
 
-Format: https://github.com/huggingface/safetensors (README, "Format"). The library of that name hands out copies and
-knows bfloat16 only beside a second library; the offsets in the header are all that a memory map needs.
+Format: https://github.com/huggingface/safetensors (README, "Format"). The safetensors library returns copies and
+supports bfloat16 only with a second library; the offsets in the header are all that a memory map needs.
 """
 
 import math
@@ -29,14 +29,14 @@ TYPES = {
     "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }
-"""The name in the file -> ours, bytes each."""
+"""Type name in the file -> our name, bytes per element."""
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file by name. Reads the header only and checks all of it.
 
     Raises:
-        CheckpointError: the file is truncated, or its header is not what the format says.
+        CheckpointError: the file is truncated, or its header violates the format.
     """
     file = WeightFile(path)
     if file.size < 8:

@@ -1,4 +1,4 @@
-"""Where a tensor lies in a file, and the two ways to get at its values: map them, or read them in chunks."""
+"""Tensors stored in files, with two ways to read their values: memory mapping, or reading in chunks."""
 
 import math
 import mmap
@@ -19,8 +19,8 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files import opened
 
 CHUNK_BYTES = 2**19
-"""Read at once. What is rounded on the way is worked on in the processor's cache, in memory that is used again: with
-4 MiB opt-125m takes three times as long to become bfloat16, and with 1 MiB it takes 1 MB more to become int4."""
+"""Bytes read at once, so that rounding works in the processor's cache and in reused memory: with 4 MiB converting
+opt-125m to bfloat16 takes three times as long, and with 1 MiB converting it to int4 takes 1 MB more."""
 _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -29,14 +29,14 @@ _STORED: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("<u1"),
 }
 FLOATS = ("float32", "float16", "bfloat16")
-"""Stored types whose values are numbers by themselves."""
+"""Stored types whose values need no scales."""
 
 
 class WeightFile:
-    """One file of weights. It is open only while something is read from it.
+    """One weight file, open only while it is read.
 
     Raises:
-        CheckpointError: the file cannot be read, or is a Git LFS pointer in place of the weights.
+        CheckpointError: the file cannot be read, or is a Git LFS pointer instead of weights.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class WeightFile:
 
     @contextmanager
     def opened(self) -> Iterator[BufferedReader]:
-        """The file open for reading; what the system reports becomes a CheckpointError."""
+        """Open the file for reading; OS errors become CheckpointError."""
         with opened(self.path) as file:
             yield file
 
@@ -70,10 +70,10 @@ class WeightFile:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def check_unchanged(self) -> None:
-        """Refuse a file that was written to since it was opened: what was read of it may be of two minds.
+        """Refuse a file modified since it was opened: the data read may be inconsistent.
 
         Raises:
-            CheckpointError: its size or the time of its last change is another.
+            CheckpointError: its size or modification time has changed.
         """
         with self.opened() as file:
             size, changed = _state(file)
@@ -83,23 +83,23 @@ class WeightFile:
             raise CheckpointError(f"{self.path} was changed while it was read: load the model again")
 
     def shrank(self) -> CheckpointError:
-        """The error for a file that was whole when it was opened and is no longer."""
+        """The error for a file that has become shorter since it was opened."""
         return CheckpointError(f"{self.path} is shorter than when it was opened ({self.size} bytes): was it replaced?")
 
 
 def _state(file: BufferedReader) -> tuple[int, int]:
-    """Size of a file in bytes, and when it was changed last, in nanoseconds."""
+    """Size of a file in bytes, and its modification time in nanoseconds."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor in a file. Nothing is read until it is asked for.
+    """A tensor in a file, read lazily.
 
-    `dtype` is the type in the file. Only float32, float16 and bfloat16 can be read as values; a tensor of any other
-    type can be listed, so that a buffer which no model needs does no harm, and is refused when its values are asked
-    for. Values come out as float32, which holds each value of the three types exactly, or as they are stored.
+    `dtype` is the stored type. Only float32, float16 and bfloat16 can be read as values; a tensor of any other type can
+    be listed, so that an unused buffer does no harm, and is refused when its values are read. Values are returned as
+    float32, which represents each value of the three types exactly, or as stored.
     """
 
     name: str
@@ -107,19 +107,18 @@ class StoredTensor:
     dtype: str
     file: WeightFile
     offset: int  # of the first element, in bytes from the start of the file
-    strides: tuple[int, ...]  # in elements; no two elements share a place, and all of them lie within the file
+    strides: tuple[int, ...]  # in elements; elements do not overlap, and all are within the file
 
     def __repr__(self) -> str:
         return f"StoredTensor({self.name!r}, shape={self.shape}, dtype={self.dtype!r}, file={self.file.path.name!r})"
 
     def map(self) -> NDArray[Any] | None:
-        """What is stored as read-only memory of the file itself, `shape`, or None where that cannot be.
+        """The stored values as a read-only memory map, `shape`; None if not possible.
 
-        It can where it is in C order, at a multiple of an element's size, and where there is any. bfloat16 comes as
-        the uint16 of its bits.
+        Possible for a non-empty tensor in C order, aligned to its element size. bfloat16 comes as its bits, uint16.
 
         Raises:
-            UnsupportedModelError: the stored type is none of float32, float16, bfloat16, int8 and uint8.
+            UnsupportedModelError: the stored type is not float32, float16, bfloat16, int8 or uint8.
             CheckpointError: the file cannot be read.
         """
         dtype = self._stored_type(tuple(_STORED))
@@ -129,7 +128,7 @@ class StoredTensor:
         return np.frombuffer(self.file.mapping, dtype, count, self.offset).reshape(self.shape)
 
     def followed_by(self, other: Any) -> "StoredTensor | None":
-        """This tensor's rows and then those of `other` as one, where the file has them so; else None."""
+        """This tensor and `other` concatenated by rows, if they are adjacent in the file; else None."""
         if not isinstance(other, StoredTensor) or other.file is not self.file or other.dtype != self.dtype:
             return None
         if other.dtype not in _STORED or other.shape[1:] != self.shape[1:]:
@@ -141,14 +140,14 @@ class StoredTensor:
         return replace(self, shape=shape, strides=c_strides(shape))
 
     def _in_order(self) -> bool:
-        """Whether the elements lie one after the other, the last axis' first."""
+        """True if the tensor is contiguous in C order."""
         return all(n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True))
 
     def read_into(self, out: NDArray[Any]) -> None:
-        """Fill `out`, of this shape and of any layout: with the values as float32, or, of the stored type, as they are.
+        """Fill `out`, of this shape and any layout: float32 with the values, the stored type with the stored data.
 
-        The file is never mapped. It is read straight into `out` where that has its layout and type, else in chunks of
-        512 KiB: beside `out`, memory holds one chunk.
+        The file is never mapped. It is read directly into `out` if that has its layout and type, else in chunks of
+        512 KiB: memory holds one chunk in addition to `out`.
 
         Raises:
             UnsupportedModelError: the stored type is not float32, float16 or bfloat16.
@@ -158,7 +157,7 @@ class StoredTensor:
         self._read(out)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """The values as float32, some rows after the others, in memory that each chunk takes over from the one before.
+        """Iterate over the values as float32, some rows at a time; each chunk reuses the previous one's memory.
 
         Raises:
             UnsupportedModelError, CheckpointError: as `read_into`.
@@ -173,10 +172,10 @@ class StoredTensor:
             yield buffer[:count]
 
     def stored(self, types: Sequence[str] = FLOATS) -> NDArray[Any]:
-        """What is stored, `shape`: mapped and read-only where possible, else in a new array. See `map`.
+        """The stored data, `shape`: a read-only memory map if possible, else a new array. See `map`.
 
         Args:
-            types: those that may be stored. int8 and uint8 are numbers only to who knows their scales.
+            types: accepted stored types. int8 and uint8 need their scales to be interpreted.
 
         Raises:
             UnsupportedModelError: the stored type is none of them.
@@ -191,7 +190,7 @@ class StoredTensor:
         return out
 
     def _read(self, out: NDArray[Any]) -> None:
-        """Fill `out`: of the stored type as it is, of float32 with the values."""
+        """Fill `out`: the stored type with the stored data, float32 with the values."""
         stored = _STORED[self.dtype]
         if out.shape != self.shape:
             raise CheckpointError(
@@ -210,12 +209,12 @@ class StoredTensor:
             self._fill(out, file, self.offset, chunk)
 
     def load(self) -> NDArray[np.float32]:
-        """The values, `shape`: mapped and read-only where possible, else in a new array.
+        """The values as float32, `shape`: a read-only memory map if possible, else a new array.
 
         Raises:
             UnsupportedModelError, CheckpointError: as `read_into`.
         """
-        self._stored_type()  # refuse before memory is taken
+        self._stored_type()  # refuse before allocating memory
         mapped = self.map() if self.dtype == "float32" else None
         if mapped is not None:
             return mapped
@@ -234,8 +233,8 @@ class StoredTensor:
     def _fill(self, out: NDArray[np.float32], file: BufferedReader, offset: int, chunk: NDArray[Any]) -> None:
         """Read the part of the tensor that starts at byte `offset` and has `out`'s shape.
 
-        A part that spans more of the file than `chunk` is cut along its widest stride, until each piece fits. Elements
-        never share a place, so the pieces do not overlap, and gaps aside the file is read once and in order.
+        A part that spans more of the file than `chunk` is split along its widest stride until each piece fits. Elements
+        do not overlap, so neither do the pieces, and except for gaps the file is read once and in order.
         """
         span = extent(out.shape, self.strides)
         if span <= chunk.size:
@@ -245,7 +244,7 @@ class StoredTensor:
             values = as_strided(chunk, out.shape, [stride * chunk.itemsize for stride in self.strides])
             if self.dtype == "bfloat16" and out.dtype == np.float32:  # the upper half of a float32
                 values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
-            with np.errstate(invalid="ignore"):  # a signalling NaN is the model's business, not the cast's
+            with np.errstate(invalid="ignore"):  # a signalling NaN is not an error of the cast
                 out[...] = values
             return
         axis = max((i for i, n in enumerate(out.shape) if n > 1), key=lambda i: self.strides[i])
@@ -258,12 +257,12 @@ class StoredTensor:
 
 
 def is_count(number: object) -> TypeGuard[int]:
-    """Whether `number`, read from a file, can count elements or bytes."""
+    """True if `number`, read from a file, is a valid count of elements or bytes."""
     return type(number) is int and 0 <= number < 2**60
 
 
 def is_shape(numbers: object) -> bool:
-    """Whether `numbers`, read from a file, can be the shape of an array."""
+    """True if `numbers`, read from a file, is a valid array shape."""
     return (
         isinstance(numbers, list | tuple)
         and len(numbers) <= 32

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: safetensors files filled row by row, and a folder that is either complete or not there.
+"""Writing a checkpoint: safetensors files filled row by row, in a folder created atomically.
 
 Format: https://github.com/huggingface/safetensors (README, "Format"); shards and their index are those of transformers'
 `save_pretrained`.
@@ -23,16 +23,16 @@ from ..output_files import undone_by_signals
 from .safetensors import TYPES
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector that a processor reads at once."""
+"""Alignment of tensors in bytes: a cache line, and the widest vector load."""
 SHARD_BYTES = 5 * 10**9
-"""How large a file of weights gets, as with `save_pretrained`."""
+"""Maximum size of a weight file, as in `save_pretrained`."""
 
 _CODES = {dtype: (code, itemsize) for code, (dtype, itemsize) in TYPES.items()}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor that a file will hold."""
+    """A tensor to be written to a file."""
 
     name: str
     dtype: str
@@ -40,21 +40,21 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of storage."""
+        """Size in bytes."""
         return math.prod(self.shape) * _CODES[self.dtype][1]
 
 
 class SafetensorsFile:
-    """A new file whose tensors are written in any order, some rows at a time.
+    """A new safetensors file whose tensors are written in any order, some rows at a time.
 
-    The format leaves no gaps between tensors. So those whose size is a multiple of 64 bytes come first, in the order
-    given, and each of them begins at a multiple of 64.
+    The format allows no gaps between tensors. So tensors whose size is a multiple of 64 bytes come first, in the given
+    order, and each of them is aligned to 64 bytes.
     """
 
     def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
         self._row_bytes: dict[str, int] = {}
         self._offsets: dict[str, int] = {}
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers reads no file
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # required by transformers
         end = 0
         for entry in sorted(entries, key=lambda entry: entry.nbytes % ALIGNMENT != 0):
             begin, end = end, end + entry.nbytes
@@ -72,7 +72,7 @@ class SafetensorsFile:
         self._file.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, name: str, rows: NDArray[Any], first: int = 0) -> None:
-        """Put rows of a tensor into their place. [n, ...] at row `first`"""
+        """Write rows of a tensor at row `first`. [n, ...]"""
         self._file.seek(self._data_start + self._offsets[name] + first * self._row_bytes[name])
         self._file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
@@ -89,7 +89,7 @@ class SafetensorsFile:
 
 
 def spread(groups: Sequence[Sequence[Entry]], limit: int) -> dict[str, list[Entry]]:
-    """File name -> what it holds. Tensors of a group stay together; a file is within the limit if each group is."""
+    """Distribute tensors over files: name -> entries. Groups are not split; only a larger group exceeds `limit`."""
     shards: list[list[Entry]] = [[]]
     size = 0
     for group in groups:
@@ -105,17 +105,17 @@ def spread(groups: Sequence[Sequence[Entry]], limit: int) -> dict[str, list[Entr
 
 
 def index_of(shards: dict[str, list[Entry]]) -> dict[str, Any]:
-    """What model.safetensors.index.json says of several files."""
+    """Contents of model.safetensors.index.json for several files."""
     total = sum(entry.nbytes for entries in shards.values() for entry in entries)
     weight_map = {entry.name: name for name, entries in shards.items() for entry in entries}
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
 def check_absent(folder: Path) -> None:
-    """Refuse a place where something is, or where nothing can be.
+    """Check that `folder` can be created.
 
     Raises:
-        ParameterError: `folder` exists, or the folder that it is to lie in does not.
+        ParameterError: `folder` exists, or its parent does not.
     """
     if os.path.lexists(folder):
         raise ParameterError(f"{folder} exists already: name a folder that does not, or remove it")
@@ -125,14 +125,14 @@ def check_absent(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder that appears under its name when it is complete.
+    """Create a folder atomically: it gets its name when it is complete.
 
-    Until then it lies beside that name, as ".NAME.partial-" and the process's number. It is removed when anything goes
-    wrong, and where a signal ends the command line; only a process that is killed outright leaves it behind.
+    Until then it is called ".NAME.partial-" and the process id, in the same parent folder. It is removed on any error,
+    and if a signal ends the command line; only a process that is killed (SIGKILL) leaves it behind.
 
     Raises:
         ParameterError: as `check_absent`.
-        CheckpointError: the system does not let it be written; the disk is full, for one.
+        CheckpointError: it cannot be written, for example because the disk is full.
     """
     check_absent(folder)
     partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"

@@ -1,1 +1,1 @@
-"""How the next tokens are chosen: parameters, processors, samplers, stopping, and one file per search strategy."""
+"""Choosing the next tokens: parameters, processors, samplers, stopping, and one file per search strategy."""

@@ -1,22 +1,21 @@
-"""Beam search: follow the num_beams likeliest beginnings at once, and return the best that end.
+"""Beam search: extend the num_beams most likely sequences in parallel and return the best finished ones.
 
 Each step scores every continuation of every beam by its summed log-probability and looks at the best
 (1 + number of EOS ids) * num_beams of them, so that num_beams can go on even if the best all end. A candidate that
 ends counts as a result only if it ranks among the first num_beams; its score is the sum divided by the generated
 length to the power of length_penalty. The rules are those of transformers 5, with two differences. Where scores fall
-below -1e9, transformers gives up and returns lines that were never finished; here the search goes on until there are
-num_beams results or no beam is left. And a candidate whose sum is -inf (a token that a processor, a filter or a guide
-forbids) is no candidate: fewer beams go on then, and there are as many results as there are lines to be found. There
-is at least one, or else an error.
+below -1e9, transformers stops and returns unfinished sequences; here the search continues until there are num_beams
+results or no beam is left. And a candidate whose sum is -inf (a token that a processor, a filter or a guide forbids)
+is dropped: fewer beams continue, and there may be fewer results. If there is none at all, that is an error.
 
 With sampling the candidates are drawn instead (stochastic beams): without replacement, in proportion to the
 exponential of their sums, after the filters of sampling have changed the log-probabilities. They rank in the order in
-which they were drawn; the beams among them go on best first.
+which they were drawn; those that become beams are ordered by score.
 
-A worked example. Of the tokens I, L and U a model says I with probability 0.6 first, then L after I with 0.7, and so
-on. Two beams hold (I 0.6, L 0.3) after the first step; of their continuations IL (0.6 * 0.7 = 0.42) and LI
-(0.3 * 0.5 = 0.15) are the best, then ILL (0.42 * 0.7 = 0.294) and ILI (0.42 * 0.2 = 0.084). The strategy needs no
-model to follow that; the caller plays it, and answers each feed with the logits of what comes next:
+A worked example with the vocabulary I, L, U: the model gives I probability 0.6 as the first token, L after I 0.7, and
+so on. Two beams hold (I 0.6, L 0.3) after the first step; the best continuations are IL (0.6 * 0.7 = 0.42) and LI
+(0.3 * 0.5 = 0.15), then ILL (0.42 * 0.7 = 0.294) and ILI (0.42 * 0.2 = 0.084). No model is needed to run the
+strategy; the caller stands in for it and answers each feed with next-token logits:
 
     search = BeamSearch(settings)                       # num_beams=2, max_new_tokens=3
     state, feeds = search.begin(Request([], settings))  # the prompt
@@ -28,14 +27,14 @@ model to follow that; the caller plays it, and answers each feed with the logits
 
 `tests/decoding/test_beam_example.py` is this program, with the numbers of every step.
 
-Diverse beam search: groups of beams that search one after the other and avoid each other's tokens.
+Diverse beam search: groups of beams that take turns in each step and are penalised for repeating each other's tokens.
 
 Vijayakumar et al., "Diverse beam search", arXiv 1610.02424, section 4 and algorithm 1, with Hamming diversity
 (section 4.1): each time that an earlier group has chosen a token in this step, diversity_penalty is subtracted from its
 log-probability in the groups that follow. Each group keeps results of its own; all groups' results together are then
 ranked. Rules are those of transformers 4.55, the last version that had it built in. They differ from today's beam
-search in two points: whether a group may still improve is judged by the best candidate of the step, even if that one
-has ended; and with early_stopping=True a group that is full when the last token comes takes no unended beams.
+search in two points: whether a group can still improve is judged by the best candidate of the step, even if that one
+has ended; and with early_stopping=True a group that is full at the last token takes no unfinished beams.
 """
 
 from collections.abc import Sequence
@@ -70,7 +69,7 @@ class BeamState(State):
     finished: list[tuple[float, Continuation]] = field(default_factory=list)
     """At most num_beams results, best first"""
     hopeful: bool = True
-    """A running beam may still beat the worst result"""
+    """True while a running beam can still beat the worst result"""
 
 
 class BeamSearch(Strategy):
@@ -92,7 +91,7 @@ class BeamSearch(Strategy):
         return self.first_beams(request), [Feed(request.prompt_ids)]
 
     def first_beams(self, request: Request) -> BeamState:
-        """One beam, before the first token. Text is made while searching only if stop strings are to be found in it."""
+        """The initial single, empty beam. Text is decoded during the search only if there are stop strings to find."""
         beam = request.continuation(0, text=bool(request.settings.stop_strings))
         return BeamState(request, beams=[beam], scores=np.zeros(1, np.float32))
 
@@ -109,7 +108,7 @@ class BeamSearch(Strategy):
         return answers
 
     def extend(self, backend: Backend, state: BeamState, logits: Any, handicap: Any = None) -> list[Feed]:
-        """One step of some beams. Returns no feeds when they are done.
+        """Run one step for a set of beams. Returns no feeds when they are done.
 
         Args:
             backend: the backend that made the logits
@@ -139,7 +138,7 @@ class BeamSearch(Strategy):
         return [Feed((tokens[i],), parent=parents[i]) for i in order]
 
     def _log_probs(self, backend: Backend, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
-        """Each row's log-probabilities, processed, and raw where log-probabilities are to be returned."""
+        """Processed log-probabilities of each row, and raw ones if log-probabilities are to be returned."""
         scores = log_softmax(logits, backend.xp)  # [beams, V]
         raw = scores.copy() if self.settings.logprobs or state.request.guide is not None else scores
         if handicap is not None:
@@ -154,7 +153,7 @@ class BeamSearch(Strategy):
         return scores, raw
 
     def _filtered(self, history: History, scores: Any, xp: Any) -> Any:
-        """Apply the filters where there is something to filter: a row of nothing but -inf is no distribution."""
+        """Apply the filters to rows with at least one allowed token; a row of only -inf is not a distribution."""
         live = ~rows_without_a_token(scores, xp) if self.filters else None  # [beams, V] -> [beams]
         if live is None or not live.any():
             return scores
@@ -167,7 +166,7 @@ class BeamSearch(Strategy):
         return scores
 
     def _candidates(self, backend: Backend, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
-        """The best candidates over all beams, or those drawn: their parents, tokens and summed log-probabilities.
+        """Best (or sampled) candidates over all beams: their parents, tokens and summed log-probabilities.
 
         Args:
             backend: the backend that made the scores
@@ -189,7 +188,7 @@ class BeamSearch(Strategy):
             chosen = sample_without_replacement(total, uniforms, backend.xp)
         else:
             chosen = top_indices(total, count, backend.xp)
-        chosen = chosen[total[chosen] > -np.inf]  # what is forbidden is no candidate
+        chosen = chosen[total[chosen] > -np.inf]  # forbidden tokens are no candidates
         return [int(i) for i in chosen // V], [int(i) for i in chosen % V], total[chosen]
 
     def _extended(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
@@ -202,7 +201,7 @@ class BeamSearch(Strategy):
     def _watched(
         self, parents: list[int], tokens: list[int], sums: Any, extended: list[Continuation], order: list[Any]
     ) -> list[Candidate]:
-        """What became of each candidate, for whoever watches."""
+        """The step's candidates with their outcome, for `Request.watch`."""
         beams = {rank: beam for beam, rank in enumerate(order) if extended[rank].finish_reason is None}
         return [
             Candidate(
@@ -212,7 +211,7 @@ class BeamSearch(Strategy):
         ]
 
     def collect(self, state: BeamState, extended: list[Continuation], sums: Any) -> None:
-        """Keep the num_beams best of the old results and of what ended among the first num_beams candidates."""
+        """Add candidates that ended among the first num_beams to the results, and keep the num_beams best."""
         if not state.hopeful:
             return
         if self.settings.early_stopping is True and len(state.finished) == self.num_beams:
@@ -220,13 +219,13 @@ class BeamSearch(Strategy):
         self.add_results(state, [c.finish_reason is not None for c in extended[: self.num_beams]], extended, sums)
 
     def add_results(self, state: BeamState, wanted: list[bool], extended: list[Continuation], sums: Any) -> None:
-        """Keep the num_beams best of the old results and of the candidates that are wanted."""
+        """Add the candidates marked in `wanted` to the results, and keep the num_beams best."""
         length = len(extended[0].token_ids)
         new = [(self.score(s, length), c) for w, c, s in zip(wanted, extended, sums, strict=False) if w]
         state.finished = sorted(state.finished + new, key=lambda result: -result[0])[: self.num_beams]
 
     def goes_on(self, state: BeamState, sums: Any) -> bool:
-        """Whether another step can change the results. As long as they are not num_beams, it can."""
+        """True if another step can change the results; always so with fewer than num_beams of them."""
         if len(state.finished) < self.num_beams:
             return True
         best = self.best_possible(state, state.scores[0], len(state.beams[0].token_ids))
@@ -234,13 +233,13 @@ class BeamSearch(Strategy):
         return state.hopeful and self.settings.early_stopping is not True
 
     def best_possible(self, state: BeamState, total: Any, length: int) -> float:
-        """The score that a sum over `length` tokens is thought to lead to at best; early_stopping decides which."""
+        """Upper estimate of the final score of a beam with sum `total`; early_stopping selects the formula."""
         if self.settings.early_stopping == "never" and self.settings.length_penalty > 0:
             length = state.request.max_new_tokens
         return self.score(total, length)
 
     def score(self, total: Any, length: int) -> float:
-        """A sum over `length` tokens divided by length ** length_penalty; never NaN, -inf only past float64.
+        """`total` divided by length ** length_penalty; never NaN, -inf only past float64.
 
         In float64: in float32 the power would be 0 or infinite for a length of 40 and a penalty of 25.
         """
@@ -249,7 +248,7 @@ class BeamSearch(Strategy):
         return float(total) / min(max(power, SMALLEST), LARGEST)
 
     def return_best(self, state: State, finished: Sequence[tuple[float, Continuation]]) -> None:
-        """Hand over the num_return_sequences best results, or as many as there are.
+        """Set the request's results to the best num_return_sequences, or as many as there are.
 
         Raises:
             ParameterError: there is none, since no beam had a token left.
@@ -273,11 +272,11 @@ class DiverseState(State):
 
     groups: list[BeamState] = field(default_factory=list)
     running: list[BeamState] = field(default_factory=list)
-    """Those that are not done yet; the last feeds are theirs, in this order"""
+    """Groups not done yet; the last feeds belong to them, in this order"""
 
 
 class DiverseBeamSearch(BeamSearch):
-    """num_beam_groups beam searches of num_beams / num_beam_groups beams each. The first is undisturbed."""
+    """num_beam_groups beam searches of num_beams / num_beam_groups beams each. The first is not penalised."""
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Feed the prompt once."""
@@ -294,7 +293,7 @@ class DiverseBeamSearch(BeamSearch):
         return answers
 
     def _extend_groups(self, backend: Backend, state: DiverseState, logits: Any) -> list[Feed]:
-        """One step of one request. logits: [beams of the running groups, V], or [1, V] after the prompt"""
+        """Run one step of one request. logits: [beams of the running groups, V], or [1, V] after the prompt"""
         feeds: list[Feed] = []
         first = 0
         running, state.running = state.running, []
@@ -307,7 +306,7 @@ class DiverseBeamSearch(BeamSearch):
             if more:
                 state.running.append(group)
             first = own.stop
-            for beam in group.beams:  # what the group chose, whether or not it goes on
+            for beam in group.beams:  # the tokens that the group chose, even if it is done now
                 handicap[beam.token_ids[-1]] += self.settings.diversity_penalty
         if not feeds:
             results = [result for group in state.groups for result in group.finished]
@@ -315,14 +314,14 @@ class DiverseBeamSearch(BeamSearch):
         return feeds
 
     def collect(self, state: BeamState, extended: list[Continuation], sums: Any) -> None:
-        """What a token ended counts at once; what the limit of length ended, only if the group is not done by then."""
+        """Collect candidates ended by a token, and those ended by the length limit unless the group is done by then."""
         self.add_results(state, [c.finish_reason == "stop" for c in extended[: self.num_beams]], extended, sums)
         cut_off = [i for i, candidate in enumerate(extended) if candidate.finish_reason == "length"][: self.num_beams]
         if cut_off and not self._done(state, sums, len(extended[0].token_ids)):
             self.add_results(state, [i in cut_off for i in range(len(extended))], extended, sums)
 
     def goes_on(self, state: BeamState, sums: Any) -> bool:
-        """Whether another step can change the group's results."""
+        """True if another step can change the group's results."""
         return not self._done(state, sums, len(state.beams[0].token_ids))
 
     def _done(self, state: BeamState, sums: Any, length: int) -> bool:

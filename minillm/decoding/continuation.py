@@ -1,20 +1,20 @@
-"""One continuation of a prompt as it grows: its tokens, its text, and when it ends.
+"""One continuation of a prompt during generation: its tokens, its text, and when it ends.
 
-Stop strings: where one completion's text ends, seen as the text grows.
+Stop strings are matched incrementally in the generated text.
 
-Read the text one character at a time: it ends at the first character that completes a stop string. When that character
-completes several at once, the longest of them counts, since it begins first. The rule depends on the text alone, never
-on how the text is cut into tokens.
+The text is read one character at a time and ends at the first character that completes a stop string. When that
+character completes several at once, the longest wins, since it begins first. The rule depends on the text alone, never
+on how the text is split into tokens.
 
-A stop string may begin inside the prompt, but must end in generated text: one that lies wholly in the prompt stops
-nothing. Leaving the stop string out of the text is the custom of OpenAI's API.
+A stop string may begin inside the prompt, but must end in generated text: a match entirely inside the prompt stops
+nothing. The stop string is left out of the text, as in OpenAI's API.
 
-Among tokens of text, this is when transformers stops (`StopStringCriteria`). The two differ where special tokens come,
-or ids without a token (the padded rows of a model). There they have no text, so a stop string is found across them: the
-text that comes back never holds one. transformers counts a special token's spelling as text and lets nothing match
-across an id without a token. What it is most used for works here too: a stop string that spells a special token, such
-as "<|im_end|>", ends the sequence at that token as if it stood in eos_token_id (`requests.py`); one that holds more
-than that finds only its spelling in ordinary tokens.
+For ordinary tokens, transformers stops at the same point (`StopStringCriteria`). The two differ at special tokens and
+at ids without a token (the padded rows of a model). Here these have no text, so a stop string matches across them: the
+returned text never contains one. transformers counts a special token's spelling as text and matches nothing across an
+id without a token. The most common use works here too: a stop string that spells a special token, such as
+"<|im_end|>", ends the sequence at that token as if it were in eos_token_id (`request.py`); a longer one matches only
+its spelling in ordinary tokens.
 """
 
 import copy
@@ -32,20 +32,20 @@ class StopStrings:
 
     The stop strings are held in one trie with failure links (Aho and Corasick, "Efficient string matching", 1975), so
     the whole text costs time linear in its length, however many stop strings there are. A node's depth is the length of
-    the longest end of the text that begins a stop string: exactly the text to hold back, and always shorter than the
-    longest stop string.
+    the longest suffix of the text that is a prefix of a stop string: exactly the text to hold back, and always shorter
+    than the longest stop string.
 
     Args:
-        stop_strings: what ends the text; may be empty, then nothing does.
+        stop_strings: strings that end the text; may be empty.
         prompt_tail: the end of the prompt, as text. Only the last `max(len(stop)) - 1` characters matter.
-        include_stop: release the stop string's characters too.
+        include_stop: release the stop string too.
 
     Raises:
         ParameterError: a stop string is empty or not a string.
     """
 
     matched: str | None
-    """The stop string that was found; None as long as there is none."""
+    """The stop string that was found, or None."""
 
     def __init__(self, stop_strings: Sequence[str], prompt_tail: str = "", include_stop: bool = False) -> None:
         _check(stop_strings)
@@ -57,12 +57,12 @@ class StopStrings:
         reach = max(self._depth) - 1
         for character in prompt_tail[-reach:] if reach > 0 else "":
             self._node = self._advance(character)
-        self._held = ""  # generated, but perhaps the beginning of a stop string
+        self._held = ""  # generated, but possibly the beginning of a stop string
 
     def push(self, text: str) -> str:
-        """Add generated text; returns the text that is released by it, "" if all of it has to wait.
+        """Add generated text; returns the text released by it, "" if all of it is held back.
 
-        When a stop string is complete, `matched` is set, and what follows it is dropped. Nothing may be pushed after.
+        When a stop string is complete, `matched` is set and the rest is dropped. Nothing may be pushed after that.
         """
         assert self.matched is None, "the text has ended: nothing may follow a stop string"
         pending = self._held + text
@@ -72,18 +72,18 @@ class StopStrings:
             if stop is not None:
                 self.matched, self._held = stop, ""
                 return pending[: position if self._include_stop else max(0, position - len(stop))]
-        # The beginning that waits may reach back into the prompt: then all generated text waits.
+        # The partial match may reach back into the prompt: then all generated text is held.
         released = max(0, len(pending) - self._depth[self._node])
         self._held = pending[released:]
         return pending[:released]
 
     def flush(self) -> str:
-        """The text has ended without a stop string: returns what was held back ("" after a match)."""
+        """End the text without a stop string; returns the text that was held back ("" after a match)."""
         held, self._held = self._held, ""
         return held
 
     def __deepcopy__(self, memo: dict[int, object]) -> "StopStrings":
-        """A copy that goes its own way from here. The trie never changes and is shared."""
+        """An independent copy. The trie is immutable and shared."""
         return copy.copy(self)
 
     def _advance(self, character: str) -> int:
@@ -108,7 +108,7 @@ class StopStrings:
             self._complete[node] = stop
 
     def _link_failures(self) -> None:
-        """For each node, in order of depth, the node of the longest proper end of its string that is in the trie."""
+        """Link each node, in order of depth, to the longest proper suffix of its string that is in the trie."""
         self._failure = [0] * len(self._children)
         queue = deque(self._children[0].values())
         while queue:
@@ -132,11 +132,11 @@ def _check(stop_strings: Sequence[str]) -> None:
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 TopLogProbs = list[tuple[int, float]]
-"""The likeliest tokens at one position with their log-probabilities, best first."""
+"""Most likely tokens at one position with their log-probabilities, best first."""
 
 
 class TokenDecoder(Protocol):
-    """Turns tokens into text one by one: `tokenizer.StreamDecoder`."""
+    """Incremental detokeniser: `tokenizer.StreamDecoder`."""
 
     def push(self, token_id: int) -> str: ...
 
@@ -144,7 +144,7 @@ class TokenDecoder(Protocol):
 
 
 class TextStream:
-    """Tokens in, text out that is certain: whole characters, and no part of a stop string."""
+    """Turns tokens into final text: whole characters, and no part of a stop string."""
 
     def __init__(self, decoder: TokenDecoder, stops: StopStrings | None = None) -> None:
         self._decoder = decoder
@@ -154,16 +154,16 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """A stop string has been found."""
+        """True once a stop string has been found."""
         return self._stops is not None and self._stops.matched is not None
 
     def push(self, token_id: int) -> None:
-        """Take the next token."""
+        """Add the next token."""
         piece = self._decoder.push(token_id)
         self.text += piece if self._stops is None else self._stops.push(piece)
 
     def flush(self) -> None:
-        """The end: release what was held back, unless a stop string ended the text."""
+        """End the text: release what was held back, unless a stop string was found."""
         if not self.stopped:
             piece = self._decoder.flush()
             if self._stops is not None:
@@ -178,7 +178,7 @@ class TextStream:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a continuation gained since it was last asked."""
+    """Tokens and text added to a continuation since the last call of `Continuation.take`."""
 
     index: int
     token_ids: tuple[int, ...] = ()
@@ -188,7 +188,7 @@ class Progress:
     finish_reason: FinishReason | None = None
     score: float | None = None
     error: Exception | None = None
-    """Why it cannot go on, where `finish_reason` is "error"."""
+    """The cause, if `finish_reason` is "error"."""
 
 
 class Continuation:
@@ -217,7 +217,7 @@ class Continuation:
         self._taken_end = False
 
     def push(self, token_id: int, log_prob: float | None = None, top: TopLogProbs | None = None) -> bool:
-        """Append a token. True when the continuation has ended with it.
+        """Append a token. Returns True if it ends the continuation.
 
         An end-of-sequence token and a stop string end it for the reason "stop", the last allowed token for "length".
         """
@@ -244,14 +244,14 @@ class Continuation:
             self.stream.flush()
 
     def cut_off(self, reason: FinishReason) -> None:
-        """End it here for a reason that is not its own, whatever state its text is in."""
+        """End it for an external reason (an abort, an error), even if its text cannot be decoded."""
         try:
             self.finish(reason)
-        except Exception:  # what failed was the text itself; `finish_reason` is set
+        except Exception:  # decoding the text failed; `finish_reason` is set
             self.stream = None
 
     def fork(self) -> "Continuation":
-        """An independent copy, for a search that follows several continuations of one beginning."""
+        """An independent copy, for searches that branch."""
         twin = copy.copy(self)
         twin.token_ids = self.token_ids.copy()
         twin.log_probs = self.log_probs.copy()
@@ -261,7 +261,7 @@ class Continuation:
         return twin
 
     def take(self) -> Progress | None:
-        """What is new since the last call; None when nothing is."""
+        """Progress since the last call; None if there is none."""
         text = "" if self.stream is None else self.stream.text[self._taken_text :]
         ended = self.finish_reason is not None and not self._taken_end
         tokens = self.token_ids[self._taken_tokens :]

@@ -1,21 +1,21 @@
-"""Two strategies that share a word: contrastive search and contrastive decoding.
+"""Contrastive search and contrastive decoding, two unrelated strategies.
 
-Contrastive search: of the likeliest tokens take one that does not say what has been said already.
+Contrastive search: among the most likely tokens, prefer one whose hidden state is unlike those of the context.
 
 Su et al., "A contrastive framework for neural text generation", arXiv 2202.06417, section 3.2, equation 5. Each of the
-top_k likeliest tokens v is fed to the model, and the one is kept that maximises
+top_k most likely tokens v is fed to the model, and the one is kept that maximises
 
     (1 - alpha) p(v) - alpha max_j cos(h_v, h_j)
 
 with h_v the hidden state behind v's logits (what the language model head multiplies, as in transformers) and h_j those
 of the tokens before it, prompt included; alpha is penalty_alpha. So one step feeds top_k tokens that all continue one
-sequence, and keeps one of them; the logits that came with it serve the next step. A greedy search that looks one token
-ahead costs as much.
+sequence, and keeps one of them; its logits serve the next step. Greedy search with one token of lookahead costs as
+much.
 
-Contrastive decoding: what a large model expects more than a small one does (Li et al., "Contrastive Decoding:
-Open-ended Text Generation as Optimization", arXiv 2210.15097, section 3).
+Contrastive decoding: prefer tokens that a large model finds more likely than a small one does (Li et al., "Contrastive
+Decoding: Open-ended Text Generation as Optimization", arXiv 2210.15097, section 3).
 
-The target is the expert. Among the tokens that are at least contrastive_alpha times as likely as its likeliest one
+The target is the expert. Among the tokens that are at least contrastive_alpha times as likely as its most likely one
 (equation 2), each scores log p_expert - log p_amateur (equation 1), the amateur's logits divided by
 amateur_temperature. Greedy search takes the best; sampling draws from the softmax of the scores. Processors and
 filters see the scores.
@@ -40,20 +40,20 @@ from .strategy import Feed, Request, Rows, State, Strategy
 
 @dataclass(eq=False)
 class ContrastiveState(State):
-    """The continuation, and the tokens that may be its next."""
+    """The continuation, and the candidates for its next token."""
 
     candidates: list[int] = field(default_factory=list)
-    """[k] ids, likeliest first; empty before the prompt is computed"""
+    """[k] ids, most likely first; empty before the prompt is computed"""
     probabilities: Any = None
-    """[k], of the candidates"""
+    """[k], probabilities of the candidates"""
     directions: Any = None
-    """[room, W]: the hidden state of each token so far, scaled to length 1; the rest is room for those to come"""
+    """[room, W]: the hidden state of each token so far, scaled to unit length; the rest is preallocated"""
     report: Report | None = None
-    """On the logits that the candidates come from"""
+    """Log-probabilities of the logits that the candidates come from"""
 
     @property
     def continuation(self) -> Continuation:
-        """What grows."""
+        """The request's only continuation."""
         return self.results[0]
 
     @property
@@ -63,7 +63,7 @@ class ContrastiveState(State):
 
 
 class ContrastiveSearch(Strategy):
-    """See the module's text."""
+    """Contrastive search; see the module docstring."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -72,16 +72,16 @@ class ContrastiveSearch(Strategy):
 
     @property
     def max_sequences(self) -> int:
-        """Every candidate is a sequence."""
+        """One sequence per candidate."""
         return self.settings.top_k
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
-        """Feed the prompt, and ask for the state behind each of its tokens."""
+        """Feed the prompt, and request the hidden state of each of its tokens."""
         state = ContrastiveState(request, [request.continuation(0)])
         return state, [Feed(request.prompt_ids, rows="all", hidden=True)]
 
     def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
-        """Choose one of each request's candidates, and feed those that may follow it."""
+        """Choose one of each request's candidates, and feed the candidates for the token after it."""
         answers, first = [], 0
         for state in states:
             assert isinstance(state, ContrastiveState)
@@ -91,13 +91,13 @@ class ContrastiveSearch(Strategy):
         return answers
 
     def _advance(self, backend: Backend, state: ContrastiveState, logits: Any, hidden: Any) -> list[Feed]:
-        """One step of one request.
+        """Run one step of one request.
 
         Args:
             backend: the backend that made the rows
             state: of the request
             logits: [k, V], one row per candidate; after the prompt [S, V]
-            hidden: [k, W] or [S, W], the states behind them
+            hidden: [k, W] or [S, W], the hidden states of the same rows
         """
         directions = hidden / backend.xp.linalg.norm(hidden, axis=-1, keepdims=True)
         if not state.candidates:
@@ -114,19 +114,19 @@ class ContrastiveSearch(Strategy):
         return self._feeds(backend, state, logits[chosen : chosen + 1], parent=chosen)
 
     def _choose(self, backend: Backend, state: ContrastiveState, directions: Any) -> int:
-        """The place of the best candidate; of equal ones the likelier. directions: [k, W], of length 1"""
+        """Index of the best candidate; ties go to the more likely one. directions: [k, W], unit vectors"""
         similarity = state.directions[: len(state.line)] @ directions.T  # [S, W] @ [W, k] -> [S, k]
         scores = (1 - self.alpha) * state.probabilities - self.alpha * similarity.max(axis=0)  # -> [k]
         return int(scores.argmax())
 
     def _feeds(self, backend: Backend, state: ContrastiveState, logits: Any, parent: int) -> list[Feed]:
-        """The likeliest tokens, each after the sequence `parent`: top_k, or fewer where fewer are allowed.
+        """Feeds of the most likely tokens after the sequence `parent`: top_k, or fewer if fewer are allowed.
 
         Args:
             backend: the backend that made the row
             state: of the request
             logits: [1, V]
-            parent: place of the sequence whose row it is
+            parent: index of the sequence that the row belongs to
 
         Raises:
             ParameterError: top_k is more than the vocabulary has, or the processors leave no token.
@@ -144,13 +144,13 @@ class ContrastiveSearch(Strategy):
             raise no_token_left()
         probabilities = softmax(scores, backend.xp)[0]  # [1, V] -> [V]
         best = top_indices(scores[0], self.settings.top_k, backend.xp)
-        best = best[scores[0][best] > -backend.xp.inf]  # what is forbidden is no candidate
+        best = best[scores[0][best] > -backend.xp.inf]  # forbidden tokens are no candidates
         state.candidates, state.probabilities = [int(i) for i in best], probabilities[best]
         return [Feed((token,), parent=parent, hidden=True) for token in state.candidates]
 
 
 class ContrastiveDecoding(Strategy):
-    """Feed both models the same tokens, and choose by the difference."""
+    """Feed both models the same tokens, and choose by the difference of their log-probabilities."""
 
     shared = True
     independent = True
@@ -160,7 +160,7 @@ class ContrastiveDecoding(Strategy):
         self.choice: GreedySearch = Sampling(settings) if settings.do_sample else GreedySearch(settings)
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
-        """Feed the prompt to both; continuations fork from it after the first step."""
+        """Feed the prompt to both models; continuations fork from it after the first step."""
         state, feeds = self.choice.begin(request)
         return state, to_both(feeds)
 
@@ -171,7 +171,7 @@ class ContrastiveDecoding(Strategy):
         growing, first = [], 0
         for state in states:
             assert isinstance(state, TokenState)
-            state.feeds //= 2  # the expert's come first, then as many of the amateur's
+            state.feeds //= 2  # the expert's feeds come first, then as many of the amateur's
             places = [first + (0 if state.feeds == 1 else i) for i in range(len(state.growing))]
             expert_rows += places
             amateur_rows += [place + state.feeds for place in places]
@@ -191,12 +191,12 @@ def to_both(feeds: list[Feed]) -> list[Feed]:
 
 
 def contrast(expert: Any, amateur: Any, alpha: float, temperature: float, xp: Any) -> Any:
-    """The score of every token; minus infinity where the expert does not find it plausible.
+    """Contrastive score of every token; -inf for tokens that are implausible to the expert.
 
     Args:
         expert: logits [R, V]
         amateur: logits [R, V]
-        alpha: in [0, 1]; the share of the likeliest token's probability that makes a token plausible
+        alpha: in [0, 1]; a token is plausible from this share of the most likely token's probability on
         temperature: of the amateur
         xp: the array module
     """

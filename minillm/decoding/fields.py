@@ -1,4 +1,4 @@
-"""The rules of every generation field: what it may be, its default, and the field without which it has no effect."""
+"""Rules of every generation field: allowed values, default, and the field that it depends on."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from .readers import (
 
 
 class Rule(NamedTuple):
-    """What holds for one field; `read` turns a value into the type of Settings, or raises ValueError."""
+    """Default, type and dependency of a field; `read` converts a value to the type in Settings or raises ValueError."""
 
     default: Any
     expected: str
@@ -125,7 +125,7 @@ RULES: dict[str, Rule] = {
 
 
 class Need(NamedTuple):
-    """What `Rule.needs` asks of the field that it names."""
+    """The condition that `Rule.needs` puts on the field it names."""
 
     words: str
     met: Callable[[Any], bool]
@@ -144,7 +144,7 @@ NEEDS = {
 }
 
 MODELS = ("draft", "amateur")
-"""Models that an engine may have beside its own; what `Rule.needs` asks of them is that they are there."""
+"""Additional models that an engine may have; `Rule.needs` requires them to be loaded."""
 
 SEARCHES = {
     "num_beams": "set num_beams=1",
@@ -154,7 +154,7 @@ SEARCHES = {
     "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
     "amateur": "use an engine without an amateur",
 }
-"""What says how tokens are found, of which a request has at most one -> how to have another one instead."""
+"""Fields that select a search strategy, at most one per request -> how to switch it off in favour of another."""
 
 NOT_OFFERED: dict[str, object] = {
     "guidance_scale": 1,
@@ -173,7 +173,7 @@ NOT_OFFERED: dict[str, object] = {
     "assistant_ensemble_weight": None,
     "speculation_type": None,
 }
-"""Fields of transformers that change the result and that this version does not do -> the value without effect."""
+"""Fields of transformers that change the result and are not supported -> the value without effect."""
 
 NO_MEANING = frozenset(
     {
@@ -202,11 +202,11 @@ NO_MEANING = frozenset(
         "_commit_hash",
     }
 )
-"""Fields of transformers that never change the tokens: how it pads, what it hands back, how it runs."""
+"""Fields of transformers that never change the tokens: padding, return format, execution."""
 
 
 def read_field(name: str, said: Mapping[str, object], inherited: Mapping[str, object]) -> Any:
-    """The value of a field by precedence, checked by itself."""
+    """The value of a field by precedence, checked on its own."""
     rule = RULES[name]
     value = said.get(name, inherited.get(name))
     if value is None:
@@ -220,10 +220,10 @@ def read_field(name: str, said: Mapping[str, object], inherited: Mapping[str, ob
 
 
 def refuse_unknown(given: Mapping[str, object]) -> None:
-    """Raise ParameterError for a name that is no field, or a transformers field that minillm does not do.
+    """Raise ParameterError for an unknown name, or a transformers field that minillm does not support.
 
-    The latter are let through with the value None, which says nothing: a configuration of transformers, written out in
-    full, holds many of them.
+    The latter are accepted with the value None, which means unset: a full configuration written by transformers has
+    many of them.
     """
     for name, value in given.items():
         if name in RULES or (value is None and (name in NOT_OFFERED or name in NO_MEANING)):
@@ -234,7 +234,7 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
             )
         if name in NO_MEANING:
             raise ParameterError(f"{name} is a field of transformers that means nothing to minillm: leave it out")
-        import difflib  # nobody else needs it
+        import difflib  # only needed here
 
         nearest = difflib.get_close_matches(name, RULES, n=1) if isinstance(name, str) else []
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {listed(RULES)}"
@@ -242,7 +242,7 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
 
 
 def unfulfilled(defaults: Mapping[str, object]) -> list[str]:
-    """Names of the fields in a checkpoint's generation_config.json that ask for what minillm does not do."""
+    """Names of the fields in a checkpoint's generation_config.json that minillm does not support."""
     return [
         name
         for name, value in defaults.items()

@@ -1,11 +1,11 @@
-"""Filters of sampling: what may be drawn from, as logits processors that run after all the others.
+"""Sampling filters (top-k, top-p, ...) as logits processors, which run after all the others.
 
 Their order is transformers': temperature, top-h, top-k, top-p, min-p, typical, epsilon, eta; top-n-sigma, which
-transformers does not have, stands before top-k, as in llama.cpp. `reference/sampling.py` holds the mathematics of
-temperature, top-k, top-p and min-p: a plain draw applies these without ever building the filtered row.
+transformers does not have, comes before top-k, as in llama.cpp. `reference/sampling.py` implements temperature, top-k,
+top-p and min-p: a plain draw applies these without building the filtered row.
 
-In beam search every filter leaves `least` tokens, one more than there are end-of-sequence tokens, so that something can
-go on.
+In beam search every filter keeps at least `least` tokens, one more than there are end-of-sequence tokens, so that a
+beam can continue.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ class Temperature:
 
 @dataclass(frozen=True)
 class TopNSigma:
-    """Keep what lies at most `n` standard deviations of the logits below the best (Tang et al. 2411.07641).
+    """Keep tokens at most `n` standard deviations of the logits below the best (Tang et al. 2411.07641).
 
-    Forbidden tokens do not count in the deviation. The temperature makes no difference to what is kept.
+    Forbidden tokens do not count in the deviation. The temperature does not change which tokens are kept.
     """
 
     n: float
@@ -52,7 +52,7 @@ class TopNSigma:
 
 @dataclass(frozen=True)
 class TopH:
-    """Of the 100 best keep as many as hold a share `h` of their entropy, and at least one (2509.02510, algorithm 1)."""
+    """Keep the best tokens, at least one, that hold a share `h` of the top 100's entropy (2509.02510, algorithm 1)."""
 
     h: float
     CANDIDATES = 100
@@ -70,7 +70,7 @@ class TopH:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keep the `k` best, and what equals the last of them."""
+    """Keep the `k` best, and ties with the last of them."""
 
     k: int
     least: int = 1
@@ -85,7 +85,7 @@ class TopP:
 
     p: float
     least: int = 1
-    """So many are kept in any case."""
+    """Minimum number of tokens kept."""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         return keep_top_p(logits, self.p, xp, self.least)
@@ -93,7 +93,7 @@ class TopP:
 
 @dataclass(frozen=True)
 class MinP:
-    """Keep what is at least `min_p` times as likely as the best (Nguyen et al. 2407.01082)."""
+    """Keep tokens at least `min_p` times as likely as the best (Nguyen et al. 2407.01082)."""
 
     min_p: float
     least: int = 1
@@ -106,7 +106,7 @@ class MinP:
 class Typical:
     """Keep the tokens whose surprise is nearest to the entropy, until they reach the probability `p`.
 
-    Meister et al. 2202.00666, section 4; what equals the last one in its distance from the entropy stays too.
+    Meister et al. 2202.00666, section 4; ties with the last one in distance from the entropy are kept too.
     """
 
     p: float
@@ -115,7 +115,7 @@ class Typical:
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         log_probs = log_softmax(logits, xp)
         distance = abs(-log_probs - _entropy_terms(log_probs, xp).sum(axis=-1, keepdims=True))  # [N, V]
-        order = xp.argsort(distance, axis=-1)  # whatever the order of equals, all of them stay or none
+        order = xp.argsort(distance, axis=-1)  # ties are kept or dropped together, so their order does not matter
         cumulative = xp.cumsum(xp.exp(xp.take_along_axis(log_probs, order, axis=-1)), axis=-1, dtype=xp.float64)
         last = xp.count_nonzero(cumulative < self.p, axis=-1)  # [N, V] -> [N]: rank of the last kept
         last = xp.clip(last, self.least - 1, logits.shape[-1] - 1)[:, None]
@@ -126,7 +126,7 @@ class Typical:
 
 @dataclass(frozen=True)
 class EpsilonCutoff:
-    """Keep what has at least the probability `epsilon` (Hewitt et al. 2210.15191, section 3)."""
+    """Keep tokens with a probability of at least `epsilon` (Hewitt et al. 2210.15191, section 3)."""
 
     epsilon: float
     least: int = 1
@@ -137,7 +137,7 @@ class EpsilonCutoff:
 
 @dataclass(frozen=True)
 class EtaCutoff:
-    """Keep what has at least the probability min(epsilon, sqrt(epsilon) * exp(-entropy)) (2210.15191, section 4)."""
+    """Keep tokens of probability >= min(epsilon, sqrt(epsilon) * exp(-entropy)) (2210.15191, section 4)."""
 
     epsilon: float
     least: int = 1
@@ -149,20 +149,20 @@ class EtaCutoff:
 
 @dataclass(frozen=True)
 class Renormalize:
-    """Make the scores log-probabilities again. Matters where scores of different steps are added up: in beam search."""
+    """Renormalise the scores to log-probabilities. Matters in beam search, which adds up scores of different steps."""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         return log_softmax(logits, xp)
 
 
 def _entropy_terms(log_probs: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-    """-p log p of each token; 0 for what cannot come. [N, V] -> [N, V]"""
+    """-p log p of each token; 0 for forbidden ones. [N, V] -> [N, V]"""
     terms: NDArray[Any] = -xp.exp(log_probs) * xp.where(log_probs > -xp.inf, log_probs, 0)
     return terms
 
 
 def _keep_probable(logits: NDArray[Any], floor: Any, least: int, xp: ModuleType) -> NDArray[Any]:
-    """Set to -inf what is less probable than `floor`, but never the `least` best (and what equals the last of them)."""
+    """Set tokens less probable than `floor` to -inf, except the `least` best (and ties with the last of them)."""
     V = logits.shape[-1]
     rank = V - min(least, V)
     nth = xp.partition(logits, rank, axis=-1)[:, rank, None]  # [N, V] -> [N, 1]
@@ -171,10 +171,10 @@ def _keep_probable(logits: NDArray[Any], floor: Any, least: int, xp: ModuleType)
 
 
 def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
-    """The filters that have an effect, in order, and at last the renormalisation. Without sampling only that."""
+    """The filters that have an effect, in order, then the renormalisation. Without sampling only the latter."""
     filters: list[LogitsProcessor] = []
     if settings.do_sample:
-        least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))  # every beam can go on
+        least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))  # every beam can continue
         filters += _by_rank(settings, least) + _by_probability(settings, least)
     if settings.renormalize_logits:
         filters.append(Renormalize())
@@ -182,7 +182,7 @@ def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
 
 
 def _by_rank(settings: Settings, least: int) -> list[LogitsProcessor]:
-    """Temperature, and the filters that keep a beginning of the tokens in order of their scores."""
+    """Temperature, and the filters that keep the first tokens in order of score."""
     filters: list[LogitsProcessor] = []
     if settings.temperature != 1.0:
         filters.append(Temperature(settings.temperature))
@@ -200,7 +200,7 @@ def _by_rank(settings: Settings, least: int) -> list[LogitsProcessor]:
 
 
 def _by_probability(settings: Settings, least: int) -> list[LogitsProcessor]:
-    """The filters that look at the whole distribution."""
+    """Filters that depend on the whole distribution."""
     filters: list[LogitsProcessor] = []
     if settings.typical_p < 1.0:
         filters.append(Typical(settings.typical_p, least))

@@ -1,21 +1,21 @@
 r"""Guided generation: only tokens that keep the text within a JSON schema, a regular expression, a grammar or a list.
 
 The method is that of Willard and Louf ("Efficient guided generation for large language models", arXiv 2307.09702): a
-parser follows the generated text and says, before each choice, which tokens of the vocabulary can come next; the scores
-of all others become -inf. What is left keeps its proportions, so sampling draws from the model's own distribution,
-renormalised over what is allowed, token by token. The parser is the library llguidance (extra `guided`).
+parser follows the generated text and determines, before each choice, which tokens of the vocabulary can come next; the
+scores of all others become -inf. The rest keep their proportions, so sampling draws from the model's own distribution,
+renormalised over the allowed tokens, token by token. The parser is the library llguidance (extra `guided`).
 
 The end-of-sequence tokens are allowed exactly where the text may end, so a result that ends by itself is always valid;
-one that max_new_tokens or a stop string cuts off need not be. Where only one text can follow, llguidance allows only
-the tokens that the tokenizer would cut it into (not with guided_grammar, see `_grammar`). A grammar begins where the
-generated text begins: most models want a leading space in it (" red" rather than "red").
+one cut off by max_new_tokens or a stop string need not be. Where only one text can follow, llguidance allows only the
+tokens that the tokenizer would split it into (not with guided_grammar, see `_grammar`). A grammar describes the
+generated text from its first character: most models need a leading space in it (" red" rather than "red").
 
-The mask comes after the logits processors. Where these leave nothing that the guide allows (min_new_tokens forbids the
-end of a text that is complete), the guide wins: what it allows gets back the scores that the model gave.
+The mask is applied after the logits processors. If these leave no token that the guide allows (min_new_tokens forbids
+the end of a complete text), the guide wins: the tokens it allows get back the model's scores.
 
 A regular expression is written as in Rust, without look-around; \d is any digit of Unicode, [0-9] the usual ten. A
-JSON schema allows no white space outside of strings, unless its "x-guidance" says otherwise: where it is free, a
-weak model writes spaces for ever.
+JSON schema allows no white space outside of strings, unless its "x-guidance" says otherwise: if it did, a weak model
+could write spaces without end.
 """
 
 import json
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
-"""The fields that guide; a request has at most one of them."""
+"""Fields that set a guide; a request has at most one of them."""
 
 COMPACT_JSON: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
 class Guide:
-    """Follows one continuation and says which tokens may come next."""
+    """Grammar state of one continuation, which determines the allowed next tokens."""
 
     def __init__(self, field: str, matcher: "LLMatcher", eos_token_ids: tuple[int, ...]) -> None:
         self._field = field
@@ -48,10 +48,10 @@ class Guide:
         self._eos_token_ids = list(eos_token_ids)
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Which tokens may come next, [V]. Never none: a text that can only end allows the end-of-sequence tokens.
+        """Mask of allowed next tokens, [V]. Never empty: a text that can only end allows the end-of-sequence tokens.
 
         Raises:
-            ParameterError: nothing can follow, or the grammar went past a limit of llguidance; the text says which.
+            ParameterError: nothing can follow, or the grammar exceeds a limit of llguidance; the message says which.
         """
         with _refused(self._field):
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)  # one bit a token
@@ -59,14 +59,14 @@ class Guide:
         may_end = self._matcher.is_accepting()
         if self._matcher.is_stopped() and not may_end:
             self._fail()
-        allowed[self._eos_token_ids] = may_end  # one of them may be a text token, which elsewhere would end the text
+        allowed[self._eos_token_ids] = may_end  # one of them may be a text token, which would end the text too early
         return allowed
 
     def push(self, token_id: int) -> None:
-        """Go on with a token that `allowed` marked and that does not end the sequence.
+        """Advance by a token that `allowed` marked and that does not end the sequence.
 
         Raises:
-            ParameterError: the grammar went past a limit of llguidance; the text says which.
+            ParameterError: the grammar exceeds a limit of llguidance; the message says which.
         """
         with _refused(self._field):
             consumed = self._matcher.consume_token(token_id)
@@ -84,11 +84,11 @@ class Guide:
 
 @contextmanager
 def _refused(field: str) -> Iterator[None]:
-    """Turn what llguidance raises, a panic included, into an error of ours."""
+    """Convert llguidance's exceptions, panics included, to ParameterError."""
     try:
         yield
     except BaseException as error:
-        # A panic in Rust is no Exception, and its class cannot be imported.
+        # A Rust panic is not an Exception, and its class cannot be imported.
         if not (isinstance(error, ValueError) or type(error).__name__ == "PanicException"):
             raise
         if isinstance(error, ParameterError):
@@ -97,12 +97,12 @@ def _refused(field: str) -> Iterator[None]:
 
 
 def restrict(logits: Any, guides: Sequence[Guide | None], model_logits: Any, xp: ModuleType) -> None:
-    """Set to -inf, in place, what the guide of each row does not allow.
+    """Set tokens that each row's guide does not allow to -inf, in place.
 
     Args:
         logits: [R, V], after the processors
-        guides: of the R rows; None leaves a row as it is
-        model_logits: [R, V], before the processors: for rows in which these leave nothing
+        guides: one for each of the R rows; None leaves a row as it is
+        model_logits: [R, V], before the processors: used for rows in which these leave no allowed token
         xp: the array module of both
     """
     for row, guide in enumerate(guides):
@@ -116,12 +116,12 @@ def restrict(logits: Any, guides: Sequence[Guide | None], model_logits: Any, xp:
 
 
 class GuideMaker:
-    """Makes the guides of one model's requests. Grammars are compiled once, and kept for requests with the same."""
+    """Makes the guides of one model's requests. Compiled grammars are cached."""
 
     def __init__(self, tokenizer_json: str, vocab_size: int) -> None:
-        """Take the tokenizer as the text of a tokenizer.json, and how many tokens it has.
+        """Take the text of a tokenizer.json and its number of tokens.
 
-        The model may have more or fewer: ids past the tokenizer's are text of nothing, and never allowed.
+        The model may have more or fewer: ids beyond the tokenizer's have no text and are never allowed.
         """
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
@@ -129,13 +129,13 @@ class GuideMaker:
         self._compiled = lru_cache(maxsize=32)(self._compile)
 
     def maker(self, field: str, value: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> Callable[[], Guide]:
-        """What makes a new guide for each continuation of a request.
+        """A factory of guides, called for each continuation of a request.
 
         Args:
             field: one of GUIDES
-            value: of it, as Settings holds it
+            value: its value in Settings
             eos_token_ids: at least one
-            vocab_size: of the model
+            vocab_size: vocabulary size of the model
 
         Raises:
             ParameterError: llguidance is not installed, or it cannot use the value; the message quotes its reason.
@@ -167,12 +167,12 @@ class GuideMaker:
 
 
 def _grammar(field: str, value: Any) -> str:
-    """The grammar in llguidance's own form.
+    """The grammar in llguidance's format.
 
-    Where a grammar leaves only one next byte, llguidance looks ahead for as long as that is so. In a grammar that can
-    never end (`start: /a*/ start`) that is for ever, without a limit and deaf to Ctrl-C; nothing short of a parser of
-    our own would tell such a grammar. So looking ahead is switched off in grammars, the last such line of which counts.
-    The other kinds of guide cannot be written so.
+    While a grammar allows only one next byte, llguidance looks ahead. In a grammar that can never end
+    (`start: /a*/ start`) this loops without a limit and ignores Ctrl-C; detecting such grammars would take a parser of
+    our own. So lookahead is switched off in grammars (the last such line counts). The other kinds of guide cannot
+    express such grammars.
     """
     from llguidance import LLMatcher
 
@@ -182,12 +182,12 @@ def _grammar(field: str, value: Any) -> str:
         return str(LLMatcher.grammar_from_regex(value))
     if field == "guided_grammar":
         return str(LLMatcher.grammar_from_lark(f'{value}\n%llguidance {{"no_forcing": true}}\n'))
-    # One terminal: the parser may follow no more than 2,000 alternatives at once, an expression as many as there are.
+    # One terminal: the parser can follow at most 2,000 alternatives at once, a regular expression any number.
     return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, value))}\n"))
 
 
 def _first_words(message: str, most: int = 300) -> str:
-    """What went wrong, in one line of at most so many characters; llguidance shows the place in further lines."""
+    """The reason in an llguidance message, in one line of at most `most` characters; further lines show the place."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     words = " ".join([*lines[:1], *reasons])

@@ -1,5 +1,5 @@
-"""Lookahead decoding: the model guesses for itself (Fu et al., "Break the Sequential Dependency of LLM Inference Using
-Lookahead Decoding", arXiv 2402.02057, section 3).
+"""Lookahead decoding: speculation without a draft model (Fu et al., "Break the Sequential Dependency of LLM Inference
+Using Lookahead Decoding", arXiv 2402.02057, section 3).
 
 Greedy tokens solve x[i] = argmax p(. | x[:i]) for all i at once. Jacobi's iteration starts from any x and computes all
 right-hand sides in one pass; a window of the last N - 1 iterations over W positions ahead of the text is kept:
@@ -8,10 +8,10 @@ right-hand sides in one pass; a window of the last N - 1 iterations over W posit
     level 1    b1  b2  b3  b4       and begins one position further
     level 2    c2  c3  c4  c5
 
-A token sees the text, level 0 up to its own column, and what stands above it in its column. So each column is a line of
-N - 1 tokens, after which the pass gives one more: an N-gram, which goes into a pool under its first token. In the same
-pass up to G of the pool's N-grams that begin with the newest token are verified. Window and N-grams are one tree, in
-which lines that begin alike share their beginning; the window's own lines are guesses too, and are verified for free.
+A token attends to the text, to level 0 up to its own column, and to the tokens above it in its column. So each column
+is a line of N - 1 tokens, and the pass predicts one more: an N-gram, which goes into a pool under its first token. In
+the same pass up to G of the pool's N-grams that begin with the newest token are verified. Window and N-grams form one
+tree, in which lines share common prefixes; the window's own lines are guesses too, and are verified for free.
 """
 
 from collections.abc import Sequence
@@ -27,21 +27,21 @@ from .speculative import Guess, Guessing, GuessState, Line
 from .strategy import Feed, Request, State
 
 FILLING = 4
-"""Purpose of the draws that fill the window (see `reference/philox.py`); they decide only how many passes it takes."""
+"""Purpose of the draws that fill the window (see `reference/philox.py`); they affect only the number of passes."""
 
 
 @dataclass(eq=False)
 class Window:
-    """One continuation's iterations and N-grams."""
+    """Jacobi iterations and N-gram pool of one continuation."""
 
     levels: list[list[int]]
     """[N - 1][W]; the first token of level 0 is the newest of the text"""
     pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
-    """First token -> what followed it, N - 1 tokens each, the latest last"""
+    """First token -> the N - 1 tokens that followed it, latest last"""
     ends: list[int] = field(default_factory=list)
-    """Of each column that was fed, the place of its last token in the guess; -1: the newest token"""
+    """For each column that was fed, the index of its last token in the guess; -1: the newest token"""
     length: int = 0
-    """Of the continuation when the window was fed"""
+    """Length of the continuation when the window was fed"""
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class LookaheadState(GuessState):
 
 
 class Lookahead(Guessing):
-    """Guess by Jacobi iteration."""
+    """Lookahead decoding: guesses by Jacobi iteration."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -60,7 +60,7 @@ class Lookahead(Guessing):
         self.slack = (self.window + settings.lookahead_guesses) * (self.ngram - 1)
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
-        """Feed the prompt; each window begins with tokens of the prompt, drawn at random."""
+        """Feed the prompt; each window is initialised with random tokens of the prompt."""
         state = LookaheadState(request)
         self.set_up(state)
         for line in state.lines:
@@ -69,7 +69,7 @@ class Lookahead(Guessing):
         return state, [Feed(request.prompt_ids)]
 
     def guess(self, state: LookaheadState, line: Line, room: int) -> Guess:
-        """The pool's N-grams that begin with the newest token, and behind them the window."""
+        """The pool's N-grams that begin with the newest token, followed by the window."""
         window = state.windows[line.continuation.index]
         newest = line.continuation.token_ids[-1]
         window.levels[0][0] = newest
@@ -81,7 +81,7 @@ class Lookahead(Guessing):
         return Guess(tree.tokens, tree.parents)
 
     def learn(self, backend: Backend, state: LookaheadState, line: Line, logits: Any) -> None:
-        """Collect the N-grams that the pass has completed, and move the window to the text's new end."""
+        """Collect the N-grams completed by the pass, and move the window to the new end of the text."""
         window = state.windows[line.continuation.index]
         if state.fresh or line.continuation.finish_reason is not None:
             return
@@ -97,7 +97,7 @@ class Lookahead(Guessing):
             window.levels[level] = kept + self._draw(state.request, line, level, self.window - len(kept))
 
     def _remember(self, window: Window, first: int, rest: tuple[int, ...]) -> None:
-        """Put an N-gram into the pool, which keeps the latest G with the same first token."""
+        """Add an N-gram to the pool, which keeps the latest G with the same first token."""
         ngrams = window.pool.setdefault(first, [])
         if rest in ngrams:
             ngrams.remove(rest)
@@ -105,7 +105,7 @@ class Lookahead(Guessing):
         del ngrams[: -self.settings.lookahead_guesses]
 
     def _draw(self, request: Request, line: Line, level: int, count: int) -> list[int]:
-        """Random tokens of the prompt for places that no iteration has reached."""
+        """Random prompt tokens for window positions without an iteration yet."""
         first = len(request.prompt_ids) + len(line.continuation.token_ids)
         uniforms = uniform(
             request.settings.seed, line.continuation.index, first + np.arange(count), FILLING + level
@@ -114,7 +114,7 @@ class Lookahead(Guessing):
 
 
 class Tree:
-    """Lines of tokens after the newest one; those that begin alike share their beginning."""
+    """Prefix tree of guessed token sequences after the newest token."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -122,7 +122,7 @@ class Tree:
         self._places: dict[tuple[int, int], int] = {}
 
     def add(self, line: Sequence[int], parent: int = -1) -> int:
-        """Add a line after `parent`. Returns the place of its last token."""
+        """Add a line after `parent`. Returns the index of its last token."""
         for token in line:
             key = parent, token
             if key not in self._places:
@@ -133,8 +133,8 @@ class Tree:
         return parent
 
     def add_window(self, levels: Sequence[Sequence[int]], room: int) -> list[int]:
-        """Add the columns that end at most `room` tokens deep. Returns the place of each one's last token."""
-        deepest = len(levels) - 1  # of the first column, whose first token is the newest one
+        """Add the columns that end at most `room` tokens deep. Returns the index of each one's last token."""
+        deepest = len(levels) - 1  # depth of the first column, whose first token is the newest one
         ends, above = [], -1
         for column in range(min(len(levels[0]), room - deepest + 1)):
             if column > 0:

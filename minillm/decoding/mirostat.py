@@ -1,12 +1,12 @@
-"""Mirostat 2.0: sampling that steers the text's surprise to a target (Basu et al. 2007.14966, algorithm 2).
+"""Mirostat 2.0: sampling with feedback control of the text's surprise (Basu et al. 2007.14966, algorithm 2).
 
 A token's surprise is -log2 of its probability, in bits. Each step drops the tokens whose surprise is above mu, draws
-from what is left, and moves mu against the error of what was drawn:
+from the rest, and corrects mu by the error of the drawn token:
 
     mu <- mu - eta * (surprise - tau),    mu = 2 * tau at first
 
-As in llama.cpp, the surprise observed is that of the distribution drawn from, after the truncation; at least the best
-token stays; the temperature is applied before, and no other filter.
+As in llama.cpp, the surprise is measured in the truncated distribution; at least the best token is kept; of the other
+filters only the temperature is applied, before.
 """
 
 from collections.abc import Sequence
@@ -25,28 +25,28 @@ from .strategy import Feed, Request, State
 
 @dataclass(eq=False)
 class MirostatState(TokenState):
-    """Where each continuation cuts."""
+    """The truncation threshold mu of each continuation."""
 
     mu: dict[int, float] = field(default_factory=dict)
     """The largest surprise allowed, in bits, by the continuation's index"""
 
 
 class Mirostat(Sampling):
-    """Draw each token from what surprises at most mu bits, and correct mu by what came."""
+    """Draw each token from those with a surprise of at most mu bits, then update mu."""
 
     @property
     def on_device(self) -> bool:
-        """Never: it computes the surprise of what it drew."""
+        """False: it computes the surprise of the drawn token."""
         return False
 
     def begin(self, request: Request) -> tuple[MirostatState, list[Feed]]:
-        """As greedy search, with every mu at its beginning."""
+        """As greedy search, with every mu at its initial value."""
         state, feeds = super().begin(request)
         mu = dict.fromkeys(request.indices, 2 * self.settings.mirostat_tau)
         return MirostatState(state.request, state.results, growing=state.growing, mu=mu), feeds
 
     def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
-        """One draw for each row of processed logits. [R, V] -> R ids"""
+        """Draw one token for each row of processed logits. [R, V] -> R ids"""
         xp, rows = backend.xp, np.arange(len(growing))
         scores = scale(logits, self.settings.temperature)
         probs = softmax(scores, xp)

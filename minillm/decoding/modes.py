@@ -1,4 +1,4 @@
-"""Strategies that exclude each other, and what each of them needs beside the field that names it."""
+"""Strategies that exclude each other, and the further fields that each of them requires."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from .fields import RULES, SEARCHES, read_field
 
 
 def settle_groups(values: dict[str, Any], said: Mapping[str, object], inherited: Mapping[str, object]) -> None:
-    """Groups of beams are equal, do not sample, and differ by a penalty."""
+    """Check diverse beam search: equal groups, no sampling, a diversity penalty."""
     groups, num_beams = values["num_beam_groups"], values["num_beams"]
     if groups == 1:
         return
@@ -25,7 +25,7 @@ def settle_groups(values: dict[str, Any], said: Mapping[str, object], inherited:
 
 
 def settle_contrastive(values: dict[str, Any], said: Mapping[str, object], inherited: Mapping[str, object]) -> None:
-    """Contrastive search chooses among top_k candidates, and excludes the other strategies."""
+    """Check contrastive search: needs top_k, and excludes the other strategies."""
     alpha = values["penalty_alpha"] = read_field("penalty_alpha", said, inherited)
     if alpha == 0.0:
         return
@@ -46,7 +46,7 @@ def settle_contrastive(values: dict[str, Any], said: Mapping[str, object], inher
 
 
 def settle_search(values: dict[str, Any], said: Mapping[str, object], inherited: Mapping[str, object]) -> None:
-    """At most one way to find tokens. What the user set, and the models of the engine, win over the checkpoint.
+    """Settle on at most one search strategy. The user's fields and the engine's models win over the checkpoint.
 
     Raises:
         ParameterError: two are asked for.
@@ -66,13 +66,13 @@ def settle_search(values: dict[str, Any], said: Mapping[str, object], inherited:
 
 
 def _give_way(name: str, others: Sequence[str], values: dict[str, Any], said: Mapping[str, object]) -> None:
-    """A strategy that the user names is not held up by one that the checkpoint names."""
+    """Drop the checkpoint's strategies in favour of the one that the user names."""
     if name in said:
         values.update({other: RULES[other].default for other in others if other not in said})
 
 
 def _refuse_if_said(name: str, contradiction: str, values: dict[str, Any], said: Mapping[str, object]) -> None:
-    """What contradicts another field is an error if the user set it, and without effect if the checkpoint did."""
+    """Raise for a contradicting field set by the user; reset it to its default if the checkpoint set it."""
     if name in said:
         raise ParameterError(contradiction)
     values[name] = RULES[name].default

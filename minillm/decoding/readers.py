@@ -1,6 +1,6 @@
-"""From what a user wrote for a field to the type that Settings has: each reader raises ValueError for anything else.
+"""Readers that convert a user's value for a field to its type in Settings, or raise ValueError.
 
-Limits stand here so that they are checked before any work is done.
+Limits are defined here so that they are checked before any work is done.
 """
 
 import inspect
@@ -14,17 +14,17 @@ from typing import Any
 SMALL, LARGE = 1e-30, 1e30
 """Logits multiplied or divided by these stay within the range of float32."""
 WORD = 2**63
-"""Whole numbers below it fit into an array."""
+"""Integers below it fit into an int64 array."""
 LONGEST = 2**20
-"""Members of a sequence; a range may have any number of them."""
+"""Most members of a sequence."""
 MOST_TEXTS = 10_000
-"""Stop strings or choices of one request."""
+"""Most stop strings or choices of one request."""
 MOST_CHARACTERS = 100_000
-"""Of all stop strings, or of a guide: a schema, an expression, a grammar, all choices. Takes about half a second."""
+"""Most characters of all stop strings, or of a guide (schema, expression, grammar, choices): about 0.5 s of work."""
 
 
 class RefusedError(ValueError):
-    """The value is of the right type, and is refused for the reason that the message gives."""
+    """A value of the right type that is refused; the message gives the reason."""
 
 
 def flag(value: object) -> bool:
@@ -43,7 +43,7 @@ def whole(least: float, below: float = WORD) -> Callable[[object], int]:
 
 
 def number(allowed: Callable[[Any], bool]) -> Callable[[object], float]:
-    """A number that `allowed` bounds on both sides, so that neither NaN nor infinity passes."""
+    """A reader of numbers. `allowed` must bound them on both sides, so that NaN and infinity are refused."""
 
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, Real) or not allowed(value):
@@ -54,7 +54,7 @@ def number(allowed: Callable[[Any], bool]) -> Callable[[object], float]:
 
 
 def several(kind: type, read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
-    """One value of `kind` or a sequence of them, each read by `read_one`, without repetitions."""
+    """A reader of one value of `kind` or a sequence of them, each read by `read_one`, without duplicates."""
 
     def read(value: object) -> tuple[Any, ...]:
         values = [value] if isinstance(value, kind) else value
@@ -64,7 +64,7 @@ def several(kind: type, read_one: Callable[[object], Any]) -> Callable[[object],
 
 
 def text(value: object) -> str:
-    """A text that is not empty, that can be encoded and that is not too long."""
+    """A non-empty text that can be encoded as UTF-8 and is not too long."""
     if not isinstance(value, str) or not value:
         raise ValueError
     if len(value) > MOST_CHARACTERS:
@@ -80,7 +80,7 @@ def text(value: object) -> str:
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """One text or a sequence of texts, neither too many nor together too long."""
+    """One text or a sequence of texts, within the limits."""
     if isinstance(value, list | tuple) and len(value) > MOST_TEXTS:
         raise RefusedError(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
     found: tuple[str, ...] = several(str, text)(value)
@@ -123,7 +123,7 @@ def stopping_rule(value: object) -> bool | str:
 
 
 def each(read_one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
-    """A sequence, each of whose members is read by `read_one`."""
+    """A reader of sequences, each member read by `read_one`."""
 
     def read(value: object) -> tuple[Any, ...]:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
@@ -148,14 +148,14 @@ def token_ids(value: object) -> tuple[int, ...]:
 
 def pair(read_first: Callable[[object], Any], read_second: Callable[[object], Any]) -> Callable[[object], Any]:
     def read(value: object) -> tuple[Any, Any]:
-        first, second = each(lambda one: one)(value)  # a wrong number of members is a ValueError too
+        first, second = each(lambda one: one)(value)  # a wrong number of members raises ValueError too
         return read_first(first), read_second(second)
 
     return read
 
 
 def biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
-    """Either form that transformers takes; of a sequence that comes twice, the last counts."""
+    """Sequence biases in either form that transformers accepts; the last bias of a sequence counts."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     bias = number(lambda x: -LARGE <= x <= LARGE or x == -math.inf)
     return tuple(dict(each(pair(token_ids, bias))(pairs)).items())
@@ -163,7 +163,7 @@ def biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
 
 @dataclass(frozen=True, eq=False)
 class ByIdentity:
-    """A function of the user's, equal to itself only: so that settings that hold it can be compared and hashed."""
+    """A user's function, compared and hashed by identity, so that settings that hold it are hashable."""
 
     function: Callable[..., Any]
 
@@ -175,14 +175,14 @@ class ByIdentity:
 
 
 def function(arguments: int) -> Callable[[object], ByIdentity]:
-    """A function that can be called with so many arguments."""
+    """A reader of functions that take `arguments` positional arguments."""
 
     def read(value: object) -> ByIdentity:
         if not callable(value):
             raise ValueError
         try:
             signature = inspect.signature(value)
-        except ValueError:  # some built-in functions do not tell theirs
+        except ValueError:  # some built-in functions have no signature
             return ByIdentity(value)
         try:
             signature.bind(*[None] * arguments)

@@ -1,4 +1,4 @@
-"""From what the user said to what it means: every field decided, checked by itself and against the others."""
+"""Resolution of a GenerationConfig into Settings: every field is decided and checked, alone and against the others."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -19,19 +19,19 @@ def resolve(
     eos_token_id: int | Sequence[int] | None,
     models: Collection[str] = (),
 ) -> Settings:
-    """Decide every field.
+    """Resolve every field.
 
     Args:
-        config: what the user said.
-        defaults: of the checkpoint, from `read_generation_config`.
+        config: the user's fields.
+        defaults: the checkpoint's fields, from `read_generation_config`.
         vocab_size: number of tokens that the model scores.
-        eos_token_id: of the model's own configuration; the two above come first.
+        eos_token_id: of the model's own configuration; `config` and `defaults` take precedence.
         models: which of "draft" and "amateur" the engine has.
 
     Raises:
         ParameterError: a field has the wrong type or value, cannot have an effect, or contradicts another. max_length
-            beside max_new_tokens is such a contradiction (transformers warns and ignores max_length); either replaces
-            both of the checkpoint's. The same holds for the minima.
+            together with max_new_tokens is such a contradiction (transformers warns and ignores max_length); either
+            replaces both of the checkpoint's. The same holds for the minima.
     """
     said = {name: value for name in RULES if (value := getattr(config, name)) is not None}
     inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
@@ -71,7 +71,7 @@ def resolve(
 
 
 def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited: dict[str, Any]) -> None:
-    """Two names of one limit: the user may set one, which replaces both of the checkpoint's; there, the first wins."""
+    """Settle two names of one limit: one set by the user replaces both of the checkpoint's; of these the first wins."""
     if first in said and second in said:
         both = f"{first}={shown(said[first])} and {second}={shown(said[second])}"
         raise ParameterError(f"{both} are two names of one limit: leave one of them out")
@@ -82,7 +82,7 @@ def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited:
 
 
 def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
-    """Where a sequence may and must end."""
+    """Settle end-of-sequence tokens and length limits."""
     outside = [token for token in values["eos_token_id"] if not 0 <= token < vocab_size]
     if outside and "eos_token_id" in said:
         raise ParameterError(f"eos_token_id: {outside[0]} is not in the vocabulary of {vocab_size} tokens")
@@ -100,7 +100,7 @@ def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: 
 
 
 def _settle_results(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
-    """How many results, and what is told about each token of them."""
+    """Settle the number of results and the log-probabilities returned with them."""
     count, num_beams = values["num_return_sequences"], values["num_beams"]
     if count > num_beams and (num_beams > 1 or not values["do_sample"]):
         if "num_return_sequences" in said:

@@ -1,5 +1,5 @@
-"""Token by token: greedy search takes the likeliest token, sampling draws one after the filters; all else is the
-same.
+"""Greedy search and sampling, token by token. They differ only in the choice: the most likely token, or a random draw
+after the filters.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from .strategy import Feed, Request, Rows, State, Strategy
 
 
 class Report:
-    """Log-probabilities of the model's own distribution, before processors change it; computed only where asked."""
+    """Log-probabilities of the model's own distribution, before processors; computed only if requested."""
 
     def __init__(self, backend: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:
         self._wanted = settings.logprobs
@@ -46,13 +46,13 @@ class Report:
 
 @dataclass(eq=False)
 class TokenState(State):
-    """Which continuations still grow, in the order of their sequences."""
+    """The unfinished continuations, in the order of their sequences."""
 
     growing: list[Continuation] = field(default_factory=list)
 
 
 class GreedySearch(Strategy):
-    """Take the likeliest token, one at a time; of equal logits the smallest id."""
+    """Take the most likely token, one at a time; ties go to the smallest id."""
 
     guided = True
     shared = True
@@ -62,11 +62,11 @@ class GreedySearch(Strategy):
         super().__init__(settings)
         self.processors = build_processors(settings)
         self.filters: tuple[LogitsProcessor, ...] = ()
-        """What masks the rows before `choose`; sampling sets it"""
+        """Filters that mask the rows before `choose`; set by `Sampling`"""
 
     @property
     def on_device(self) -> bool:
-        """Where the choice itself is all that is wanted."""
+        """True if nothing but the choice itself is needed."""
         return not (self.processors or self.filters or self.settings.logprobs)
 
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
@@ -76,11 +76,11 @@ class GreedySearch(Strategy):
         return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids, draw=draw)]
 
     def next_draw(self, request: Request, continuation: Continuation) -> Draw | None:
-        """The draw from the model's own logits by which `choose` will take a continuation's next token, if it will."""
+        """The draw from unmodified logits that `choose` will make for a continuation's next token, if it will."""
         return None
 
     def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
-        """One token for each row of processed logits. [R, V] -> R ids"""
+        """Choose one token for each row of processed logits. [R, V] -> R ids"""
         return [int(token) for token in backend.argmax(logits)]
 
     def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
@@ -96,12 +96,12 @@ class GreedySearch(Strategy):
 
         Args:
             backend: the backend
-            logits: [R, V], a row for each continuation; may be changed in place
-            growing: the continuations, each with the state of its request
-            raw: the model's own logits, where `logits` are something else
+            logits: [R, V], one row per continuation; may be changed in place
+            growing: the continuations, each with its request's state
+            raw: the model's own logits, if `logits` are something else
 
-        A continuation that cannot go on, because processors and filters leave no token or because its guide or text
-        fails, is left as it is, with the reason in its request's `State.error`.
+        A continuation that cannot continue, because processors and filters leave no token or because its guide or text
+        fails, is left unchanged, with the error in its request's `State.error`.
         """
         guided = any(continuation.guide is not None for _, continuation in growing)
         changing = raw is None and (guided or bool(self.processors or self.filters))
@@ -117,7 +117,7 @@ class GreedySearch(Strategy):
                     state.error = error
 
     def _chosen(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
-        """`choose`; where that fails each row by itself, so that only the request with the bad row ends."""
+        """`choose` for all rows; on failure row by row, so that only the request with the bad row ends."""
         try:
             return self.choose(backend, logits, growing)
         except Exception as error:
@@ -131,23 +131,23 @@ class GreedySearch(Strategy):
     def _processed(
         self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
     ) -> Any:
-        """Processors, then what guides allow, then filters. [R, V] -> [R, V]"""
+        """Apply processors, then guides, then filters. [R, V] -> [R, V]"""
         unprocessed = logits.copy() if guided and self.processors else logits
         history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
         for processor in self.processors:
             logits = processor(history, logits, backend.xp)
         if guided:
             restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, backend.xp)
-        # Before the filters: these leave a token in each row that has one, and cannot work on a row that has none.
+        # Before the filters: they keep a token in each row that has one, and fail on a row that has none.
         for row in backend.xp.flatnonzero(rows_without_a_token(logits, backend.xp)).tolist():
             growing[row][0].error = no_token_left()
-            logits[row] = 0.0  # something to choose, which nobody will see
+            logits[row] = 0.0  # any choice will do: it is discarded
         for filter_ in self.filters:
             logits = filter_(history, logits, backend.xp)
         return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
-        """Each continuation that still grows is fed its newest token."""
+        """Feed each unfinished continuation its newest token."""
         if state.error is not None:
             return []
         shared = state.feeds == 1
@@ -161,7 +161,7 @@ class GreedySearch(Strategy):
 
 
 def _row_per_continuation(backend: Backend, rows: Rows, states: Sequence[State]) -> Any:
-    """After the prompt several continuations look at the same row; from then on each has its own."""
+    """One row of logits per continuation; after the prompt a request's continuations share the same row."""
     sources: list[int] = []
     first = 0
     for state in states:
@@ -178,7 +178,7 @@ UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min
 
 
 class Sampling(GreedySearch):
-    """Draw a token where greedy search would take the likeliest; all else is the same.
+    """Draw tokens at random instead of taking the most likely one.
 
     One uniform number per draw, keyed by the request's seed, the continuation's index and the token's position, so a
     draw depends on nothing else in the batch (`reference/philox.py`).
@@ -189,24 +189,24 @@ class Sampling(GreedySearch):
         filters = build_filters(settings)
         if all(isinstance(filter_, Temperature | TopK | TopP | MinP) for filter_ in filters):
             self.drawn = {name: getattr(settings, name) for name in UNFILTERED}
-        else:  # the draw does not know the others: let all of them mask the row
+        else:  # the draw itself does not support the others: let all of them mask the row
             self.filters = filters
             self.drawn = UNFILTERED
 
     def next_draw(self, request: Request, continuation: Continuation) -> Draw | None:
-        """As `choose` will ask for it, unless the logits are changed before."""
+        """The draw that `choose` will make, or None if the logits are changed first."""
         if not self.on_device or request.guide is not None:
             return None
         place = _place(request, continuation)
         return Draw(**self.drawn, seed=request.settings.seed, sequence=continuation.index, position=place)
 
     def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
-        """One draw for each row of processed logits. [R, V] -> R ids"""
+        """Draw one token for each row of processed logits. [R, V] -> R ids"""
         return [int(token) for token in backend.sample(logits, keys_of(growing), **self.drawn)]
 
 
 def keys_of(growing: Sequence[tuple[State, Continuation]], purpose: int = 0, ahead: ArrayLike = 0) -> Keys:
-    """What decides over the next token of each continuation, or over one `ahead` tokens further. [R]"""
+    """Random keys of each continuation's next token, or of the one `ahead` tokens further. [R]"""
     return Keys(
         np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),
         np.asarray([continuation.index for _, continuation in growing]),

@@ -1,4 +1,4 @@
-"""From settings to the strategy that follows them."""
+"""Selection of the strategy for given settings."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -12,12 +12,12 @@ from .strategy import Strategy
 def strategy_for(settings: Settings) -> Strategy:
     """The strategy for a request.
 
-    Where one call serves several (`Strategy.shared`), requests that choose alike get the same object; seed, lengths and
-    what concerns the text are the request's own business and make no difference. A request in which code of the user's
-    or a guide takes part gets an object of its own: what fails there is nobody else's affair.
+    If one call serves several requests (`Strategy.shared`), those with equal settings get the same object; seed,
+    lengths and text settings are handled per request and may differ. A request with user code or a guide gets its own
+    object, so that a failure there does not affect others.
 
     Raises:
-        ParameterError: a guide, and a strategy that does not choose token by token.
+        ParameterError: a guide is combined with a strategy that does not choose token by token.
     """
     kind = _kind(settings)
     if kind.shared and not (settings.guide or settings.logits_processor or settings.prefix_allowed_tokens_fn):
@@ -36,7 +36,7 @@ def _shared(kind: type[Strategy], settings: Settings) -> Strategy:
 
 
 def _kind(settings: Settings) -> type[Strategy]:
-    """The class that does what the settings ask for; its module is loaded when it is first needed."""
+    """The strategy class for the settings; its module is loaded on first use."""
     choices = (
         (settings.amateur, "contrastive", "ContrastiveDecoding"),
         (settings.num_assistant_tokens > 0, "speculative", "SpeculativeDecoding"),

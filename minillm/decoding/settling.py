@@ -1,4 +1,4 @@
-"""Fields that only make sense together with others: Mirostat, and those that hold token ids."""
+"""Checks of fields that depend on others: Mirostat, guides, and fields that hold token ids."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from .fields import SEARCHES
 from .guided import GUIDES
 
 DRAFTED = "num_assistant_tokens"
-"""Without effect unless the engine has a draft model."""
+"""A field without effect unless the engine has a draft model."""
 
 TRUNCATION: dict[str, Any] = {
     "top_h": None,
@@ -21,14 +21,14 @@ TRUNCATION: dict[str, Any] = {
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
 }
-"""Filters whose place Mirostat takes -> the value without effect."""
+"""Filters replaced by Mirostat -> the value without effect."""
 
 
 def settle_mirostat(values: dict[str, Any], said: Mapping[str, object]) -> None:
-    """Mirostat truncates by its own rule and draws one token at a time.
+    """Settle Mirostat, which truncates by its own rule and draws one token at a time.
 
     Raises:
-        ParameterError: the user asks for it and for beams or another truncation.
+        ParameterError: the user sets it together with beams or another truncation.
     """
     if not values["mirostat"]:
         return
@@ -42,14 +42,14 @@ def settle_mirostat(values: dict[str, Any], said: Mapping[str, object]) -> None:
             f"{others[0]}={shown(values[others[0]])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
             f" its own; leave {others[0]} or mirostat out"
         )
-    if others:  # the checkpoint's Mirostat gives way
+    if others:  # drop the checkpoint's Mirostat
         values["mirostat"] = 0
     else:
         values.update(TRUNCATION, num_beams=1)
 
 
 def settle_guides(said: Mapping[str, object], inherited: dict[str, Any]) -> None:
-    """One guide: the user's, or the checkpoint's first.
+    """Settle on one guide: the user's, or the checkpoint's first.
 
     Raises:
         ParameterError: the user sets two.
@@ -64,10 +64,10 @@ def settle_guides(said: Mapping[str, object], inherited: dict[str, Any]) -> None
 
 
 def check_guide(values: Mapping[str, Any], said: Mapping[str, object]) -> None:
-    """A guided text must be able to end.
+    """Check that a guided text can end.
 
     Raises:
-        ParameterError: no token ends it, or it is over before the minimum that the user set.
+        ParameterError: no token ends it, or it ends before the minimum that the user set.
     """
     name = next((name for name in GUIDES if values[name] is not None), None)
     if name is not None and not values["eos_token_id"]:
@@ -81,14 +81,14 @@ def check_guide(values: Mapping[str, Any], said: Mapping[str, object]) -> None:
 
 
 def settle_tokens(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
-    """Keep to the vocabulary, and leave the end of a sequence possible.
+    """Check that token ids are in the vocabulary and that a sequence can still end.
 
     Raises:
         ParameterError: a field set by the user has an id outside the vocabulary, or cannot have an effect.
     """
 
     def keep(name: str, ids_of: Callable[[Any], tuple[int, ...]]) -> None:
-        """Refuse, or from the checkpoint drop, what has an id outside the vocabulary."""
+        """Refuse entries with an id outside the vocabulary; drop them if they come from the checkpoint."""
         kept = []
         for value in values[name]:
             outside = [token for token in ids_of(value) if token >= vocab_size]
@@ -113,7 +113,7 @@ def settle_tokens(values: dict[str, Any], said: Mapping[str, object], vocab_size
 
 
 def _settle_end_tokens(values: dict[str, Any], said: Mapping[str, object]) -> None:
-    """What depends on the end-of-sequence tokens; as in transformers, bad_words_ids alone does not forbid those."""
+    """Settle fields that depend on the EOS tokens; as in transformers, bad_words_ids alone does not forbid those."""
     eos = values["eos_token_id"]
     words = tuple(word for word in values["bad_words_ids"] if not (len(word) == 1 and word[0] in eos))
     if values["bad_words_ids"] and not words and "bad_words_ids" in said:

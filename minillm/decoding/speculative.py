@@ -1,15 +1,14 @@
-"""Guess several tokens, look at all of them in one pass of the model, keep those that it would have chosen itself.
+"""Speculative decoding: guess several tokens, verify all in one forward pass, keep those that the model would choose.
 
-A pass over a few tokens costs little more than a pass over one as long as memory is what takes the time. So each feed
-holds the newest token and a guess at what follows it: a line, or a tree of several lines. Then, from the newest token
-on, a token is chosen from the model's logits exactly as without guesses, with the same processors and the same uniform
-number; if it stands in the guess, the logits after it are there already, and the next one is chosen from them. What
-comes out is therefore the same, greedy or sampled, token by token. Sampling this way is speculative sampling
-(arXiv 2211.17192, algorithm 1) with a draft that is sure of its guess: it is accepted with probability p(guess), and
-otherwise the token is drawn from the others.
+A pass over a few tokens costs little more than a pass over one as long as it is bound by memory. So each feed holds
+the newest token and a guess at what follows it: a line, or a tree of several lines. Then, from the newest token on, a
+token is chosen from the model's logits exactly as without guesses, with the same processors and the same uniform
+number; if it is in the guess, the logits after it are already computed, and the next one is chosen from them. The
+output is therefore the same, greedy or sampled, token by token. Sampling this way is speculative sampling
+(arXiv 2211.17192, algorithm 1) with a deterministic draft: it is accepted with probability p(guess), and otherwise the
+token is drawn from the others.
 
-Where guesses come from is the business of the strategies built on this: a draft model and the text itself (below), and
-the model's own iterations (`lookahead.py`).
+Subclasses supply the guesses: a draft model and prompt lookup (below), and lookahead decoding (`lookahead.py`).
 
 Speculative sampling: a small draft model guesses, the target verifies (Leviathan et al., "Fast Inference from
 Transformers via Speculative Decoding", arXiv 2211.17192; Chen et al., arXiv 2302.01318).
@@ -20,14 +19,13 @@ min(1, p(x) / q(x)); the first that is not taken is drawn from max(0, p - q), re
 drafted after it is dropped. If all are taken, one more token is drawn from the target. The tokens are distributed
 exactly as the target's own. Processors and filters change p and q alike.
 
-Greedy search is the limit of temperature 0: a drafted token is taken if it is the target's likeliest.
+Greedy search is the limit of temperature 0: a drafted token is accepted if it is the target's most likely one.
 
-Prompt lookup: what followed the newest tokens when they last occurred may follow them again.
+Prompt lookup: the draft is copied from an earlier occurrence of the newest tokens.
 
-The draft of speculative decoding (arXiv 2211.17192) is a search in the text itself. The last max_matching_ngram_size
-tokens are looked for in what precedes them, then fewer; after the first place where they stand, the guess is the
-prompt_lookup_num_tokens that follow. Summaries, corrections and lists repeat their prompt, and it costs nothing but
-the wider pass. Saxena, "Prompt Lookup Decoding", 2023; the rules are those of transformers'
+The last max_matching_ngram_size tokens are searched for in the text before them, then fewer; the guess is the
+prompt_lookup_num_tokens tokens after the first match. Summaries, corrections and lists repeat their prompt, and the
+only cost is the wider pass. Saxena, "Prompt Lookup Decoding", 2023; the rules are those of transformers'
 `PromptLookupCandidateGenerator`.
 """
 
@@ -51,23 +49,23 @@ from .strategy import Feed, Request, Rows, Speculation, State, Strategy
 
 
 class Guess(NamedTuple):
-    """What may follow the newest token."""
+    """Guessed tokens after the newest one: a line or a tree."""
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
-    """Of each token, -1 where it follows the newest one; empty for a line"""
+    """Parent of each token, -1 if it follows the newest one; empty for a line"""
 
     def parent(self, node: int) -> int:
-        """Place of the token before; -1 for the newest token."""
+        """Index of the preceding token; -1 for the newest token."""
         return self.parents[node] if self.parents else node - 1
 
     def after(self, node: int) -> list[int]:
-        """Places of the tokens guessed to follow."""
+        """Indices of the tokens guessed to follow."""
         return [child for child in range(len(self.tokens)) if self.parent(child) == node]
 
     @property
     def depth(self) -> int:
-        """Guesses in a row, at most."""
+        """Length of the longest path."""
         depths: list[int] = []
         for node in range(len(self.tokens)):
             parent = self.parent(node)
@@ -77,21 +75,21 @@ class Guess(NamedTuple):
 
 @dataclass(eq=False)
 class Line:
-    """A continuation, the guess that was fed with it, and how far the guess has turned out right."""
+    """A continuation, the guess fed with it, and how much of the guess was accepted."""
 
     continuation: Continuation
     cached: int
-    """Positions of prompt and continuation whose K/V lie in the cache in their places"""
+    """Leading positions of prompt and continuation whose K/V are in the cache"""
     guess: Guess = field(default_factory=Guess)
     row: int = 0
-    """The row of the newest token's logits; those of the guess follow"""
+    """Row of the newest token's logits; those of the guess follow"""
     node: int = -1
-    """The last token of the guess that turned out right"""
+    """Index of the last accepted token of the guess"""
     accepted: int = 0
-    """How many turned out right"""
+    """Number of accepted tokens"""
 
     def feed(self, request: Request, guess: Guess, parent: int) -> Feed:
-        """Feed what the cache lacks, and a guess."""
+        """Feed the tokens missing from the cache, and a guess."""
         missing = (request.prompt_ids + self.continuation.token_ids)[self.cached :]
         feed = Feed(missing + list(guess.tokens), parent, keep=self.cached, rows="all", tree=guess.parents)
         self.cached += len(missing)
@@ -99,7 +97,7 @@ class Line:
         return feed
 
     def follow(self, state: "GuessState") -> bool:
-        """Go on to the continuation's newest token; whether the guess has it, so that another can be chosen."""
+        """Advance to the continuation's newest token. Returns True if it is in the guess, so another can be chosen."""
         if state.fresh:
             return False
         counts = state.counts
@@ -111,7 +109,7 @@ class Line:
         counts.accepted += node is not None
         if node is None:
             return False
-        if node == self.accepted:  # it lies where the continuation has it: the others will be computed once more
+        if node == self.accepted:  # it is at the continuation's position in the cache; other nodes are recomputed
             self.cached += 1
         self.node = node
         self.accepted += 1
@@ -120,16 +118,16 @@ class Line:
 
 @dataclass(eq=False)
 class GuessState(State):
-    """The continuations that still grow, in the order of their sequences."""
+    """The unfinished continuations, in the order of their sequences."""
 
     lines: list[Line] = field(default_factory=list)
     fresh: bool = True
-    """So far only the prompt was fed, once for all continuations"""
+    """True while only the prompt was fed, once for all continuations"""
     counts: Speculation = field(default_factory=Speculation)
 
 
 class Guessing(Strategy):
-    """Guess, verify, feed again. What derives from it guesses."""
+    """Base of the speculative strategies: guess, verify, feed again. Subclasses make the guesses."""
 
     shared = True
     independent = True
@@ -140,10 +138,10 @@ class Guessing(Strategy):
 
     @abstractmethod
     def guess(self, state: Any, line: Line, room: int) -> Guess:
-        """What may follow a continuation; at most `room` tokens deep."""
+        """Guess the tokens after a continuation, at most `room` deep."""
 
     def learn(self, backend: Backend, state: Any, line: Line, logits: Any) -> None:
-        """Look at a line's logits, from the newest token on, when its guess is verified."""
+        """Hook: called with a line's logits, from the newest token on, when its guess is verified."""
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
@@ -152,19 +150,19 @@ class Guessing(Strategy):
         return state, [Feed(request.prompt_ids)]
 
     def set_up(self, state: GuessState) -> None:
-        """Empty continuations."""
+        """Create the request's empty continuations."""
         request = state.request
         state.results = [request.continuation(i) for i in request.indices]
         state.lines = [Line(continuation, len(request.prompt_ids)) for continuation in state.results]
         state.speculation = state.counts
 
     def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
-        """Verify every line's guess, and feed the next one."""
+        """Verify each line's guess, and feed the next one."""
         self.verify(backend, located(states, rows), rows)
         return [self.feeds(state) for state in states if isinstance(state, GuessState)]
 
     def verify(self, backend: Backend, located: list[tuple[GuessState, Line, int]], rows: Rows) -> None:
-        """Choose tokens while they are those guessed.
+        """Choose tokens as long as they match the guesses.
 
         Args:
             backend: the backend
@@ -184,7 +182,7 @@ class Guessing(Strategy):
                 self.learn(backend, state, line, rows.logits[first : first + 1 + len(line.guess.tokens)])
 
     def feeds(self, state: GuessState) -> list[Feed]:
-        """Each continuation that still grows goes on with a new guess."""
+        """Feed each unfinished continuation with a new guess."""
         if state.error is not None:
             return []
         growing = [(i, line) for i, line in enumerate(state.lines) if line.continuation.finish_reason is None]
@@ -198,7 +196,7 @@ class Guessing(Strategy):
 
 
 def located(states: Sequence[State], rows: Rows) -> list[tuple[GuessState, Line, int]]:
-    """Every line with the row of its newest token's logits. After the prompt they all share its row."""
+    """Each line with the row of its newest token's logits. After the prompt all share one row."""
     lines, feed = [], 0
     for state in states:
         assert isinstance(state, GuessState)
@@ -209,27 +207,27 @@ def located(states: Sequence[State], rows: Rows) -> list[tuple[GuessState, Line,
 
 
 class PromptLookup(Guessing):
-    """Guess by looking back."""
+    """Guess by prompt lookup."""
 
     def guess(self, state: GuessState, line: Line, room: int) -> Guess:
-        """What followed the newest tokens before."""
+        """The tokens after an earlier occurrence of the newest ones."""
         tokens = state.request.prompt_ids + line.continuation.token_ids
         count = min(room, self.settings.prompt_lookup_num_tokens)
         return Guess(look_up(tokens, self.settings.max_matching_ngram_size, count))
 
 
 def look_up(tokens: Sequence[int], longest: int, count: int) -> list[int]:
-    """Up to `count` tokens after the first earlier place of the last n tokens, for the greatest n that has one.
+    """Up to `count` tokens after the first earlier occurrence of the last n tokens, for the greatest n that has one.
 
     The cost is linear in the tokens, whatever `longest`.
 
     Args:
         tokens: all so far
         longest: the greatest n to try
-        count: how many tokens are wanted at most
+        count: maximum number of tokens
     """
     line = np.asarray(tokens, np.int64)
-    ends, n = np.arange(1, len(line)), 0  # places before which stand the last n tokens
+    ends, n = np.arange(1, len(line)), 0  # positions right after an occurrence of the last n tokens
     while n < min(longest, FEW):
         longer = ends[ends > n]
         longer = longer[line[longer - 1 - n] == line[-1 - n]]
@@ -245,19 +243,19 @@ def look_up(tokens: Sequence[int], longest: int, count: int) -> list[int]:
 
 
 DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
-"""Purposes of draws (see `reference/philox.py`): the draft's token, its acceptance, and the token in its stead."""
+"""Purposes of draws (see `reference/philox.py`): the draft's token, its acceptance, and its replacement."""
 
 
 @dataclass(eq=False)
 class Draft:
-    """What the draft model has made of one continuation."""
+    """Tokens drafted for one continuation, and the draft model's cache state."""
 
     cached: int
-    """Positions of prompt and continuation whose K/V the draft's cache holds"""
+    """Positions of prompt and continuation whose K/V are in the draft model's cache"""
     target_place: int = 0
-    """The target's sequence, among its last feeds"""
+    """Index of the target's sequence among its last feeds"""
     draft_place: int = 0
-    """The draft's, likewise"""
+    """Index of the draft model's sequence, likewise"""
     start: int = 0
     """Length of the continuation when drafting began"""
     tokens: list[int] = field(default_factory=list)
@@ -271,13 +269,13 @@ class DraftState(GuessState):
 
     drafts: dict[int, Draft] = field(default_factory=dict)
     drafting: int = 0
-    """Tokens that each continuation's draft shall have; 0 when the target's logits are awaited"""
+    """Length of each continuation's draft; 0 while waiting for the target's logits"""
 
 
 class SpeculativeDecoding(Guessing):
-    """Guess by a draft model."""
+    """Speculative decoding with a draft model."""
 
-    shared = False  # drawing a draft may fail, in the middle of a step
+    shared = False  # drawing a draft may fail in the middle of a step
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -299,11 +297,11 @@ class SpeculativeDecoding(Guessing):
         return [self.feeds(state) for state in states if isinstance(state, DraftState)]
 
     def guess(self, state: DraftState, line: Line, room: int) -> Guess:
-        """The draft."""
+        """The drafted tokens."""
         return Guess(tuple(state.drafts[line.continuation.index].tokens))
 
     def feeds(self, state: GuessState) -> list[Feed]:
-        """Draft, draft, ..., verify."""
+        """Feed the draft model until the draft is complete, then the target."""
         assert isinstance(state, DraftState)
         if state.error is not None:
             return []
@@ -322,7 +320,7 @@ class SpeculativeDecoding(Guessing):
         return feeds
 
     def _start_drafts(self, state: DraftState) -> None:
-        """Forget the old drafts. All continuations of a request draft equally many tokens, as none may be left out."""
+        """Reset the drafts. All continuations of a request draft equally many tokens, as each needs a feed."""
         rooms = [state.request.max_new_tokens - len(line.continuation.token_ids) - 1 for line in state.lines]
         state.drafting = min([self.settings.num_assistant_tokens, *rooms])
         state.fresh = False
@@ -333,7 +331,7 @@ class SpeculativeDecoding(Guessing):
             draft.tokens, draft.probabilities, line.row = [], [], 0
 
     def _feed_draft(self, state: DraftState) -> list[Feed]:
-        """Feed the draft model what it has not seen."""
+        """Feed the draft model the tokens missing from its cache."""
         feeds = []
         for place, line in enumerate(state.lines):
             draft = state.drafts[line.continuation.index]
@@ -362,16 +360,16 @@ class SpeculativeDecoding(Guessing):
 
 
 class Distribution:
-    """From logits to the scores whose softmax is drawn from."""
+    """Turns logits into the scores whose softmax is sampled: processors, then filters."""
 
     def __init__(self, settings: Settings) -> None:
         self.processors, self.filters = build_processors(settings), build_filters(settings)
 
     def __call__(self, backend: Backend, history: History, logits: Any) -> Any:
-        """[N, V] -> [N, V]; `logits` may be changed."""
+        """Apply processors and filters. [N, V] -> [N, V]; `logits` may be changed."""
         for processor in self.processors:
             logits = processor(history, logits, backend.xp)
-        if self.processors:  # nothing may follow the draft, which is a guess: any will do, since the target decides
+        if self.processors:  # no allowed token: any draft will do, since the target decides
             logits[rows_without_a_token(logits, backend.xp)] = 0.0
         for filter_ in self.filters:
             logits = filter_(history, logits, backend.xp)
@@ -379,14 +377,14 @@ class Distribution:
 
 
 class AcceptOrResample(Sampling):
-    """Sampling where a draft has been made: the drafted token, or one from the residual distribution."""
+    """Sampling with a draft: accept the drafted token, or draw from the residual distribution."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.filters, self.drawn = build_filters(settings), UNFILTERED  # p, as Algorithm 1 compares it, is masked
 
     def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
-        """One token for each row of processed logits. [R, V] -> R ids"""
+        """Choose one token for each row of processed logits. [R, V] -> R ids"""
         drafted = [
             _draft_of(state, c).start + len(_draft_of(state, c).tokens) > len(c.token_ids) for state, c in growing
         ]
@@ -402,7 +400,7 @@ class AcceptOrResample(Sampling):
     def _accept_or_resample(
         self, backend: Backend, scores: Any, growing: Sequence[tuple[State, Continuation]]
     ) -> list[int]:
-        """Algorithm 1 for one drafted token in each row."""
+        """Apply algorithm 1 to one drafted token per row."""
         p = softmax(scores, backend.xp)  # [R, V]
         drafts = [(_draft_of(state, c), len(c.token_ids)) for state, c in growing]
         drafted = np.asarray([draft.tokens[length - draft.start] for draft, length in drafts])
@@ -418,20 +416,20 @@ class AcceptOrResample(Sampling):
         return tokens
 
     def accepts(self, p: Any, q: Any, drafted: Any, uniforms: Any) -> Any:
-        """Whether each drafted token is taken: with probability min(1, p / q). [R, V], [R, V], [R], [R] -> [R]"""
+        """Accept each drafted token with probability min(1, p / q). [R, V], [R, V], [R], [R] -> [R] bool"""
         rows = np.arange(len(drafted))
         return uniforms * q[rows, drafted] < p[rows, drafted]
 
 
 def residual_scores(p: Any, q: Any, xp: Any) -> Any:
-    """Logarithm of max(0, p - q), or of p where nothing is left (p = q, where all is accepted). [R, V] -> [R, V]"""
+    """Logarithm of max(0, p - q), or of p if that is all zero (p = q, always accepted). [R, V] -> [R, V]"""
     residual = xp.maximum(p - q, 0)
     residual = xp.where(residual.any(axis=-1, keepdims=True), residual, p)
     return xp.where(residual > 0, xp.log(xp.maximum(residual, xp.finfo(residual.dtype).tiny)), -xp.inf)
 
 
 def _draw(backend: Backend, scores: Any, keys: Keys) -> Any:
-    """One token for each row, as it is. [R, V] -> [R]"""
+    """Draw one token for each row, without filters. [R, V] -> [R]"""
     return backend.sample(scores, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 

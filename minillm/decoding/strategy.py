@@ -1,16 +1,15 @@
-"""The interface of every search strategy: it is given `Rows` and answers `Feed`s, and never calls a model.
+"""The interface of search strategies: they take `Rows` and return `Feed`s, and never call a model.
 
-A strategy looks at the logits of the sequences it asked for and says, for each sequence that goes on, which one it
-continues, with which tokens, and how much of the past stays. The runner does the rest: it forks and truncates the
-cache, runs one ragged forward per model, and asks again. Greedy search is the plainest case (one token, keep all, last
-row); beam search names a parent more than once; speculation feeds several tokens, asks for all rows and keeps fewer
+A strategy reads the logits of the sequences it fed and returns, for each sequence that continues, its parent, the new
+tokens, and how many cached positions to keep. The runner does the rest: it forks and truncates the cache, runs one
+ragged forward per model, and calls the strategy again. Greedy search is the simplest case (one token, keep all, last
+row); beam search names a parent more than once; speculation feeds several tokens, requests all rows and keeps fewer
 positions in its next feed.
 
-A strategy object holds settings and no state; what belongs to a request lives in the `State` that `begin` returns.
-Strategies that choose token by token serve all requests with equal settings in one call. There a failure belongs to one
-of them: it goes into that request's `State.error`, and the others go on. Where the user's own code takes part (a
-processor, a guide), or where requests are worked on one by one anyway, each request has a strategy object to itself,
-and may raise.
+A strategy object holds settings and no state; a request's data is in the `State` that `begin` returns. Strategies that
+choose token by token serve all requests with equal settings in one call. A failure of one of them is stored in that
+request's `State.error`, and the others continue. With user code (a processor, a guide), or if requests are handled one
+by one anyway, each request has its own strategy object, which may raise.
 """
 
 from abc import ABC, abstractmethod
@@ -34,32 +33,32 @@ class Rows(NamedTuple):
     starts: Sequence[int]
     """[feeds + 1]: feed i asked for the rows starts[i] : starts[i + 1]"""
     hidden: Any = None
-    """[R, W], the states behind the logits; None unless a feed wanted them"""
+    """[R, W], the hidden states before the LM head; None unless a feed requested them"""
 
 
 class Feed(NamedTuple):
-    """One sequence that goes on."""
+    """One sequence to continue, and its next tokens."""
 
     tokens: Sequence[int]
     """One or more tokens to compute."""
     parent: int | None = None
-    """The sequence it continues: its place among this request's last feeds to the same model. None: an empty one."""
+    """Index of the sequence it continues among this request's last feeds to the same model. None: an empty one."""
     keep: int | None = None
-    """How many of the parent's cached positions stay; None: all, but for a tree."""
+    """Number of the parent's cached positions to keep; None: all, except those of a tree."""
     rows: Literal["last", "all"] = "last"
-    """Whose logits are wanted: of the last token, or of each."""
+    """Rows of logits to return: the last token's, or all."""
     model: str = "target"
-    """Who computes: "target", or the name of another model that the engine was given."""
+    """Model to run: "target", or the name of another model of the engine."""
     tree: Sequence[int] = ()
-    """Where the last tokens are a tree of guesses: of each its parent among them, -1 for the token before them all."""
+    """Parents of the last tokens if these are a tree of guesses: indices among them, -1 for the token before it."""
     hidden: bool = False
-    """Whether the hidden states behind the logits are wanted."""
+    """Also return the hidden states before the LM head."""
     draw: Draw | None = None
-    """What `Backend.sample` will be asked for its last row, where that is known: it may be made with the logits."""
+    """The `Backend.sample` call for its last row, if known in advance: it can then run with the forward pass."""
 
 
 class Candidate(NamedTuple):
-    """One way on that beam search looked at."""
+    """One candidate of a beam search step."""
 
     parent: int
     """The beam that it continues"""
@@ -67,41 +66,41 @@ class Candidate(NamedTuple):
     log_prob: float
     """Summed over the generated tokens, this one included; processors may have changed it"""
     beam: int | None
-    """Which beam it is from now on; None: none"""
+    """Index of the beam that it becomes, or None"""
     finished: bool
-    """It has ended, and ranked high enough to count as a result"""
+    """True if it has ended and ranks high enough to count as a result"""
 
 
 @dataclass(eq=False)
 class Request:
-    """What a strategy may know of a request."""
+    """A request as seen by a strategy."""
 
     prompt_ids: list[int]
     settings: Settings
     text_stream: Callable[[], TextStream] | None = None
-    """Makes a new stream of text for one continuation; None where there is no tokenizer."""
+    """Makes a text stream for one continuation; None without a tokenizer."""
     batch_id: int = 0
-    """Its place in the list of prompts that it came with."""
+    """Its index in the list of prompts given to `Engine.generate`."""
     guide: Callable[[], Guide] | None = None
-    """Makes a new guide for one continuation; None where nothing guides it."""
+    """Makes a guide for one continuation; None if unguided."""
     watch: Callable[[list[Candidate]], None] | None = None
-    """Told of each step of beam search: its candidates, best first. Changes nothing."""
+    """Called with the candidates of each beam search step, best first. For observation only."""
     part: range | None = None
-    """Which of the returned sequences this part of a request has to find; None: all of them."""
+    """Indices of the returned sequences that this part of a request generates; None: all."""
 
     @property
     def indices(self) -> range:
-        """Which of the returned sequences are to be found."""
+        """Indices of the returned sequences to generate."""
         return range(self.settings.num_return_sequences) if self.part is None else self.part
 
     @property
     def max_new_tokens(self) -> int:
-        """How many tokens each continuation may have; the engine has settled it."""
+        """Maximum number of tokens of each continuation, as resolved by the engine."""
         assert self.settings.max_new_tokens is not None
         return self.settings.max_new_tokens
 
     def continuation(self, index: int, *, text: bool = True) -> Continuation:
-        """A new, empty continuation; with `text=False` its text is made when it is done."""
+        """A new, empty continuation; with `text=False` its text is decoded at the end."""
         stream = self.text_stream() if self.text_stream is not None and text else None
         guide = self.guide() if self.guide is not None else None
         return Continuation(index, self.settings.eos_token_ids, self.max_new_tokens, stream, guide)
@@ -109,23 +108,23 @@ class Request:
 
 @dataclass
 class Speculation:
-    """Counts of speculative decoding over passes of the target, one for each sequence in a pass, and what they predict.
+    """Statistics of speculative decoding, counted per sequence and pass of the target, and predictions from them.
 
-    With a the probability that a guess is right, a pass over g guesses in a row gives (1 - a**(g+1)) / (1 - a) tokens
+    If a guess is accepted with probability a, a pass over g guesses in a row gives (1 - a**(g+1)) / (1 - a) tokens
     on average (Leviathan et al., arXiv 2211.17192, equation 1). If a guess costs c passes, generation is faster by that
     over g c + 1 (theorem 3.8), provided that a pass over g + 1 tokens costs what a pass over one does.
     """
 
     depths: Counter[int] = field(default_factory=Counter)
-    """Passes by the number of guesses in a row that they held"""
+    """Number of passes by their number of guesses in a row"""
     judged: int = 0
-    """Guesses that were looked at: those accepted, and those at which a pass ended"""
+    """Guesses examined: those accepted, and those rejected, where a pass ended"""
     accepted: int = 0
     tokens: int = 0
-    """Tokens that came out"""
+    """Tokens generated"""
 
     def add(self, other: "Speculation") -> None:
-        """Count in what another has counted."""
+        """Add another's counts."""
         self.depths.update(other.depths)
         self.judged += other.judged
         self.accepted += other.accepted
@@ -133,7 +132,7 @@ class Speculation:
 
     @property
     def passes(self) -> int:
-        """Passes in all."""
+        """Total number of passes."""
         return self.depths.total()
 
     @property
@@ -143,7 +142,7 @@ class Speculation:
 
     @property
     def acceptance_rate(self) -> float:
-        """a: the share of the guesses looked at that were right."""
+        """a: the share of examined guesses that were accepted."""
         return self.accepted / max(1, self.judged)
 
     @property
@@ -153,13 +152,13 @@ class Speculation:
 
     @property
     def predicted_tokens_per_step(self) -> float:
-        """The same by the formula, each pass with its own number of guesses."""
+        """Tokens per pass by the formula, each pass with its own number of guesses."""
         rate = self.acceptance_rate
         total = sum(count * expected_tokens(rate, depth) for depth, count in self.depths.items())
         return total / max(1, self.passes)
 
     def predicted_speed_up(self, cost: float) -> float:
-        """Against one token a pass. `cost`: c, what one guess costs, in passes of the target."""
+        """Predicted speed-up over one token per pass. `cost`: c, the cost of one guess in passes of the target."""
         return self.predicted_tokens_per_step / (self.guesses * cost + 1)
 
 
@@ -170,64 +169,64 @@ def expected_tokens(rate: float, guesses: int) -> float:
 
 @dataclass(eq=False)
 class State:
-    """What a strategy remembers of one request between two steps."""
+    """A strategy's state of one request between two steps."""
 
     request: Request
     results: list[Continuation] = field(default_factory=list)
-    """What is returned to the user; tokens pushed here are on their way out."""
+    """Continuations returned to the user; tokens pushed here are streamed at once."""
     feeds: int = 1
-    """How many feeds were asked for last; the engine keeps it."""
+    """Number of feeds in the last step; maintained by the engine."""
     speculation: Speculation | None = None
-    """What became of guesses, where the strategy makes some."""
+    """Counts of accepted guesses, for speculative strategies."""
     error: Exception | None = None
-    """Why the request cannot go on. The loop ends it; the strategy leaves it alone from then on."""
+    """Error that ends the request. The loop ends it; the strategy ignores it from then on."""
 
 
 class Strategy(ABC):
-    """Chooses tokens. See the module's text."""
+    """Base class of search strategies; see the module docstring."""
 
     guided: ClassVar[bool] = False
-    """Whether it chooses only what `Continuation.guide` allows; one that does not is refused with a guide."""
+    """True if it obeys `Continuation.guide`; other strategies are refused with a guide."""
     shared: ClassVar[bool] = False
-    """Whether one call of `step` serves several requests, and keeps their failures apart."""
+    """True if one call of `step` serves several requests and isolates their failures."""
     independent: ClassVar[bool] = False
-    """Whether each returned sequence is found without the others, so that a request may run in parts."""
+    """True if returned sequences are independent, so that a request may run in parts."""
     slack: int = 0  # not a ClassVar: it depends on the settings
-    """Places in the cache that a sequence may take at once beyond those of its tokens (a tree of guesses)."""
+    """Cache positions that a sequence may need temporarily beyond those of its tokens (a tree of guesses)."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     @property
     def on_device(self) -> bool:
-        """Whether all it does with logits is `Backend.argmax` or `Backend.sample`; if not, they come to the host.
+        """True if it only calls `Backend.argmax` or `Backend.sample` on logits; otherwise they are copied to the host.
 
-        So do those of a request with a guide.
+        Logits of a guided request always are.
         """
         return False
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences one request may run at once."""
+        """Maximum number of sequences that one request runs at once."""
         return max(self.settings.num_beams, self.settings.num_return_sequences)
 
     @abstractmethod
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
-        """Take up a request. The first feeds usually hold the prompt."""
+        """Start a request. The first feeds usually hold the prompt."""
 
     @abstractmethod
     def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
-        """Go one step further with each request.
+        """Advance each request by one step.
 
         Args:
             backend: the backend that made the logits, or its `host`
             states: of N requests; request i made `states[i].feeds` feeds
-            rows: what those feeds gave, all requests' end to end
+            rows: outputs of those feeds, concatenated over requests
 
         Returns:
-            For each request its next feeds. Sequences that no feed names as parent are freed; a request without
-            feeds is done. A model that is not fed keeps its sequences.
+            Next feeds of each request. Sequences that no feed names as parent are freed; a request without feeds is
+            done. A model that is not fed keeps its sequences.
 
         Raises:
-            Exception: the request cannot go on. A strategy that is `shared` sets `State.error` instead.
+            Exception: the request cannot continue. A strategy that is `shared` sets `State.error` instead.
         """

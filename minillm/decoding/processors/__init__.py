@@ -1,10 +1,9 @@
 """Logits processors: small frozen objects that change the scores of the next token before one is chosen.
 
-They run in transformers' order: sequence bias, repetition penalty, presence and frequency penalty, n-grams not to
-repeat, bad words, minimum length, minimum of new tokens, what a function allows, forced beginning, forced end,
-exponential decay, suppressed tokens, those suppressed at the beginning, the user's own. The filters of sampling
-(`filters.py`) follow. transformers has no presence and frequency penalty; here they stand right after the repetition
-penalty, as in vLLM.
+They run in transformers' order: sequence bias, repetition penalty, presence and frequency penalty, no repeated n-grams,
+bad words, minimum length, minimum of new tokens, prefix_allowed_tokens_fn, forced BOS, forced EOS, exponential decay,
+suppressed tokens, tokens suppressed at the beginning, the user's own. The sampling filters (`filters.py`) follow.
+transformers has no presence and frequency penalty; here they come right after the repetition penalty, as in vLLM.
 
 In beam search the processors see log-probabilities instead of logits, as in transformers.
 """
@@ -54,13 +53,13 @@ __all__ = [
 
 
 def rows_without_a_token(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.bool_]:
-    """Which rows hold nothing but -inf, so that no token can be chosen from them. [R, V] -> [R] bool"""
+    """Mask of the rows that are all -inf, from which no token can be chosen. [R, V] -> [R] bool"""
     rows: NDArray[np.bool_] = logits.max(axis=-1) == -xp.inf
     return rows
 
 
 def no_token_left() -> ParameterError:
-    """The error that ends a request which has no token left to choose; every strategy raises this one."""
+    """The error that every strategy raises for a request with no token left to choose."""
     return ParameterError("the logits processors and filters asked for leave no token to choose from")
 
 
@@ -70,7 +69,7 @@ def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:
 
 
 def _about_content(settings: Settings) -> list[LogitsProcessor]:
-    """What was said before, and what must not be said."""
+    """Processors that act on content: penalties for repetition, forbidden and biased sequences."""
     processors: list[LogitsProcessor] = []
     if settings.sequence_bias:
         processors.append(SequenceBias(settings.sequence_bias))
@@ -86,7 +85,7 @@ def _about_content(settings: Settings) -> list[LogitsProcessor]:
 
 
 def _about_lengths(settings: Settings) -> list[LogitsProcessor]:
-    """Where the sequence ends, and what stands at its beginning and end."""
+    """Processors that act on length, and on the first and last tokens."""
     processors: list[LogitsProcessor] = []
     eos = settings.eos_token_ids
     if settings.min_length > 0 and eos:

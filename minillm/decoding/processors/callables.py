@@ -1,4 +1,4 @@
-"""Processors that ask the user's own functions."""
+"""Processors that call the user's functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from .history import History, LogitsProcessor
 
 @dataclass(frozen=True)
 class PrefixAllowedTokens:
-    """Forbid all but the tokens that a function names for the sequence so far (De Cao et al. 2010.00904).
+    """Forbid all tokens but those that a function returns for the sequence so far (De Cao et al. 2010.00904).
 
-    The function is given the place of the prompt in the list of prompts and all tokens of the sequence, [its length]
-    int64, and returns token ids. Where all of these are forbidden already, they are allowed again with the score 0; in
-    beam search, where that is so for every beam of the request.
+    The function takes the index of the prompt in the list of prompts and all tokens of the sequence, [its length]
+    int64, and returns token ids. If all of these are already forbidden, they are allowed again with the score 0; in
+    beam search, only if that is so for every beam of the request.
     """
 
     function: ByIdentity
@@ -54,7 +54,7 @@ class PrefixAllowedTokens:
 
 @dataclass(frozen=True)
 class UserProcessor:
-    """A processor of the user's own. What it returns is checked."""
+    """A user's processor with checks of its return value."""
 
     function: ByIdentity
 
@@ -72,5 +72,5 @@ class UserProcessor:
 
 
 def user_processors(functions: Sequence[ByIdentity]) -> list[LogitsProcessor]:
-    """The user's own, in the order given."""
+    """The user's processors, in the order given."""
     return [UserProcessor(function) for function in functions]

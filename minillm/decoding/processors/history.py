@@ -1,4 +1,4 @@
-"""What a logits processor sees of the sequences, and what it is."""
+"""The interface of logits processors, and the token history that they are given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from ..strategy import Request
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What the N sequences have seen so far, laid end to end, never padded.
+    """Tokens of the N sequences so far, concatenated without padding.
 
     Attributes:
         token_ids: all tokens, prompts included, [sum of lengths] int64.
-        starts: where each sequence begins in `token_ids`, and at last where the last one ends, [N + 1] int64.
-        prompt_lengths: how many tokens of each are its prompt, [N] int64.
-        max_lengths: how many tokens each may come to, its prompt included, [N] int64.
-        requests: which request each belongs to, numbered from 0, [N] int64.
-        batch_ids: the place of each one's prompt in the list given to `Engine.generate`, [N] int64.
+        starts: offset of each sequence in `token_ids`, then the end of the last one, [N + 1] int64.
+        prompt_lengths: number of prompt tokens of each, [N] int64.
+        max_lengths: maximum number of tokens of each, prompt included, [N] int64.
+        requests: index of the request that each belongs to, from 0, [N] int64.
+        batch_ids: index of each one's prompt in the list given to `Engine.generate`, [N] int64.
     """
 
     token_ids: NDArray[np.int64]
@@ -33,7 +33,7 @@ class History:
 
     @classmethod
     def of(cls, sequences: Sequence[tuple[Request, Sequence[int]]]) -> "History":
-        """The history of some sequences: to each the request it belongs to and the tokens generated so far."""
+        """The history of sequences, each given as its request and the tokens generated so far."""
         lines = [(*request.prompt_ids, *generated) for request, generated in sequences]
         prompt_lengths = np.asarray([len(request.prompt_ids) for request, _ in sequences], np.int64)
         numbers: dict[int, int] = {}
@@ -48,12 +48,12 @@ class History:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sequence, prompt included, [N]."""
+        """Number of tokens of each sequence, prompt included, [N]."""
         return self.starts[1:] - self.starts[:-1]
 
     @property
     def generated_lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sequence after its prompt, [N]."""
+        """Number of generated tokens of each sequence, [N]."""
         return self.lengths - self.prompt_lengths
 
     def rows(self, xp: ModuleType) -> NDArray[np.int64]:

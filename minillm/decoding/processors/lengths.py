@@ -1,4 +1,4 @@
-"""Processors that say where a sequence begins and ends, and which tokens never come."""
+"""Processors for the beginning and end of a sequence, and for suppressed tokens."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -35,7 +35,7 @@ class MinNewTokens:
 
 @dataclass(frozen=True)
 class ForcedBeginning:
-    """After a prompt of one token, the next one is `token_id` (transformers' forced_bos_token_id)."""
+    """Force `token_id` after a prompt of one token (transformers' forced_bos_token_id)."""
 
     token_id: int
 
@@ -45,7 +45,7 @@ class ForcedBeginning:
 
 @dataclass(frozen=True)
 class ForcedEnd:
-    """The last token that the limit of length allows is one of `token_ids` (transformers' forced_eos_token_id)."""
+    """Force one of `token_ids` as the last token before the length limit (transformers' forced_eos_token_id)."""
 
     token_ids: tuple[int, ...]
 
@@ -55,10 +55,10 @@ class ForcedEnd:
 
 @dataclass(frozen=True)
 class ExponentialDecayLengthPenalty:
-    """Make the end likelier with every token after the first `start` generated ones.
+    """Raise the EOS tokens' scores with every token after the first `start` generated ones.
 
     k tokens past `start` the score s of each end-of-sequence token grows by |s| * (factor ** k - 1); a factor below 1
-    puts the end off. What is forbidden stays forbidden.
+    delays the end. Forbidden tokens stay forbidden.
     """
 
     start: int
@@ -94,7 +94,7 @@ class SuppressTokensAtBegin:
 
     token_ids: tuple[int, ...]
     forced_beginning: bool
-    """A `ForcedBeginning` is among the processors."""
+    """True if a `ForcedBeginning` is among the processors."""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         forced = (history.prompt_lengths == 1) & self.forced_beginning

@@ -1,4 +1,4 @@
-"""Processors that push down what was said before."""
+"""Processors that penalise repetition."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,10 +11,10 @@ from .history import History
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Push down every token that occurs in the sequence, prompt included, once however often it occurs.
+    """Lower the score of every token that occurs in the sequence, prompt included, once however often it occurs.
 
     A positive score is divided by the penalty, a negative one multiplied (Keskar et al. 1909.05858, section 4.1, in the
-    form that transformers gave it).
+    form used by transformers).
     """
 
     penalty: float
@@ -28,10 +28,10 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class PresenceFrequencyPenalty:
-    """Push down what was generated: score - frequency * count - presence * (count > 0), the prompt not counted.
+    """Lower the score of generated tokens: score - frequency * count - presence * (count > 0), prompt not counted.
 
-    The formula is that of OpenAI's API reference; that only generated tokens count is how vLLM reads it. Negative
-    values encourage repetition.
+    The formula is that of OpenAI's API reference; as in vLLM, only generated tokens count. Negative values encourage
+    repetition.
     """
 
     presence: float

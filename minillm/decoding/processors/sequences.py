@@ -1,4 +1,4 @@
-"""Processors that look for sequences of tokens in what was said."""
+"""Processors that match token sequences: biases, bad words, repeated n-grams."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .history import History
 
 FEW = 16
-"""Tokens of an n-gram that are compared with all places at once; past them the places left are looked at one by one."""
+"""Tokens of an n-gram compared at all positions at once; the remaining candidates are checked one by one."""
 
 Sequences = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of token ids, none empty, each with its bias"""
@@ -19,7 +19,7 @@ Sequences = tuple[tuple[tuple[int, ...], float], ...]
 
 @dataclass(frozen=True)
 class SequenceBias:
-    """Add a bias to the token that would complete a sequence; to that of a sequence of one token, always.
+    """Add a bias to the token that would complete a sequence; always, for a sequence of one token.
 
     Forbidding a sequence (bad_words_ids) is a bias of -inf. Several biases of one token add up.
     """
@@ -34,7 +34,7 @@ class SequenceBias:
 
     @cached_property
     def _groups(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
-        """By the length m of what precedes the last token: [G, m] such beginnings, [G] columns, [G] biases."""
+        """Sequences grouped by prefix length m (all but the last token): [G, m] prefixes, [G] columns, [G] biases."""
         groups: dict[int, list[tuple[tuple[int, ...], float]]] = {0: []}
         for sequence, bias in self.biases:
             groups.setdefault(len(sequence) - 1, []).append((sequence, bias))
@@ -64,7 +64,7 @@ class SequenceBias:
 
 @dataclass(frozen=True)
 class NoRepeatNGram:
-    """Forbid every token that would complete an n-gram of which the sequence, prompt included, has one already.
+    """Forbid every token that would complete an n-gram that the sequence, prompt included, already contains.
 
     Paulus et al. 1705.04304, section 2.5, for any `n`. The cost is linear in the tokens, whatever `n`.
     """
@@ -74,7 +74,7 @@ class NoRepeatNGram:
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         if self.n > history.lengths.max(initial=0):
             return logits
-        places = xp.arange(max(0, len(history.token_ids) - self.n + 1))  # where an n-gram may begin
+        places = xp.arange(max(0, len(history.token_ids) - self.n + 1))  # possible starts of an n-gram
         rows = history.rows(xp)[places]
         inside = places + self.n <= history.starts[rows + 1]
         places, rows = places[inside], rows[inside]
@@ -84,21 +84,21 @@ class NoRepeatNGram:
         if self.n - 1 <= FEW:
             logits[rows, history.token_ids[places + self.n - 1]] = -xp.inf
             return logits
-        for row in {int(row) for row in rows}:  # they begin alike: ask for how long
+        for row in {int(row) for row in rows}:  # the first FEW tokens match: compare the rest
             line = history.sequence(row)
             logits[row, line[common_ends(line) >= self.n - 1]] = -xp.inf
         return logits
 
 
 def common_ends(line: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many tokens right before each place are the last of the whole line, [T] -> [T].
+    """Length of the common suffix of line[:i] and the whole line, for each position i. [T] -> [T].
 
-    The Z-algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997, section 1.4) on the reversed line: in
-    each round what is known of the match that reaches furthest is taken over, so the whole costs O(T).
+    The Z-algorithm (Gusfield, "Algorithms on strings, trees and sequences", 1997, section 1.4) on the reversed line:
+    each round reuses the match that reaches furthest, so the total cost is O(T).
     """
     reverse = line[::-1].tolist()
     T = len(reverse)
-    lengths = [0] * T  # of the longest common beginning of `reverse` and reverse[j:]; j = 0 is not asked for
+    lengths = [0] * T  # longest common prefix of `reverse` and reverse[j:]; j = 0 is not needed
     first = stop = 0  # the match that reaches furthest is reverse[first:stop]
     for j in range(1, T):
         length = min(lengths[j - first], stop - j) if j < stop else 0
@@ -107,4 +107,4 @@ def common_ends(line: NDArray[np.int64]) -> NDArray[np.int64]:
         if j + length > stop:
             first, stop = j, j + length
         lengths[j] = length
-    return np.asarray([0, *lengths[:0:-1]], np.int64)  # before place T - j stands what `reverse` has from j on
+    return np.asarray([0, *lengths[:0:-1]], np.int64)  # reverse[j:] is the text before position T - j
