@@ -260,7 +260,12 @@ class StreamDecoder:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
-        """Add a generated token; returns the text completed by it, "" while a character is incomplete."""
+        """Add a generated token; returns the text completed by it, "" while a character is incomplete.
+
+        Raises:
+            PromptError: as `Tokenizer.decode`.
+        """
+        token_id = self._tokenizer._checked(token_id)
         if not self._tokenizer._is_text(token_id):
             return ""
         new = self._tokenizer._bytes(token_id, self._previous)

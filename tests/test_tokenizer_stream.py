@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
+from minillm.errors import PromptError
 from minillm.tokenizer import Tokenizer
 
 from .tokenizing import SMALL, TEXTS, streamed
@@ -140,3 +141,9 @@ def test_stream_decodes_a_bounded_number_of_tokens_at_a_time():
     streamed(tokenizer, draw.choices(range(len(PIECES) + 257), k=500), context=[258] * 500)
     assert max(seen) <= 2
     assert sum(seen) <= 3 * (500 + 4)
+
+
+@pytest.mark.parametrize("token_id", [{}, [5], 1.5, True, None, -1, 10**30, "a"], ids=repr)
+def test_an_id_that_is_none_is_one_line(small: Tokenizer, token_id) -> None:
+    with pytest.raises(PromptError, match="token id"):
+        small.stream().push(token_id)

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import MinillmError, one_line, printable
@@ -24,6 +24,10 @@ class _Parser(argparse.ArgumentParser):
     """A parser with a short and a full help, which raises if help cannot be printed."""
 
     _common: frozenset[str] = frozenset()
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and a message, which may quote any argument, and exit."""
+        super().error(printable(message))
 
     def shorten(self, common: frozenset[str]) -> None:
         """Make --help show only these options, by `dest`, and add --help-all."""
