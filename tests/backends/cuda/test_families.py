@@ -31,7 +31,7 @@ LONG = np.random.default_rng(5).integers(3, 96, 45).tolist()
 
 
 FAST = {family: [next(iter(configs))] for family, configs in CONFIGS.items() if family != "opt"}
-"""Configurations that the ordinary tests run: one a family. OPT is what the other tests of this back end run."""
+"""Configurations that the ordinary tests run: one a family. OPT is what the other tests of this backend run."""
 
 
 @pytest.fixture(
