@@ -217,6 +217,7 @@ def test_vocab_and_merges_equal_transformers(tmp_path, kind, settings, config):
     assert_equal_to_transformers(folder_with(tmp_path, tmp_path, tokenizer_config={**named, **settings}, config=config))
 
 
+@pytest.mark.slow
 def test_each_kind_streams_what_it_decodes_after_any_context(folder):
     tokenizer = Tokenizer.from_folder(folder)
     draw = random.Random(10)

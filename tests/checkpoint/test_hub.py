@@ -111,6 +111,7 @@ def test_first_download_fetches_what_is_needed_and_nothing_else(hub, ask):
     assert first.log == []
 
 
+@pytest.mark.slow
 def test_the_configuration_alone(hub, ask):
     found = ask(what="config")
     assert hub.fetched == ["config.json"]
@@ -128,6 +129,7 @@ def test_the_tokenizer_alone(hub, ask):
     assert "there is no folder" in ask("none", what="tokenizer").error
 
 
+@pytest.mark.slow
 def test_second_time_nothing_is_fetched(hub, ask):
     first = ask()
     hub.fetched.clear()
@@ -163,6 +165,7 @@ def test_bin_weights_are_taken_where_there_are_no_safetensors(hub, ask):
     assert sorted(hub.fetched) == sorted(SMALL | {"pytorch_model.bin"})
 
 
+@pytest.mark.slow
 def test_shards_are_those_of_the_index(hub, ask):
     shards = {f"model-0000{i}-of-00002.safetensors": weights(i) for i in (1, 2)}
     index = json.dumps({"weight_map": {f"w{i}": name for i, name in enumerate(shards)}})
@@ -226,6 +229,7 @@ def test_a_file_that_is_listed_and_cannot_be_had(hub, ask):
     assert error.startswith("ModelNotFoundError") and "model.safetensors" in error
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_off_is_no_model_and_the_next_one_succeeds(hub, ask):
     hub.breaks_off = "model.safetensors"
     broken = ask()

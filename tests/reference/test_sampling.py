@@ -63,6 +63,7 @@ def test_tokens_are_drawn_with_their_exact_probabilities(sampler: Callable, name
     assert p_value(observed, 20_000 * np.array(exact_distribution(SMALL, **settings))) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": 1.1}, {"top_k": 7}, {"top_p": 0.97}, {"min_p": 0.02}],

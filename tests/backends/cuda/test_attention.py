@@ -171,6 +171,7 @@ def test_query_heads_share_keys(emulator: Emulator, H: int, K: int, lengths: Len
     case.check(case.run(emulator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storage", "D"),
     [
@@ -187,6 +188,7 @@ def test_any_width_of_heads(emulator: Emulator, storage: str, D: int, lengths: L
     case.check(case.run(emulator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[(300, 1), (15, 1)], [(250, 70), (0, 16)]], ids=["decode", "prefill"])
 @pytest.mark.parametrize(
     ("storage", "P"),
