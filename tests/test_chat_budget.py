@@ -153,6 +153,7 @@ HARMLESS = {  # of those above: they end by themselves, with a short text or Jin
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_template_is_refused_and_the_process_lives_on(kind: str) -> None:
     sources = HOSTILE[kind]

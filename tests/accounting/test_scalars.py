@@ -114,6 +114,7 @@ OPT = {
 MODELS = OPT | {f"{family}, {name}": CONFIGS[family][name] for family, name in CASES if family != "opt"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     ("lengths", "rows"), [([(4, 4)], 1), ([(1, 5)], 1), ([(3, 13), (1, 2)], 2)], ids=["prefill", "decode", "ragged"]

@@ -32,6 +32,7 @@ def formula(runners: dict[str, Runner], tokens: list[int], alpha: float = 0.1, t
     return np.where(np.exp(expert) >= alpha * np.exp(expert).max(), expert - amateur, -np.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 @pytest.mark.parametrize(("alpha", "temperature"), [(0.1, 1.0), (0.5, 0.5), (0.001, 2.0)])
 def test_greedy_tokens_are_the_formulas(alpha: float, temperature: float, use_cache: bool) -> None:
