@@ -24,7 +24,7 @@ from .decoding.strategy import Request
 from .errors import EngineStateError, PromptError
 from .inspect import all_logits, score_tokens
 from .loading import Parts, Placement, choose_backend, load_parts
-from .loop import Limits, Stats, StepLoop
+from .loop import Limits, StepLoop
 from .models import random_model
 from .request import (
     Completion,
@@ -39,6 +39,7 @@ from .request import (
     refuse_guesses,
 )
 from .runner import Runner
+from .stats import Stats
 from .tokenizer import Tokenizer
 from .turns import Turns, interrupts
 

@@ -12,29 +12,21 @@ computed in chunks, so that a long one does not delay decoding requests.
 """
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from .backends.base import Backend
 from .batch import TokenSequence
 from .cache import PrefixCache
 from .decoding.continuation import FinishReason, Progress
-from .decoding.strategy import Feed, Request, Rows, Speculation, State, Strategy
+from .decoding.strategy import Feed, Request, Rows, State, Strategy
 from .errors import CacheFullError, EngineStateError, ParameterError
 from .reference.sampling import Draw
 from .runner import Output, Runner
-
-
-class Work(Protocol):
-    """A request as seen by the scheduler."""
-
-    width: int
-    """Maximum number of sequences it runs at once"""
-    pages: int
-    """Maximum number of pages it needs"""
+from .stats import Stats
 
 
 @dataclass(frozen=True)
@@ -47,58 +39,6 @@ class Limits:
     """Maximum number of prompt tokens"""
 
 
-W = TypeVar("W", bound=Work)
-
-
-class Scheduler(Generic[W]):
-    """First-come, first-served scheduler."""
-
-    def __init__(self, limits: Limits, num_pages: int) -> None:
-        self.limits = limits
-        self.waiting: deque[W] = deque()
-        self.running: list[W] = []
-        self._places = limits.max_batch_size
-        self._pages = num_pages
-
-    def admit(self) -> list[W]:
-        """Move requests from the queue into the batch, in order, while they fit."""
-        admitted = []
-        while self.waiting and self.waiting[0].width <= self._places and self.waiting[0].pages <= self._pages:
-            work = self.waiting.popleft()
-            self._places -= work.width
-            self._pages -= work.pages
-            self.running.append(work)
-            admitted.append(work)
-        return admitted
-
-    def remove(self, work: W) -> None:
-        """Remove a finished or aborted request, running or queued."""
-        if work in self.running:
-            self.running.remove(work)
-            self._places += work.width
-            self._pages += work.pages
-        else:
-            self.waiting.remove(work)
-
-    def counts(self, sequences: Iterable[tuple[TokenSequence, bool]]) -> list[int]:
-        """Number of pending tokens of each sequence to compute in the next forward pass.
-
-        Args:
-            sequences: each with True if it may be computed in chunks
-
-        Returns:
-            All pending tokens of a sequence that may not be split; the others, in order, share `prefill_chunk`.
-        """
-        budget = self.limits.prefill_chunk
-        counts = []
-        for sequence, divisible in sequences:
-            count = min(sequence.pending, budget) if divisible else sequence.pending
-            if divisible:
-                budget -= count
-            counts.append(count)
-        return counts
-
-
 @dataclass(eq=False)
 class Active:
     """A queued or running request."""
@@ -107,7 +47,9 @@ class Active:
     request: Request
     strategy: Strategy
     width: int
+    """Maximum number of sequences it runs at once"""
     pages: int
+    """Maximum number of pages it needs"""
     state: State | None = None
     live: dict[str, list[TokenSequence]] = field(default_factory=dict)
     """Sequences by model, in the order of the last feeds to it"""
@@ -134,6 +76,55 @@ class Active:
         if feed.rows != "last" or self.fed[i].pending == 1:
             return False
         return sum(other.model == feed.model for other in self.feeds) == 1
+
+
+class Scheduler:
+    """First-come, first-served scheduler."""
+
+    def __init__(self, limits: Limits, num_pages: int) -> None:
+        self.limits = limits
+        self.waiting: deque[Active] = deque()
+        self.running: list[Active] = []
+        self._places = limits.max_batch_size
+        self._pages = num_pages
+
+    def admit(self) -> list[Active]:
+        """Move requests from the queue into the batch, in order, while they fit."""
+        admitted = []
+        while self.waiting and self.waiting[0].width <= self._places and self.waiting[0].pages <= self._pages:
+            active = self.waiting.popleft()
+            self._places -= active.width
+            self._pages -= active.pages
+            self.running.append(active)
+            admitted.append(active)
+        return admitted
+
+    def remove(self, active: Active) -> None:
+        """Remove a finished or aborted request, running or queued."""
+        if active in self.running:
+            self.running.remove(active)
+            self._places += active.width
+            self._pages += active.pages
+        else:
+            self.waiting.remove(active)
+
+    def counts(self, sequences: Iterable[tuple[TokenSequence, bool]]) -> list[int]:
+        """Number of pending tokens of each sequence to compute in the next forward pass.
+
+        Args:
+            sequences: each with True if it may be computed in chunks
+
+        Returns:
+            All pending tokens of a sequence that may not be split; the others, in order, share `prefill_chunk`.
+        """
+        budget = self.limits.prefill_chunk
+        counts = []
+        for sequence, divisible in sequences:
+            count = min(sequence.pending, budget) if divisible else sequence.pending
+            if divisible:
+                budget -= count
+            counts.append(count)
+        return counts
 
 
 class Slice(NamedTuple):
@@ -191,28 +182,10 @@ class PendingFeed(NamedTuple):
     """The tokens of one feed to compute in one forward pass."""
 
     active: Active
-    place: int
-    """Index of the feed among those of the request"""
+    feed: int
+    """Index among the feeds of the request"""
     tokens: int
     """Number of tokens to compute"""
-
-
-@dataclass
-class Stats:
-    """Counts and times of the steps."""
-
-    prefill_tokens: int = 0
-    """Prompt tokens computed; those found in the cache are not counted"""
-    prefill_seconds: float = 0.0
-    decode_tokens: int = 0
-    """Tokens computed after the prompts"""
-    decode_seconds: float = 0.0
-    steps: int = 0
-    speculation: Speculation = field(default_factory=Speculation)
-    """Speculation counts of finished requests"""
-    decode_passes: Counter[str] = field(default_factory=Counter)
-    """Forward passes by model in steps without prompts, and their seconds"""
-    decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class StepLoop:
@@ -227,7 +200,7 @@ class StepLoop:
         self.runners = runners
         self.stats = Stats()
         pages = min((runner.cache.num_pages for runner in runners.values()), default=0)
-        self.scheduler: Scheduler[Active] = Scheduler(limits, pages)
+        self.scheduler = Scheduler(limits, pages)
         self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
         self._requests: dict[int, list[Active]] = {}
         """The unfinished parts of each request."""
@@ -429,13 +402,18 @@ class StepLoop:
 
     def _forward(self, name: str) -> int:
         """Run one model over its pending tokens. Returns the number of tokens computed."""
-        waiting = self._waiting(name)
+        waiting = [
+            (active, i)
+            for active in self.scheduler.running
+            for i, feed in enumerate(active.feeds)
+            if feed.model == name and active.outputs[i] is None
+        ]
         if not waiting:
             return 0
-        limits = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
-        work = [PendingFeed(active, i, count) for (active, i), count in zip(waiting, limits, strict=True) if count]
-        places: dict[int, int] = {}  # order of strategies, so that the rows of each are adjacent
-        work.sort(key=lambda one: places.setdefault(id(one.active.strategy), len(places)))
+        counts = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
+        work = [PendingFeed(active, i, count) for (active, i), count in zip(waiting, counts, strict=True) if count]
+        order: dict[int, int] = {}  # of strategies, so that the rows of each are adjacent
+        work.sort(key=lambda one: order.setdefault(id(one.active.strategy), len(order)))
         return self._compute(name, work)
 
     def _compute(self, name: str, work: Sequence[PendingFeed]) -> int:
@@ -464,39 +442,26 @@ class StepLoop:
         Raises:
             NumericalError: NaN or infinity among the logits.
         """
-        sequences: list[TokenSequence] = []
-        counts: list[int] = []
         rows: list[int] = []
         draws: list[Draw | None] = []
-        owners: list[tuple[Active, int, int, int]] = []
+        completed: list[tuple[Active, int, slice]] = []
         stop = 0
         for active, i, count in work:
-            feed, sequence = active.feeds[i], active.fed[i]
-            sequences.append(sequence)
-            counts.append(count)
+            feed = active.feeds[i]
             stop += count
-            if count == sequence.pending:
+            if count == active.fed[i].pending:
                 wanted = 1 if feed.rows == "last" else len(feed.tokens)
-                owners.append((active, i, len(rows), len(rows) + wanted))
+                completed.append((active, i, slice(len(rows), len(rows) + wanted)))
                 rows += range(stop - wanted, stop)
-                draws += [None] * (wanted - 1)
-                draws.append(feed.draw)
+                draws += [None] * (wanted - 1) + [feed.draw]
+        sequences, counts = [one.active.fed[one.feed] for one in work], [one.tokens for one in work]
         output = self.runners[name].forward(sequences, counts, rows, draws)
-        for active, i, first, stop in owners:
-            active.outputs[i] = Slice(output, first, stop)
-        for active, *_ in owners:
+        for active, i, part in completed:
+            active.outputs[i] = Slice(output, part.start, part.stop)
+        for active, _, _ in completed:
             if len(self.runners) > 1 or not active.ready:  # the next pass may run before the strategy is called
                 active.keep_outputs()
-        return sum(counts)
-
-    def _waiting(self, name: str) -> list[tuple[Active, int]]:
-        """The pending feeds to one model: (request, feed index) pairs."""
-        waiting = []
-        for active in self.scheduler.running:
-            for i, feed in enumerate(active.feeds):
-                if feed.model == name and active.outputs[i] is None:
-                    waiting.append((active, i))
-        return waiting
+        return stop
 
     def _ask(self, ready: list[Active]) -> None:
         """Advance the ready requests, grouped by strategy."""

@@ -15,6 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "progress": set(),
     "batch": set(),
+    "stats": set(),
     "files": BASE,
     "output_files": BASE,
     "config": BASE | {"files"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "turns": BASE,
     "backends": BASE | {"batch", "output_files", "reference", "turns"},
     "cache": BASE | {"backends", "batch", "config"},
-    "decoding": BASE | {"backends", "reference"},
+    "decoding": BASE | {"backends", "reference", "stats"},
     "request": BASE | {"config", "decoding", "tokenizer"},
     "arguments": BASE | {"decoding", "tokenizer"},
     "layers": {"backends", "batch", "reference"},
@@ -38,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "accounting": BASE | {"backends", "batch", "config", "hardware", "models"},
     "runner": BASE | {"backends", "batch", "cache", "decoding", "models", "reference"},
     "footprint": {"accounting", "runner"},
-    "loop": BASE | {"backends", "batch", "cache", "decoding", "reference", "runner"},
+    "loop": BASE | {"backends", "batch", "cache", "decoding", "reference", "runner", "stats"},
     "inspect": {"backends", "batch", "cache", "reference", "runner"},
     "engine": BASE
     | {
@@ -54,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "models",
         "request",
         "runner",
+        "stats",
         "tokenizer",
         "turns",
     },
@@ -89,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """A module or sub-package of minillm -> those it may import."""
 
-STRATEGY_MAY = {"backends", "decoding", "errors", "reference"}
+STRATEGY_MAY = {"backends", "decoding", "errors", "reference", "stats"}
 
 
 def part_of(path: Path) -> str:

@@ -15,8 +15,8 @@ class Work:
     pages: int = 1
 
 
-def scheduler_with(*works: Work, places: int = 4, pages: int = 10, chunk: int = 8) -> Scheduler[Work]:
-    scheduler: Scheduler[Work] = Scheduler(Limits(places, chunk), pages)
+def scheduler_with(*works: Work, places: int = 4, pages: int = 10, chunk: int = 8) -> Scheduler:
+    scheduler = Scheduler(Limits(places, chunk), pages)
     scheduler.waiting.extend(works)
     return scheduler
 

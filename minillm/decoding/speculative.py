@@ -39,13 +39,14 @@ import numpy as np
 from ..backends.base import Backend
 from ..reference.philox import Keys
 from ..reference.softmax import softmax
+from ..stats import Speculation
 from .continuation import Continuation
 from .filters import build_filters
 from .parameters import Settings
 from .processors import History, build_processors, rows_without_a_token
 from .processors.sequences import FEW, common_ends
 from .sampling import UNFILTERED, GreedySearch, Sampling, keys_of
-from .strategy import Feed, Request, Rows, Speculation, State, Strategy
+from .strategy import Feed, Request, Rows, State, Strategy
 
 
 class Guess(NamedTuple):
