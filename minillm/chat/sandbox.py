@@ -2,8 +2,8 @@
 
 A template comes with the checkpoint and is untrusted. Jinja's immutable sandbox denies access to Python's internals and
 changes to the template's variables. It bounds neither time nor memory: for that the parsed template is rewritten so
-that each loop or macro body, comparison and list display is charged to the rendering's budget (budget.py), and
-operators, filters and calls are charged by their work (charging.py). Import this module only when a template is needed:
+that each loop or macro body, comparison and list display is charged to the rendering's budget, and operators,
+filters and calls are charged by their work (budget.py). Import this module only when a template is needed:
 it imports Jinja.
 """
 
@@ -24,8 +24,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
 
-from .budget import CURRENT, BudgetError, budget_for
-from .charging import (
+from .budget import (
+    CURRENT,
+    BudgetError,
+    budget_for,
     charge_format,
     charge_method,
     charge_operator,
