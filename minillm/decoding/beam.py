@@ -47,8 +47,7 @@ from ..backends.base import Backend
 from ..errors import NumericalError, ParameterError
 from ..reference.philox import BEAMS, uniform
 from ..reference.sampling import sample_without_replacement
-from ..reference.softmax import log_softmax
-from ..reference.top import top_indices
+from ..reference.softmax import log_softmax, top_indices
 from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict

@@ -29,8 +29,7 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import ParameterError
-from ..reference.softmax import log_softmax, softmax
-from ..reference.top import top_indices
+from ..reference.softmax import log_softmax, softmax, top_indices
 from .continuation import Continuation
 from .parameters import Settings
 from .processors import History, build_processors, no_token_left, rows_without_a_token
