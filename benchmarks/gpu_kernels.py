@@ -9,7 +9,7 @@ from gpu_clock import Clock, Sizes, median_and_best
 from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure
 
 from minillm.accounting import Part
-from minillm.backends.cuda import attention, kv, linear, rotary, rows, sampling
+from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.random import fill_normal
@@ -184,13 +184,13 @@ class Bench:
             slots = self.integers(np.arange(T))
 
             def store(qkv: Any = qkv, keys: Any = keys, values: Any = values, slots: Any = slots) -> None:
-                kv.store_kv(self.kernels, qkv[:, H : H + K], qkv[:, H + K :], keys, values, slots)
+                attention.store_kv(self.kernels, qkv[:, H : H + K], qkv[:, H + K :], keys, values, slots)
 
             yield self.figure(f"store K and V, {T} tokens", [store] * 8, bytes=4 * NUMBER * T * K * D)
         keys, values = (self.normal(L, 2, K, PAGE, D) for _ in "kv")
 
         def copy() -> None:
-            kv.copy_positions(self.kernels, keys, values, 0, 1, 0, PAGE)
+            attention.copy_positions(self.kernels, keys, values, 0, 1, 0, PAGE)
 
         yield self.figure("copy a page of all layers", [copy] * 8, bytes=4 * NUMBER * L * K * PAGE * D)
 
@@ -221,7 +221,7 @@ class Bench:
             outs = self.xp.empty((T, H, D), np.float16), self.xp.empty((T, K, D), np.float16)
 
             def turn(qkv: Any = qkv, batch: Any = batch, outs: Any = outs) -> None:
-                rotary.rotary(self.kernels, qkv[:, :H], qkv[:, H : H + K], batch, rotation, *outs)
+                rows.rotary(self.kernels, qkv[:, :H], qkv[:, H : H + K], batch, rotation, *outs)
 
             moved = 2 * NUMBER * T * (H + K) * D + 4 * T
             yield self.figure(f"rotary, {T} tokens", [turn] * 8, bytes=moved)

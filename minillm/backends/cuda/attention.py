@@ -1,14 +1,18 @@
-"""Launches the attention kernels: selects one, splits its work, and sizes its workspace.
+"""Launches attention and the writing of the K/V cache (`kernels/attention_*.cu`, `kv.cu`).
 
-All decisions depend on shapes alone, so a launch can be captured in a CUDA graph.
+`attend` selects a kernel, splits its work, and sizes its workspace. All decisions depend on shapes alone, so a launch
+can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, heads of an unsupported width) is
+`attend_by_reference`.
 """
 
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .kernels import NULL, STORAGE, Kernels
-from .kv import row_stride
+from ...batch import Batch
+from ...reference.attention import attention_scores, merge_values
+from ...reference.softmax import softmax
+from .kernels import NULL, STORAGE, Kernels, row_stride
 
 SPLIT = 128
 """Positions that a block of the decode kernel takes at a time; the head of its source gives the reason."""
@@ -21,6 +25,7 @@ MAX_GROUP = 8
 """Query heads of one K/V head that a block of the decode kernel computes together; a thread holds a part of each."""
 
 MAX_HEAD_DIM = 256
+KV_THREADS = 256
 
 
 class Ragged(Protocol):
@@ -183,6 +188,79 @@ class PrefillTile(NamedTuple):
         queries, keys = 64, 64 if D <= 128 else 32 if D <= 192 else 16
         depth = -(-D // 16) * 16
         return cls(queries, keys, 2 * queries, 2 * 4 * keys * (depth + 8))
+
+
+def attend_by_reference(
+    q: Any,
+    keys: Any,
+    values: Any,
+    batch: Batch,
+    scale: float,
+    xp: Any,
+    out: Any,
+    window: int | None = None,
+    slopes: Any | None = None,
+) -> Any:
+    """`reference.attend` in float32, each sequence's pages first gathered into one.
+
+    Pages are small here, and a loop over them would take a launch for each. Arguments as of `reference.attend`.
+    """
+    for span in batch.spans:
+        n = span.stop - span.start
+        alone = span._replace(start=0, stop=n, pages=(0,))
+        queries = q[span.start : span.stop].astype(xp.float32)
+        scores = attention_scores(queries, _gathered(keys, span.pages, xp), alone, n, scale, xp, window, slopes)
+        z = xp.empty(queries.shape, xp.float32)
+        merge_values(softmax(scores, xp, out=scores), _gathered(values, span.pages, xp), alone, z, xp)
+        out[span.start : span.stop] = z.astype(out.dtype)
+    return out
+
+
+def _gathered(pages: Any, wanted: tuple[int, ...], xp: Any) -> Any:
+    """Gather pages into one long page of float32. [pages, K, P, D] -> [1, K, B P, D]"""
+    _, K, _, D = pages.shape
+    picked = pages[xp.asarray(wanted)].astype(xp.float32)  # -> [B, K, P, D]
+    return picked.transpose(1, 0, 2, 3).reshape(1, K, -1, D)  # -> [K, B, P, D] -> [1, K, B P, D]
+
+
+def store_kv(kernels: Kernels, k: Any, v: Any, keys: Any, values: Any, slots: Any) -> None:
+    """Write each token's key and value into its slot.
+
+    Args:
+        kernels: for the storage type of the arrays
+        k: [T, K, D], or a view with a larger row stride, as from a fused projection
+        v: likewise
+        keys: one layer's pages [pages, K, P, D], changed in place
+        values: likewise
+        slots: [T] int32: page * P + offset; -1 where nothing is to be stored
+    """
+    T, K, D = k.shape
+    pages, _, P, _ = keys.shape
+    if T == 0:
+        return
+    kernel = kernels.get("kv", "store_kv", HEAD_DIM=D, PAGE_SIZE=P)
+    sizes = np.int32(K), np.int32(pages), row_stride(k), row_stride(v)
+    kernel((T, 2), (KV_THREADS,), (keys, values, k, v, slots, *sizes))
+
+
+def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target: int, first: int, stop: int) -> None:
+    """Copy the positions first : stop of a page to the same place in another page, in all layers.
+
+    Args:
+        kernels: for the storage type of the arrays
+        keys: all layers' pages [L, pages, K, P, D], changed in place
+        values: likewise
+        source: the page to copy from
+        target: the page to copy to, another one
+        first: offset of the first position in both pages
+        stop: offset after the last
+    """
+    L, pages, K, P, D = keys.shape
+    if first == stop:
+        return
+    kernel = kernels.get("kv", "copy_positions", HEAD_DIM=D, PAGE_SIZE=P)
+    sizes = (np.int32(number) for number in (K, pages, source, target, first, stop))
+    kernel((L * K, 2), (KV_THREADS,), (keys, values, *sizes))
 
 
 def _splits(positions: int) -> int:
