@@ -99,7 +99,7 @@ class Budget:
         """
         self.output -= characters
         if self.output < 0:
-            raise BudgetError("it writes far more text than the conversation has")
+            raise BudgetError("its output is far longer than the conversation")
 
     def weigh(self, value: Any) -> int:
         """Charge for a value with all its contents (repeats included), and return its size in characters.
@@ -241,7 +241,7 @@ def _check_whole(operator: str, left: int, right: int) -> None:
     if operator == "**" and right > 0:
         bits = max(bits, left.bit_length() * right)
     if bits > _MOST_BITS:
-        raise BudgetError("it computes with numbers of thousands of digits")
+        raise BudgetError(f"it computes with integers of more than {_MOST_BITS:,} bits")
 
 
 def charge_percent(form: str, values: Any) -> None:
@@ -281,7 +281,7 @@ def charge_format(form: str, values: Any) -> None:
             continue
         fields += 1
         if spec and ("{" in spec or any(len(n) > 9 or int(n) > _WIDEST for n in _DIGITS.findall(spec))):
-            raise BudgetError(f"it formats a value wider than {_WIDEST} characters, or to a width that is computed")
+            raise BudgetError(f"it formats a value wider than {_WIDEST} characters, or with a computed width")
     size = budget.weigh(values)
     budget.charge_text(fields * (size + _WIDEST // 8))
 
@@ -319,7 +319,7 @@ def charge_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[
     """
     kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
     if kind is None or name not in METHODS[kind]:
-        raise SecurityError(f"the method {name!r:.40} of {type(owner).__name__!r} is not offered to templates")
+        raise SecurityError(f"the method {name!r:.40} of {type(owner).__name__!r} is not available to chat templates")
     budget = CURRENT.get()
     if kind is not str:
         budget.charge_text(8 * len(owner) if name in ("copy", "count", "index") and hasattr(owner, "__len__") else 1)

@@ -132,7 +132,7 @@ class ContrastiveSearch(Strategy):
         """
         V = logits.shape[-1]
         if self.settings.top_k > V:
-            raise ParameterError(f"top_k={self.settings.top_k} with penalty_alpha is more than the vocabulary's {V}")
+            raise ParameterError(f"top_k={self.settings.top_k} is more than the vocabulary's {V} tokens: lower it")
         state.report = Report(backend, logits, self.settings, changing=True)
         scores = logits.copy()
         if self.processors:

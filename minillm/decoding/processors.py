@@ -417,4 +417,4 @@ def rows_without_a_token(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.boo
 
 def no_token_left() -> ParameterError:
     """The error that every strategy raises for a request with no token left to choose."""
-    return ParameterError("the logits processors and filters asked for leave no token to choose from")
+    return ParameterError("the logits processors and filters forbid every token: relax or remove one of them")
