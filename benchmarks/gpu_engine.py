@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpu_clock import Sizes, median_and_best
-from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure
+from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure, Sizes, median_and_best
+from harness import token_ids
 
 from minillm import Engine
 from minillm.accounting import (
@@ -58,16 +58,11 @@ def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
             yield Figure(OURS, shape, f"memory: {footprint.kind}", note=note)
 
 
-def prompt(number: int, length: int, vocab_size: int) -> list[int]:
-    """Token ids that differ from prompt to prompt and avoid the special ones."""
-    return [4 + (7919 * i + 104_729 * number) % (vocab_size - 4) for i in range(length)]
-
-
 def _decode(
     engine: Engine, watch: "Watch", sizes: Sizes, config: ModelConfig, shape: str, batch: int
 ) -> Iterator[Figure]:
     """Steps of a batch, as `Engine.step` takes them; then some more for what the device alone takes."""
-    prompts = [prompt(i, sizes.prompt, config.vocab_size) for i in range(batch)]
+    prompts = [token_ids(i, sizes.prompt, config.vocab_size) for i in range(batch)]
     requests = [engine.add(tokens, max_new_tokens=sizes.new_tokens, eos_token_id=()) for tokens in prompts]
     before = engine.stats.decode_tokens
     while engine.stats.decode_tokens == before:  # until a step has no prompt in it
@@ -112,12 +107,12 @@ def _prefill(shape: str, config: ModelConfig, sizes: Sizes, prompts: int, run: C
 
 
 def _generate(engine: Engine, length: int) -> None:
-    engine.generate(prompt(1, length, engine.config.vocab_size), max_new_tokens=1, eos_token_id=())
+    engine.generate(token_ids(1, length, engine.config.vocab_size), max_new_tokens=1, eos_token_id=())
 
 
 def _one_pass(engine: Engine, sizes: Sizes) -> None:
     runner, vocab = engine.runner, engine.config.vocab_size
-    sequences = [TokenSequence(prompt(i, sizes.prefill, vocab)) for i in range(sizes.prefills)]
+    sequences = [TokenSequence(token_ids(i, sizes.prefill, vocab)) for i in range(sizes.prefills)]
     try:
         runner.forward(sequences, [sizes.prefill] * len(sequences))
     finally:

@@ -1,7 +1,40 @@
-"""What `gpu.py` measures: one figure for each line of its table, the ceilings that they are held against, and goals."""
+"""The figures of `gpu.py`: how much is measured, one figure per line of its table, the ceilings and the goals."""
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+
+class Sizes(NamedTuple):
+    """How much is measured."""
+
+    batches: tuple[int, ...] = (1, 8, 64)
+    prompt: int = 128
+    """Tokens before a decode step is timed"""
+    new_tokens: int = 128
+    """Generated at most; with the prompt they stay within one bucket of 256 positions"""
+    steps: int = 64
+    prefill: int = 2000
+    """Tokens of a prompt"""
+    prefills: int = 4
+    """Prompts in one pass"""
+    context: int = 1024
+    """Positions in the cache when attention is timed alone"""
+    window: int = 256
+    """Of these, the last that a query sees where it has a window"""
+    copy: int = 4 << 30
+    """Bytes that the copy reads"""
+    product: int = 8192
+    cold: int = 512 << 20
+    """Bytes that launches of one kernel read in turn, so that no cache holds them"""
+    repeats: int = 11
+
+
+TINY = Sizes(
+    batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, prefills=2, context=40, window=24,
+    copy=1 << 16, product=64, cold=1 << 14, repeats=2,
+)  # fmt: skip
+"""For a run without a GPU, which only shows that everything runs."""
 
 
 class Figure(NamedTuple):
@@ -26,6 +59,11 @@ class Figure(NamedTuple):
     def speed(self) -> float:
         """Tokens per second; 0 where there are no tokens or no time."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def median_and_best(seconds: Sequence[float]) -> dict[str, Any]:
+    """Fields of a `Figure`."""
+    return {"seconds": statistics.median(seconds), "best": min(seconds)}
 
 
 class Ceilings(NamedTuple):

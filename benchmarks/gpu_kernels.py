@@ -1,17 +1,17 @@
 """The two ceilings, and each kernel alone in the shapes of a model, for `gpu.py`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from gpu_clock import Clock, Sizes, median_and_best
-from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure
+from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure, Sizes, median_and_best
 
 from minillm.accounting import Part
 from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.kernels import Kernels
+from minillm.backends.cuda.memory import CupyDevice
 from minillm.backends.cuda.random import fill_normal
 from minillm.backends.cuda.weights import number_type
 from minillm.backends.weights import Weight
@@ -24,6 +24,51 @@ from minillm.reference.rotary import Rotation
 PAGE = 16
 NUMBER = 2
 """Bytes of a float16"""
+
+Call = Callable[[], object]
+
+
+class Clock:
+    """The GPU, its kernels for 16-bit numbers, and what they take."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.device = CupyDevice()
+        self.device.activate()
+        self.xp = self.device.xp
+        self.kernels = Kernels(CupyLauncher(), "float16")
+
+    def singly(self, call: Call) -> list[float]:
+        """Seconds of each of some calls, host and all; for what takes much longer than its launch."""
+        call()
+        return [self._time(call) for _ in range(self.sizes.repeats)]
+
+    def captured(self, calls: Sequence[Call]) -> list[float]:
+        """Seconds of one launch, when `calls`, each one launch or a few, are captured one after the other.
+
+        Give calls that read different memory: what lies in a cache says nothing about a forward pass.
+        """
+        calls[0]()  # compiles
+
+        def launch() -> None:
+            for call in calls:
+                call()
+
+        replay = self.device.record(launch)
+        replay()
+        return [self._time(replay) / len(calls) for _ in range(self.sizes.repeats)]
+
+    def copies(self, size: int, least: int = 2) -> int:
+        """How many calls that read `size` bytes each it takes to read more than a cache holds."""
+        return max(least, min(64, -(-self.sizes.cold // max(1, size))))
+
+    def _time(self, call: Call) -> float:
+        start, stop = self.xp.cuda.Event(), self.xp.cuda.Event()
+        start.record(self.device.stream)
+        call()
+        stop.record(self.device.stream)
+        self.device.wait()
+        return float(1e-3 * self.xp.cuda.get_elapsed_time(start, stop))
 
 
 def ceilings(sizes: Sizes) -> Iterator[Figure]:

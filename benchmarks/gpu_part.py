@@ -7,13 +7,30 @@ TASK is a `Task` as JSON. Each figure goes to standard output as one line of JSO
 
 import json
 import os
+import re
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_clock import TINY, Sizes
-from gpu_figures import Figure
+from gpu_figures import TINY, Figure, Sizes
 
+ROOT = Path(__file__).parents[1]
+TESTS = "tests/backends/cuda"
+ONE_OF_EACH = (
+    "embedding_is or norms_are_their or the_order_of_threads or in_any_order_of_threads or store_kv_fills"
+    " or copy_positions_is or argmax_is or draws_over_several or numbers_are_those"
+)
+"""Tests that between them launch every kernel; a sanitizer has no time for more."""
+LEAST = "no_tokens or no_rows"
+"""For a run without a GPU, which only shows that everything runs."""
+QUICK = ("-p", "no:cacheprovider", "-o", "addopts=", "-W", "default", "-q", "-rfs", "--tb=short")
+SUMMARY = re.compile(r"^=*\s*(?P<counts>\d+ (?:passed|failed|skipped|error|deselected).*?) in [\d.]+s", re.MULTILINE)
+FOUND = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)")
 _SIZES = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64,
@@ -53,10 +70,48 @@ def machine(task: Task) -> Iterator[Figure]:
     yield Figure("machine", "", "kernels", note=f"sources {sources_digest()}")
 
 
-def _tests(task: Task) -> Iterator[Figure]:
-    from gpu_checks import tests
+def tests(task: Task) -> Iterator[Figure]:
+    """All tests of the kernels and the engine on the GPU, but the slow ones."""
+    if not find_spec("pytest"):
+        yield Figure("tests", "", "", note="left out: without pytest")
+        return
+    arguments = [*QUICK, "-m", "not slow and not reference"]
+    if task.emulated:
+        arguments += ["-k", LEAST]
+    elif find_spec("xdist"):
+        arguments += ["-n", str(min(8, len(os.sched_getaffinity(0))))]
+    yield from _pytest("tests", "kernels and engine", [], arguments)
 
-    return tests(emulated=task.emulated)
+
+def sanitizer(task: Task) -> Iterator[Figure]:
+    """Memory errors, and races on shared memory."""
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not program or not find_spec("pytest"):
+        yield Figure("sanitizer", "", "", note=f"left out: without {'pytest' if program else 'compute-sanitizer'}")
+        return
+    arguments = [*QUICK, "-m", "not slow and not reference", "-k", LEAST if task.emulated else ONE_OF_EACH]
+    for tool in ("memcheck", "racecheck"):
+        prefix = [program, "--tool", tool, "--error-exitcode", "86", "--print-limit", "20"]
+        yield from _pytest("sanitizer", tool, prefix, arguments)
+
+
+def _pytest(part: str, what: str, prefix: list[str], arguments: list[str]) -> Iterator[Figure]:
+    """One run: how it ended, and a line for each failure and each reason to skip."""
+    command = [*prefix, sys.executable, "-m", "pytest", *arguments, TESTS]
+    environment = os.environ | {"MINILLM_TEST_GPU": "unpooled" if prefix else "1"}
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace")
+    seconds = time.perf_counter() - began
+    print(done.stdout, done.stderr, file=sys.stderr, flush=True)
+    counts = SUMMARY.findall(done.stdout)
+    words = [
+        counts[-1] if counts else f"pytest ended with {done.returncode}",
+        *FOUND.findall(done.stdout + done.stderr),
+    ]
+    yield Figure(part, "", what, seconds, seconds, note="; ".join(words))
+    for line in done.stdout.splitlines():
+        if line.startswith(("FAILED ", "ERROR ", "SKIPPED ")):
+            yield Figure(part, "", "", note=line[:300])
 
 
 def _ceilings(task: Task) -> Iterator[Figure]:
@@ -83,20 +138,14 @@ def _transformers(task: Task) -> Iterator[Figure]:
     return transformers(task.sizes, task.shapes, emulated=task.emulated)
 
 
-def _sanitizer(task: Task) -> Iterator[Figure]:
-    from gpu_checks import sanitizer
-
-    return sanitizer(emulated=task.emulated)
-
-
 PARTS: dict[str, Callable[[Task], Iterator[Figure]]] = {
     "machine": machine,
-    "tests": _tests,
+    "tests": tests,
     "ceilings": _ceilings,
     "kernels": _kernels,
     "engine": _engine,
     "transformers": _transformers,
-    "sanitizer": _sanitizer,
+    "sanitizer": sanitizer,
 }
 
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpu_clock import Sizes, median_and_best
-from gpu_figures import COMPILED, DECODE, EAGER, PREFILL, Figure
+from gpu_figures import COMPILED, DECODE, EAGER, PREFILL, Figure, Sizes, median_and_best
+from harness import token_ids
 
 from minillm.models import FAMILIES, family_named
 
@@ -145,9 +145,7 @@ class Peer:
         return forward(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **options)
 
     def _tokens(self, prompts: int, length: int) -> Any:
-        from gpu_engine import prompt
-
-        rows = [prompt(i, length, self._vocab) for i in range(prompts)]
+        rows = [token_ids(i, length, self._vocab) for i in range(prompts)]
         return self.torch.tensor(rows, device=self.device)
 
     def _wait(self) -> None:
