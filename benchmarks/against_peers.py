@@ -1,8 +1,8 @@
 """How fast is minillm beside llama.cpp, CTranslate2 and transformers, in 32, 16, 8 and 4 bits, and at what loss?
 
-A shared machine's memory bandwidth drifts within minutes, so figures taken apart say nothing. Each engine lives in a
-process of its own, where its threads disturb nobody's; short bursts take turns, A B C A B C, and before each burst the
-bandwidth is probed. Reported are medians, extremes and the ratios within each round.
+A shared machine's memory bandwidth drifts within minutes, so figures taken minutes apart cannot be compared. Each
+engine runs in a process of its own, so that its threads do not disturb the others; short bursts take turns, A B C A B
+C, and the bandwidth is measured before each burst. Reported are medians, extremes and the ratios within each round.
 
 All have the same weights, drawn at random in a published shape, with one exception that `peer_files.py` explains:
 llama.cpp does not run OPT, and computes GPT-2's architecture with its matrices.
@@ -55,15 +55,15 @@ from peer_report import COLD, LENGTHS, Burst, Results, find, goal_table, other_t
 HEADER = ("round", "task", "engine", "tokens", "seconds", "tokens_per_second", "bandwidth_gb_per_second")
 VERSIONS = ("minillm", "numpy", "numba", "torch", "transformers", "ctranslate2", "llama_cpp_python")
 REST_SECONDS = 0.2
-"""Before each probe, for the threads of the burst before to stop spinning"""
+"""Pause before each bandwidth measurement, so that the last burst's threads stop spinning"""
 LIMIT_SECONDS = 2.0
-"""For an engine that decodes so slowly; it generates fewer tokens in a burst."""
+"""Longest burst; an engine that is too slow for it generates fewer tokens."""
 MEMORY_SHARE = 0.75
-"""Of the free memory, for engines that are loaded together"""
+"""Share of the free memory that engines loaded together may take"""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure minillm beside other engines, in turns.")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """For argparse: words with commas between them, each of them known."""
+    """A reader for argparse of comma-separated words, each of them one of `known`."""
 
     def read(text: str) -> tuple[str, ...]:
         words = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
@@ -94,7 +94,7 @@ def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def sort_out(engines: Sequence[str]) -> tuple[list[str], str]:
-    """The engines that can run here, and a line about those that cannot."""
+    """The engines that are installed, and a line about those that are not."""
     missing = {
         engine: absent
         for engine in engines
@@ -110,7 +110,7 @@ def check(args: argparse.Namespace) -> Any:
 
     Raises:
         ParameterError: no family publishes the shape.
-        BenchmarkError: the arguments ask for what cannot be.
+        BenchmarkError: the family has no counterpart, or the arguments do not fit the model.
     """
     from peer_files import PUBLISHED
 
@@ -131,7 +131,7 @@ def check(args: argparse.Namespace) -> Any:
 
 
 class Session:
-    """What one run works with."""
+    """The arguments, model, environment and files of one run."""
 
     def __init__(self, args: argparse.Namespace, config: Any, environment: dict[str, str], folder: str) -> None:
         self.args, self.config, self.environment, self.folder = args, config, environment, folder
@@ -142,18 +142,18 @@ class Session:
         return Worker(plan, self.folder, self.args.threads, self.environment)
 
     def bandwidth(self) -> float:
-        """GB/s, when nobody's threads spin any more."""
+        """Memory bandwidth in GB/s, measured once all threads are idle."""
         time.sleep(REST_SECONDS)
         return self.probe()
 
     def burst(self, worker: Worker, task: Task) -> dict[str, Any]:
-        """Tokens and seconds of one burst."""
+        """Run one burst; its tokens and seconds."""
         limit = LIMIT_SECONDS / 4 if worker.plan.slow else LIMIT_SECONDS
         return worker.ask(do="time", limit=limit, vocab_size=self.config.vocab_size, **task._asdict())
 
 
 def measure(session: Session, group: int, workers: Sequence[Worker], case: str) -> Iterator[Burst]:
-    """Let the engines of a group take turns at a case. The first turn warms up and is not kept."""
+    """Run one case with the engines of a group in turns. The first turn is a warm-up and is not kept."""
     args = session.args
     timed = tasks(case, args.prefill, args.new_tokens)
     present = [worker for worker in workers if takes_part(case, worker.plan)]
@@ -172,7 +172,7 @@ def measure(session: Session, group: int, workers: Sequence[Worker], case: str) 
 
 
 def measure_loaded(session: Session, plans: Sequence[Plan], results: Results) -> None:
-    """All cases whose engines stay loaded, group by group."""
+    """Measure all cases for which engines stay loaded, group by group."""
     from minillm.backends.memory import free_memory
 
     cases = [case for case in session.args.cases if case not in ("cold", "memory")]
@@ -203,15 +203,15 @@ def ask_for_logits(session: Session, worker: Worker) -> None:
 
 
 def logits_file(session: Session, plan: Plan, length: int) -> str:
-    """Where an engine writes the logits of a prompt."""
+    """Path of the file for an engine's logits of a prompt."""
     return str(Path(session.folder) / f"{plan.name} {length}.npy")
 
 
 def compare_logits(session: Session, plans: Sequence[Plan], results: Results) -> None:
     """Relative rms error of each engine's logits.
 
-    Of a reduced format against the same engine in float32; in float32 against minillm on NumPy, which shows that they
-    compute the same model, where they do.
+    A reduced format is compared with the same engine in float32; float32 with minillm on NumPy, to show that both
+    compute the same model.
     """
     import numpy as np
 
@@ -227,14 +227,14 @@ def compare_logits(session: Session, plans: Sequence[Plan], results: Results) ->
 
 
 def relative_rms(values: Any, expected: Any) -> float:
-    """Root of the mean square error over that of the expected values."""
+    """Root mean square of the error over that of the expected values."""
     import numpy as np
 
     return float(np.sqrt(np.square(values - expected).mean() / np.square(expected).mean()))
 
 
 def measure_fresh(session: Session, plans: Sequence[Plan], results: Results) -> None:
-    """Cold start and peak memory: each time in a new process, whose files are in the page cache."""
+    """Measure cold start and peak memory, each time in a new process, with the files in the page cache."""
     args, vocab_size = session.args, session.config.vocab_size
     cold = [plan for plan in plans if "cold" in args.cases and takes_part("cold", plan)]
     for number in range(args.rounds + 1 if cold else 0):
@@ -258,7 +258,7 @@ def measure_fresh(session: Session, plans: Sequence[Plan], results: Results) -> 
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure and write."""
+    """Measure, and write the results."""
     config = check(args)
     make_folder(args.out)
     engines, missing = sort_out(args.engines)
@@ -268,7 +268,7 @@ def run(args: argparse.Namespace) -> None:
         if plan.engine in engines and plan.form in args.formats and any(takes_part(case, plan) for case in args.cases)
     ]
     environment = os.environ | thread_environment(args.threads) | {"HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # cold starts would compile what an installed package has compiled
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else every cold start would compile Python files
     with tempfile.TemporaryDirectory(prefix="minillm-peers-") as folder:
         say("writing the same weights for every engine")
         wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
@@ -284,7 +284,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def write(args: argparse.Namespace, family: str, missing: str, results: Results) -> None:
-    """Print the tables, and keep them with every burst."""
+    """Print the tables; write them, and every burst as CSV."""
     facts = {"question": f"minillm beside other engines, {args.shape}, random weights, greedy"}
     facts |= {"llama.cpp": f"{STAND_INS.get(family, 'the same model')}; its cache is float16"}
     facts |= {"rounds": str(args.rounds), "left out": missing}
@@ -304,11 +304,11 @@ def write(args: argparse.Namespace, family: str, missing: str, results: Results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 for what cannot be run."""
+    """Returns the exit code: 0, or 2 for invalid arguments."""
     args = parse(arguments)
     for name in [name for name in os.environ if name.startswith("OPENBLAS_")]:
-        del os.environ[name]  # minillm's command line sets what it wants
-    os.environ.update(thread_environment(1))  # of this process alone: the probe has threads of its own
+        del os.environ[name]  # minillm's command line sets its own
+    os.environ.update(thread_environment(1))  # for this process only: the bandwidth measurement starts its own threads
     from minillm.errors import MinillmError
 
     try:
@@ -320,5 +320,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without removing the files, which are large
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the large temporary files are removed
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""One part of `gpu.py`, in a process of its own: what breaks the GPU for one part must not break it for the others.
+"""One part of `gpu.py`, in a process of its own, so that a part that breaks its GPU context does not break the others.
 
     python gpu_part.py PART TASK
 
-TASK is a `Task` as JSON. Each figure goes to standard output as one line of JSON as soon as it is there.
+TASK is a `Task` as JSON. Each figure goes to standard output as one line of JSON as soon as it is measured.
 """
 
 import json
@@ -25,9 +25,9 @@ ONE_OF_EACH = (
     "embedding_is or norms_are_their or the_order_of_threads or in_any_order_of_threads or store_kv_fills"
     " or copy_positions_is or argmax_is or draws_over_several or numbers_are_those"
 )
-"""Tests that between them launch every kernel; a sanitizer has no time for more."""
+"""Tests that together launch every kernel; with a sanitizer there is no time for more."""
 LEAST = "no_tokens or no_rows"
-"""For a run without a GPU, which only shows that everything runs."""
+"""Tests for --emulated, which only shows that everything runs"""
 QUICK = ("-p", "no:cacheprovider", "-o", "addopts=", "-W", "default", "-q", "-rfs", "--tb=short")
 SUMMARY = re.compile(r"^=*\s*(?P<counts>\d+ (?:passed|failed|skipped|error|deselected).*?) in [\d.]+s", re.MULTILINE)
 FOUND = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)")
@@ -42,19 +42,19 @@ EMULATED_SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Task(NamedTuple):
-    """What a part is to do."""
+    """The task of a part."""
 
     shapes: list[str]
     emulated: bool
 
     @property
     def sizes(self) -> Sizes:
-        """How much to measure."""
+        """The sizes to measure."""
         return TINY if self.emulated else Sizes()
 
 
 def machine(task: Task) -> Iterator[Figure]:
-    """What the GPU is, as notes. It fails where there is none."""
+    """Name, memory and versions of the GPU, as notes; fails without one."""
     from minillm.backends.cuda.compiling import CupyLauncher
     from minillm.backends.cuda.kernels import sources_digest
 
@@ -71,7 +71,7 @@ def machine(task: Task) -> Iterator[Figure]:
 
 
 def tests(task: Task) -> Iterator[Figure]:
-    """All tests of the kernels and the engine on the GPU, but the slow ones."""
+    """All tests of the kernels and the engine on the GPU, except slow ones."""
     if not find_spec("pytest"):
         yield Figure("tests", "", "", note="left out: without pytest")
         return
@@ -84,7 +84,7 @@ def tests(task: Task) -> Iterator[Figure]:
 
 
 def sanitizer(task: Task) -> Iterator[Figure]:
-    """Memory errors, and races on shared memory."""
+    """Memory errors and races in shared memory, by compute-sanitizer."""
     program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if not program or not find_spec("pytest"):
         yield Figure("sanitizer", "", "", note=f"left out: without {'pytest' if program else 'compute-sanitizer'}")
@@ -96,7 +96,7 @@ def sanitizer(task: Task) -> Iterator[Figure]:
 
 
 def _pytest(part: str, what: str, prefix: list[str], arguments: list[str]) -> Iterator[Figure]:
-    """One run: how it ended, and a line for each failure and each reason to skip."""
+    """One run of pytest: its result, and a line for each failure and each reason to skip."""
     command = [*prefix, sys.executable, "-m", "pytest", *arguments, TESTS]
     environment = os.environ | {"MINILLM_TEST_GPU": "unpooled" if prefix else "1"}
     began = time.perf_counter()
@@ -150,7 +150,7 @@ PARTS: dict[str, Callable[[Task], Iterator[Figure]]] = {
 
 
 def main() -> int:
-    """See the module's text. Exit code 1 and one line for what minillm refuses; else what Python makes of it."""
+    """See the module's docstring. Returns the exit code: 0, or 1 with one line for an error of minillm's."""
     from minillm.errors import MinillmError
     from minillm.models import family_of
 
@@ -159,7 +159,7 @@ def main() -> int:
         for name in task.shapes:
             family_of(EMULATED_SHAPES[name]).SHAPES[name] = EMULATED_SHAPES[name]
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not come between the replies
+    os.dup2(2, 1)  # output of libraries must not mix with the replies
     try:
         for figure in PARTS[part](task):
             print(json.dumps(figure._asdict()), file=replies, flush=True)

@@ -39,7 +39,7 @@ class Published(NamedTuple):
 
     architecture: str
     prefix: str
-    """Of every tensor's name but the LM head's"""
+    """Prefix of every tensor's name but the LM head's"""
 
 
 PUBLISHED = {
@@ -63,7 +63,7 @@ def write_checkpoint(shape: str, folder: Path) -> None:
 
 
 def raw_config(shape: str) -> dict[str, Any]:
-    """A shape as its config.json has it."""
+    """The config.json of a shape."""
     raw: dict[str, Any] = family_named(published_config(shape).model_type).SHAPES[shape]
     return raw
 
@@ -75,7 +75,7 @@ def tensors_of(shape: str) -> dict[str, Tensor]:
 
 
 def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:
-    """Under the names of published checkpoints; GPT-2's projections as [in, out]."""
+    """The tensors under the names of published checkpoints; GPT-2's projections as [in, out]."""
     turned = tuple(f".{name}.weight" for name in gpt2.PROJECTIONS) if family == "gpt2" else ()
     published: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -85,7 +85,7 @@ def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:
 
 
 def _write_safetensors(path: Path, tensors: Table) -> None:
-    """Chunk by chunk: a model need not fit in memory."""
+    """Write chunk by chunk, so that a model need not fit in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ def _write_safetensors(path: Path, tensors: Table) -> None:
         entry = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, end]}
         header[name] = entry
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64 + 56)  # with its length in front the header ends at a multiple of 64
+    text += b" " * (-len(text) % 64 + 56)  # with the 8 bytes of its length, the header ends at a multiple of 64
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
@@ -118,14 +118,14 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def write_ctranslate2(folder: Path) -> None:
-    """Convert the checkpoint, in float32; another type is made of it when it is loaded."""
+    """Convert the checkpoint, in float32; CTranslate2 converts to other types at load."""
     from ctranslate2.converters import TransformersConverter
 
     TransformersConverter(str(folder)).convert(str(folder / "ctranslate2"))
 
 
 def write_llama_cpp(shape: str, folder: Path, formats: Sequence[str]) -> dict[str, int]:
-    """llama.cpp's file of each format. Returns the bytes of each that a token needs."""
+    """Write llama.cpp's file of each format. Returns the bytes of each that a token needs."""
     source = folder / "f32.gguf"
     write_gguf(published_config(shape), raw_config(shape), tensors_of(shape), source)
     for form in formats:
@@ -137,11 +137,11 @@ def write_llama_cpp(shape: str, folder: Path, formats: Sequence[str]) -> dict[st
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 LLAMA_TYPES = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
-"""Formats that llama.cpp makes of its f32 file; for Q4_0 it keeps the head in more bits by itself."""
+"""Formats to which llama.cpp converts its f32 file; with Q4_0 it keeps the head in more bits."""
 
 Names = Mapping[str, tuple[str, ...]]
-"""What the file has -> what we have, of which several go one after the other: a weight, and a bias where the model has
-one. `{}` is the layer's number."""
+"""Name in the file -> our names, concatenated if several; each has a weight, and a bias if the model has one. `{}` is
+the layer's number."""
 
 _OPT: Names = {
     "token_embd": ("embed_tokens",),
@@ -185,11 +185,11 @@ LAYOUTS: dict[str, tuple[str, Names]] = {
     "llama": ("llama", _LLAMA),
     "qwen2": ("qwen2", _LLAMA),
 }
-"""model_type -> architecture in llama.cpp, names."""
+"""model_type -> architecture in llama.cpp, and the names"""
 
 
 def write_gguf(config: ModelConfig, raw: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """A model as a GGUF file in float32, without a vocabulary: token ids come in and logits go out.
+    """Write a model as a GGUF file in float32, without a vocabulary: it maps token ids to logits.
 
     Args:
         config: the model
@@ -224,7 +224,7 @@ def write_gguf(config: ModelConfig, raw: Mapping[str, Any], tensors: Mapping[str
 
 
 def _sources(names: Names, tensors: Mapping[str, Tensor], layers: int) -> Iterator[tuple[str, list[str]]]:
-    """Every tensor's name in the file, and the names of what it is made of."""
+    """Every tensor's name in the file, and the names of its parts."""
     for name, parts in names.items():
         for i in range(layers if "{}" in name else 1):
             for kind in ("weight", "bias"):
@@ -234,7 +234,7 @@ def _sources(names: Names, tensors: Mapping[str, Tensor], layers: int) -> Iterat
 
 
 def _offset(name: str) -> int:
-    """The first rows of OPT's position table stand for no position, and GPT-2's has none of them."""
+    """Number of rows to skip: the first rows of OPT's position table are unused, and GPT-2's table has no such rows."""
     return opt.POSITION_OFFSET if name == "embed_positions.weight" else 0
 
 
@@ -257,10 +257,10 @@ def _write_sizes(writer: Any, config: ModelConfig, raw: Mapping[str, Any]) -> No
 
 
 def _in_pairs(name: str, array: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
-    """Of "llama", the rows of Q and K as it wants them.
+    """Reorder the rows of Q and K for the architecture "llama".
 
-    Its rotation turns neighbours of a head, 2 j and 2 j + 1, where checkpoints of Hugging Face turn j and j + D / 2.
-    "qwen2" does as those.
+    Its rotary embedding pairs the numbers 2 j and 2 j + 1 of a head, where Hugging Face checkpoints, and the
+    architecture "qwen2", pair j and j + D / 2.
     """
     kind = name.split(".")[-2]
     if config.model_type != "llama" or kind not in ("attn_q", "attn_k"):
@@ -270,7 +270,7 @@ def _in_pairs(name: str, array: NDArray[np.float32], config: ModelConfig) -> NDA
 
 
 def _rotary_factors(config: LlamaConfig, raw: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
-    """What "llama" divides the plain frequencies by, where they are scaled (Llama 3.1). [D / 2]"""
+    """The divisors of scaled rotary frequencies (Llama 3.1) for the architecture "llama". [D / 2]"""
     D = config.head_dim
     plain = raw.get("rope_theta", BASE) ** (-np.arange(0, D, 2) / D)
     factors = (plain / config.rotary.frequencies).astype(np.float32)
@@ -278,10 +278,10 @@ def _rotary_factors(config: LlamaConfig, raw: Mapping[str, Any]) -> dict[str, ND
 
 
 def quantize_gguf(source: Path, path: Path, form: str) -> None:
-    """Have llama.cpp write a file in another format, as its own tool does.
+    """Have llama.cpp convert a file to another format, as its own tool does.
 
     Raises:
-        RuntimeError: it refuses.
+        RuntimeError: it failed.
     """
     import llama_cpp
 
@@ -292,7 +292,7 @@ def quantize_gguf(source: Path, path: Path, form: str) -> None:
 
 
 def gguf_bytes(path: Path) -> int:
-    """Bytes of the weights that one token needs: without the tables of which it needs a row."""
+    """Bytes of the weights that one token needs: all but the tables of which it reads one row."""
     import gguf
 
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
@@ -303,7 +303,7 @@ def gguf_bytes(path: Path) -> int:
 
 
 def main() -> None:
-    """See the module's text. Prints, as JSON, the bytes that a token needs of each of llama.cpp's files."""
+    """See the module's docstring. Prints, as JSON, the bytes that a token needs of each of llama.cpp's files."""
     shape, where, *wanted = sys.argv[1:]
     folder = Path(where)
     write_checkpoint(shape, folder)

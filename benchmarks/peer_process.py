@@ -1,4 +1,4 @@
-"""An engine in a process of its own, for `against_peers.py`: its `Worker` here, and what runs there.
+"""An engine in a process of its own, for `against_peers.py`: `Worker` in the parent, `main` in the child.
 
     python peer_process.py ENGINE FORMAT FOLDER THREADS
 
@@ -58,7 +58,7 @@ class Worker:
     def ask(self, **message: Any) -> dict[str, Any]:
         """The reply to one message of those listed above."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # if it has ended, what it said last is told below
+        with suppress(BrokenPipeError):  # if the process has ended, `_receive` reports it
             print(json.dumps(message), file=self._process.stdin, flush=True)
         return self._receive()
 
@@ -75,7 +75,7 @@ def parse_reply(line: str) -> dict[str, Any]:
     """One reply of a worker.
 
     Raises:
-        BenchmarkError: it is no JSON object; something else writes to the worker's channel.
+        BenchmarkError: it is not a JSON object.
     """
     try:
         reply = json.loads(line)
@@ -87,7 +87,7 @@ def parse_reply(line: str) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """What a process said last."""
+    """The last line of a process's output."""
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else "it said nothing"
 
@@ -96,7 +96,7 @@ def write_files(shape: str, folder: str, wanted: Sequence[str], environment: dic
     """Run `peer_files.py`. Returns the bytes that a token needs of each of llama.cpp's files.
 
     Raises:
-        BenchmarkError: it failed; with the last line it said.
+        BenchmarkError: it failed; the message has the last line of its output.
     """
     command = [sys.executable, str(Path(__file__).with_name("peer_files.py")), shape, folder, *wanted]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -121,7 +121,7 @@ def answer(peer: "Peer", message: dict[str, Any]) -> dict[str, Any]:
 
 
 def peak_bytes() -> int | None:
-    """The most memory that this process has held, files that it mapped included; None where Linux is not there."""
+    """Peak memory of this process, mapped files included; None except on Linux."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
@@ -130,10 +130,10 @@ def peak_bytes() -> int | None:
 
 
 def main() -> None:
-    """Load, say so, and answer until standard input ends."""
+    """Load the engine, report that, and answer messages until standard input ends."""
     engine, form, folder, threads = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not come between the replies
+    os.dup2(2, 1)  # output of libraries must not mix with the replies
     if engine.startswith("minillm-"):
         from minillm.cli.startup import tune_blas
 
