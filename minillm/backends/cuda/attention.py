@@ -101,15 +101,15 @@ def attend(
     """
     if len(q) == 0:
         return
-    sight = Sight.of(window, slopes, positions=batch.block_table.shape[1] * keys.shape[2])
+    mask = Mask.of(window, slopes, positions=batch.block_table.shape[1] * keys.shape[2])
     if max_queries == 1 and len(q) == len(batch.context_lens):
-        decode(kernels, q, keys, values, batch, out, workspace, sight, scale=scale)
+        decode(kernels, q, keys, values, batch, out, workspace, mask, scale=scale)
     else:
-        prefill(kernels, q, keys, values, batch, out, sight, scale=scale)
+        prefill(kernels, q, keys, values, batch, out, mask, scale=scale)
 
 
-class Sight(NamedTuple):
-    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/sight.cuh`)."""
+class Mask(NamedTuple):
+    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/mask.cuh`)."""
 
     window: int
     slopes: Any
@@ -117,7 +117,7 @@ class Sight(NamedTuple):
     """Macros for the compiler: without one, the build has no code for its feature"""
 
     @classmethod
-    def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Sight":
+    def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Mask":
         """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
         seen = reach(window, positions)
         switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None}
@@ -132,7 +132,7 @@ def decode(
     batch: Ragged,
     out: Any,
     workspace: Workspace,
-    sight: Sight,
+    mask: Mask,
     *,
     scale: float,
 ) -> None:
@@ -140,31 +140,31 @@ def decode(
     N, H, D = q.shape
     pages, K, P, _ = keys.shape
     B = batch.block_table.shape[1]
-    splits, group = _splits(sight.window), _group(H // K)
+    splits, group = _splits(mask.window), _group(H // K)
     assert workspace.partials.size >= N * H * splits * (D + 2) and workspace.arrived.size >= N * H // group
-    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": SPLIT, **sight.constants}
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": SPLIT, **mask.constants}
     kernel = kernels.get("attention_decode", "attention_decode", **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
     sizes = map(np.int32, (H, K, pages, B, splits))
-    strides = row_stride(q), row_stride(out), np.int32(sight.window)
-    kernel((blocks, H // group, N), (128,), (*arrays, sight.slopes, *sizes, *strides, np.float32(scale)))
+    strides = row_stride(q), row_stride(out), np.int32(mask.window)
+    kernel((blocks, H // group, N), (128,), (*arrays, mask.slopes, *sizes, *strides, np.float32(scale)))
 
 
 def prefill(
-    kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, sight: Sight, *, scale: float
+    kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, mask: Mask, *, scale: float
 ) -> None:
     """Any number of queries for each sequence. Arguments as in `attend`."""
     T, H, D = q.shape
     pages, K, P, _ = keys.shape
     N, B = batch.block_table.shape
     tile = PrefillTile.of(kernels.storage, D)
-    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **sight.constants}
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **mask.constants}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
-    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, sight.slopes
+    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes
     sizes = map(np.int32, (N, H, K, pages, B))
     grid = T // tile.queries + N, H
-    strides = row_stride(q), row_stride(out), np.int32(sight.window)
+    strides = row_stride(q), row_stride(out), np.int32(mask.window)
     arguments = (*arrays, *sizes, *strides, np.float32(scale))
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
