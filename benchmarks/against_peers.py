@@ -1,10 +1,10 @@
 """How fast is minillm beside llama.cpp, CTranslate2 and transformers, in 32, 16, 8 and 4 bits, and at what loss?
 
-A shared machine's memory bandwidth drifts within minutes, so figures taken apart say nothing. Each engine lives in a
-process of its own, where its threads disturb nobody's; short bursts take turns, A B C A B C, and before each burst the
-bandwidth is probed. Reported are medians, extremes and the ratios within each round.
+A shared machine's memory bandwidth drifts within minutes, so figures taken minutes apart cannot be compared. Each
+engine runs in a process of its own, so that its threads do not disturb the others; short bursts take turns, A B C A B
+C, and the bandwidth is measured before each burst. Reported are medians, extremes and the ratios within each round.
 
-All have the same weights, drawn at random in a published shape, with one exception that `peer_gguf.py` explains:
+All have the same weights, drawn at random in a published shape, with one exception that `peer_files.py` explains:
 llama.cpp does not run OPT, and computes GPT-2's architecture with its matrices.
 """
 
@@ -15,7 +15,9 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from harness import (
     RESULTS,
     BenchmarkError,
     available_cores,
+    bandwidth_probe,
     describe,
     make_folder,
     positive,
@@ -31,28 +34,36 @@ from harness import (
     write_csv,
     write_result,
 )
-from peer_measure import Session, measure_fresh, measure_loaded
 from peer_plans import (
     BITS,
     CASES,
     PACKAGES,
     PLANS,
     STAND_INS,
+    Plan,
+    Task,
+    grouped,
     position_bytes,
     table_bytes,
     takes_part,
     tasks,
     weight_bytes,
 )
-from peer_process import write_files
-from peer_report import Results, goal_table, other_tables, speed_table
+from peer_process import Worker, write_files
+from peer_report import COLD, LENGTHS, Burst, Results, find, goal_table, other_tables, speed_table
 
 HEADER = ("round", "task", "engine", "tokens", "seconds", "tokens_per_second", "bandwidth_gb_per_second")
 VERSIONS = ("minillm", "numpy", "numba", "torch", "transformers", "ctranslate2", "llama_cpp_python")
+REST_SECONDS = 0.2
+"""Pause before each bandwidth measurement, so that the last burst's threads stop spinning"""
+LIMIT_SECONDS = 2.0
+"""Longest burst; an engine that is too slow for it generates fewer tokens."""
+MEMORY_SHARE = 0.75
+"""Share of the free memory that engines loaded together may take"""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure minillm beside other engines, in turns.")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
@@ -70,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """For argparse: words with commas between them, each of them known."""
+    """A reader for argparse of comma-separated words, each of them one of `known`."""
 
     def read(text: str) -> tuple[str, ...]:
         words = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
@@ -83,7 +94,7 @@ def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def sort_out(engines: Sequence[str]) -> tuple[list[str], str]:
-    """The engines that can run here, and a line about those that cannot."""
+    """The engines that are installed, and a line about those that are not."""
     missing = {
         engine: absent
         for engine in engines
@@ -99,7 +110,7 @@ def check(args: argparse.Namespace) -> Any:
 
     Raises:
         ParameterError: no family publishes the shape.
-        BenchmarkError: the arguments ask for what cannot be.
+        BenchmarkError: the family has no counterpart, or the arguments do not fit the model.
     """
     from peer_files import PUBLISHED
 
@@ -119,8 +130,135 @@ def check(args: argparse.Namespace) -> Any:
     return config
 
 
+class Session:
+    """The arguments, model, environment and files of one run."""
+
+    def __init__(self, args: argparse.Namespace, config: Any, environment: dict[str, str], folder: str) -> None:
+        self.args, self.config, self.environment, self.folder = args, config, environment, folder
+        self.probe: Callable[[], float] = bandwidth_probe(args.threads)
+
+    def worker(self, plan: Plan) -> Worker:
+        """A process that loads an engine."""
+        return Worker(plan, self.folder, self.args.threads, self.environment)
+
+    def bandwidth(self) -> float:
+        """Memory bandwidth in GB/s, measured once all threads are idle."""
+        time.sleep(REST_SECONDS)
+        return self.probe()
+
+    def burst(self, worker: Worker, task: Task) -> dict[str, Any]:
+        """Run one burst; its tokens and seconds."""
+        limit = LIMIT_SECONDS / 4 if worker.plan.slow else LIMIT_SECONDS
+        return worker.ask(do="time", limit=limit, vocab_size=self.config.vocab_size, **task._asdict())
+
+
+def measure(session: Session, group: int, workers: Sequence[Worker], case: str) -> Iterator[Burst]:
+    """Run one case with the engines of a group in turns. The first turn is a warm-up and is not kept."""
+    args = session.args
+    timed = tasks(case, args.prefill, args.new_tokens)
+    present = [worker for worker in workers if takes_part(case, worker.plan)]
+    for number in range(args.rounds + 1):
+        if timed and present:
+            say(f"{timed[-1].name}: " + (f"round {number} of {args.rounds}" if number else "warming up"))
+        for worker in present:
+            for task in timed:
+                if not number:
+                    session.burst(worker, task._replace(new_tokens=min(task.new_tokens, 3)))
+                    continue
+                bandwidth = session.bandwidth()
+                reply = session.burst(worker, task)
+                in_all = group * args.rounds + number
+                yield Burst(in_all, task, worker.plan, reply["tokens"], reply["seconds"], bandwidth)
+
+
+def measure_loaded(session: Session, plans: Sequence[Plan], results: Results) -> None:
+    """Measure all cases for which engines stay loaded, group by group."""
+    from minillm.backends.memory import free_memory
+
+    cases = [case for case in session.args.cases if case not in ("cold", "memory")]
+    used = [plan for plan in plans if any(takes_part(case, plan) for case in cases)]
+    if not cases or not used:
+        return
+    for group, together in enumerate(grouped(used, results.weights, int(MEMORY_SHARE * free_memory()))):
+        with ExitStack() as stack:
+            workers = []
+            for plan in together:
+                say(f"loading {plan.name}")
+                workers.append(stack.enter_context(session.worker(plan)))
+            for case in cases:
+                results.bursts += measure(session, group, workers, case)
+            if "logits" in cases:
+                for worker in workers:
+                    if takes_part("logits", worker.plan):
+                        ask_for_logits(session, worker)
+    if "logits" in cases:
+        compare_logits(session, used, results)
+
+
+def ask_for_logits(session: Session, worker: Worker) -> None:
+    """Have an engine write the logits of each prompt."""
+    for length in LENGTHS:
+        file = logits_file(session, worker.plan, length)
+        worker.ask(do="logits", length=length, file=file, vocab_size=session.config.vocab_size)
+
+
+def logits_file(session: Session, plan: Plan, length: int) -> str:
+    """Path of the file for an engine's logits of a prompt."""
+    return str(Path(session.folder) / f"{plan.name} {length}.npy")
+
+
+def compare_logits(session: Session, plans: Sequence[Plan], results: Results) -> None:
+    """Relative rms error of each engine's logits.
+
+    A reduced format is compared with the same engine in float32; float32 with minillm on NumPy, to show that both
+    compute the same model.
+    """
+    import numpy as np
+
+    for plan in (plan for plan in plans if takes_part("logits", plan)):
+        engine = plan.engine if plan.form != "float32" else "minillm-numpy"
+        reference = find(engine, "float32")
+        stands_in = session.config.model_type in STAND_INS and (plan.engine, plan.form) == ("llama.cpp", "float32")
+        if reference == plan or reference not in plans or stands_in:
+            continue
+        for length in LENGTHS:
+            logits, expected = (np.load(logits_file(session, which, length)) for which in (plan, reference))
+            results.errors[plan, length] = relative_rms(logits, expected)
+
+
+def relative_rms(values: Any, expected: Any) -> float:
+    """Root mean square of the error over that of the expected values."""
+    import numpy as np
+
+    return float(np.sqrt(np.square(values - expected).mean() / np.square(expected).mean()))
+
+
+def measure_fresh(session: Session, plans: Sequence[Plan], results: Results) -> None:
+    """Measure cold start and peak memory, each time in a new process, with the files in the page cache."""
+    args, vocab_size = session.args, session.config.vocab_size
+    cold = [plan for plan in plans if "cold" in args.cases and takes_part("cold", plan)]
+    for number in range(args.rounds + 1 if cold else 0):
+        say("cold start: " + (f"round {number} of {args.rounds}" if number else "warming up"))
+        for plan in cold:
+            bandwidth = session.bandwidth()
+            began = time.perf_counter()
+            with session.worker(plan) as worker:
+                worker.ask(do="time", limit=LIMIT_SECONDS, vocab_size=vocab_size, **COLD._asdict())
+                seconds = time.perf_counter() - began
+            if number:
+                results.bursts.append(Burst(number, COLD, plan, 1, seconds, bandwidth))
+    for plan in plans:
+        if "memory" in args.cases and takes_part("memory", plan):
+            say(f"peak memory: {plan.name}")
+            with session.worker(plan) as worker:
+                session.burst(worker, Task("", 1, 32, 4))
+                peak = worker.ask(do="memory")["peak_bytes"]
+            if peak is not None:
+                results.peaks[plan] = peak
+
+
 def run(args: argparse.Namespace) -> None:
-    """Measure and write."""
+    """Measure, and write the results."""
     config = check(args)
     make_folder(args.out)
     engines, missing = sort_out(args.engines)
@@ -130,7 +268,7 @@ def run(args: argparse.Namespace) -> None:
         if plan.engine in engines and plan.form in args.formats and any(takes_part(case, plan) for case in args.cases)
     ]
     environment = os.environ | thread_environment(args.threads) | {"HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # cold starts would compile what an installed package has compiled
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else every cold start would compile Python files
     with tempfile.TemporaryDirectory(prefix="minillm-peers-") as folder:
         say("writing the same weights for every engine")
         wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
@@ -146,7 +284,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def write(args: argparse.Namespace, family: str, missing: str, results: Results) -> None:
-    """Print the tables, and keep them with every burst."""
+    """Print the tables; write them, and every burst as CSV."""
     facts = {"question": f"minillm beside other engines, {args.shape}, random weights, greedy"}
     facts |= {"llama.cpp": f"{STAND_INS.get(family, 'the same model')}; its cache is float16"}
     facts |= {"rounds": str(args.rounds), "left out": missing}
@@ -166,11 +304,11 @@ def write(args: argparse.Namespace, family: str, missing: str, results: Results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 for what cannot be run."""
+    """Returns the exit code: 0, or 2 for invalid arguments."""
     args = parse(arguments)
     for name in [name for name in os.environ if name.startswith("OPENBLAS_")]:
-        del os.environ[name]  # minillm's command line sets what it wants
-    os.environ.update(thread_environment(1))  # of this process alone: the probe has threads of its own
+        del os.environ[name]  # minillm's command line sets its own
+    os.environ.update(thread_environment(1))  # for this process only: the bandwidth measurement starts its own threads
     from minillm.errors import MinillmError
 
     try:
@@ -182,5 +320,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without removing the files, which are large
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the large temporary files are removed
     sys.exit(main())

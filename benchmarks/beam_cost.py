@@ -2,10 +2,10 @@
 
 Both compute one token for each of four sequences. Greedy search runs four prompts of that length; beam search runs four
 beams on one prompt, ranks their candidates, and forks the sequences that are named more than once. Steps of the two
-take turns, so that a busy machine is busy for both; the ratio is the median of the ratios within each turn.
+alternate, so that other load affects both; the ratio is the median of the ratios within each turn.
 
-The weights are random, so the candidates are nearly equal and the beams fork as often as they can. What a fork copies
-is counted: positions of the K/V cache, all layers.
+The weights are random, so the candidates are nearly equal and the beams fork as often as they can. The copies that
+forks make are counted: positions of the K/V cache, in all layers.
 """
 
 import argparse
@@ -27,11 +27,11 @@ HEADER = (
     "ratio_median", "ratio_quartile_1", "ratio_quartile_3", "positions_copied_per_step", "page_size",
 )  # fmt: skip
 LIMIT = 1.25
-"""The ratio that is aimed at."""
+"""Goal for the ratio."""
 
 
 class Figures(NamedTuple):
-    """What was measured at one context length."""
+    """Measurements at one context length."""
 
     context: int
     greedy: list[float]
@@ -46,14 +46,14 @@ class Figures(NamedTuple):
         return sorted(b / g for b, g in zip(self.beam, self.greedy, strict=True))
 
     def row(self, page_size: int) -> list[object]:
-        """As `HEADER` names it."""
+        """A row of the CSV, in the order of `HEADER`."""
         times = [f"{1e3 * f(side):.3f}" for side in (self.greedy, self.beam) for f in (statistics.median, min, max)]
         low, middle, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
         return [self.context, *times, f"{middle:.3f}", f"{low:.3f}", f"{high:.3f}", f"{self.copied:.1f}", page_size]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure steps of beam search against greedy steps.")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument(
@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams: int) -> "StepLoop":
-    """A step loop of its own on the engine's model, its prompts computed, one step to warm up taken."""
+    """A step loop on the engine's model, with prompts computed and one warm-up step taken."""
     from minillm import GenerationConfig
     from minillm.decoding.resolving import resolve
     from minillm.decoding.select import strategy_for
@@ -119,7 +119,7 @@ def table(figures: Sequence[Figures]) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and write."""
+    """Measure, and write the results."""
     from minillm import Engine
 
     make_folder(args.out)
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be run."""
+    """Returns the exit code: 0, or 2 for invalid arguments."""
     return execute("beam_cost", run, parse(arguments))
 
 

@@ -1,12 +1,12 @@
-"""How near do the products of few rows come to the memory's bandwidth?
+"""How close do products of few rows come to the memory bandwidth?
 
     python benchmarks/cpu_kernels.py --threads 2
     python benchmarks/cpu_kernels.py --inputs 768 --outputs 50272 --rows 1 8
 
 For each format: GB/s of weights read, its share of the bandwidth that a plain sum over memory reaches, GFLOP/s, and
 how many times faster than NumPy's float32 product it is. The sides take turns in bursts of some 16 MB, each
-on other parts of 256 MB of weights, so that nothing comes from a cache and a busy machine disturbs few of them. A
-figure is the fast end of its bursts (the tenth percentile of times): what the kernel does when it is left alone.
+on other parts of 256 MB of weights, so that nothing comes from a cache and other load disturbs few of them. A
+figure is the fast end of its bursts (the tenth percentile of times): the kernel's speed when it is undisturbed.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def ring(weight: Any, run: Callable[[Any], Any]) -> Callable[[], float]:
 
 
 def copy_of(weight: Any) -> Any:
-    """The same numbers elsewhere in memory."""
+    """A copy at another address."""
     from minillm.reference.quantize import Quantized
 
     if isinstance(weight, Quantized):
@@ -116,7 +116,7 @@ def store(weight: Any, form: str) -> Any:
 
 
 def probe_kernel() -> Callable[[Any], Any]:
-    """A sum over memory by all threads: the most that reading can reach."""
+    """A sum over memory by all threads: the upper bound of reading."""
     import numpy as np
     from numba import types
 

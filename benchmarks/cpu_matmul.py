@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_matmul.py --rows 512 --shape opt-125m --threads 2
 
-Each round runs every format once, one after the other, so that all meet the same machine; figures are 10^9
+Each round runs every format once, one after the other, under the same load; figures are 10^9
 multiplications and additions a second (2 T in out / time), the median of the rounds and the best. Weights are random.
-With --cpu the time is the processor's, of all threads together: on a machine with other work, and with one thread,
-that says more than the clock on the wall.
+With --cpu the time is CPU time, summed over all threads: on a busy machine, and with one thread, it is more accurate
+than wall-clock time.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):  # read when the libraries are imported
         os.environ[name] = str(arguments.threads)
-    os.environ["OPENBLAS_THREAD_TIMEOUT"] = "4"  # else BLAS's threads spin beside the kernels'
+    os.environ["OPENBLAS_THREAD_TIMEOUT"] = "4"  # else the BLAS's threads spin while the kernels run
     clock = time.process_time if arguments.cpu else time.perf_counter
     for rows in arguments.rows:
         for outputs, inputs in SHAPES[arguments.shape]:
@@ -71,7 +71,7 @@ def products(rows: int, outputs: int, inputs: int) -> dict[str, Callable[[], Any
 def measure(
     candidates: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds of each candidate in each round, after one round that does not count."""
+    """Seconds of each candidate in each round, after a warm-up round."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(rounds + 1):
         for name, call in candidates.items():

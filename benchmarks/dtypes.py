@@ -1,11 +1,11 @@
 """What do fewer bits save, and what do they cost? Speed, bytes and error of each format of weights, on each backend.
 
 A decode step reads all weights, so with half the bits it should take half the time, as long as a kernel reads them as
-they are stored. The NumPy backend does not: it expands a matrix to float32 whenever it multiplies, which is what the
-formats are held against and no way to run them. Engines of all formats stay loaded and take turns.
+they are stored. The NumPy backend does not: it expands a matrix to float32 at each product; it is included
+for comparison, not for use. Engines of all formats stay loaded and take turns.
 
-The error is that of the model inside minillm, which is trained: the mean Kullback-Leibler divergence of what it expects
-after each token of a text, from what it expects with float32 weights.
+The error is that of the model inside minillm, which is trained: the mean Kullback-Leibler divergence of its predictions
+after each token of a text from those with float32 weights.
 """
 
 import argparse
@@ -43,22 +43,22 @@ HEADER = (
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 COLOURS = {"numpy": "#8a8a8a", "numba": "#1f6fb2"}
 REST_SECONDS = 0.2
-"""Before each burst, for the threads of the backend before to stop spinning"""
+"""Pause before each burst, so that the previous backend's threads stop spinning"""
 TEXT = "Once upon a time there was a gentle frog named Sam. Sam had a white coat and took it everywhere."
 
 
 class Kind(NamedTuple):
-    """Who multiplies, and what by."""
+    """A backend and a format of weights."""
 
     backend: str
     dtype: str
 
 
 class Figures(NamedTuple):
-    """What one kind took, round by round."""
+    """Measurements of one kind, by round."""
 
     bytes_read: int
-    """In a decode step, weights and all else"""
+    """Bytes read by a decode step, weights included"""
     step: list[float]
     """Seconds of a decode step"""
     prefill: list[float]
@@ -68,7 +68,7 @@ class Figures(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure each format of weights on each backend.")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--prompt-length", type=positive, default=128, metavar="N", help="prompt tokens (default: 128)")
@@ -91,7 +91,7 @@ def burst(engine: "Engine", prompt: list[int], steps: int) -> tuple[float, float
 
 
 def bytes_per_step(engine: "Engine", prompt: list[int]) -> int:
-    """What the first decode step after a prompt reads."""
+    """Bytes that the first decode step after a prompt reads."""
     from minillm.backends.observe import counting
 
     events = engine.stream(prompt, max_new_tokens=3, eos_token_id=())
@@ -102,7 +102,7 @@ def bytes_per_step(engine: "Engine", prompt: list[int]) -> int:
 
 
 def log_probs(kind: Kind, threads: int) -> Any:
-    """What the model inside expects after each token of the text, [T, V]."""
+    """Log-probabilities of the packaged model after each token of the text, [T, V]."""
     import numpy as np
 
     from minillm import Engine
@@ -121,7 +121,7 @@ def divergence(reference: Any, found: Any) -> float:
 
 
 def measure(args: argparse.Namespace, kinds: Sequence[Kind]) -> dict[Kind, Figures]:
-    """Load everything, and let all kinds take turns. The first round warms up and is not kept."""
+    """Load all engines, and measure all kinds in turns. The first round is a warm-up and is not kept."""
     from minillm import Engine
 
     engines: dict[Kind, Engine] = {}
@@ -157,7 +157,7 @@ def speed_up(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 
 def rows(figures: dict[Kind, Figures]) -> Iterator[list[object]]:
-    """The figures as `HEADER` names them. Speed-ups are over float32 on the same backend."""
+    """Rows of the CSV, in the order of `HEADER`. Speed-ups are over float32 on the same backend."""
     for kind, one in figures.items():
         plain = figures[Kind(kind.backend, "float32")]
         step, prefill = ([f"{seconds:.6f}" for seconds in spread(times)] for times in (one.step, one.prefill))
@@ -186,7 +186,7 @@ def table(figures: dict[Kind, Figures]) -> list[str]:
 
 
 def conclusion(figures: dict[Kind, Figures]) -> str:
-    """What was found, in one sentence, of the last backend."""
+    """The result for the last backend, in one sentence."""
     backend = list(figures)[-1].backend
     plain = figures[Kind(backend, "float32")]
     parts = []
@@ -200,7 +200,7 @@ def conclusion(figures: dict[Kind, Figures]) -> str:
 
 
 def plot(path: Path, figures: dict[Kind, Figures], prompt_length: int, name: str, facts: dict[str, str]) -> None:
-    """Tokens a second of decode and of prefill, a bar for each format and backend."""
+    """Draw tokens per second of decode and prefill, a bar for each format and backend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -231,7 +231,7 @@ def plot(path: Path, figures: dict[Kind, Figures], prompt_length: int, name: str
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and write."""
+    """Measure, and write the results."""
     from minillm.loading import has_numba
 
     need_matplotlib()
@@ -253,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be run."""
+    """Returns the exit code: 0, or 2 for invalid arguments."""
     return execute("dtypes", run, parse(arguments))
 
 

@@ -2,16 +2,17 @@
 
     python benchmarks/gpu.py
 
-It runs these parts, one after the other, each in a process of its own and each with a limit of time:
+It runs these parts, one after the other, each in a process of its own and with a time limit:
 
     tests         the kernels' tests, on the GPU in place of the emulator
-    ceilings      a large copy and large library products: what everything else is held against
+    ceilings      a large copy and large library products: the upper bounds for everything else
     kernels       each kernel alone, in the sizes of each shape
     engine        decode steps and prefill of whole models with random weights
     transformers  the same by transformers, eager and compiled
     sanitizer     memcheck and racecheck of the kernels, where compute-sanitizer is installed
 
-What fails or runs out of time is named in the table and leaves the rest. Results are written as they come.
+A part that fails or runs out of time is reported in the table; the others run all the same. Results are written as they
+come.
 """
 
 import argparse
@@ -36,9 +37,9 @@ LIMITS = {"tests": 100, "ceilings": 25, "kernels": 80, "engine": 100, "transform
 """Part -> seconds that it may take."""
 BUDGET = 460
 SHAPES = ("opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b")
-"""What the budget is made for. Others are asked for by name: --shapes tinyllama-1.1b,llama-3.1-8b"""
+"""Shapes that fit into the budget. Others are given by name: --shapes tinyllama-1.1b,llama-3.1-8b"""
 EMULATED = ("emulated-llama", "emulated")
-"""In place of the shapes where there is no GPU: of each kind of layer a tiny one (`gpu_part.EMULATED_SHAPES`)."""
+"""Tiny shapes for --emulated, with each kind of layer (`gpu_part.EMULATED_SHAPES`)."""
 LEAST_SECONDS = 5
 PACKAGES = ("minillm", "numpy", "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "torch", "transformers", "pytest")
 
@@ -59,11 +60,11 @@ class Run:
         self._began = time.monotonic()
 
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the beginning."""
         return time.monotonic() - self._began
 
     def part(self, name: str, limit: float) -> str | None:
-        """Run a part, and keep its figures. Returns what went wrong, in one line."""
+        """Run a part, and keep its figures. Returns an error in one line, or None."""
         log = self._stem.with_name(f"{self._stem.name}_{name}.log")
         with log.open("w+", encoding="utf-8", errors="replace") as errors:
             ended = self._collect(name, limit, errors)
@@ -75,7 +76,7 @@ class Run:
         return None if ended == "" else ended or last[0]
 
     def _collect(self, name: str, limit: float, errors: IO[str]) -> str | None:
-        """Read figures until the part ends. Returns "" if all is well, None if its last words say what is not."""
+        """Read figures until the part ends. Returns "" on success, None if its log ends with the error."""
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("gpu_part.py")), name, self._task],
             stdout=subprocess.PIPE, stderr=errors, text=True, env=self._environment(), start_new_session=True,
@@ -110,7 +111,7 @@ class Run:
         return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
 
     def lines(self) -> Iterator[str]:
-        """The table, with what it was measured on and what came of the goals."""
+        """The lines of the report: machine, table, goals."""
         yield from (f"{name}: {fact}" for name, fact in self._facts.items())
         yield f"seconds in all: {self.seconds():.0f}"
         yield ""
@@ -123,7 +124,7 @@ class Run:
             yield from (f"  {goal}" for goal in goals(self.figures))
 
     def write(self) -> None:
-        """All that is known so far."""
+        """Write the results so far."""
         ceilings = Ceilings.of(self.figures)
         rows = (row(figure, ceilings) for figure in self.figures)
         write_csv(self._stem.with_name(f"{self._stem.name}.csv"), self._facts, HEADER, rows)
@@ -132,7 +133,7 @@ class Run:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Test and measure minillm on a GPU.")
     parser.add_argument("--parts", type=_parts, default=tuple(LIMITS), metavar="A,B", help=f"of {', '.join(LIMITS)}")
     parser.add_argument(
@@ -167,7 +168,7 @@ def _parts(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the parts and print what came of them."""
+    """Run the parts and print the report."""
     from minillm.models import published_names
 
     for shape in args.shapes:
@@ -193,7 +194,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 for what cannot be run."""
+    """Returns the exit code: 0, or 2 for invalid arguments."""
     args = parse(arguments)
     try:
         run(args)

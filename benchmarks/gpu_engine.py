@@ -1,12 +1,12 @@
-"""The whole engine on random weights, for `gpu.py`: decode steps and prefill, through the same calls as a user's."""
+"""The whole engine on random weights, for `gpu.py`: decode steps and prefill, through the public calls of `Engine`."""
 
 import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpu_clock import Sizes, median_and_best
-from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure
+from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure, Sizes, median_and_best
+from harness import token_ids
 
 from minillm import Engine
 from minillm.accounting import (
@@ -27,17 +27,17 @@ from minillm.models.outline import Embed, Linear
 
 HALF = Storage.all_in("float16")
 WARM_UP = 4
-"""Steps before any is timed: the first compiles, the second is captured."""
+"""Steps before the timing: the first compiles, the second is captured."""
 
 
 def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
-    """Every shape in float16."""
+    """Measure every shape in float16."""
     for shape in shapes:
         try:
             yield from _shape(sizes, shape)
-        except Exception as error:  # one that is too large leaves the others
+        except Exception as error:  # a shape that is too large must not end the others
             yield Figure(OURS, shape, "", note=f"failed: {type(error).__name__}: {error}")
-        gc.collect()  # the weights of this shape make room for the next one's
+        gc.collect()  # frees the weights before the next shape
 
 
 def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
@@ -58,16 +58,11 @@ def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
             yield Figure(OURS, shape, f"memory: {footprint.kind}", note=note)
 
 
-def prompt(number: int, length: int, vocab_size: int) -> list[int]:
-    """Token ids that differ from prompt to prompt and avoid the special ones."""
-    return [4 + (7919 * i + 104_729 * number) % (vocab_size - 4) for i in range(length)]
-
-
 def _decode(
     engine: Engine, watch: "Watch", sizes: Sizes, config: ModelConfig, shape: str, batch: int
 ) -> Iterator[Figure]:
-    """Steps of a batch, as `Engine.step` takes them; then some more for what the device alone takes."""
-    prompts = [prompt(i, sizes.prompt, config.vocab_size) for i in range(batch)]
+    """Time steps of a batch by `Engine.step`, then some more on the device alone."""
+    prompts = [token_ids(i, sizes.prompt, config.vocab_size) for i in range(batch)]
     requests = [engine.add(tokens, max_new_tokens=sizes.new_tokens, eos_token_id=()) for tokens in prompts]
     before = engine.stats.decode_tokens
     while engine.stats.decode_tokens == before:  # until a step has no prompt in it
@@ -94,7 +89,7 @@ def _decode(
 
 
 def _looked_up(config: ModelConfig) -> int:
-    """Numbers in tables of which a step reads a row for each token: positions, and tokens where no head shares them."""
+    """Size of the tables of which a step reads one row per token: positions, and tokens if the head is not tied."""
     outline = outline_of(config)
     tied = any(isinstance(part, Linear) and part.tied for part in outline.head)
     tokens = sum(part.vectors * part.width for part in outline.before if isinstance(part, Embed))
@@ -102,7 +97,7 @@ def _looked_up(config: ModelConfig) -> int:
 
 
 def _prefill(shape: str, config: ModelConfig, sizes: Sizes, prompts: int, run: Callable[[], object]) -> Figure:
-    """A prompt through the engine, or several in one pass. The first run compiles, and chooses products by time."""
+    """Time one prompt through the engine, or several in one pass. The first run compiles, and times the products."""
     run()
     seconds = [_timed(run) for _ in range(max(2, sizes.repeats // 2))]
     flops = step_flops(config, Step((Part(sizes.prefill, sizes.prefill),) * prompts, prompts))
@@ -112,12 +107,12 @@ def _prefill(shape: str, config: ModelConfig, sizes: Sizes, prompts: int, run: C
 
 
 def _generate(engine: Engine, length: int) -> None:
-    engine.generate(prompt(1, length, engine.config.vocab_size), max_new_tokens=1, eos_token_id=())
+    engine.generate(token_ids(1, length, engine.config.vocab_size), max_new_tokens=1, eos_token_id=())
 
 
 def _one_pass(engine: Engine, sizes: Sizes) -> None:
     runner, vocab = engine.runner, engine.config.vocab_size
-    sequences = [TokenSequence(prompt(i, sizes.prefill, vocab)) for i in range(sizes.prefills)]
+    sequences = [TokenSequence(token_ids(i, sizes.prefill, vocab)) for i in range(sizes.prefills)]
     try:
         runner.forward(sequences, [sizes.prefill] * len(sequences))
     finally:
@@ -126,20 +121,20 @@ def _one_pass(engine: Engine, sizes: Sizes) -> None:
 
 
 def _timed(run: Callable[[], object]) -> float:
-    """Seconds by the wall clock; `run` must wait for the device itself, as a step does for its tokens."""
+    """Wall-clock seconds; `run` must wait for the device itself, as a step does for its tokens."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
 class Watch:
-    """Counts what a captured step launches and, inside a `with` block, times its replays between two events."""
+    """Counts the launches of a captured step and, inside a `with` block, times its replays between two events."""
 
     def __init__(self, engine: Engine) -> None:
         backend = engine.runner.backend
         assert isinstance(backend, CudaBackend) and isinstance(backend.device, CupyDevice)
         self.launches = 0
-        """Of the step that was captured last"""
+        """Number of launches of the step captured last"""
         self.seconds: list[float] = []
         self._device, self._get, self._record = backend.device, backend.kernels.get, backend.device.record
         self._on = False

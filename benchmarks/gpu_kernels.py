@@ -1,17 +1,17 @@
 """The two ceilings, and each kernel alone in the shapes of a model, for `gpu.py`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from gpu_clock import Clock, Sizes, median_and_best
-from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure
+from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure, Sizes, median_and_best
 
 from minillm.accounting import Part
-from minillm.backends.cuda import attention, kv, linear, rotary, rows, sampling
+from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.kernels import Kernels
+from minillm.backends.cuda.memory import CupyDevice
 from minillm.backends.cuda.random import fill_normal
 from minillm.backends.cuda.weights import number_type
 from minillm.backends.weights import Weight
@@ -25,9 +25,54 @@ PAGE = 16
 NUMBER = 2
 """Bytes of a float16"""
 
+Call = Callable[[], object]
+
+
+class Clock:
+    """Times calls on the GPU between two events, of a captured graph where host calls would be in the way."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.device = CupyDevice()
+        self.device.activate()
+        self.xp = self.device.xp
+        self.kernels = Kernels(CupyLauncher(), "float16")
+
+    def singly(self, call: Call) -> list[float]:
+        """Seconds of each call, host included; for calls that take much longer than their launch."""
+        call()
+        return [self._time(call) for _ in range(self.sizes.repeats)]
+
+    def captured(self, calls: Sequence[Call]) -> list[float]:
+        """Seconds of one of `calls`, each one launch or a few, captured one after the other in one graph.
+
+        The calls should read different memory, as a forward pass does; the same memory would come from a cache.
+        """
+        calls[0]()  # compiles
+
+        def launch() -> None:
+            for call in calls:
+                call()
+
+        replay = self.device.record(launch)
+        replay()
+        return [self._time(replay) / len(calls) for _ in range(self.sizes.repeats)]
+
+    def copies(self, size: int, least: int = 2) -> int:
+        """Number of calls, each reading `size` bytes, that together read more than a cache holds."""
+        return max(least, min(64, -(-self.sizes.cold // max(1, size))))
+
+    def _time(self, call: Call) -> float:
+        start, stop = self.xp.cuda.Event(), self.xp.cuda.Event()
+        start.record(self.device.stream)
+        call()
+        stop.record(self.device.stream)
+        self.device.wait()
+        return float(1e-3 * self.xp.cuda.get_elapsed_time(start, stop))
+
 
 def ceilings(sizes: Sizes) -> Iterator[Figure]:
-    """A large copy, and large products of each type."""
+    """Measure a large copy, and large products of each type."""
     clock = Clock(sizes)
     yield _copy(clock)
     n = sizes.product
@@ -39,7 +84,7 @@ def ceilings(sizes: Sizes) -> Iterator[Figure]:
                 fill_normal(Kernels(CupyLauncher(), storage), array, seed, 1.0)
             out = clock.xp.empty((n, n), a.dtype)
             seconds = clock.singly(lambda a=a, b=b, out=out: clock.xp.matmul(a, b, out=out))  # type: ignore[misc]
-        except Exception as error:  # one type that the library cannot do leaves the others
+        except Exception as error:  # a type that the library does not support must not end the others
             yield Figure("ceilings", "", what, note=f"failed: {type(error).__name__}: {error}")
             continue
         yield Figure("ceilings", "", what, **median_and_best(seconds), flops=2 * n**3)
@@ -55,7 +100,7 @@ def _copy(clock: Clock) -> Figure:
 
 
 def kernels(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
-    """Every kernel in the sizes that a forward pass of each shape gives it."""
+    """Measure every kernel in the sizes of a forward pass of each shape."""
     clock = Clock(sizes)
     for shape in shapes:
         bench = Bench(clock, published_config(shape))
@@ -66,12 +111,12 @@ def kernels(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
             try:
                 for figure in measure():
                     yield figure._replace(part="kernels", shape=shape)
-            except Exception as error:  # a kernel that fails leaves the others
+            except Exception as error:  # a kernel that fails must not end the others
                 yield Figure("kernels", shape, measure.__name__, note=f"failed: {type(error).__name__}: {error}")
 
 
 class Bench:
-    """The kernels of one shape. What is read from the cache or from weights is read cold; activations may be warm."""
+    """The kernels of one shape. Weights and K/V cache are read from memory; activations may come from a cache."""
 
     def __init__(self, clock: Clock, config: ModelConfig) -> None:
         self.clock, self.config, self.sizes = clock, config, clock.sizes
@@ -80,7 +125,7 @@ class Bench:
         self._seed = 0
 
     def normal(self, *shape: int) -> Any:
-        """Random numbers: the power that products draw, and so the clock, depends on them."""
+        """Random numbers, not zeros: power, and so the clock rate, depends on the numbers."""
         out = self.xp.empty(shape, np.float16)
         self._seed += 1
         fill_normal(self.kernels, out, self._seed, 0.05)
@@ -91,7 +136,7 @@ class Bench:
         return Figure("", "", what, **median_and_best(self.clock.captured(calls)), **amounts)
 
     def products(self) -> Iterator[Figure]:
-        """Each projection, by as many rows as a step has; for many rows beside the library's product."""
+        """Each projection, with as many rows as a step has; for many rows also by the library."""
         linears = [part for part in (*self.outline.layers[0], self.outline.head[-1]) if isinstance(part, Linear)]
         for name, part in zip(("qkv", "out", "up", "down", "head"), linears, strict=True):
             shape, is_head = (part.outputs, part.inputs), part.role == "vocabulary"
@@ -132,7 +177,7 @@ class Bench:
             yield self.figure(f"{name}, {T} rows, what the library leaves", 4 * finish, bytes=read)
 
     def attention(self) -> Iterator[Figure]:
-        """One layer's attention: a decode step at some context, whole or through a window, and a whole prompt."""
+        """One layer's attention: a decode step, full or with a window, and a prefill."""
         (H, K, D), S = self.heads, self.sizes.context
         for window in (None, self.sizes.window):
             seen, words = (S, "") if window is None else (window, f", window {window}")
@@ -176,7 +221,7 @@ class Bench:
         return self.figure(what, [attend(*cache) for cache in caches], bytes=moved, flops=flops)
 
     def caches(self) -> Iterator[Figure]:
-        """Filing keys and values, and copying a page for a fork."""
+        """Storing keys and values, and copying a page for a fork."""
         (H, K, D), L = self.heads, self.config.num_layers
         for T in (*self.sizes.batches, self.sizes.prefill):
             qkv = self.normal(T, H + 2 * K, D)
@@ -184,13 +229,13 @@ class Bench:
             slots = self.integers(np.arange(T))
 
             def store(qkv: Any = qkv, keys: Any = keys, values: Any = values, slots: Any = slots) -> None:
-                kv.store_kv(self.kernels, qkv[:, H : H + K], qkv[:, H + K :], keys, values, slots)
+                attention.store_kv(self.kernels, qkv[:, H : H + K], qkv[:, H + K :], keys, values, slots)
 
             yield self.figure(f"store K and V, {T} tokens", [store] * 8, bytes=4 * NUMBER * T * K * D)
         keys, values = (self.normal(L, 2, K, PAGE, D) for _ in "kv")
 
         def copy() -> None:
-            kv.copy_positions(self.kernels, keys, values, 0, 1, 0, PAGE)
+            attention.copy_positions(self.kernels, keys, values, 0, 1, 0, PAGE)
 
         yield self.figure("copy a page of all layers", [copy] * 8, bytes=4 * NUMBER * L * K * PAGE * D)
 
@@ -211,7 +256,7 @@ class Bench:
             yield self.figure(f"RMS norm, {T} rows", [rms_norm] * 8, bytes=2 * x.nbytes + 4 * E)
 
     def turning(self) -> Iterator[Figure]:
-        """Rotary position embedding of queries and keys, whether or not the shape has it."""
+        """Rotary position embedding of queries and keys, even if the shape has none."""
         H, K, D = self.heads
         powers = -np.arange(0, D, 2) / D
         rotation = Rotation(frequencies=Weight("", self.xp.asarray((10_000.0**powers).astype(np.float32))))
@@ -221,13 +266,13 @@ class Bench:
             outs = self.xp.empty((T, H, D), np.float16), self.xp.empty((T, K, D), np.float16)
 
             def turn(qkv: Any = qkv, batch: Any = batch, outs: Any = outs) -> None:
-                rotary.rotary(self.kernels, qkv[:, :H], qkv[:, H : H + K], batch, rotation, *outs)
+                rows.rotary(self.kernels, qkv[:, :H], qkv[:, H : H + K], batch, rotation, *outs)
 
             moved = 2 * NUMBER * T * (H + K) * D + 4 * T
             yield self.figure(f"rotary, {T} tokens", [turn] * 8, bytes=moved)
 
     def gates(self) -> Iterator[Figure]:
-        """The gate of a gated MLP as wide as the shape's own, gated or not."""
+        """The gate of a gated MLP of the shape's width, even if its own has none."""
         gated = [part.width for part in self.outline.layers[0] if isinstance(part, Gate)]
         F = gated[0] if gated else self.config.intermediate_size
         for T in (*self.sizes.batches, self.sizes.prefill):
@@ -239,7 +284,7 @@ class Bench:
             yield self.figure(f"gate, {T} rows", [glu] * 8, bytes=3 * out.nbytes)
 
     def looking_up(self) -> Iterator[Figure]:
-        """Embedding, and the choice of rows."""
+        """Embedding, and the selection of rows."""
         E, V = self.config.hidden_size, self.config.vocab_size
         learned = any(isinstance(part, Embed) and part.positions for part in self.outline.before)
         table, places = self.normal(V, E), self.normal(self.config.max_positions, E) if learned else None
@@ -253,7 +298,7 @@ class Bench:
             yield self.figure(f"embedding, {T} tokens", [embed] * 8, bytes=moved)
 
     def choosing(self) -> Iterator[Figure]:
-        """The likeliest token, and a draw; each is more than one launch."""
+        """Argmax and sampling; each takes several launches."""
         V = self.config.vocab_size
         for R in self.sizes.batches:
             logits = self.normal(R, V).astype(np.float32)

@@ -1,19 +1,36 @@
-"""One part of `gpu.py`, in a process of its own: what breaks the GPU for one part must not break it for the others.
+"""One part of `gpu.py`, in a process of its own, so that a part that breaks its GPU context does not break the others.
 
     python gpu_part.py PART TASK
 
-TASK is a `Task` as JSON. Each figure goes to standard output as one line of JSON as soon as it is there.
+TASK is a `Task` as JSON. Each figure goes to standard output as one line of JSON as soon as it is measured.
 """
 
 import json
 import os
+import re
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_clock import TINY, Sizes
-from gpu_figures import Figure
+from gpu_figures import TINY, Figure, Sizes
 
+ROOT = Path(__file__).parents[1]
+TESTS = "tests/backends/cuda"
+ONE_OF_EACH = (
+    "embedding_is or norms_are_their or the_order_of_threads or in_any_order_of_threads or store_kv_fills"
+    " or copy_positions_is or argmax_is or draws_over_several or numbers_are_those"
+)
+"""Tests that together launch every kernel; with a sanitizer there is no time for more."""
+LEAST = "no_tokens or no_rows"
+"""Tests for --emulated, which only shows that everything runs"""
+QUICK = ("-p", "no:cacheprovider", "-o", "addopts=", "-W", "default", "-q", "-rfs", "--tb=short")
+SUMMARY = re.compile(r"^=*\s*(?P<counts>\d+ (?:passed|failed|skipped|error|deselected).*?) in [\d.]+s", re.MULTILINE)
+FOUND = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)")
 _SIZES = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64,
@@ -25,19 +42,19 @@ EMULATED_SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Task(NamedTuple):
-    """What a part is to do."""
+    """The task of a part."""
 
     shapes: list[str]
     emulated: bool
 
     @property
     def sizes(self) -> Sizes:
-        """How much to measure."""
+        """The sizes to measure."""
         return TINY if self.emulated else Sizes()
 
 
 def machine(task: Task) -> Iterator[Figure]:
-    """What the GPU is, as notes. It fails where there is none."""
+    """Name, memory and versions of the GPU, as notes; fails without one."""
     from minillm.backends.cuda.compiling import CupyLauncher
     from minillm.backends.cuda.kernels import sources_digest
 
@@ -53,10 +70,48 @@ def machine(task: Task) -> Iterator[Figure]:
     yield Figure("machine", "", "kernels", note=f"sources {sources_digest()}")
 
 
-def _tests(task: Task) -> Iterator[Figure]:
-    from gpu_checks import tests
+def tests(task: Task) -> Iterator[Figure]:
+    """All tests of the kernels and the engine on the GPU, except slow ones."""
+    if not find_spec("pytest"):
+        yield Figure("tests", "", "", note="left out: without pytest")
+        return
+    arguments = [*QUICK, "-m", "not slow and not reference"]
+    if task.emulated:
+        arguments += ["-k", LEAST]
+    elif find_spec("xdist"):
+        arguments += ["-n", str(min(8, len(os.sched_getaffinity(0))))]
+    yield from _pytest("tests", "kernels and engine", [], arguments)
 
-    return tests(emulated=task.emulated)
+
+def sanitizer(task: Task) -> Iterator[Figure]:
+    """Memory errors and races in shared memory, by compute-sanitizer."""
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if not program or not find_spec("pytest"):
+        yield Figure("sanitizer", "", "", note=f"left out: without {'pytest' if program else 'compute-sanitizer'}")
+        return
+    arguments = [*QUICK, "-m", "not slow and not reference", "-k", LEAST if task.emulated else ONE_OF_EACH]
+    for tool in ("memcheck", "racecheck"):
+        prefix = [program, "--tool", tool, "--error-exitcode", "86", "--print-limit", "20"]
+        yield from _pytest("sanitizer", tool, prefix, arguments)
+
+
+def _pytest(part: str, what: str, prefix: list[str], arguments: list[str]) -> Iterator[Figure]:
+    """One run of pytest: its result, and a line for each failure and each reason to skip."""
+    command = [*prefix, sys.executable, "-m", "pytest", *arguments, TESTS]
+    environment = os.environ | {"MINILLM_TEST_GPU": "unpooled" if prefix else "1"}
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace")
+    seconds = time.perf_counter() - began
+    print(done.stdout, done.stderr, file=sys.stderr, flush=True)
+    counts = SUMMARY.findall(done.stdout)
+    words = [
+        counts[-1] if counts else f"pytest ended with {done.returncode}",
+        *FOUND.findall(done.stdout + done.stderr),
+    ]
+    yield Figure(part, "", what, seconds, seconds, note="; ".join(words))
+    for line in done.stdout.splitlines():
+        if line.startswith(("FAILED ", "ERROR ", "SKIPPED ")):
+            yield Figure(part, "", "", note=line[:300])
 
 
 def _ceilings(task: Task) -> Iterator[Figure]:
@@ -83,25 +138,19 @@ def _transformers(task: Task) -> Iterator[Figure]:
     return transformers(task.sizes, task.shapes, emulated=task.emulated)
 
 
-def _sanitizer(task: Task) -> Iterator[Figure]:
-    from gpu_checks import sanitizer
-
-    return sanitizer(emulated=task.emulated)
-
-
 PARTS: dict[str, Callable[[Task], Iterator[Figure]]] = {
     "machine": machine,
-    "tests": _tests,
+    "tests": tests,
     "ceilings": _ceilings,
     "kernels": _kernels,
     "engine": _engine,
     "transformers": _transformers,
-    "sanitizer": _sanitizer,
+    "sanitizer": sanitizer,
 }
 
 
 def main() -> int:
-    """See the module's text. Exit code 1 and one line for what minillm refuses; else what Python makes of it."""
+    """See the module's docstring. Returns the exit code: 0, or 1 with one line for an error of minillm's."""
     from minillm.errors import MinillmError
     from minillm.models import family_of
 
@@ -110,7 +159,7 @@ def main() -> int:
         for name in task.shapes:
             family_of(EMULATED_SHAPES[name]).SHAPES[name] = EMULATED_SHAPES[name]
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not come between the replies
+    os.dup2(2, 1)  # output of libraries must not mix with the replies
     try:
         for figure in PARTS[part](task):
             print(json.dumps(figure._asdict()), file=replies, flush=True)

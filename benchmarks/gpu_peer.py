@@ -1,7 +1,7 @@
 """transformers on the same GPU and shapes, for `gpu.py`: eager, and compiled with a static cache.
 
-A loop by hand, which spares what `generate` does around it, and which waits for the device once, at the end: so each
-step costs transformers less than a user's would. Random weights, float16, greedy.
+A hand-written loop, without the overhead of `generate`, that waits for the device once at the end: each step is faster
+than a user's would be. Random weights, float16, greedy.
 """
 
 import gc
@@ -10,20 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpu_clock import Sizes, median_and_best
-from gpu_figures import COMPILED, DECODE, EAGER, PREFILL, Figure
+from gpu_figures import COMPILED, DECODE, EAGER, PREFILL, Figure, Sizes, median_and_best
+from harness import token_ids
 
 from minillm.models import FAMILIES, family_named
 
 WARM_UP = 4
-"""Steps before any is timed: the compiled ones trace, then capture their graph."""
+"""Steps before the timing: compiled ones trace, then capture their graph."""
 BURSTS = 3
 
 
 def transformers(sizes: Sizes, shapes: list[str], *, emulated: bool) -> Iterator[Figure]:
-    """First every shape eager, then compiled at batch 1, and at last compiled in larger batches: compiling takes long.
+    """Every shape eager, then compiled at batch 1, then compiled in larger batches, since compiling takes long.
 
-    Emulated it runs on the CPU, and what would be compiled is only traced.
+    Emulated, it runs on the CPU, and compiled models are only traced.
     """
     missing = [name for name in ("torch", "transformers") if not _installed(name)]
     if missing:
@@ -35,10 +35,10 @@ def transformers(sizes: Sizes, shapes: list[str], *, emulated: bool) -> Iterator
     for part, shape, batches in plans:
         try:
             yield from _measure(Peer(shape, "cpu" if emulated else "cuda", sizes), part, shape, batches)
-        except Exception as error:  # one that it cannot do leaves the others
+        except Exception as error:  # a failure must not end the others
             words = (str(error).splitlines() or [""])[0][:200]
             yield Figure(part, shape, "", note=f"failed: {type(error).__name__}: {words}")
-        gc.collect()  # the weights of this shape make room for the next one's
+        gc.collect()  # frees the weights before the next shape
 
 
 def _measure(peer: "Peer", part: str, shape: str, batches: tuple[int, ...]) -> Iterator[Figure]:
@@ -67,7 +67,7 @@ class Peer:
         self.torch, self.transformers, self.device, self.sizes = torch, transformers, device, sizes
         torch.set_grad_enabled(False)
         if device == "cpu":
-            torch.set_num_threads(1)  # several would wait for each other longer than so little work takes
+            torch.set_num_threads(1)  # for so little work, several threads are slower
         torch.manual_seed(0)
         raw = next(family.SHAPES[shape] for family in map(family_named, FAMILIES) if shape in family.SHAPES)
         before = torch.get_default_dtype()
@@ -82,7 +82,7 @@ class Peer:
         self._takes_cache_position = "cache_position" in inspect.signature(self.model.forward).parameters
 
     def begin(self, batch: int, *, compiled: bool) -> None:
-        """Compute prompts, and make ready for steps."""
+        """Compute the prompts, and prepare decode steps."""
         torch = self.torch
         room = self.sizes.prompt + WARM_UP + BURSTS * self.sizes.steps
         self._forward: Callable[..., Any] = self.model.forward
@@ -103,7 +103,7 @@ class Peer:
         self._wait()
 
     def decode(self) -> list[float]:
-        """Seconds of a step, the mean of each burst."""
+        """Mean seconds of a step, for each burst."""
         seconds = []
         for _ in range(BURSTS):
             began = time.perf_counter()
@@ -134,7 +134,7 @@ class Peer:
         self._length += 1
 
     def _call(self, forward: Callable[..., Any], ids: Any, first: int) -> Any:
-        """One forward pass over tokens that stand at position `first` and after it."""
+        """One forward pass over tokens from position `first` on."""
         torch = self.torch
         positions = torch.arange(first, first + ids.shape[1], device=self.device)
         options: dict[str, Any] = {"position_ids": positions.expand(ids.shape[0], -1)}
@@ -145,9 +145,7 @@ class Peer:
         return forward(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **options)
 
     def _tokens(self, prompts: int, length: int) -> Any:
-        from gpu_engine import prompt
-
-        rows = [prompt(i, length, self._vocab) for i in range(prompts)]
+        rows = [token_ids(i, length, self._vocab) for i in range(prompts)]
         return self.torch.tensor(rows, device=self.device)
 
     def _wait(self) -> None:

@@ -1,4 +1,4 @@
-"""What every benchmark needs: arguments, threads, and a record of what it ran on."""
+"""Shared by all benchmarks: arguments, threads, result files, and a record of the machine."""
 
 import argparse
 import csv
@@ -21,7 +21,7 @@ THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class BenchmarkError(Exception):
-    """What the user can put right, in one line; the script exits with 2."""
+    """An error that the user can correct, in one line; the script exits with 2."""
 
 
 def positive(text: str) -> int:
@@ -32,12 +32,12 @@ def positive(text: str) -> int:
 
 
 def positives(text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1 between commas, for argparse: each once, the least first."""
+    """Comma-separated whole numbers of at least 1, for argparse: sorted, without duplicates."""
     return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
 
 
 def need_matplotlib() -> None:
-    """Find out before anything is measured.
+    """Check for matplotlib before anything is measured.
 
     Raises:
         BenchmarkError: matplotlib is not installed.
@@ -49,7 +49,7 @@ def need_matplotlib() -> None:
 
 
 def execute(name: str, run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a script on `args.threads` threads. Returns the exit code: that of `run`, or 2 for what cannot be run."""
+    """Run a script on `args.threads` threads. Returns its exit code; 2 for invalid arguments, 130 for Ctrl-C."""
     os.environ.update(thread_environment(args.threads))  # before anything imports NumPy
     from minillm.cli.startup import tune_blas
     from minillm.errors import MinillmError
@@ -88,12 +88,12 @@ def make_folder(path: Path) -> None:
 
 
 def say(text: str) -> None:
-    """Tell how far things are, apart from the results."""
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def write_csv(path: Path, facts: dict[str, str], header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table, after comments that say where its figures come from.
+    """Write a table as CSV, after comments with the facts about the run.
 
     Raises:
         BenchmarkError: the file cannot be written.
@@ -107,7 +107,7 @@ def write_csv(path: Path, facts: dict[str, str], header: Sequence[str], rows: It
 
 
 def write_figure(path: Path, figure: Any) -> None:
-    """A figure of matplotlib's as PNG.
+    """Write a matplotlib figure as PNG.
 
     Raises:
         BenchmarkError: the file cannot be written.
@@ -118,7 +118,7 @@ def write_figure(path: Path, figure: Any) -> None:
 
 
 def write_result(path: Path, content: str | bytes) -> None:
-    """A file of results, whole or not at all.
+    """Write a file of results, completely or not at all.
 
     Raises:
         BenchmarkError: it cannot be written.
@@ -138,13 +138,13 @@ def available_cores() -> int:
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """The variables that tell a BLAS how many threads to use. They act only before NumPy is imported."""
+    """Environment variables for a BLAS's number of threads; read when NumPy is imported."""
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def bandwidth_probe(threads: int) -> Callable[[], float]:
-    """A function that measures how fast the memory is read, in GB/s: the best of three dot products over 256 MB for
-    each thread.
+    """A function that measures the memory bandwidth in GB/s: the best of three dot products over 256 MB per
+    thread.
     """
     import numpy as np
 
@@ -159,7 +159,7 @@ def bandwidth_probe(threads: int) -> Callable[[], float]:
     def probe() -> float:
         return parts.nbytes / min(read() for _ in range(3)) / 1e9
 
-    probe()  # the first one finds threads and pages unready
+    probe()  # warm-up: starts threads, maps pages
     return probe
 
 
@@ -168,7 +168,7 @@ def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
 
     Args:
         threads: how many the benchmark used
-        packages: distributions whose versions matter; those that are not installed are named as such
+        packages: distributions whose versions matter; "not installed" for absent ones
     """
     return {
         "cpu": _cpu(),
@@ -193,7 +193,7 @@ def version(package: str) -> str:
 
 
 def has_avx512() -> bool:
-    """The processor has AVX-512."""
+    """True if the processor has AVX-512."""
     return "avx512f" in _cpu_fields().get("flags", "")
 
 
@@ -201,13 +201,13 @@ def _cpu() -> str:
     """The processor's model name, and whether it has AVX-512."""
     fields = _cpu_fields()
     parts = [fields.get("model name", platform.processor() or platform.machine())]
-    if "cpu family" in fields:  # a name like "AMD EPYC" says little
+    if "cpu family" in fields:  # more precise than a name like "AMD EPYC"
         parts.append(f"family {fields['cpu family']} model {fields['model']}")
     return ", ".join([*parts, "AVX-512" if has_avx512() else "no AVX-512"])
 
 
 def _cpu_fields() -> dict[str, str]:
-    """What Linux says about the last core."""
+    """The fields of the last core in /proc/cpuinfo; empty if there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -216,7 +216,7 @@ def _cpu_fields() -> dict[str, str]:
 
 
 def _blas() -> str:
-    """The BLAS that NumPy was built with, and what the environment tells it."""
+    """The BLAS that NumPy was built with, and its environment variables."""
     import numpy as np
 
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
@@ -229,7 +229,7 @@ def _blas() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout, and whether something in it was changed."""
+    """The commit of the checkout, and whether files were changed since."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)

@@ -46,7 +46,7 @@ CHUNK = 512
 
 
 class Task(NamedTuple):
-    """A pair."""
+    """A length and a batch size."""
 
     batch: int
     length: int
@@ -54,7 +54,7 @@ class Task(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a pair took, round by round."""
+    """Measurements of a pair, by round."""
 
     prefill: list[float]
     """Seconds of all prompts"""
@@ -63,7 +63,7 @@ class Figures(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure prefill and decode against length and batch.")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--lengths", type=positives, default=(32, 128, 512, 1024), metavar="N,N,...", help="of prompts")
@@ -96,7 +96,7 @@ def time_task(engine: "Engine", task: Task, steps: int) -> tuple[float, float]:
 
 
 def measure(engine: "Engine", tasks: Sequence[Task], steps: int, repeat: int) -> dict[Task, Figures]:
-    """Let all pairs take turns. The first round warms up and is not kept."""
+    """Measure all pairs in turns. The first round is a warm-up and is not kept."""
     figures = {task: Figures([], []) for task in tasks}
     for number in range(repeat + 1):
         for task, kept in figures.items():
@@ -109,7 +109,7 @@ def measure(engine: "Engine", tasks: Sequence[Task], steps: int, repeat: int) ->
 
 
 def row(task: Task, figures: Figures) -> list[object]:
-    """The figures of a pair, as `HEADER` names them."""
+    """A row of the CSV, in the order of `HEADER`."""
     prefill, step = spread(figures.prefill), spread(figures.step)
     speeds = task.batch * task.length / prefill[0], task.batch / step[0]
     times = [
@@ -130,7 +130,7 @@ def table(figures: dict[Task, Figures]) -> list[str]:
 
 
 def conclusion(figures: dict[Task, Figures]) -> str:
-    """What was found, in one sentence, from the corners of the table."""
+    """The result in one sentence, from the corners of the table."""
     few, many = min(task.batch for task in figures), max(task.batch for task in figures)
     short, long = min(task.length for task in figures), max(task.length for task in figures)
     prefill = {task: statistics.median(one.prefill) for task, one in figures.items()}
@@ -146,7 +146,7 @@ def conclusion(figures: dict[Task, Figures]) -> str:
 
 
 def plot(path: Path, figures: dict[Task, Figures], name: str, facts: dict[str, str]) -> None:
-    """Speed of prefill and time of a decode step against length, a line for each batch."""
+    """Draw the speed of prefill and the time of a decode step against length, a line for each batch."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -180,7 +180,7 @@ def plot(path: Path, figures: dict[Task, Figures], name: str, facts: dict[str, s
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and write."""
+    """Measure, and write the results."""
     from minillm import Engine
 
     need_matplotlib()
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be run."""
+    """Returns the exit code: 0, or 2 for invalid arguments."""
     return execute("lengths_and_batches", run, parse(arguments))
 
 

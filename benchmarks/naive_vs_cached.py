@@ -42,7 +42,7 @@ DEFAULT_LENGTHS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
 
 
 class Curve(NamedTuple):
-    """What one mode cost up to and with each generated token."""
+    """Cumulative cost of one mode, by generated token."""
 
     counted: list[int]
     """FLOPs of the calls made"""
@@ -59,7 +59,7 @@ class Curve(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure naive against cached generation.")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
@@ -158,7 +158,7 @@ def table(curves: dict[str, Curve], lengths: Sequence[int]) -> list[str]:
 
 
 def conclusion(curves: dict[str, Curve], length: int) -> str:
-    """What was found, in one sentence, from the figures at the greatest length and at half of it."""
+    """The result in one sentence, from the figures at the greatest length and at half of it."""
     naive, cached = curves["naive"], curves["cached"]
     work = naive.counted[length - 1] / cached.counted[length - 1]
     wait = naive.spread(length)[0] / cached.spread(length)[0]
@@ -177,7 +177,7 @@ def conclusion(curves: dict[str, Curve], length: int) -> str:
 
 
 def rows(curves: dict[str, Curve], lengths: Sequence[int]) -> Iterator[list[object]]:
-    """The figures as `HEADER` names them."""
+    """Rows of the CSV, in the order of `HEADER`."""
     for mode, curve in curves.items():
         for length in lengths:
             times = (f"{seconds:.6f}" for seconds in curve.spread(length))
@@ -185,7 +185,7 @@ def rows(curves: dict[str, Curve], lengths: Sequence[int]) -> Iterator[list[obje
 
 
 def plot(path: Path, curves: dict[str, Curve], lengths: Sequence[int], name: str, facts: dict[str, str]) -> None:
-    """FLOPs and seconds against length, side by side."""
+    """Draw FLOPs and seconds against length, side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -262,7 +262,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare_tokens(naive: list[int], cached: list[int]) -> str:
-    """Whether both ways say the same. Rounding may part them where two logits are as good as equal."""
+    """Whether both modes give the same tokens. Rounding may separate them where two logits are almost equal."""
     for i, (a, b) in enumerate(zip(naive, cached, strict=True)):
         if a != b:
             return f"tokens: the same up to number {i}, where two logits are equal but for rounding"
@@ -270,7 +270,7 @@ def _compare_tokens(naive: list[int], cached: list[int]) -> str:
 
 
 def _agreement(curves: dict[str, Curve]) -> str:
-    """Where count and formula part first."""
+    """The first token at which count and formula differ."""
     for mode, curve in curves.items():
         for i, (counted, formula) in enumerate(zip(curve.counted, curve.formula, strict=True)):
             if counted != formula:
@@ -279,7 +279,7 @@ def _agreement(curves: dict[str, Curve]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 if count and formula differ; 2 for what cannot be run."""
+    """Returns the exit code: 0, 1 if count and formula differ, 2 for invalid arguments."""
     return execute("naive_vs_cached", run, parse(arguments))
 
 

@@ -1,7 +1,7 @@
-"""The engines that `against_peers.py` measures, each behind the same few methods. All are greedy.
+"""The engines that `against_peers.py` measures, behind the interface `Peer`. All decode greedily.
 
 A format is named as minillm names it ("float32", "float16", "bfloat16", "int8", "int4"); `peer_plans.py` says what each
-engine calls it. An engine imports its library when it is made, and stays loaded.
+engine calls it. An engine imports its library when it is created, and stays loaded.
 """
 
 import time
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 
 class Decoded(NamedTuple):
-    """What a burst of decoding brought."""
+    """Result of a burst of decoding."""
 
     tokens: int
-    """Of all prompts, without the first of each"""
+    """Number of generated tokens of all prompts, except the first of each"""
     seconds: float
 
 
 class Peer(Protocol):
-    """What an engine must be able to do."""
+    """An engine under measurement."""
 
     def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
         """Generate `new_tokens` for each prompt, or fewer when `limit` seconds have passed after the first ones."""
@@ -31,11 +31,11 @@ class Peer(Protocol):
         """Seconds from a prompt to its first generated token."""
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
-        """Of every position. [T] -> [T, V]"""
+        """Logits of every position. [T] -> [T, V]"""
 
 
 def timed(step: Callable[[], object], prompts: int, new_tokens: int, limit: float) -> Decoded:
-    """Take the steps that follow the first token; each gives one token to each prompt."""
+    """Time the steps after the first token; each gives one token to each prompt."""
     began = time.perf_counter()
     seconds, taken = 0.0, 0
     while taken < new_tokens - 1 and seconds <= limit:
@@ -46,7 +46,7 @@ def timed(step: Callable[[], object], prompts: int, new_tokens: int, limit: floa
 
 
 class Minillm:
-    """This engine, set up as its command line does, on one of its backends."""
+    """minillm, set up as by its command line, on one of its backends."""
 
     def __init__(self, backend: str, form: str, folder: str, threads: int) -> None:
         self._settings = {"backend": backend, "dtype": form, "threads": threads}
@@ -54,11 +54,11 @@ class Minillm:
         self._engine_of(1 if backend == "numpy" else 8)
 
     def _engine_of(self, size: int) -> Any:
-        """The engine. On NumPy it is made anew when the batch size changes, which decides how weights are laid out."""
+        """The engine. On NumPy it is recreated for another batch size, which decides the layout of weights."""
         from minillm import Engine
 
         if size != self._size and (self._settings["backend"] == "numpy" or not self._size):
-            self._engine = None  # its memory is free before the next one's is taken
+            self._engine = None  # frees its memory before the next one is loaded
             self._engine, self._size = Engine(self._folder, max_batch_size=size, **self._settings), size  # type: ignore[arg-type]
         return self._engine
 
@@ -86,7 +86,7 @@ class Minillm:
 
 
 class Transformers:
-    """Hugging Face transformers on torch, eager, with its dynamic cache; a loop by hand, which spares generate()'s."""
+    """Hugging Face transformers on torch, eager, with a dynamic cache, in a loop without generate()'s overhead."""
 
     def __init__(self, form: str, folder: str, threads: int) -> None:
         import torch
@@ -99,7 +99,7 @@ class Transformers:
         self._model = loader.from_pretrained(folder, dtype=getattr(torch, form)).eval()
 
     def _step(self, ids: Any, past: Any) -> tuple[Any, Any]:
-        """One forward pass: the likeliest next token of each row [N, 1], and the cache."""
+        """One forward pass: the most likely next token of each row [N, 1], and the cache."""
         output = self._model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
         return output.logits[:, -1].argmax(-1, keepdim=True), output.past_key_values
 
@@ -123,7 +123,7 @@ class Transformers:
 
 
 class CTranslate2:
-    """CTranslate2's generator; its tokens are words, which the checkpoint's tokenizer calls t0, t1 ..."""
+    """CTranslate2's generator; its tokens are words: t0, t1 ... in the checkpoint's tokenizer."""
 
     def __init__(self, form: str, folder: str, threads: int) -> None:
         import ctranslate2
@@ -134,7 +134,7 @@ class CTranslate2:
         )  # fmt: skip
 
     def _generate(self, prompts: list[list[int]], new_tokens: int) -> list[float]:
-        """Greedy; the moment at which each token came out, of all prompts in turn."""
+        """Decode greedily. Returns the time of each token, of all prompts in turn."""
         moments: list[float] = []
 
         def note(_: Any) -> bool:
@@ -151,7 +151,7 @@ class CTranslate2:
         return moments
 
     def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
-        """As the protocol says, but all tokens whatever the limit: it is never so slow."""
+        """As in `Peer`, but the limit is ignored: this engine never reaches it."""
         moments = self._generate(prompts, new_tokens)
         return Decoded(len(prompts) * (new_tokens - 1), moments[-1] - moments[len(prompts) - 1])
 
@@ -168,7 +168,7 @@ CTRANSLATE2_TYPES = {"float32": "float32", "int8": "int8_float32"}
 
 
 class LlamaCpp:
-    """llama.cpp through its C interface, with its defaults: a float16 cache, weights repacked where it likes that."""
+    """llama.cpp through its C interface, with its defaults: a float16 cache, weights repacked if it chooses to."""
 
     def __init__(self, path: str, threads: int) -> None:
         import llama_cpp
@@ -240,12 +240,12 @@ class LlamaCpp:
 
 
 def _rounded(length: int) -> int:
-    """llama.cpp has contexts of multiples of 256."""
+    """Round up to a multiple of 256, as llama.cpp's contexts."""
     return -(-length // 256) * 256
 
 
 def make(engine: str, form: str, folder: str, threads: int) -> Peer:
-    """An engine of `peer_plans.py`, loaded.
+    """Load an engine of `peer_plans.py`.
 
     Args:
         engine: "minillm-numpy", "minillm-numba", "transformers", "ctranslate2" or "llama.cpp"

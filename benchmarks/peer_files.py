@@ -3,22 +3,33 @@
     python peer_files.py SHAPE FOLDER [ctranslate2] [f32] [f16] [bf16] [Q8_0] [Q4_0]
 
 FOLDER becomes a Hugging Face checkpoint in float32, which minillm and transformers load; "ctranslate2" converts it, and
-the other words are llama.cpp's formats, of which `peer_gguf.py` writes the first.
+the other words are llama.cpp's formats: GGUF files, of which the first is written here
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and llama.cpp makes the others.
+
+In llama.cpp, Llama, Qwen2 and GPT-2 have architectures of their own. OPT has none, and gets GPT-2's with the same
+matrices. That is the same work but for the activation: both normalise before attention, before the MLP and at the end,
+have biases everywhere and learned positions, and tie the head to the embedding; GPT-2 has GELU where OPT has ReLU.
 """
 
+import ctypes
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peer_gguf import gguf_bytes, quantize_gguf, write_gguf
+import numpy as np
+from numpy.typing import NDArray
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Tensor
-from minillm.models import family_named, gpt2, published_config
+from minillm.config import ModelConfig
+from minillm.models import family_named, gpt2, opt, published_config
 from minillm.models.base import random_tensors
+from minillm.models.gpt2 import GPT2Config
+from minillm.models.llama import LlamaConfig
 from minillm.models.rearranged import transposed
+from minillm.models.rotary import BASE
 
 Table = Mapping[str, Tensor]
 
@@ -28,7 +39,7 @@ class Published(NamedTuple):
 
     architecture: str
     prefix: str
-    """Of every tensor's name but the LM head's"""
+    """Prefix of every tensor's name but the LM head's"""
 
 
 PUBLISHED = {
@@ -52,7 +63,7 @@ def write_checkpoint(shape: str, folder: Path) -> None:
 
 
 def raw_config(shape: str) -> dict[str, Any]:
-    """A shape as its config.json has it."""
+    """The config.json of a shape."""
     raw: dict[str, Any] = family_named(published_config(shape).model_type).SHAPES[shape]
     return raw
 
@@ -64,7 +75,7 @@ def tensors_of(shape: str) -> dict[str, Tensor]:
 
 
 def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:
-    """Under the names of published checkpoints; GPT-2's projections as [in, out]."""
+    """The tensors under the names of published checkpoints; GPT-2's projections as [in, out]."""
     turned = tuple(f".{name}.weight" for name in gpt2.PROJECTIONS) if family == "gpt2" else ()
     published: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -74,7 +85,7 @@ def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:
 
 
 def _write_safetensors(path: Path, tensors: Table) -> None:
-    """Chunk by chunk: a model need not fit in memory."""
+    """Write chunk by chunk, so that a model need not fit in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -82,7 +93,7 @@ def _write_safetensors(path: Path, tensors: Table) -> None:
         entry = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, end]}
         header[name] = entry
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64 + 56)  # with its length in front the header ends at a multiple of 64
+    text += b" " * (-len(text) % 64 + 56)  # with the 8 bytes of its length, the header ends at a multiple of 64
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
@@ -107,14 +118,14 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def write_ctranslate2(folder: Path) -> None:
-    """Convert the checkpoint, in float32; another type is made of it when it is loaded."""
+    """Convert the checkpoint, in float32; CTranslate2 converts to other types at load."""
     from ctranslate2.converters import TransformersConverter
 
     TransformersConverter(str(folder)).convert(str(folder / "ctranslate2"))
 
 
 def write_llama_cpp(shape: str, folder: Path, formats: Sequence[str]) -> dict[str, int]:
-    """llama.cpp's file of each format. Returns the bytes of each that a token needs."""
+    """Write llama.cpp's file of each format. Returns the bytes of each that a token needs."""
     source = folder / "f32.gguf"
     write_gguf(published_config(shape), raw_config(shape), tensors_of(shape), source)
     for form in formats:
@@ -123,8 +134,176 @@ def write_llama_cpp(shape: str, folder: Path, formats: Sequence[str]) -> dict[st
     return {form: gguf_bytes(folder / f"{form}.gguf") for form in formats}
 
 
+# --- GGUF -------------------------------------------------------------------------------------------------------------
+
+LLAMA_TYPES = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
+"""Formats to which llama.cpp converts its f32 file; with Q4_0 it keeps the head in more bits."""
+
+Names = Mapping[str, tuple[str, ...]]
+"""Name in the file -> our names, concatenated if several; each has a weight, and a bias if the model has one. `{}` is
+the layer's number."""
+
+_OPT: Names = {
+    "token_embd": ("embed_tokens",),
+    "position_embd": ("embed_positions",),
+    "output_norm": ("final_layer_norm",),
+    "blk.{}.attn_norm": ("layers.{}.self_attn_layer_norm",),
+    "blk.{}.attn_qkv": tuple(f"layers.{{}}.self_attn.{name}_proj" for name in "qkv"),
+    "blk.{}.attn_output": ("layers.{}.self_attn.out_proj",),
+    "blk.{}.ffn_norm": ("layers.{}.final_layer_norm",),
+    "blk.{}.ffn_up": ("layers.{}.fc1",),
+    "blk.{}.ffn_down": ("layers.{}.fc2",),
+}
+_GPT2: Names = {
+    "token_embd": ("wte",),
+    "position_embd": ("wpe",),
+    "output_norm": ("ln_f",),
+    "blk.{}.attn_norm": ("h.{}.ln_1",),
+    "blk.{}.attn_qkv": ("h.{}.attn.c_attn",),
+    "blk.{}.attn_output": ("h.{}.attn.c_proj",),
+    "blk.{}.ffn_norm": ("h.{}.ln_2",),
+    "blk.{}.ffn_up": ("h.{}.mlp.c_fc",),
+    "blk.{}.ffn_down": ("h.{}.mlp.c_proj",),
+}
+_LLAMA: Names = {
+    "token_embd": ("embed_tokens",),
+    "output_norm": ("norm",),
+    "output": ("lm_head",),
+    "blk.{}.attn_norm": ("layers.{}.input_layernorm",),
+    "blk.{}.attn_q": ("layers.{}.self_attn.q_proj",),
+    "blk.{}.attn_k": ("layers.{}.self_attn.k_proj",),
+    "blk.{}.attn_v": ("layers.{}.self_attn.v_proj",),
+    "blk.{}.attn_output": ("layers.{}.self_attn.o_proj",),
+    "blk.{}.ffn_norm": ("layers.{}.post_attention_layernorm",),
+    "blk.{}.ffn_gate": ("layers.{}.mlp.gate_proj",),
+    "blk.{}.ffn_up": ("layers.{}.mlp.up_proj",),
+    "blk.{}.ffn_down": ("layers.{}.mlp.down_proj",),
+}
+LAYOUTS: dict[str, tuple[str, Names]] = {
+    "opt": ("gpt2", _OPT),
+    "gpt2": ("gpt2", _GPT2),
+    "llama": ("llama", _LLAMA),
+    "qwen2": ("qwen2", _LLAMA),
+}
+"""model_type -> architecture in llama.cpp, and the names"""
+
+
+def write_gguf(config: ModelConfig, raw: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a model as a GGUF file in float32, without a vocabulary: it maps token ids to logits.
+
+    Args:
+        config: the model
+        raw: its config.json
+        tensors: its weights
+        path: of the file
+    """
+    import gguf
+
+    architecture, names = LAYOUTS[config.model_type]
+    sources = dict(_sources(names, tensors, config.num_layers))
+    extra = _rotary_factors(config, raw) if isinstance(config, LlamaConfig) else {}
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_sizes(writer, config, raw)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    for name, parts in sources.items():
+        rows = sum(tensors[part].shape[0] - _offset(part) for part in parts)
+        size = (rows, *tensors[parts[0]].shape[1:])
+        writer.add_tensor_info(name, size, np.dtype(np.float32), 4 * int(np.prod(size)))
+    for name, array in extra.items():
+        writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, parts in sources.items():
+        loaded = [tensors[part].load()[_offset(part) :] for part in parts]
+        writer.write_tensor_data(_in_pairs(name, np.concatenate(loaded), config))
+    for array in extra.values():
+        writer.write_tensor_data(array)
+    writer.close()
+
+
+def _sources(names: Names, tensors: Mapping[str, Tensor], layers: int) -> Iterator[tuple[str, list[str]]]:
+    """Every tensor's name in the file, and the names of its parts."""
+    for name, parts in names.items():
+        for i in range(layers if "{}" in name else 1):
+            for kind in ("weight", "bias"):
+                sources = [f"{part.format(i)}.{kind}" for part in parts]
+                if all(source in tensors for source in sources):
+                    yield f"{name.format(i)}.{kind}", sources
+
+
+def _offset(name: str) -> int:
+    """Number of rows to skip: the first rows of OPT's position table are unused, and GPT-2's table has no such rows."""
+    return opt.POSITION_OFFSET if name == "embed_positions.weight" else 0
+
+
+def _write_sizes(writer: Any, config: ModelConfig, raw: Mapping[str, Any]) -> None:
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_vocab_size(config.vocab_size)
+    if isinstance(config, LlamaConfig):
+        writer.add_head_count_kv(config.num_kv_heads)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_rope_freq_base(raw.get("rope_theta", BASE))
+        writer.add_layer_norm_rms_eps(config.epsilon)
+    else:
+        writer.add_layer_norm_eps(config.epsilon if isinstance(config, GPT2Config) else opt.NORM_EPSILON)
+
+
+def _in_pairs(name: str, array: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
+    """Reorder the rows of Q and K for the architecture "llama".
+
+    Its rotary embedding pairs the numbers 2 j and 2 j + 1 of a head, where Hugging Face checkpoints, and the
+    architecture "qwen2", pair j and j + D / 2.
+    """
+    kind = name.split(".")[-2]
+    if config.model_type != "llama" or kind not in ("attn_q", "attn_k"):
+        return array
+    heads = array.reshape(-1, 2, config.head_dim // 2, *array.shape[1:])  # [H D, ...] -> [H, 2, D/2, ...]
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(array.shape)  # -> [H, D/2, 2, ...] -> [H D, ...]
+
+
+def _rotary_factors(config: LlamaConfig, raw: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
+    """The divisors of scaled rotary frequencies (Llama 3.1) for the architecture "llama". [D / 2]"""
+    D = config.head_dim
+    plain = raw.get("rope_theta", BASE) ** (-np.arange(0, D, 2) / D)
+    factors = (plain / config.rotary.frequencies).astype(np.float32)
+    return {} if np.allclose(factors, 1) else {"rope_freqs.weight": factors}
+
+
+def quantize_gguf(source: Path, path: Path, form: str) -> None:
+    """Have llama.cpp convert a file to another format, as its own tool does.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{LLAMA_TYPES[form]}")
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)):
+        raise RuntimeError(f"llama.cpp could not write {path.name}")
+
+
+def gguf_bytes(path: Path) -> int:
+    """Bytes of the weights that one token needs: all but the tables of which it reads one row."""
+    import gguf
+
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    looked_up: Sequence[str] = ("position_embd.weight", "rope_freqs.weight")
+    if "output.weight" in sizes:
+        looked_up = (*looked_up, "token_embd.weight")
+    return sum(size for name, size in sizes.items() if name not in looked_up)
+
+
 def main() -> None:
-    """See the module's text. Prints, as JSON, the bytes that a token needs of each of llama.cpp's files."""
+    """See the module's docstring. Prints, as JSON, the bytes that a token needs of each of llama.cpp's files."""
     shape, where, *wanted = sys.argv[1:]
     folder = Path(where)
     write_checkpoint(shape, folder)

@@ -1,4 +1,4 @@
-"""What `against_peers.py` compares: engines and formats, tasks, and which engines are in memory together."""
+"""The plan of `against_peers.py`: engines and formats, tasks, and the engines that are in memory together."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,14 +15,14 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "ctranslate2": ("ctranslate2", "torch", "transformers"),
     "llama.cpp": ("llama_cpp", "gguf"),
 }
-"""Engine -> what must be installed; CTranslate2's converter reads a checkpoint through torch and transformers."""
+"""Engine -> packages that it needs; CTranslate2's converter reads a checkpoint through torch and transformers."""
 
 CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits")
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
 STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"}
-"""A family that llama.cpp does not run -> what it runs instead."""
+"""Family that llama.cpp does not support -> its substitute"""
 OVERHEAD = 400 << 20
-"""Bytes that a process takes beside the weights, roughly."""
+"""Approximate bytes of a process without the weights"""
 
 
 class Plan(NamedTuple):
@@ -30,23 +30,23 @@ class Plan(NamedTuple):
 
     engine: str
     form: str
-    """As minillm calls it, so that counterparts have the same one"""
+    """minillm's name of the format, the same for all counterparts"""
     label: str
-    """As the engine calls it"""
+    """The engine's own name of the format"""
 
     @property
     def name(self) -> str:
-        """As the tables have it."""
+        """The name in the tables."""
         return f"{self.engine} {self.label}"
 
     @property
     def ours(self) -> bool:
-        """It is minillm."""
+        """True for minillm."""
         return self.engine.startswith("minillm-")
 
     @property
     def slow(self) -> bool:
-        """NumPy, where it converts all weights anew for each product."""
+        """True for NumPy with formats that it converts to float32 at each product."""
         return self.engine == "minillm-numpy" and self.form != "float32"
 
 
@@ -74,11 +74,11 @@ PLANS = tuple(
         ("minillm-numpy", "int4", "int4"),
     )
 )
-"""In the order of their turns: counterparts side by side."""
+"""In the order of their turns, with counterparts next to each other"""
 
 
 class Task(NamedTuple):
-    """One thing that is measured."""
+    """A task to time."""
 
     name: str
     batch: int
@@ -87,7 +87,7 @@ class Task(NamedTuple):
 
 
 def tasks(case: str, prefill: int, new_tokens: int) -> tuple[Task, ...]:
-    """What is timed in a case, one after the other in each turn."""
+    """The tasks of a case, timed one after the other in each turn."""
     if case == "decode":
         return (Task("decode, batch 1", 1, 32, new_tokens),)
     if case == "batch":
@@ -100,11 +100,11 @@ def tasks(case: str, prefill: int, new_tokens: int) -> tuple[Task, ...]:
 
 
 CONTEXTS = (100, 2000)
-"""Tokens before those in the middle of a burst."""
+"""Context lengths in the middle of a burst"""
 
 
 def context_name(context: int) -> str:
-    """The task of decoding at a context."""
+    """The name of the task of decoding at a context length."""
     return f"decode, context {context}"
 
 
@@ -120,7 +120,7 @@ def takes_part(case: str, plan: Plan) -> bool:
 
 
 def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> int:
-    """Bytes of the weights that one token needs: all but the tables of which it needs a row.
+    """Bytes of the weights that one token needs: all but the tables of which it reads one row.
 
     Args:
         plan: an engine and format
@@ -133,7 +133,7 @@ def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> in
 
 
 def table_bytes(plan: Plan, config: ModelConfig) -> int:
-    """Bytes of the tables of which a token needs a row: positions, and tokens where the head does not share them."""
+    """Bytes of the tables of which a token reads one row: positions, and tokens if the head is not tied."""
     outline, storage = outline_of(config), Storage(weights=plan.form)
     tied = any(isinstance(part, Linear) and part.tied for part in outline.head)
     return sum(
@@ -145,12 +145,12 @@ def table_bytes(plan: Plan, config: ModelConfig) -> int:
 
 
 def position_bytes(config: ModelConfig) -> int:
-    """Bytes of minillm's cache that decoding reads for each position before it, in float32."""
+    """Bytes of minillm's float32 K/V cache per position."""
     return cache_bytes_per_token(config, Storage())
 
 
 def grouped(plans: Sequence[Plan], sizes: Mapping[Plan, int], limit: int) -> list[list[Plan]]:
-    """Engines that are loaded together: all, or else those of a width in bits, or else some peers and ours beside them.
+    """Groups of engines that are loaded together: all, or those of equal bits, or some peers with minillm.
 
     Args:
         plans: in the order of their turns

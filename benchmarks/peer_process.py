@@ -1,29 +1,41 @@
-"""The other end of `peer_worker.py`: an engine in a process of its own."""
+"""An engine in a process of its own, for `against_peers.py`: `Worker` in the parent, `main` in the child.
+
+    python peer_process.py ENGINE FORMAT FOLDER THREADS
+
+FOLDER is what `peer_files.py` wrote. The engine stays loaded, so that a burst measures the work alone. Messages and
+replies are JSON, one a line:
+
+    {"do": "time", "batch", "prompt", "new_tokens", "limit", "vocab_size"}    -> {"tokens", "seconds"}
+    {"do": "logits", "length", "file", "vocab_size"}                          -> {"file"}, a .npy [T, V]
+    {"do": "memory"}                                                          -> {"peak_bytes"}, or null
+"""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness import BenchmarkError
-from peer_plans import Plan
+from harness import BenchmarkError, token_ids
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:  # they import NumPy, whose BLAS the process sets up first
+    from peer_engines import Peer
+    from peer_plans import Plan
 
 
 class Worker:
     """An engine in a process of its own, loaded when the `with` block begins."""
 
-    def __init__(self, plan: Plan, folder: str, threads: int, environment: dict[str, str]) -> None:
+    def __init__(self, plan: "Plan", folder: str, threads: int, environment: dict[str, str]) -> None:
         self.plan = plan
         form = plan.label if plan.engine == "llama.cpp" else plan.form
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the worker
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "peer_worker.py"), plan.engine, form, folder, str(threads)],
+            [sys.executable, __file__, plan.engine, form, folder, str(threads)],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
         )  # fmt: skip
 
@@ -44,9 +56,9 @@ class Worker:
                 pipe.close()
 
     def ask(self, **message: Any) -> dict[str, Any]:
-        """The reply to one message of those that `peer_worker.py` lists."""
+        """The reply to one message of those listed above."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # if it has ended, what it said last is told below
+        with suppress(BrokenPipeError):  # if the process has ended, `_receive` reports it
             print(json.dumps(message), file=self._process.stdin, flush=True)
         return self._receive()
 
@@ -63,7 +75,7 @@ def parse_reply(line: str) -> dict[str, Any]:
     """One reply of a worker.
 
     Raises:
-        BenchmarkError: it is no JSON object; something else writes to the worker's channel.
+        BenchmarkError: it is not a JSON object.
     """
     try:
         reply = json.loads(line)
@@ -75,7 +87,7 @@ def parse_reply(line: str) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """What a process said last."""
+    """The last line of a process's output."""
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else "it said nothing"
 
@@ -84,10 +96,55 @@ def write_files(shape: str, folder: str, wanted: Sequence[str], environment: dic
     """Run `peer_files.py`. Returns the bytes that a token needs of each of llama.cpp's files.
 
     Raises:
-        BenchmarkError: it failed; with the last line it said.
+        BenchmarkError: it failed; the message has the last line of its output.
     """
-    command = [sys.executable, str(HERE / "peer_files.py"), shape, folder, *wanted]
+    command = [sys.executable, str(Path(__file__).with_name("peer_files.py")), shape, folder, *wanted]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise BenchmarkError(f"the engines' files could not be written: {last_line(done.stderr)}")
     return parse_reply(last_line(done.stdout))
+
+
+def answer(peer: "Peer", message: dict[str, Any]) -> dict[str, Any]:
+    """The reply to one message."""
+    if message["do"] == "memory":
+        return {"peak_bytes": peak_bytes()}
+    if message["do"] == "logits":
+        import numpy as np
+
+        np.save(message["file"], peer.logits(token_ids(0, message["length"], message["vocab_size"])))
+        return {"file": message["file"]}
+    prompts = [token_ids(i, message["prompt"], message["vocab_size"]) for i in range(message["batch"])]
+    if message["new_tokens"] == 1:
+        return {"tokens": len(prompts[0]), "seconds": peer.prefill(prompts[0])}
+    return peer.decode(prompts, message["new_tokens"], message["limit"])._asdict()
+
+
+def peak_bytes() -> int | None:
+    """Peak memory of this process, mapped files included; None except on Linux."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def main() -> None:
+    """Load the engine, report that, and answer messages until standard input ends."""
+    engine, form, folder, threads = sys.argv[1:]
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output of libraries must not mix with the replies
+    if engine.startswith("minillm-"):
+        from minillm.cli.startup import tune_blas
+
+        tune_blas()  # as the command line does, before NumPy is imported
+    from peer_engines import make
+
+    peer = make(engine, form, folder, int(threads))
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(peer, json.loads(line))), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

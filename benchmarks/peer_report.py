@@ -1,4 +1,4 @@
-"""From the bursts of `against_peers.py` to its tables: speeds, ratios within rounds, and the goals."""
+"""The tables of `against_peers.py`, from its bursts: speeds, ratios within rounds, and goals."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from peer_plans import CONTEXTS, PLANS, Plan, Task, context_name
 
 COLD = Task("cold start", 1, 32, 1)
 LENGTHS = (16, 128)
-"""Prompts whose logits are compared: one for kernels of few rows, one for those of many."""
+"""Lengths of the prompts whose logits are compared: one for kernels of few rows, one for those of many"""
 
 
 class Burst(NamedTuple):
     """One measurement."""
 
     number: int
-    """Of the round; engines that were loaded together share their numbers"""
+    """Number of the round, shared by engines that were loaded together"""
     task: Task
     plan: Plan
     tokens: int
     seconds: float
     bandwidth: float
-    """GB/s, probed right before"""
+    """Memory bandwidth in GB/s, measured right before"""
 
     @property
     def speed(self) -> float:
@@ -32,19 +32,19 @@ class Burst(NamedTuple):
 
 @dataclass
 class Results:
-    """All that was measured."""
+    """All measurements."""
 
     weights: dict[Plan, int]
     """Bytes of the weights that one token needs"""
     tables: dict[Plan, int]
-    """Bytes of the tables of which a token needs a row"""
+    """Bytes of the tables of which a token reads one row"""
     position_bytes: int
     """Bytes of minillm's cache for each position"""
     bursts: list[Burst] = field(default_factory=list)
     peaks: dict[Plan, int] = field(default_factory=dict)
     """Peak memory in bytes of a process that loads and generates"""
     errors: dict[tuple[Plan, int], float] = field(default_factory=dict)
-    """Relative rms error of the logits of a prompt of so many tokens"""
+    """Relative rms error of the logits, by the length of the prompt"""
 
     def of(self, task: str, plan: Plan) -> list[Burst]:
         """The bursts of a task and an engine, by round."""
@@ -55,22 +55,22 @@ class Results:
         return statistics.median([burst.speed for burst in self.of(task, plan)] or [0.0])
 
     def ratio(self, task: str, plan: Plan, other: Plan) -> list[float]:
-        """How many times as fast an engine is as another in each round that both took part in."""
+        """Speed of an engine over that of another, in each round with both."""
         others = {burst.number: burst.speed for burst in self.of(task, other)}
         return [burst.speed / others[burst.number] for burst in self.of(task, plan) if burst.number in others]
 
     def shares(self, task: str, plan: Plan) -> list[float]:
-        """Bytes of weights read in a second over what the probe read right before, of batch 1."""
+        """Bytes of weights read per second over the bandwidth measured right before, at batch 1."""
         return [burst.speed * self.weights[plan] / 1e9 / burst.bandwidth for burst in self.of(task, plan)]
 
     def growths(self, plan: Plan) -> list[float]:
-        """Seconds a token at the longer context over those at the shorter one, in each round."""
+        """Seconds per token at the longer context over those at the shorter one, in each round."""
         short, long = (context_name(context) for context in CONTEXTS)
         slower = {burst.number: burst.speed for burst in self.of(long, plan)}
         return [b.speed / slower[b.number] for b in self.of(short, plan) if b.number in slower]
 
     def byte_growth(self, plan: Plan) -> float:
-        """The same of the bytes that a token needs: weights, and the cache of the positions before it."""
+        """The same ratio for the bytes that a token needs: weights, and the cache of earlier positions."""
         short, long = (self.weights[plan] + context * self.position_bytes for context in CONTEXTS)
         return long / short
 
@@ -81,7 +81,7 @@ def find(engine: str, form: str) -> Plan:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median, and extremes in brackets; a dash where nothing was measured."""
+    """Median, and extremes in brackets; a dash without measurements."""
     if not values:
         return "-"
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
@@ -108,7 +108,7 @@ def speed_table(results: Results) -> list[str]:
 
 
 def other_tables(results: Results) -> list[str]:
-    """Cold start, context, memory and logits, each where it was measured."""
+    """Tables of cold start, context, memory and logits, as far as measured."""
     lines: list[str] = []
     if any(results.of(COLD.name, plan) for plan in PLANS):
         lines += ["", f"{'cold start to first token':<40}{'seconds: median (min-max)':>28}"]
@@ -143,7 +143,7 @@ def _stored(results: Results, plan: Plan) -> int:
 
 
 def goal_table(results: Results) -> list[str]:
-    """What was aimed at, what was reached. A case that was not measured has no line."""
+    """Goals and results. A case without measurements has no line."""
     goals = [*_decode_goals(results), *_speed_goals(results), *_other_goals(results)]
     lines = [f"{'goal':<64}{'is':>22}{'aim':>10}"]
     for words, values, compare, aim in goals:
@@ -155,7 +155,7 @@ def goal_table(results: Results) -> list[str]:
 
 
 Goal = tuple[str, list[float], str, float]
-"""What, its values, ">=" or "<=", the aim."""
+"""Name, measured values, ">=" or "<=", goal"""
 
 
 def _decode_goals(results: Results) -> list[Goal]:
@@ -192,12 +192,12 @@ def _speed_goals(results: Results) -> list[Goal]:
 
 
 def _fastest(results: Results, task: str, plans: Sequence[Plan]) -> Plan:
-    """The one with the highest median; what was not measured is slowest."""
+    """The plan with the highest median; plans without measurements count as slowest."""
     return max(plans, key=lambda plan: results.speed(task, plan))
 
 
 def _other_goals(results: Results) -> list[Goal]:
-    """Memory and context of every format; logits beside the peer's format."""
+    """Memory and context of every format; logits against the peer's format."""
     goals: list[Goal] = []
     for plan, peak in results.peaks.items():
         over = (peak - 100e6) / _stored(results, plan)

@@ -1,4 +1,4 @@
-"""How far is the clock from the prediction? Decode steps and prefill beside the floor that the probed machine allows.
+"""How close are measured times to the prediction? Decode steps and prefill against the floors of this machine.
 
 The prediction is the roofline's: for each operation its bytes at the probed bandwidth or its FLOPs at the probed rate,
 whichever takes longer, added up. Bytes and FLOPs are those counted in the run, which a closed form gives exactly
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from minillm.hardware import Hardware
 
 GOALS = {"prefill": 0.35, "decode": 0.25}
-"""Phase -> how far off the prediction may be"""
+"""Phase -> largest error of the prediction"""
 HEADER = (
     *("shape", "phase", "round", "predicted_seconds", "measured_seconds", "error"),
     *("bandwidth_gb_per_second", "gflop_per_second"),
@@ -52,12 +52,12 @@ class Trial(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Below 0 the prediction was too fast."""
+        """Relative error; below 0 the prediction was too fast."""
         return self.predicted / self.measured - 1
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure how far off the roofline's prediction is.")
     parser.add_argument("--shapes", default="opt-125m,opt-1.3b", metavar="A,B", help="default: opt-125m,opt-1.3b")
     parser.add_argument("--prompt-length", type=positive, default=256, metavar="N", help="prompt tokens (default: 256)")
@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(engine: "Engine", shape: str, args: argparse.Namespace) -> Iterator[Trial]:
-    """Probe and run, round by round. Measured are the steps of the run that nobody watches."""
+    """Measure the machine's peak rates and run, in each round. The timed steps run without an observer."""
     from minillm.profiling import probe_with, profile
 
     prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
@@ -108,7 +108,7 @@ def table(trials: Sequence[Trial]) -> list[str]:
 
 
 def conclusion(trials: Sequence[Trial]) -> str:
-    """What was found, in one sentence."""
+    """The result in one sentence."""
     parts = []
     for phase in dict.fromkeys(trial.phase for trial in trials):
         errors = {}
@@ -120,7 +120,7 @@ def conclusion(trials: Sequence[Trial]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and write."""
+    """Measure, and write the results."""
     from minillm import Engine
     from minillm.models.opt import SHAPES
 
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what cannot be run."""
+    """Returns the exit code: 0, or 2 for invalid arguments."""
     return execute("prediction", run, parse(arguments))
 
 

@@ -1,4 +1,4 @@
-"""Does guessing ahead pay? Tokens for each pass and seconds for each token, with guesses and without.
+"""Does speculative decoding pay off? Tokens per forward pass and seconds per token, with guesses and without.
 
 Prompt lookup gets a prompt that its continuation repeats, lookahead lists and counting, the draft model the same (the
 model drafts for itself with --draft left out: every guess is right, and each costs as much as a pass: a bound, not a
@@ -51,7 +51,7 @@ HEADER = (
 
 
 class Figures(NamedTuple):
-    """What one way came to."""
+    """Measurements of one kind of speculation."""
 
     name: str
     counts: Any
@@ -60,7 +60,7 @@ class Figures(NamedTuple):
     """Milliseconds for each token, round by round"""
     guessed: list[float]
     same: bool
-    """The tokens are those that come without guesses"""
+    """Whether the tokens equal those without guesses"""
 
     @property
     def speed_up(self) -> float:
@@ -68,7 +68,7 @@ class Figures(NamedTuple):
         return statistics.median(slow / fast for slow, fast in zip(self.without, self.guessed, strict=True))
 
     def row(self) -> list[object]:
-        """As `HEADER` names it."""
+        """A row of the CSV, in the order of `HEADER`."""
         counts = self.counts
         rates = (counts.acceptance_rate, counts.tokens_per_step, counts.predicted_tokens_per_step)
         times = [*spread(self.guessed), *spread(self.without)]
@@ -76,7 +76,7 @@ class Figures(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure generation with guesses against generation without.")
     parser.add_argument("--model", help="checkpoint folder or hub id (default: the demo model)")
     parser.add_argument("--draft", help="draft model (default: the model itself)")
@@ -96,13 +96,13 @@ def timed(engine: "Engine", prompts: list[str], fields: dict[str, Any]) -> tuple
 
 
 def seconds_per_token(before: Any, after: Any, tokens: list[list[int]]) -> float:
-    """Of those that come after each sequence's first."""
+    """Seconds per token, after each sequence's first."""
     seconds: float = after.decode_seconds - before.decode_seconds
     return seconds / sum(len(line) - 1 for line in tokens)
 
 
 def measure(args: argparse.Namespace, name: str) -> Figures:
-    """One way beside generation without guesses, in turns. The first round is not counted."""
+    """Measure one kind of speculation and plain generation in turns. The first round is a warm-up and is not kept."""
     from minillm import Engine
     from minillm.loading import DEMO_MODEL
 
@@ -138,7 +138,7 @@ def table(figures: Sequence[Figures]) -> list[str]:
 
 
 def conclusion(figures: Sequence[Figures]) -> str:
-    """What was found, in one sentence."""
+    """The result in one sentence."""
     best = max(figures, key=lambda one: one.speed_up)
     slower = sum(one.speed_up < 1 for one in figures)
     return (
@@ -148,7 +148,7 @@ def conclusion(figures: Sequence[Figures]) -> str:
 
 
 def plot(path: Path, figures: Sequence[Figures], facts: dict[str, str]) -> None:
-    """Tokens a pass, and the speed that is left of them, a pair of bars for each way."""
+    """Draw tokens per pass and the resulting speed, a pair of bars for each kind."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.6), layout="constrained")
@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 if the tokens differ; 2 for what cannot be run."""
+    """Returns the exit code: 0, 1 if the tokens differ, 2 for invalid arguments."""
     return execute("strategies", run, parse(arguments))
 
 

@@ -1,4 +1,4 @@
-// The activations of an MLP, in float: minillm/reference/activation.py says the same in NumPy.
+// The activations of an MLP, in float: the same as minillm/reference/activation.py.
 #pragma once
 
 #include "common.cuh"

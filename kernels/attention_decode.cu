@@ -5,7 +5,7 @@
 //   out[n, h] = softmax(keys[n, :S, k] @ q[n, h] * scale) @ values[n, :S, k]          zeros where S = 0
 //
 // With WINDOWED only the last `window` of the S positions count, and nothing before them is read; with BIASED the score
-// of position s loses slopes[h] * (S - 1 - s). Other builds hold no trace of either.
+// of position s loses slopes[h] * (S - 1 - s). Other builds have no code for either.
 //
 // A context, or its window, is cut into splits of SPLIT positions. A block computes GROUP heads that share one K/V head
 // over one split (so K and V are read once for all of them) and leaves the maximum, the sum of weights and the weighted
@@ -29,7 +29,7 @@
 //   3. this one: the last block merges. For G >= 8 tensor cores are expected to win: the additions and shuffles of a
 //      row take about as long as its bytes.
 #include "paged.cuh"
-#include "sight.cuh"
+#include "mask.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;

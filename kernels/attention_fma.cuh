@@ -5,7 +5,7 @@
 // lanes through shared memory.
 #pragma once
 
-#include "sight.cuh"
+#include "mask.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARP_QUERIES = QUERIES * WARP / THREADS;
@@ -41,7 +41,7 @@ struct QueryTile {
 
     // Take in the keys and values at positions first_key ... ; position: of the block's first query.
     __device__ __forceinline__ void attend(const float* keys, const float* values, int first_key, int position,
-                                           Sight sight, float scale) {
+                                           Mask mask, float scale) {
         float scores[ROWS][KEYS / 8] = {};
         score_keys(scores, keys);
 #pragma unroll
@@ -50,7 +50,7 @@ struct QueryTile {
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
                 int key = first_key + threadIdx.x % 8 + j * 8;
-                scores[r][j] = sight.seen(scores[r][j], key, position + row() + r);
+                scores[r][j] = mask.masked(scores[r][j], key, position + row() + r);
                 maximum = fmaxf(maximum, scores[r][j]);
             }
             float shrink = softmax[r].raise(neighbours_max<8>(maximum), scale);

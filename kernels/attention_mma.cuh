@@ -5,7 +5,7 @@
 // what the second product wants as its left operand: they never leave the registers.
 #pragma once
 
-#include "sight.cuh"
+#include "mask.cuh"
 #include "tensor_core.cuh"
 
 constexpr int WARP_QUERIES = 16;
@@ -49,13 +49,13 @@ struct QueryTile {
 
     // Take in the keys and values at positions first_key ... ; position: of the block's first query.
     __device__ __forceinline__ void attend(const storage_t* keys, const storage_t* values, int first_key, int position,
-                                           Sight sight, float scale) {
+                                           Mask mask, float scale) {
         float scores[KEYS / 8][4] = {};
         score_keys(scores, keys);
         int warp_position = position + threadIdx.x / WARP * WARP_QUERIES;
         int last_position = warp_position + WARP_QUERIES - 1;
-        if (BIASED || !sight.all_seen(warp_position, last_position, first_key, first_key + KEYS - 1))
-            look(scores, first_key, position, sight);
+        if (BIASED || !mask.all_visible(warp_position, last_position, first_key, first_key + KEYS - 1))
+            mask_scores(scores, first_key, position, mask);
         weigh(scores, scale);
         add_values(scores, values);
     }
@@ -77,12 +77,13 @@ struct QueryTile {
     }
 
     // Scores as they count, where a query does not see all keys of the tile.
-    __device__ __forceinline__ static void look(float scores[KEYS / 8][4], int first_key, int position, Sight sight) {
+    __device__ __forceinline__ static void mask_scores(float scores[KEYS / 8][4], int first_key, int position,
+                                                       Mask mask) {
 #pragma unroll
         for (int i = 0; i < KEYS / 8 * 4; i++) {
             int key = first_key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
             float& score = scores[i / 4][i % 4];
-            score = sight.seen(score, key, position + row() + i % 4 / 2 * 8);
+            score = mask.masked(score, key, position + row() + i % 4 / 2 * 8);
         }
     }
 

@@ -7,8 +7,8 @@
 //   out[start + i, h] = softmax(keys[: p + 1, k] @ q[start + i, h] * scale) @ values[: p + 1, k]         k = h // G
 //
 // With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the windows of all of
-// a block's queries are not read; with BIASED the score of position s loses slopes[h] * (p - s). Other builds hold no
-// trace of either.
+// a block's queries are not read; with BIASED the score of position s loses slopes[h] * (p - s). Other builds have no
+// code for either.
 //
 // A sequence without a context (padding) gets zeros; rows past query_starts[N] are left alone.
 //
@@ -98,7 +98,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
     storage_t* first_tile = tiles + begin / KEYS % 2 * 2 * TILE;
     begin_tile(first_tile, first_tile + TILE, keys, values, block_row, begin, stop, kv_head, K, pages);
     QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 4 * TILE);
-    Sight sight{window, BIASED ? slopes[head] / scale : 0.0f};
+    Mask mask{window, BIASED ? slopes[head] / scale : 0.0f};
     for (int first_key = begin; first_key < stop; first_key += KEYS) {
         storage_t* key_tile = tiles + first_key / KEYS % 2 * 2 * TILE;
         cp_async_wait<0>();
@@ -107,7 +107,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
             storage_t* next = tiles + (first_key / KEYS + 1) % 2 * 2 * TILE;
             begin_tile(next, next + TILE, keys, values, block_row, first_key + KEYS, stop, kv_head, K, pages);
         }
-        queries.attend(key_tile, key_tile + TILE, first_key, position, sight, scale * LOG2_E);
+        queries.attend(key_tile, key_tile + TILE, first_key, position, mask, scale * LOG2_E);
     }
     queries.store(out, out_stride, rows);
 }

@@ -12,7 +12,7 @@ constexpr float ONE = 17592186044416.0f;  // 2^44, the mass of the best candidat
 
 typedef unsigned long long Mass;
 
-// What a row's first division leaves in memory, after the bins: the mass of all candidates and of those that min-p
+// Stored after the bins by a row's first division: the mass of all candidates and of those that min-p
 // keeps, and the number of all.
 constexpr int ROW_MASS = BINS, KEPT_MASS = BINS + 1, MASSES = BINS + 2;
 constexpr int ROW_COUNT = BINS, COUNTS = BINS + 1;
@@ -36,7 +36,7 @@ struct Row {
     __device__ __forceinline__ int bin(float score) const {
         return (int)fminf((best - score) * BINS_PER_NAT, BINS - 1);
     }
-    // NaN or +inf among the logits, or nothing but -inf.
+    // True if the logits have NaN or +inf, or only -inf.
     __device__ __forceinline__ bool is_none() const { return !(fabsf(best) < infinity()); }
 };
 
@@ -76,18 +76,18 @@ struct Group {
     unsigned rank;   // of their score, where there are several
 
     __device__ __forceinline__ Mass each() const { return sums.mass / sums.count; }
-    // Which of them it is at which the mass reaches `target`: 1 for the first.
+    // Index of the one at which the mass reaches `target`, from 1.
     __device__ __forceinline__ Mass nth(Mass target) const { return (target - before.mass + each() - 1) / each(); }
 };
 
-// What the threads of a block share in a search.
+// State of a search shared by the threads of a block.
 struct Search {
     Mass mass[BINS];
     unsigned count[BINS];
     unsigned first[BINS];  // the smallest id in the bin
     Sums of_warps[WARP];
     unsigned edges[2];
-    // What was found: a bin, what it holds, and the sums of the bins before it.
+    // The bin that was found, its sums, and the sums of the bins before it.
     int bin;
     Sums before, sums;
     unsigned first_id;

@@ -1,4 +1,4 @@
-// What every kernel shares: the storage type, sums and maxima over a warp, and the check of indices.
+// Shared by all kernels: the storage type, sums and maxima over a warp, and the check of indices.
 //
 // A module is compiled for one storage type, chosen by -DMINILLM_STORAGE=32 (float), 16 (half) or 17 (bfloat16):
 // weights, activations and the K/V cache are storage_t, and every sum is taken in float.
@@ -35,7 +35,7 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 // Numbers of storage_t in 16 bytes, the widest load a thread can make.
 constexpr int VECTOR = 16 / sizeof(storage_t);
 
-// A kernel built with -DMINILLM_CUDA_DEBUG holds indices from block tables, ids and slots against their bounds.
+// A kernel built with -DMINILLM_CUDA_DEBUG checks indices from block tables, ids and slots against their bounds.
 #ifdef MINILLM_CUDA_DEBUG
 #include <cstdio>
 #ifdef MINILLM_EMULATED

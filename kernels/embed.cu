@@ -23,7 +23,7 @@ extern "C" __global__ void embed(storage_t* out, const storage_t* table, const i
 
     CHECK_INDEX(ids[t], table_rows);
     const storage_t* row = table + (long long)ids[t] * table_stride;
-    bool wide = lies_wide(out, E) && lies_wide(table, table_stride) && lies_wide(position_table, E);
+    bool wide = rows_aligned(out, E) && rows_aligned(table, table_stride) && rows_aligned(position_table, E);
     float x[VECTOR];
     load_vector(x, row + at, E - at, wide);
 

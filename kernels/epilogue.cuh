@@ -21,7 +21,7 @@ __device__ __forceinline__ void write(float* to, float x) { *to = x; }
 __device__ __forceinline__ void write(storage_t* to, float x) { *to = from_float(x); }
 #endif
 
-// What becomes of the sums. `bias` [outputs] and `residual` [rows, outputs] may be null.
+// The epilogue's arguments. `bias` [outputs] and `residual` [rows, outputs] may be null.
 struct Epilogue {
     out_t* out;
     const float* bias;

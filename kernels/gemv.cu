@@ -7,7 +7,7 @@
 //            FLOAT_OUT, see epilogue.cuh.
 //
 // Bytes and floor. Each weight is read once from device memory, whatever the rows: out * in * sizeof(storage_t) bytes,
-// beside which x and y are nothing. 4096 x 4096 in 16 bits: 34 MB, 7.8 us at 4.3 TB/s; 768 x 768: 1.2 MB, 0.3 us,
+// while x and y are negligible. 4096 x 4096 in 16 bits: 34 MB, 7.8 us at 4.3 TB/s; 768 x 768: 1.2 MB, 0.3 us,
 // less than a launch. Nothing is used twice, so what counts is bytes in flight: about 20 kB on every processor at all
 // times (4.3 TB/s x 600 ns of latency / 132). Hence 16-byte loads, several of them issued before the first is used.
 //
@@ -18,7 +18,7 @@
 // together with those of W.
 //
 // Versions (none measured on a GPU yet):
-//   gemv_fma  Multiply-adds in float. At 4.3 TB/s 2.15 T 16-bit weights arrive a second; with R rows they want R times
+//   gemv_fma  Multiply-adds in float. At 4.3 TB/s 2.15 T 16-bit weights arrive a second; with R rows they need R times
 //             as many multiply-adds, of about 29 T a second that 132 processors have. Meant for R up to 4, and for
 //             float storage (half as many weights arrive).
 //   gemv_mma  For 5 to 16 rows of 16-bit storage: the same loads feed tensor cores, m16n8k16 with x as the 16 rows and

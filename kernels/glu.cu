@@ -19,7 +19,7 @@ extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = F - at;
     if (left <= 0) return;
     const storage_t* row = x + (long long)blockIdx.x * x_stride;
-    bool wide = lies_wide(x, x_stride) && lies_wide(out, F);  // with F that of `up` too
+    bool wide = rows_aligned(x, x_stride) && rows_aligned(out, F);  // with F that of `up` too
     float gate[VECTOR], up[VECTOR];
     load_vector(gate, row + at, left, wide);
     load_vector(up, row + F + at, left, wide);

@@ -1,4 +1,4 @@
-// Filing new keys and values in the cache, and copying a part of a page when a fork gets a page of its own.
+// Stores new keys and values in the cache, and copies part of a page when a fork gets a page of its own.
 //
 //   store_kv         keys[slots // P, :, slots % P] = k.reshape(T, K, D); likewise v. Slots below 0 are skipped.
 //   copy_positions   pages[:, target, :, first:stop] = pages[:, source, :, first:stop], for keys and values

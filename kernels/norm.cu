@@ -27,7 +27,7 @@ template <bool CENTRED>
 __device__ __forceinline__ void norm_row(storage_t* out, const storage_t* x, const float* gain, const float* bias,
                                          int E, int x_stride, float epsilon) {
     __shared__ float scratch[WARP];
-    bool wide = lies_wide(x, x_stride) && lies_wide(out, E) && lies_wide(gain, E) && lies_wide(bias, E);
+    bool wide = rows_aligned(x, x_stride) && rows_aligned(out, E) && rows_aligned(gain, E) && rows_aligned(bias, E);
     x += (long long)blockIdx.x * x_stride + blockIdx.y * E;
     out += ((long long)blockIdx.x * gridDim.y + blockIdx.y) * E;
 

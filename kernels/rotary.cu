@@ -90,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         sines[j] = sine * scale;
     }
     __syncthreads();
-    bool wide = lies_wide(q, q_stride) && lies_wide(q_out, D);
+    bool wide = rows_aligned(q, q_stride) && rows_aligned(q_out, D);
     turn(q_out + (long long)t * H * D, q + (long long)t * q_stride, cosines, sines, H, D, half, wide);
-    wide = lies_wide(k, k_stride) && lies_wide(k_out, D);
+    wide = rows_aligned(k, k_stride) && rows_aligned(k_out, D);
     turn(k_out + (long long)t * K * D, k + (long long)t * k_stride, cosines, sines, K, D, half, wide);
 }

@@ -1,12 +1,12 @@
-// Numbers of a row moved VECTOR at a time: in pieces of 16 bytes where the row lies so, else one by one.
+// Loads and stores of a row, VECTOR numbers at a time: 16 bytes at once if the row is aligned, else one by one.
 #pragma once
 
 #include "common.cuh"
 
-// Whether rows that begin at `pointer`, and every `stride` numbers after it, all lie on 16 bytes. A null pointer stands
-// for an array that is not there.
+// Whether all rows, from `pointer` on and `stride` numbers apart, are aligned to 16 bytes. A null pointer counts as
+// aligned: it stands for an absent array.
 template <class T>
-__device__ __forceinline__ bool lies_wide(const T* pointer, int stride) {
+__device__ __forceinline__ bool rows_aligned(const T* pointer, int stride) {
     return (unsigned long long)pointer % 16 == 0 && stride % VECTOR == 0;
 }
 

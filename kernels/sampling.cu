@@ -1,4 +1,4 @@
-// The choice of each row's next token: the likeliest, or one drawn after temperature, top-k, top-p and min-p.
+// Chooses each row's next token: the argmax, or a sample after temperature, top-k, top-p and min-p.
 //
 //     argmax:  logits.argmax(-1)                                                      # [R, V] -> [R]
 //     sample:  reference.sample(logits, uniform(seed, sequence, position), temperature=..., top_k=..., top_p=..., min_p=...)
@@ -47,7 +47,7 @@ __device__ __forceinline__ unsigned long long best_of_row(const unsigned long lo
     return warp_best(found);
 }
 
-// A temperature of 0 stands for the likeliest token; the scores are then the logits.
+// A temperature of 0 means argmax; the scores are then the logits.
 __device__ __forceinline__ Row row_of(const float* logits, const unsigned long long* best, float temperature, int r,
                                       int V, int stride, int chunks) {
     Row row{logits + (long long)r * stride, V, temperature > 0.0f ? temperature : 1.0f, 0.0f};
@@ -85,7 +85,7 @@ extern "C" __global__ void best_of_chunks(unsigned long long* best, Mass* masses
     }
 }
 
-// The likeliest token of each row, and whether the row holds NaN or +inf.
+// The argmax of each row, and whether the row has NaN or +inf.
 extern "C" __global__ void take_best(int* ids, int* not_finite, const unsigned long long* best, int chunks) {
     int r = blockIdx.x;
     unsigned long long found = best_of_row(best + (long long)r * chunks, chunks);
@@ -95,7 +95,7 @@ extern "C" __global__ void take_best(int* ids, int* not_finite, const unsigned l
     }
 }
 
-// How many candidates each bin of a row holds, and what mass of them; and the sums after the bins.
+// Number and mass of the candidates in each bin of a row; their totals after the bins.
 extern "C" __global__ void count_scores(Mass* masses, unsigned* counts, const float* logits,
                                         const unsigned long long* best, const float* temperatures, const float* min_ps,
                                         int V, int stride) {
@@ -141,7 +141,7 @@ extern "C" __global__ void count_scores(Mass* masses, unsigned* counts, const fl
     }
 }
 
-// The token that each row's uniform number falls on, and whether the row is no distribution (the token is then 0).
+// The token that each row's uniform number selects, and whether the row has no distribution (the token is then 0).
 extern "C" __global__ void __launch_bounds__(1024)
     draw(int* ids, int* no_distribution, const float* logits, const unsigned long long* best, const Mass* masses,
          const unsigned* counts, const float* temperatures, const int* top_ks, const double* top_ps,

@@ -1,4 +1,4 @@
-// What the attention kernels share: softmax in powers of two, and reductions over neighbouring lanes.
+// Shared by the attention kernels: softmax in powers of two, and reductions over neighbouring lanes.
 #pragma once
 
 #include "common.cuh"
@@ -31,7 +31,7 @@ struct RunningSoftmax {
     float maximum = -0x1p100f;
     float total = 0.0f;  // of the weights so far, a lane's part of it
 
-    // Take in a new tile's maximum; the answer is what all earlier sums are to be multiplied by.
+    // Update the maximum for a new tile. Returns the factor for all earlier sums.
     __device__ __forceinline__ float raise(float tile_maximum, float scale) {
         float raised = fmaxf(maximum, tile_maximum);
         float shrink = exp2f(fmaf(maximum, scale, -raised * scale));

@@ -59,8 +59,8 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(unsigned r[4], const void
 
 #endif
 
-// Copy 16 bytes from global to shared memory behind the program's back; zeros instead where `valid` is false.
-// They are there after commit and wait, for this thread; for others after a barrier that follows.
+// Copy 16 bytes from global to shared memory asynchronously; zeros instead where `valid` is false.
+// They are visible to this thread after commit and wait, to others after a further barrier.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid = true) {
 #ifdef MINILLM_EMULATED
     emulated_cp_async(shared, global, 16, valid ? 16 : 0);

@@ -146,7 +146,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if (folder / "adapter_config.json").exists():
         raise UnsupportedModelError(
-            f"{folder} holds an adapter (adapter_config.json); minillm runs whole models: merge it into its model first"
+            f"{folder} holds an adapter (adapter_config.json); minillm runs whole models: merge it into its base model"
         )
     path = folder / "config.json"
     if not path.exists():

@@ -389,7 +389,7 @@ class Engine:
         helpers = [helper.config for helper in parts.helpers.values()]
         refuse_guesses(self.config, {"draft": "draft" in parts.helpers})
         if prefix_cache and any(config.keys_follow_length for config in (self.config, *helpers)):
-            logger.warning("no prefix cache: with dynamic rotary scaling a text's keys are its own")
+            logger.warning("the prefix cache is off: with dynamic rotary scaling, keys depend on the text's length")
             prefix_cache = False
         context = min(config.max_positions for config in (self.config, *helpers))
         self._maker = RequestMaker(
@@ -452,7 +452,7 @@ class Engine:
         options = {name: arguments.pop(name) for name in RENDER_ARGUMENTS if name in arguments}
         text = self.render_chat(messages, **options)
         if not text:
-            raise PromptError("the chat template makes no text of these messages")
+            raise PromptError("the chat template renders these messages as an empty text")
         # the template has written the special tokens
         return encode_text(text, self.tokenizer, self.config, add_special_tokens=False), arguments
 

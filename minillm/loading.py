@@ -182,9 +182,9 @@ def load_parts(
         ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
     """
     if model is None and revision is not None:
-        raise ParameterError("revision belongs to a hub id, and no model is named")
+        raise ParameterError("revision applies to a hub id, and no model is given: leave it out")
     if len(helpers) > 1:
-        raise ParameterError("draft and amateur each say how tokens are found: leave one of them out")
+        raise ParameterError("draft and amateur select different decoding strategies: leave one of them out")
     folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
     named, template = _read_tokenizer(tokenizer)
     own = Tokenizer.find(folder) if named is None else None
@@ -208,8 +208,8 @@ def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) 
     helper = load_model(find_model(where), backend)
     if helper.config.vocab_size != config.vocab_size:
         raise ParameterError(
-            f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
-            f"{config.vocab_size}: they should be the same"
+            f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model of "
+            f"{config.vocab_size}: they should be equal"
         )
     return helper
 
@@ -225,7 +225,9 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     defaults = read_optional_json(path)
     if names := unfulfilled(defaults):
-        logger.warning("%s: minillm does not do %s; results may differ from transformers'", path, ", ".join(names))
+        logger.warning(
+            "%s: minillm does not support %s; results may differ from those of transformers", path, ", ".join(names)
+        )
     return defaults
 
 
@@ -260,7 +262,7 @@ def _default_template(path: Path, value: Any) -> str | None:
     ):
         named = {str(item["name"]): item["template"] for item in value}
         if "default" not in named:
-            logger.warning("%s: no chat template is called default: of %s none is taken", path, ", ".join(named))
+            logger.warning("%s: no chat template is named default; ignored: %s", path, ", ".join(named))
         value = named.get("default")
     if value is not None and not isinstance(value, str):
         raise CheckpointError(

@@ -26,7 +26,7 @@ def windows(engine: Engine, text: str) -> Iterator[list[int]]:
     start = tokenizer.encode("")
     ids = tokenizer.encode(text)[len(start) :]
     if len(start) + len(ids) < 2:
-        raise PromptError("a text of two tokens at least is needed to say how well it is foretold")
+        raise PromptError("perplexity needs a text of at least two tokens")
     length = engine.config.max_positions - len(start)
     for first in range(0, len(ids), length):
         yield start + ids[first : first + length]

@@ -62,7 +62,7 @@ def encode_prompt(
         raise PromptError(f"token id {shown(outside)} is outside the vocabulary of {config.vocab_size}")
     if not ids:
         if config.bos_token_id is None:
-            raise PromptError("the prompt is empty, and the model has no token to begin with")
+            raise PromptError("the prompt is empty, and the model has no BOS token: give at least one token")
         ids = [config.bos_token_id]
     _check_length(len(ids), config, room)
     return ids
@@ -90,8 +90,8 @@ def need_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     """
     if tokenizer is None:
         raise PromptError(
-            "this model has no tokenizer: give the prompt as token ids, or name a tokenizer by Engine(tokenizer=...); "
-            f"a folder is searched for {LAYOUTS}"
+            "this model has no tokenizer: give the prompt as token ids, or name a tokenizer by Engine(tokenizer=...), "
+            f"such as a folder with {LAYOUTS}"
         )
     return tokenizer
 
@@ -112,16 +112,16 @@ def _length(value: Any) -> int:
 
 def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
     if not _is_series(prompt):
-        raise PromptError(f"a prompt is text or a list of token ids, found {shown(prompt)}")
+        raise PromptError(f"a prompt should be text or a list of token ids, found {shown(prompt)}")
     _check_length(_length(prompt), config, room)
     if isinstance(prompt, np.ndarray):
         if prompt.ndim != 1 or (prompt.dtype.kind not in "iuO" and prompt.size):
             kind = f"{prompt.ndim} dimensions of {prompt.dtype}"
-            raise PromptError(f"token ids in an array are whole numbers in one dimension, found {kind!s:.60}")
+            raise PromptError(f"an array of token ids should have one dimension of integers, found {kind!s:.60}")
         prompt = prompt.tolist()
     for value in prompt:
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise PromptError(f"a prompt is text or a list of token ids, found {shown(value)} in it")
+            raise PromptError(f"a prompt should be text or a list of token ids, found {shown(value)} in it")
     return [int(value) for value in prompt]
 
 
@@ -132,7 +132,7 @@ def _check_length(tokens: int, config: ModelConfig, room: int) -> None:
 
 def _too_long(length: str, config: ModelConfig, room: int) -> PromptError:
     more = f", which must leave room for {room} more" if room else ""
-    return PromptError(f"the prompt has {length}; the context takes {config.max_positions}{more}")
+    return PromptError(f"the prompt has {length}; the context holds {config.max_positions}{more}")
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,9 @@ class RequestMaker:
             return Request(ids, settings, stream, batch_id, guide)
         needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
         if needy is not None:
-            raise ParameterError(f"{needy} needs a tokenizer, and this model has none")
+            raise ParameterError(
+                f"{needy} needs a tokenizer, and this model has none: name one by Engine(tokenizer=...)"
+            )
         return Request(ids, settings, batch_id=batch_id)
 
     @cached_property
@@ -294,12 +296,12 @@ class RequestMaker:
         if prompt_length > 1 and "forced_bos_token_id" in settings.explicit:
             raise ParameterError(
                 f"forced_bos_token_id={settings.forced_bos_token_id} has no effect on a prompt of {prompt_length}"
-                " tokens: it follows a prompt of one; leave it out"
+                " tokens, only on a prompt of one: leave it out"
             )
         limit, room = settings.new_token_limit(prompt_length), self.config.max_positions - prompt_length
         if limit > room:
             context = self.config.max_positions
-            logger.warning("%d new tokens go past the context of %d: %d fit after the prompt", limit, context, room)
+            logger.warning("%d new tokens exceed the context of %d: %d fit after the prompt", limit, context, room)
         return replace(settings, max_new_tokens=min(limit, room), max_length=None)
 
     def prompt_text(self, request: Request) -> str:
@@ -316,8 +318,8 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
     for name, value in wanted.items():
         if value and config.keys_follow_length:
             raise ParameterError(
-                f"{name} would change what the model says: with dynamic rotary scaling keys depend on how many tokens "
-                "are run; leave it out"
+                f"{name} would change the results: with dynamic rotary scaling, keys depend on how many tokens run "
+                "together; leave it out"
             )
 
 

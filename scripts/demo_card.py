@@ -20,7 +20,7 @@ MAX_NEW_TOKENS = 200
 
 @dataclass
 class Training:
-    """How a model was trained."""
+    """Facts about the training of a model."""
 
     seed: int
     threads: int
@@ -31,7 +31,7 @@ class Training:
 
 @dataclass
 class Measures:
-    """What a model makes of the held-out texts of one kind."""
+    """Results of a model on the held-out texts of one kind."""
 
     documents: int = 0
     tokens: int = 0
@@ -40,9 +40,9 @@ class Measures:
     right: int = 0
     """Documents whose greedy continuation is right (`is_right`)."""
     known: int = 0
-    """As many texts around combinations that were trained on ..."""
+    """Number of texts built around combinations of the training set"""
     known_right: int = 0
-    """... and how many of them the model continues rightly."""
+    """How many of these the model continues correctly."""
 
 
 def measure(model: OPTForCausalLM, tokenizer: Tokenizer, per_kind: int = 100) -> dict[str, Measures]:
@@ -62,12 +62,12 @@ def measure(model: OPTForCausalLM, tokenizer: Tokenizer, per_kind: int = 100) ->
 
 
 def known_documents(kind: str, count: int) -> list[Document]:
-    """The first texts of a kind in the stream of a seed that nobody trains with."""
+    """The first texts of a kind from a seed that is not used for training."""
     return list(islice((d for d in training_documents(seed=10**9) if d.kind == kind), count))
 
 
 def document_loss(model: OPTForCausalLM, tokenizer: Tokenizer, document: Document) -> tuple[int, float]:
-    """How many tokens the document has, the closing `</s>` among them, and their summed loss in nats."""
+    """Number of tokens of the document, with the closing `</s>`, and their total loss in nats."""
     ids = torch.tensor([[*tokenizer.encode(document.text).ids, EOS]])  # [1, length]
     with torch.inference_mode():
         logits = model(input_ids=ids[:, :-1]).logits[0]  # [length - 1, V]

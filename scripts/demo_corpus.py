@@ -36,13 +36,13 @@ class Document:
     kind: str
     """One of `KINDS`."""
     combination: tuple[str, ...]
-    """What may be held out; empty for a text that is always trained on."""
+    """Combination that may be held out; empty for a text that is always trained on."""
     prompt: str
     """The beginning of the text."""
     rest: str
     """The text after `prompt`."""
     determined: bool = True
-    """Whether `prompt` leaves one right `rest`."""
+    """Whether `prompt` has only one correct `rest`."""
 
     @property
     def text(self) -> str:
@@ -51,7 +51,7 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """Whether the text is kept from training."""
+        """Whether the text is held out of training."""
         key = "|".join((self.kind, *self.combination)).encode()
         return bool(self.combination) and zlib.crc32(key) % _HELD_OUT_SHARE == 0
 
@@ -243,7 +243,7 @@ KINDS = tuple(_DRAW)
 
 
 def training_documents(seed: int) -> Iterator[Document]:
-    """Training texts without end; the same for the same seed."""
+    """An endless stream of training texts, determined by the seed."""
     rng = Random(seed)
     weights = [weight for _, weight in _DRAW.values()]
     while True:

@@ -1,10 +1,10 @@
-"""Compile every kernel for every architecture and write down what it takes: registers and static shared memory.
+"""Compile every kernel for every architecture and record its registers and static shared memory.
 
     python scripts/kernel_budget.py            write tests/backends/cuda/budget.csv anew
-    python scripts/kernel_budget.py --check    only say where it differs
+    python scripts/kernel_budget.py --check    only report differences
 
 The table shows in a review what a change to a kernel costs. It needs CuPy and NVRTC (the extra cuda13), but no GPU.
-Spilled registers are no matter of budget: a kernel that spills is refused.
+Spilled registers have no budget: a kernel that spills is refused.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Build:
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """What one kernel of a build takes."""
+    """Resources of one kernel of a build."""
 
     module: str
     constants: str
@@ -96,7 +96,7 @@ def measure(build: Build) -> list[Use]:
 def measure_all() -> list[Use]:
     """Compile every build, on two threads: NVRTC releases the interpreter."""
     first, *others = builds()
-    uses = measure(first)  # alone: NVRTC loads parts of itself then, and two threads at once get in each other's way
+    uses = measure(first)  # alone: NVRTC then loads parts of itself, which is not thread-safe
     with ThreadPoolExecutor(2) as pool:
         return sorted(uses + [use for uses in pool.map(measure, others) for use in uses])
 
@@ -119,7 +119,7 @@ def write_table(uses: list[Use], path: Path = TABLE) -> None:
 
 
 def differences(measured: list[Use], table: list[Use]) -> list[str]:
-    """Where the table does not say what was measured, a line each."""
+    """Differences between the table and the measurement, a line each."""
     now = {astuple(use)[:5]: (use.registers, use.shared) for use in measured}
     then = {astuple(use)[:5]: (use.registers, use.shared) for use in table}
     return [

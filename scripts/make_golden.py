@@ -1,9 +1,9 @@
-"""Makes the golden files: tiny random checkpoints of every family, and what transformers computes with them.
+"""Makes the golden files: tiny random checkpoints of every family, with the results of transformers.
 
     python scripts/make_golden.py             # needs the reference extra; rewrites tests/golden/
     python scripts/make_golden.py llama       # one family of it
 
-Each folder under tests/golden/<family>/ is a checkpoint as transformers saves it (fp32), beside it `expected.json`
+Each folder under tests/golden/<family>/ is a checkpoint as saved by transformers (fp32), with `expected.json`
 (prompts, greedy tokens, beams and their scores, and in "made_by" the versions and the seed) and `expected.safetensors`
 (logits and hidden states of one prompt, all positions).
 """
@@ -61,7 +61,7 @@ def write(folder: Path, raw: dict[str, Any]) -> None:
     """One configuration's folder."""
     model = huggingface.build_model(raw, SEED)
     huggingface.save(model, folder)
-    (folder / "generation_config.json").unlink()  # a seed or a default of this machine's version is no part of it
+    (folder / "generation_config.json").unlink()  # without seeds and defaults of the installed version
     prompts = random_prompts(8, seed=SEED)
     line = np.random.default_rng(SEED).integers(0, model.config.vocab_size, 40).tolist()
     save_file(
@@ -94,7 +94,7 @@ def greedy(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
 
 
 def beams(model: transformers.PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]) -> dict[str, Any]:
-    """What beam search with these fields returns for each prompt."""
+    """The results of beam search with these fields, for each prompt."""
     results = [huggingface.generate(model, prompt, **fields) for prompt in prompts]
     return {"fields": fields, "sequences": [tokens for tokens, _ in results], "scores": [s for _, s in results]}
 

@@ -263,7 +263,7 @@ def test_lists_of_prompts(engine: Engine) -> None:
     assert engine.generate(("a", Text("b")), **FEW) == engine.generate(["a", "b"], **FEW)
     assert engine.generate(np.array(["a", "b"]), **FEW) == engine.generate(["a", "b"], **FEW)
     assert engine.generate([], **FEW) == engine.generate((), **FEW) == []
-    with pytest.raises(PromptError, match=r"a prompt is text or a list of token ids, found 5$"):
+    with pytest.raises(PromptError, match=r"a prompt should be text or a list of token ids, found 5$"):
         engine.generate(["a", 5], **FEW)  # type: ignore[list-item]
 
 
@@ -287,10 +287,10 @@ def test_logits_of_text_are_those_of_its_tokens(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("hello " * 4_000_000, "the prompt has more than 512 tokens (24000000 characters); the context takes 512"),
-        ([5] * 3_000_000, "the prompt has 3000000 tokens; the context takes 512"),
-        (range(10**12), "the prompt has 1000000000000 tokens; the context takes 512"),
-        (np.zeros(10**7, int), "the prompt has 10000000 tokens; the context takes 512"),
+        ("hello " * 4_000_000, "the prompt has more than 512 tokens (24000000 characters); the context holds 512"),
+        ([5] * 3_000_000, "the prompt has 3000000 tokens; the context holds 512"),
+        (range(10**12), "the prompt has 1000000000000 tokens; the context holds 512"),
+        (np.zeros(10**7, int), "the prompt has 10000000 tokens; the context holds 512"),
     ],
     ids=["text", "list", "range", "array"],
 )

@@ -79,8 +79,8 @@ def test_messages_may_come_from_any_iterable_and_are_left_as_they_are() -> None:
 # --- messages that are none -------------------------------------------------------------------------------------------
 
 BAD_MESSAGES: dict[str, tuple[Any, str]] = {
-    "text": ("Hi", "messages should be a list .* found text: `generate` continues"),
-    "one alone": (user("Hi"), "found one alone: put it into a list"),
+    "text": ("Hi", "messages should be a list .* found text: use `generate`"),
+    "one alone": (user("Hi"), "found a single message: put it into a list"),
     "a number": (3, "found int"),
     "none": ([], "messages is empty"),
     "a conversation of conversations": ([[user("Hi")]], r"messages\[0\] should be \{.*found list"),
@@ -91,15 +91,21 @@ BAD_MESSAGES: dict[str, tuple[Any, str]] = {
     "content without a value": ([user(None)], r"messages\[0\] has no content"),
     "content of a wrong type": ([user(3)], "content should be text or a list of text parts, found int"),
     "bytes": ([user(b"a")], "found bytes"),
-    "unknown key": ([user("a") | {"contents": "b"}], "'contents' would have no effect"),
-    "key that is no text": ([user("a") | {3: "b"}], "3 would have no effect"),
-    "a picture": ([user([{"type": "image_url", "image_url": "x"}])], "part of type 'image_url': minillm takes text"),
+    "unknown key": ([user("a") | {"contents": "b"}], "'contents' has no effect"),
+    "key that is no text": ([user("a") | {3: "b"}], "3 has no effect"),
+    "a picture": ([user([{"type": "image_url", "image_url": "x"}])], "part of type 'image_url': minillm accepts text"),
     "part without a type": ([user([{"text": "a"}])], "a part of content should be"),
     "part of nothing": ([user(["a"])], "a part of content should be"),
     "part with more": ([user([{"type": "text", "text": "a", "x": 1}])], "a part of content should be"),
-    "parts where text is meant": ([user([{"type": "text", "text": "a"}])], "as one text, not in parts: join them"),
-    "a tool": ([{"role": "tool", "content": "4"}], "minillm runs no tools, and 'tool' is the role of one"),
-    "a call": ([assistant("", tool_calls=[{"a": 1}])], "minillm runs no tools, and 'tool_calls' belongs to them"),
+    "parts where text is meant": (
+        [user([{"type": "text", "text": "a"}])],
+        "not a list of parts: join them",
+    ),
+    "a tool": ([{"role": "tool", "content": "4"}], "minillm does not support tools, which the role 'tool' belongs to"),
+    "a call": (
+        [assistant("", tool_calls=[{"a": 1}])],
+        "not support tools, which the key 'tool_calls' belongs to",
+    ),
 }
 
 
@@ -119,7 +125,7 @@ def test_a_key_that_the_template_reads_holds_plain_values() -> None:
     for _ in range(100_000):
         deep = [deep]
     for value in (object(), circle, deep):
-        with pytest.raises(PromptError, match="what JSON cannot say"):
+        with pytest.raises(PromptError, match="should hold only JSON values"):
             template("json").render([user("a") | {"name": value}])
 
 
@@ -132,9 +138,9 @@ BAD_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         {"chat_template_kwargs": {"date": 1}},
         "not use 'date'; its variables: bos_token, date_string",
     ),
-    "argument as a variable": ({"chat_template_kwargs": {"messages": []}}, "messages is an argument of its own"),
-    "tools": ({"chat_template_kwargs": {"tools": []}}, "minillm runs no tools"),
-    "not plain": ({"chat_template_kwargs": {"date_string": object()}}, "should be plain values"),
+    "argument as a variable": ({"chat_template_kwargs": {"messages": []}}, "messages is an argument of the call"),
+    "tools": ({"chat_template_kwargs": {"tools": []}}, "minillm does not support tools"),
+    "not plain": ({"chat_template_kwargs": {"date_string": object()}}, "should hold only JSON values"),
 }
 
 
@@ -152,21 +158,29 @@ BAD_TEMPLATES: dict[str, tuple[str, type[Exception], str]] = {
     "unknown filter": ("{{ messages | rot13 }}", CheckpointError, "rot13"),
     "break outside": ("{% break %}", CheckpointError, "not a valid Jinja template"),
     "its own refusal": ("{{ raise_exception('no\nsystem') }}", PromptError, "here refuses the messages: no system$"),
-    "undefined": ("{{ nobody.knows }}", PromptError, "here cannot write these messages: 'nobody' is undefined"),
-    "types": ("{{ messages + 1 }}", PromptError, "cannot write these messages"),
+    "undefined": ("{{ nobody.knows }}", PromptError, "here fails on these messages: 'nobody' is undefined"),
+    "types": ("{{ messages + 1 }}", PromptError, "fails on these messages"),
     "no end": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", CheckpointError, "endless recursion"),
     "no end either": ("{% for i in range(1000000000) %}a{% endfor %}", PromptError, "Range too big"),
     "a file": ("{% include '/etc/passwd' %}", PromptError, "no loader"),
-    "classes": ("{{ ''.__class__.__mro__ }}", CheckpointError, "may not: .*'__class__'"),
-    "classes by filter": ("{{ (''|attr('__class__')).__mro__ }}", CheckpointError, "may not"),
-    "classes by format": ("{{ '{0.__class__.__mro__}'.format('') }}", CheckpointError, "may not"),
-    "modules": ("{{ lipsum.__globals__['os'].popen('id') }}", CheckpointError, "may not"),
-    "our modules": ("{{ strftime_now.__globals__['json'] }}", CheckpointError, "may not"),
-    "change of a list": ("{{ messages.append(1) }}", CheckpointError, "may not"),
-    "change of a message": ("{{ messages[0].update(role='x') }}", CheckpointError, "may not"),
+    "classes": ("{{ ''.__class__.__mro__ }}", CheckpointError, "refused by the sandbox: .*'__class__'"),
+    "classes by filter": ("{{ (''|attr('__class__')).__mro__ }}", CheckpointError, "refused by the sandbox"),
+    "classes by format": ("{{ '{0.__class__.__mro__}'.format('') }}", CheckpointError, "refused by the sandbox"),
+    "modules": ("{{ lipsum.__globals__['os'].popen('id') }}", CheckpointError, "refused by the sandbox"),
+    "our modules": ("{{ strftime_now.__globals__['json'] }}", CheckpointError, "refused by the sandbox"),
+    "change of a list": ("{{ messages.append(1) }}", CheckpointError, "refused by the sandbox"),
+    "change of a message": ("{{ messages[0].update(role='x') }}", CheckpointError, "refused by the sandbox"),
     "change by the type": ("{{ dict.update(messages[0], role='x') }}", PromptError, "has no attribute 'update'"),
-    "private names": ("{% set n = namespace() %}{% set n.__call__ = 1 %}", CheckpointError, "may not: .*'__call__'"),
-    "private names at once": ("{% set n = namespace(__html__=1) %}", CheckpointError, "may not: .*'__html__'"),
+    "private names": (
+        "{% set n = namespace() %}{% set n.__call__ = 1 %}",
+        CheckpointError,
+        "sandbox: .*'__call__'",
+    ),
+    "private names at once": (
+        "{% set n = namespace(__html__=1) %}",
+        CheckpointError,
+        "sandbox: .*'__html__'",
+    ),
 }
 
 

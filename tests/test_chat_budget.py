@@ -61,6 +61,15 @@ HOSTILE: dict[str, list[str]] = {
         "{% filter center(10**9) %}a{% endfilter %}",
         "{% set x | center(10**9) %}a{% endset %}",
     ],
+    "refunds": [
+        call + nested()
+        for call in (
+            *(f"{{{{ 'x'.{name}(-10**15) }}}}" for name in ("center", "ljust", "rjust", "zfill")),
+            "{{ 'x'|center(-10**15) }}",
+            "{{ 'x'|indent(-10**15) }}",
+            "{{ [1]|batch(-10**15)|list }}",
+        )
+    ],
     "formats": [
         "{{ '%1000000000d' % 1 }}",
         "{{ '%*d' % (10**9, 1) }}",

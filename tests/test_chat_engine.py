@@ -56,8 +56,8 @@ def test_its_arguments_are_those_of_rendering_and_of_generation(chatting: Engine
     assert text.endswith("One is: ")
     assert len(answer.token_ids) == 2
     for field, words in {
-        "tools": "minillm runs no tools",
-        "documents": "none to a chat",
+        "tools": "minillm does not support tools",
+        "documents": "does not pass them to chat templates",
         "nonsense": "nonsense",
     }.items():
         for method in (chatting.chat, chatting.stream_chat):
@@ -107,7 +107,7 @@ def test_a_model_without_a_template_says_what_to_do(engine: Engine) -> None:
 def test_a_template_that_writes_nothing_is_no_prompt(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "chat_template.jinja").write_text("{# nothing #}")
-    with Engine(other) as engine, pytest.raises(PromptError, match="makes no text of these messages"):
+    with Engine(other) as engine, pytest.raises(PromptError, match="renders these messages as an empty text"):
         engine.chat(TALK)
 
 

@@ -34,11 +34,11 @@ def assert_untouched(engine: Engine) -> None:
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 BAD_PROMPTS: dict[str, tuple[Any, str]] = {
-    "too long": ([5] * 64, "the prompt has 64 tokens; the context takes 64, which must leave room for 1 more"),
+    "too long": ([5] * 64, "the prompt has 64 tokens; the context holds 64, which must leave room for 1 more"),
     "outside": ([5, 512], "token id 512 is outside the vocabulary of 512"),
     "negative": ([5, -1], "token id -1 is outside the vocabulary of 512"),
-    "no number": ([5, 1.5], "a prompt is text or a list of token ids, found 1.5"),
-    "true": ([5, True], "a prompt is text or a list of token ids, found True"),
+    "no number": ([5, 1.5], "a prompt should be text or a list of token ids, found 1.5"),
+    "true": ([5, True], "a prompt should be text or a list of token ids, found True"),
     "broken text": ("a\udcffb", "not valid UTF-8"),
 }
 
@@ -58,14 +58,14 @@ def test_a_bad_prompt_is_named_and_nothing_has_run(engine: Engine, name: str) ->
 
 
 def test_an_empty_prompt_needs_a_token_to_begin_with() -> None:
-    with pytest.raises(PromptError, match="the prompt is empty, and the model has no token to begin with"):
+    with pytest.raises(PromptError, match="the prompt is empty, and the model has no BOS token"):
         encode_prompt([], None, replace(tiny_model().config, bos_token_id=None))
 
 
 def test_forward_and_score_take_the_whole_context(engine: Engine) -> None:
     assert engine.forward([5] * 64).shape == (64, 512)
     assert len(engine.score([5] * 64).logprobs) == 64
-    with pytest.raises(PromptError, match="65 tokens; the context takes 64"):
+    with pytest.raises(PromptError, match="65 tokens; the context holds 64"):
         engine.forward([5] * 65)
 
 
@@ -94,7 +94,7 @@ def test_a_model_without_a_tokenizer_takes_ids_only(monkeypatch) -> None:
             {"num_beams": 17},
             "the request needs 17 sequences at once, and max_batch_size is 16: raise max_batch_size to at least 17",
         ),
-        ({"num_beams": 2, "top_logprobs": 1}, "top_logprobs is not offered with num_beams > 1"),
+        ({"num_beams": 2, "top_logprobs": 1}, "top_logprobs is not supported with num_beams > 1"),
         ({"max_length": 3}, "max_length=3 leaves no room for new tokens"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -157,7 +157,7 @@ def test_a_request_larger_than_the_cache_is_refused(checkpoint: Path, monkeypatc
 def test_new_tokens_past_the_context_are_cut_with_a_warning(engine: Engine, caplog) -> None:
     out = engine.generate([5] * 60, max_new_tokens=10, eos_token_id=[])
     assert (len(out.token_ids), out.completions[0].finish_reason) == (4, "length")
-    assert "10 new tokens go past the context of 64: 4 fit after the prompt" in caplog.text
+    assert "10 new tokens exceed the context of 64: 4 fit after the prompt" in caplog.text
 
 
 def test_a_prompt_that_fills_the_context_gets_one_token(engine: Engine, caplog) -> None:

@@ -87,7 +87,7 @@ def test_text_is_refused_where_there_is_no_tokenizer(bare: Path) -> None:
             with pytest.raises(
                 PromptError,
                 match=r"^this model has no tokenizer: give the prompt as token ids, or name a tokenizer by "
-                r"Engine\(tokenizer=\.\.\.\); a folder is searched for tokenizer\.json, else tokenizer\.model, "
+                r"Engine\(tokenizer=\.\.\.\), such as a folder with tokenizer\.json, else tokenizer\.model, "
                 r"else vocab\.json with merges\.txt$",
             ):
                 call(given)

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_prefix_is_kept_and_it_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     greedy: dict[str, Any] = {"max_new_tokens": 10, "no_repeat_ngram_size": 2}
     with Engine(folder, backend="numpy") as plain, Engine(folder, backend="numpy", prefix_cache=True) as engine:
-        assert "no prefix cache: with dynamic rotary scaling" in caplog.text
+        assert "the prefix cache is off: with dynamic rotary scaling" in caplog.text
         engine.generate(LINE[:30], **greedy)
         assert engine.generate(LINE, **greedy).token_ids == plain.generate(LINE, **greedy).token_ids
 
@@ -45,13 +45,13 @@ def test_no_prefix_is_kept_and_it_is_said(folder: Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("field", ["prompt_lookup_num_tokens", "lookahead_window"])
 def test_guesses_are_refused(folder: Path, field: str) -> None:
     with Engine(folder, backend="numpy") as engine:
-        with pytest.raises(ParameterError, match=f"{field} would change what the model says"):
+        with pytest.raises(ParameterError, match=f"{field} would change the results"):
             engine.generate(LINE, max_new_tokens=5, **{field: 3})
         assert engine.generate(LINE, max_new_tokens=5, **{field: 0}).token_ids
 
 
 def test_a_draft_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ParameterError, match="draft would change what the model says"):
+    with pytest.raises(ParameterError, match="draft would change the results"):
         Engine(folder, backend="numpy", draft=folder)
     with caplog.at_level(logging.WARNING), Engine(folder, backend="numpy", amateur=folder) as engine:
         assert engine.generate(LINE, max_new_tokens=5).token_ids

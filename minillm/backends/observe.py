@@ -29,17 +29,13 @@ import numpy as np
 
 from ..batch import Batch
 from ..errors import NumericalError
-from ..reference.attention import cost as attention_cost
+from ..reference.activation import glu_cost
+from ..reference.attention import attention_cost, kv_cost
 from ..reference.cost import Cost
-from ..reference.embed import cost as embed_cost
-from ..reference.glu import cost as glu_cost
-from ..reference.kv import cost as kv_cost
-from ..reference.linear import cost as linear_cost
-from ..reference.norm import cost as norm_cost
-from ..reference.norm import rms_norm_cost
+from ..reference.linear import embed_cost, linear_cost
+from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.philox import Keys
-from ..reference.rotary import Rotation
-from ..reference.rotary import cost as rotary_cost
+from ..reference.rotary import Rotation, rotary_cost
 from ..reference.sampling import Draw
 from .base import Backend, Result
 from .clock import Moments
@@ -243,7 +239,7 @@ def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str 
 
 
 def _layer_norm(_: Backend, weight: Weight, result: Any) -> Cost:
-    return norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
+    return layer_norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
 
 
 def _store_kv(backend: Backend, _: None, k: Any) -> Cost:

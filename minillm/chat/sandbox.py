@@ -2,8 +2,8 @@
 
 A template comes with the checkpoint and is untrusted. Jinja's immutable sandbox denies access to Python's internals and
 changes to the template's variables. It bounds neither time nor memory: for that the parsed template is rewritten so
-that each loop or macro body, comparison and list display is charged to the rendering's budget (budget.py), and
-operators, filters and calls are charged by their work (charging.py). Import this module only when a template is needed:
+that each loop or macro body, comparison and list display is charged to the rendering's budget, and operators,
+filters and calls are charged by their work (budget.py). Import this module only when a template is needed:
 it imports Jinja.
 """
 
@@ -24,8 +24,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
 
-from .budget import CURRENT, BudgetError, budget_for
-from .charging import (
+from .budget import (
+    CURRENT,
+    BudgetError,
+    budget_for,
     charge_format,
     charge_method,
     charge_operator,
@@ -86,7 +88,7 @@ def _raise_exception(message: Any) -> NoReturn:
 
 def _strftime_now(form: str) -> str:
     if len(form) > 100 or any(len(number) > 2 for number in "".join(c if c.isdigit() else " " for c in form).split()):
-        raise BudgetError("strftime_now is given a form that is too long or too wide")
+        raise BudgetError("strftime_now takes a format of at most 100 characters, with widths of at most two digits")
     return datetime.now().strftime(form)
 
 
@@ -96,7 +98,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 def _lipsum(*_: Any, **__: Any) -> NoReturn:
-    raise SecurityError("lipsum is not offered to templates")
+    raise SecurityError("lipsum is not available to chat templates")
 
 
 def _to_json(
@@ -210,7 +212,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             if not isinstance(owner, LoopContext | Cycler):
                 args = charge_method(owner, __obj.__name__, args, kwargs)
         elif callable(__obj) and not isinstance(__obj, _CALLED) and __obj not in __self._functions:
-            raise SecurityError(f"a {type(__obj).__name__} is not offered to templates as a function")
+            raise SecurityError(f"chat templates may not call a {type(__obj).__name__}")
         return super().call(__context, __obj, *args, **kwargs)
 
 
@@ -330,7 +332,7 @@ def compile_template(source: str) -> Compiled:
         ValueError: it is too long or nests too deeply.
     """
     if len(source) > LONGEST:
-        raise ValueError(f"it has {len(source)} characters, expected {LONGEST} at most")
+        raise ValueError(f"it has {len(source)} characters, expected at most {LONGEST}")
     environment = _Environment()
     tree = environment.parse(source)
     names = {node.attr for node in tree.find_all(nodes.Getattr)}

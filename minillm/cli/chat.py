@@ -33,17 +33,17 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "chat",
-        help="talk with the model, turn by turn",
-        description="Talk with the model, turn by turn, in the form that its chat template gives the conversation; "
-        "where it has no template, each line is continued as raw text. It reads the whole conversation, of which only "
-        "what is new is computed. An empty line or Ctrl-D ends it.",
+        help="chat with the model, turn by turn",
+        description="Chat with the model, turn by turn, in the format of its chat template; a model without one "
+        "continues each line as raw text. The model sees the whole conversation, of which only the new part is "
+        "computed. An empty line or Ctrl-D ends the chat.",
     )
-    group = parser.add_argument_group("conversation", "Of a model with a chat template.")
-    group.add_argument("--system", metavar="TEXT", help="what the model is told before the first turn")
+    group = parser.add_argument_group("conversation", "For models with a chat template.")
+    group.add_argument("--system", metavar="TEXT", help="system message, before the first turn")
     group.add_argument(
         "--chat-template-kwargs",
         metavar="JSON",
-        help="""what else the template is told, such as '{"enable_thinking": false}'""",
+        help="""more variables for the chat template, such as '{"enable_thinking": false}'""",
     )
     add_model_options(parser)
     add_generation_options(parser)
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> None:
     from ..request import need_tokenizer
 
     if sys.stdin is None:
-        raise PromptError("standard input is closed, and a chat reads its lines from there")
+        raise PromptError("standard input is closed: a chat reads its lines from it")
     fields, variables = generation_fields(args), _variables(args.chat_template_kwargs)
     if fields.get("num_return_sequences", 1) > 1:
-        raise ParameterError("--num-return-sequences: a chat goes on with one answer; leave it out")
+        raise ParameterError("--num-return-sequences: a chat continues with one answer: leave it out")
     fields["num_return_sequences"] = 1  # overrides the checkpoint's default
     engine = load_engine(args, sequences=sequences_of(settle(args, fields)), prefix_cache=True)
     need_tokenizer(engine.tokenizer)  # before a line is read
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         return
     for option in ("system", "chat_template_kwargs"):
         if getattr(args, option) is not None:
-            raise ParameterError(f"--{option.replace('_', '-')}: this model has no chat template; leave it out")
+            raise ParameterError(f"--{option.replace('_', '-')}: this model has no chat template: leave it out")
     print("This model has no chat template: each line is continued as raw text.", file=sys.stderr)
     conversation: list[int] = []
     while line := _read_line():

@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "generate",
         help="continue a prompt",
-        description="Continue a prompt and print the text as it comes.",
+        description="Continue a prompt, and print the text as it is generated.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,10 +45,10 @@ def add_parser(commands: Any) -> None:
     add_generation_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--echo", action="store_true", default=None, help="print the prompt as well")
-    output.add_argument("--json", action="store_true", help="a JSON object for each prompt")
+    output.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
     output.add_argument("--logprobs", action="store_true", default=None, help="with --json: log-probabilities")
     output.add_argument(
-        "--top-logprobs", type=int, metavar="N", help="with --json: the N likeliest tokens at each position"
+        "--top-logprobs", type=int, metavar="N", help="with --json: the N most likely tokens at each position"
     )
     output.add_argument(
         "--stats",
@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     if (args.logprobs or args.top_logprobs is not None) and not args.json:
-        raise ParameterError("--logprobs and --top-logprobs are shown with --json only: add it")
+        raise ParameterError("--logprobs and --top-logprobs need --json: add it")
     prompts, fields = read_prompts(args), generation_fields(args)
     settings = settle(args, fields)
     engine = load_engine(args, prompts=len(prompts), sequences=sequences_of(settings))

@@ -10,15 +10,17 @@ from .terminal import as_json
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
-        "tokenize", help="show the tokens of a text", description="Show the tokens of a text, one a line: id and text."
+        "tokenize",
+        help="show the tokens of a text",
+        description="Show the tokens of a text, one per line.",
     )
     add_prompt_options(parser)
     parser.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder or hub id (default: the small model inside)"
+        "--model", metavar="MODEL", help="checkpoint folder or hub id (default: the packaged demo model)"
     )
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
-    parser.add_argument("--ids", action="store_true", help="print the ids alone, in one line")
-    parser.add_argument("--no-special", action="store_true", help="leave out the special token in front")
+    parser.add_argument("--ids", action="store_true", help="print only the ids, in one line")
+    parser.add_argument("--no-special", action="store_true", help="without the special token at the beginning")
     parser.set_defaults(run=run)
 
 

@@ -47,8 +47,7 @@ from ..backends.base import Backend
 from ..errors import NumericalError, ParameterError
 from ..reference.philox import BEAMS, uniform
 from ..reference.sampling import sample_without_replacement
-from ..reference.softmax import log_softmax
-from ..reference.top import top_indices
+from ..reference.softmax import log_softmax, top_indices
 from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict
@@ -80,7 +79,7 @@ class BeamSearch(Strategy):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         if settings.top_logprobs:
-            raise ParameterError("top_logprobs is not offered with num_beams > 1: ask for logprobs, or one beam")
+            raise ParameterError("top_logprobs is not supported with num_beams > 1: leave it out, or use one beam")
         self.num_beams = settings.num_beams // settings.num_beam_groups
         self.processors = build_processors(settings)
         self.filters = build_filters(settings)

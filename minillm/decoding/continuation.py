@@ -124,10 +124,10 @@ class StopStrings:
 
 def _check(stop_strings: Sequence[str]) -> None:
     if isinstance(stop_strings, str):
-        raise ParameterError(f"stop strings are a list of strings; got the single string {shown(stop_strings)}")
+        raise ParameterError(f"stop strings should be a list, found the single string {shown(stop_strings)}")
     for stop in stop_strings:
         if not isinstance(stop, str) or not stop:
-            raise ParameterError(f"a stop string must be a string of at least one character; got {shown(stop)}")
+            raise ParameterError(f"a stop string should be a string of at least one character, found {shown(stop)}")
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

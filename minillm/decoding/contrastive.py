@@ -29,8 +29,7 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import ParameterError
-from ..reference.softmax import log_softmax, softmax
-from ..reference.top import top_indices
+from ..reference.softmax import log_softmax, softmax, top_indices
 from .continuation import Continuation
 from .parameters import Settings
 from .processors import History, build_processors, no_token_left, rows_without_a_token
@@ -133,7 +132,7 @@ class ContrastiveSearch(Strategy):
         """
         V = logits.shape[-1]
         if self.settings.top_k > V:
-            raise ParameterError(f"top_k={self.settings.top_k} with penalty_alpha is more than the vocabulary's {V}")
+            raise ParameterError(f"top_k={self.settings.top_k} is more than the vocabulary's {V} tokens: lower it")
         state.report = Report(backend, logits, self.settings, changing=True)
         scores = logits.copy()
         if self.processors:

@@ -10,7 +10,7 @@ beam can continue.
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -172,40 +172,17 @@ def _keep_probable(logits: NDArray[Any], floor: Any, least: int, xp: ModuleType)
 
 def build_filters(settings: Settings) -> tuple[LogitsProcessor, ...]:
     """The filters that have an effect, in order, then the renormalisation. Without sampling only the latter."""
-    filters: list[LogitsProcessor] = []
-    if settings.do_sample:
-        least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))  # every beam can continue
-        filters += _by_rank(settings, least) + _by_probability(settings, least)
-    if settings.renormalize_logits:
-        filters.append(Renormalize())
-    return tuple(filters)
-
-
-def _by_rank(settings: Settings, least: int) -> list[LogitsProcessor]:
-    """Temperature, and the filters that keep the first tokens in order of score."""
-    filters: list[LogitsProcessor] = []
-    if settings.temperature != 1.0:
-        filters.append(Temperature(settings.temperature))
-    if settings.top_h is not None:
-        filters.append(TopH(settings.top_h))
-    if settings.top_n_sigma > 0.0:
-        filters.append(TopNSigma(settings.top_n_sigma))
-    if settings.top_k > 0:
-        filters.append(TopK(max(settings.top_k, least)))
-    if settings.top_p < 1.0:
-        filters.append(TopP(settings.top_p, least))
-    if settings.min_p > 0.0:
-        filters.append(MinP(settings.min_p, least))
-    return filters
-
-
-def _by_probability(settings: Settings, least: int) -> list[LogitsProcessor]:
-    """Filters that depend on the whole distribution."""
-    filters: list[LogitsProcessor] = []
-    if settings.typical_p < 1.0:
-        filters.append(Typical(settings.typical_p, least))
-    if settings.epsilon_cutoff > 0.0:
-        filters.append(EpsilonCutoff(settings.epsilon_cutoff, least))
-    if settings.eta_cutoff > 0.0:
-        filters.append(EtaCutoff(settings.eta_cutoff, least))
-    return filters
+    least = 1 if settings.num_beams == 1 else max(2, 1 + len(settings.eos_token_ids))  # every beam can continue
+    in_order: list[LogitsProcessor | Literal[False]] = [
+        settings.temperature != 1.0 and Temperature(settings.temperature),
+        settings.top_h is not None and TopH(settings.top_h),
+        settings.top_n_sigma > 0.0 and TopNSigma(settings.top_n_sigma),
+        settings.top_k > 0 and TopK(settings.top_k, least),
+        settings.top_p < 1.0 and TopP(settings.top_p, least),
+        settings.min_p > 0.0 and MinP(settings.min_p, least),
+        settings.typical_p < 1.0 and Typical(settings.typical_p, least),
+        settings.epsilon_cutoff > 0.0 and EpsilonCutoff(settings.epsilon_cutoff, least),
+        settings.eta_cutoff > 0.0 and EtaCutoff(settings.eta_cutoff, least),
+    ]
+    filters = [filter_ for filter_ in in_order if settings.do_sample and filter_]
+    return (*filters, Renormalize()) if settings.renormalize_logits else tuple(filters)

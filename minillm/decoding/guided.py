@@ -79,7 +79,7 @@ class Guide:
 
     def _fail(self) -> None:
         reason = _first_words(self._matcher.get_error())
-        raise ParameterError(f"{self._field} cannot be fulfilled: no token may come next, llguidance says: {reason}")
+        raise ParameterError(f"{self._field} cannot be satisfied: no token is allowed next (llguidance: {reason})")
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _refused(field: str) -> Iterator[None]:
             raise
         if isinstance(error, ParameterError):
             raise
-        raise ParameterError(f"{field} is refused by llguidance: {_first_words(str(error))}") from None
+        raise ParameterError(f"{field} was refused by llguidance: {_first_words(str(error))}") from None
 
 
 def restrict(logits: Any, guides: Sequence[Guide | None], model_logits: Any, xp: ModuleType) -> None:

@@ -43,8 +43,7 @@ from ..stats import Speculation
 from .continuation import Continuation
 from .filters import build_filters
 from .parameters import Settings
-from .processors import History, build_processors, rows_without_a_token
-from .processors.sequences import FEW, common_ends
+from .processors import SHORT_MATCH, History, build_processors, common_suffixes, rows_without_a_token
 from .sampling import UNFILTERED, GreedySearch, Sampling, keys_of
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -229,14 +228,14 @@ def look_up(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     """
     line = np.asarray(tokens, np.int64)
     ends, n = np.arange(1, len(line)), 0  # positions right after an occurrence of the last n tokens
-    while n < min(longest, FEW):
+    while n < min(longest, SHORT_MATCH):
         longer = ends[ends > n]
         longer = longer[line[longer - 1 - n] == line[-1 - n]]
         if not len(longer):
             break
         ends, n = longer, n + 1
-    if n == FEW < longest:
-        lengths = common_ends(line)
+    if n == SHORT_MATCH < longest:
+        lengths = common_suffixes(line)
         ends = np.flatnonzero(lengths >= min(longest, int(lengths.max())))
     if n == 0:
         return []

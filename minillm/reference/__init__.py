@@ -1,10 +1,8 @@
 """Reference implementation of every operation on an array module `xp`, each with its cost."""
 
-from .attention import attend, attention_map
-from .embed import embed
-from .glu import glu
-from .kv import store_kv
-from .linear import linear
+from .activation import glu
+from .attention import attend, attention_map, store_kv
+from .linear import embed, linear
 from .norm import layer_norm, rms_norm
 from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample

@@ -1,10 +1,15 @@
-"""Activations of the MLP, by their names in config.json.
+"""Activations of the MLP, by their names in config.json, and the gate of a gated MLP.
 
 GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arXiv 1606.08415): "gelu" is the exact
 form, "gelu_new" its approximation by tanh. SiLU is x * sigmoid(x) (section 2 of the same).
+
+A gated linear unit (GLU) multiplies the activated first half of a projection by the second (Shazeer, "GLU variants
+improve transformer", arXiv 2002.05202). With SiLU it is SwiGLU.
 """
 
 from typing import Any
+
+from .cost import Cost
 
 FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
 """ReLU is one comparison. GELU as computed here is 20: a scaling; in erf 3 for t, 9 for the polynomial, 3 for the
@@ -63,3 +68,24 @@ def erf(x: Any, xp: Any) -> Any:
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu}
 """Activation functions by name."""
+
+
+def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:
+    """activation(gate) * up.
+
+    Args:
+        x: [T, 2 F]: gate and up concatenated; not modified
+        activation: a name in `ACTIVATIONS`
+        xp: the array module
+        out: [T, F], filled and returned
+    """
+    F = out.shape[1]
+    out[...] = x[:, :F]
+    return xp.multiply(ACTIVATIONS[activation](out, xp), x[:, F:], out=out)  # [T, 2 F] -> [T, F]
+
+
+def glu_cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
+    """The activation's FLOPs and one product for each result; 2 T F numbers read, T F written."""
+    flops = T * F * (FLOPS_PER_ELEMENT[activation] + 1)
+    result = number_bytes * T * F
+    return Cost(flops, 2 * result, result, 2 * result)  # saved: writing and reading the activated gate

@@ -1,8 +1,8 @@
-"""Causal scaled dot-product attention over a paged K/V cache (Vaswani et al., arXiv 1706.03762, section 3.2.1).
+"""Causal scaled dot-product attention over a paged K/V cache, and the writing of that cache.
 
-For each head: Z = softmax(Q K^T / sqrt D) V, where a query sees the keys at its own position and before. The new
-tokens' keys and values are in the cache already. Pages are read as views and never gathered into one array, which would
-cost several times the attention itself.
+For each head: Z = softmax(Q K^T / sqrt D) V, where a query sees the keys at its own position and before (Vaswani et
+al., arXiv 1706.03762, section 3.2.1). The new tokens' keys and values are in the cache already. Pages are read as views
+and never gathered into one array, which would cost several times the attention itself.
 
 Two variants: with a sliding window W a query at position p sees the positions p - W + 1 to p (Jiang et al., "Mistral
 7B", arXiv 2310.06825, section 2). With ALiBi each head subtracts its slope m times the distance between query and key
@@ -171,7 +171,7 @@ def visible_pairs(batch: Batch, window: int | None = None) -> int:
     return sum(int((rows if window is None else np.minimum(rows, window)).sum()) for rows in seen)
 
 
-def cost(
+def attention_cost(
     batch: Batch,
     H: int,
     D: int,
@@ -198,3 +198,22 @@ def cost(
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
     saved = number_bytes * scores * (4 + 2 * biased)  # scores written, biased and normalised in place, read
     return Cost(flops, query_bytes + contexts * position_bytes + 4 * H * biased, query_bytes, saved)
+
+
+def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:
+    """Write each token's key and value to its slot, a page and an offset.
+
+    Args:
+        k: [T, K, D]
+        v: [T, K, D]
+        keys: this layer's pages [pages, K, P, D], changed in place
+        values: likewise
+        batch: has the slots
+    """
+    keys[batch.slot_pages, :, batch.slot_offsets] = k
+    values[batch.slot_pages, :, batch.slot_offsets] = v
+
+
+def kv_cost(T: int, K: int, D: int, position_bytes: int, number_bytes: int = 4) -> Cost:
+    """No arithmetic; 2 T K D numbers read, and T positions of the cache written."""
+    return Cost(0, 2 * number_bytes * T * K * D, T * position_bytes)

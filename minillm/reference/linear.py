@@ -1,4 +1,4 @@
-"""The matrix product of every projection: y = activation(x W^T + b) + residual.
+"""The matrix product of every projection, y = activation(x W^T + b) + residual; and the look-up of rows, embedding.
 
 Weights keep the checkpoints' layout [out, in]. The product of one row then reads W's rows contiguously, and a
 checkpoint's file can be used in place.
@@ -41,7 +41,7 @@ def linear(
     return y
 
 
-def cost(
+def linear_cost(
     T: int,
     inputs: int,
     outputs: int,
@@ -65,3 +65,32 @@ def cost(
     read = number_bytes * (T * inputs + elements * residual) + (weight_bytes if T else 0)
     steps = bias + (activation is not None) + residual  # each reads and writes the result
     return Cost(flops, read, result_bytes * elements, steps * 2 * number_bytes * elements)
+
+
+def embed(table: Any, ids: Any, xp: Any, out: Any, positions: Any = None, position_table: Any = None) -> Any:
+    """Token embedding: table[ids], plus position_table[positions] if the model learned one.
+
+    Args:
+        table: [V, E]
+        ids: [T]
+        xp: the array module
+        out: [T, E], filled and returned
+        positions: [T], or None
+        position_table: [positions, E], or None
+    """
+    out[...] = table[ids]  # not xp.take: it would copy a column-major table
+    if position_table is not None:
+        out += position_table[positions]
+    return out
+
+
+def embed_cost(T: int, E: int, row_bytes: int, position_row_bytes: int = 0, number_bytes: int = 4) -> Cost:
+    """T E additions with positions, else none; T ids and T rows of each table read, T E numbers written.
+
+    The `..._bytes` are the size of one row of each table; 0: no position table.
+    """
+    read = T * (8 + row_bytes)
+    if not position_row_bytes:
+        return Cost(0, read, number_bytes * T * E)
+    result = number_bytes * T * E
+    return Cost(T * E, read + T * (8 + position_row_bytes), result, 2 * result)

@@ -24,7 +24,7 @@ def layer_norm(x: Any, gain: Any | None, bias: Any | None, epsilon: float, xp: A
     return y
 
 
-def cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
+def layer_norm_cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
     """Layer norm. Per element: mean 1, difference 1, square and sum 2, scaling 1, gain and bias 2; per row 5 more.
 
     The five: two divisions by E, epsilon's addition, a square root and its reciprocal.

@@ -100,7 +100,7 @@ def rotary(x: Any, cosines: Any, sines: Any, xp: Any, out: Any) -> Any:
     return out
 
 
-def cost(T: int, heads: int, D: int, half: int, *, scaled: bool, stretched: bool, number_bytes: int = 4) -> Cost:
+def rotary_cost(T: int, heads: int, D: int, half: int, *, scaled: bool, stretched: bool, number_bytes: int = 4) -> Cost:
     """Four products and two sums per pair and head; an angle, a cosine and a sine per pair and token.
 
     A scale takes two more per pair and token, a stretch two (a power and a division). Queries and keys of all `heads`

@@ -1,8 +1,8 @@
-"""Softmax, log-softmax, and log-probabilities of selected tokens.
+"""Softmax, log-softmax, log-probabilities of selected tokens, and selection of the best few.
 
-All of them subtract the row's maximum first, which changes nothing in exact arithmetic and keeps exp from overflowing.
-A row needs at least one finite value: a row of only -inf has no distribution (0 / 0), and NumPy returns NaN with a
-RuntimeWarning.
+Softmax and log-probabilities subtract the row's maximum first, which changes nothing in exact arithmetic and keeps exp
+from overflowing. A row needs at least one finite value: a row of only -inf has no distribution (0 / 0), and NumPy
+returns NaN with a RuntimeWarning.
 """
 
 from types import ModuleType
@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from .top import top_indices
 
 
 def softmax(x: NDArray[Any], xp: ModuleType, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -47,6 +45,25 @@ def chosen_log_probs(logits: NDArray[Any], ids: NDArray[np.int64], xp: ModuleTyp
     chosen = logits[xp.arange(len(logits)), ids]  # [N, V] -> [N]
     log_probs: NDArray[np.float32] = (chosen - log_sum_exp(logits, xp)).astype(xp.float32)
     return log_probs
+
+
+def top_indices(scores: NDArray[Any], n: int, xp: ModuleType) -> NDArray[np.int64]:
+    """Indices of the `n` largest of `scores` [M], largest first, ties by ascending index. -> [n]
+
+    `n` block maxima reach the n-th largest block maximum, so it is a lower bound of the n-th largest score. Few scores
+    reach it, and only those are sorted.
+    """
+    size = max(1, int(len(scores) ** 0.5))
+    blocks = len(scores) // size
+    if n == 0:
+        return np.empty(0, np.int64)
+    if n > blocks:
+        candidates = xp.arange(len(scores))
+    else:
+        maxima = scores[: blocks * size].reshape(blocks, size).max(axis=1)  # [M] -> [blocks]
+        candidates = xp.flatnonzero(scores >= xp.partition(maxima, blocks - n)[blocks - n])
+    top: NDArray[np.int64] = candidates[xp.argsort(-scores[candidates], kind="stable")[:n]]
+    return top
 
 
 def top_log_probs(logits: NDArray[Any], n: int, xp: ModuleType = np) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

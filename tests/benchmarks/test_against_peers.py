@@ -92,7 +92,7 @@ def test_all_engines_together_or_those_of_a_width() -> None:
 
 
 def test_relative_error() -> None:
-    from peer_measure import relative_rms
+    from against_peers import relative_rms
 
     assert relative_rms(np.array([3.0, 4.5]), np.array([3.0, 4.0])) == pytest.approx(0.1)  # 0.5 of 5
 

@@ -189,8 +189,7 @@ def test_compiled_transformers_say_what_eager_ones_do(tiny: str) -> None:
     """On a CPU, where what would be compiled is only traced; in one graph, without a break."""
     torch = pytest.importorskip("torch", reason="needs the peers extra")
     pytest.importorskip("transformers", reason="needs the peers extra")
-    from gpu_clock import TINY
-    from gpu_figures import COMPILED, EAGER
+    from gpu_figures import COMPILED, EAGER, TINY
     from gpu_peer import BURSTS, Peer, transformers
 
     peer = Peer(tiny, "cpu", TINY)

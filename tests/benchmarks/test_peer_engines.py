@@ -50,15 +50,15 @@ def test_a_reply_that_is_none(line: str) -> None:
 
 def test_minillm_as_a_peer(folder: Path) -> None:
     """Any order of batch sizes, a prompt of several steps, a limit; and each task leaves the engine idle."""
+    from harness import token_ids
     from peer_engines import make
-    from peer_worker import prompt
 
     peer = make("minillm-numpy", "float32", str(folder), 1)
     for size in (1, 3, 1):
-        assert peer.decode([prompt(i, 5, 96) for i in range(size)], 4, 60).tokens == 3 * size
-        assert peer.decode([prompt(i, 5, 96) for i in range(size)], 4, 0).tokens == size
+        assert peer.decode([token_ids(i, 5, 96) for i in range(size)], 4, 60).tokens == 3 * size
+        assert peer.decode([token_ids(i, 5, 96) for i in range(size)], 4, 0).tokens == size
         assert not peer._engine.busy
-    assert peer.prefill(prompt(0, 9, 96)) > 0
+    assert peer.prefill(token_ids(0, 9, 96)) > 0
 
 
 @pytest.mark.reference
@@ -66,17 +66,17 @@ def test_the_engines_run_the_same_weights(folder: Path) -> None:
     """minillm, transformers and CTranslate2 give the same logits, and as many tokens as are asked for."""
     pytest.importorskip("transformers", reason="needs the peers extra")
     pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    from harness import token_ids
     from peer_engines import make
     from peer_files import write_ctranslate2
-    from peer_worker import prompt
 
     write_ctranslate2(folder)
-    expected = make("minillm-numpy", "float32", str(folder), 1).logits(prompt(0, 9, 96))
+    expected = make("minillm-numpy", "float32", str(folder), 1).logits(token_ids(0, 9, 96))
     for engine in ("transformers", "ctranslate2"):
         peer = make(engine, "float32", str(folder), 1)
-        assert np.abs(peer.logits(prompt(0, 9, 96)) - expected).max() < 1e-5 * np.abs(expected).max()
-        assert peer.decode([prompt(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
-        assert peer.prefill(prompt(0, 9, 96)) > 0
+        assert np.abs(peer.logits(token_ids(0, 9, 96)) - expected).max() < 1e-5 * np.abs(expected).max()
+        assert peer.decode([token_ids(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
+        assert peer.prefill(token_ids(0, 9, 96)) > 0
 
 
 @pytest.fixture
@@ -84,8 +84,7 @@ def gguf_folder(small: str, tmp_path: Path) -> Path:
     """The small shape in all formats of llama.cpp."""
     pytest.importorskip("llama_cpp", reason="needs the peers extra")
     pytest.importorskip("gguf", reason="needs the peers extra")
-    from peer_files import write_llama_cpp
-    from peer_gguf import LLAMA_TYPES
+    from peer_files import LLAMA_TYPES, write_llama_cpp
 
     write_llama_cpp(small, tmp_path, list(LLAMA_TYPES))
     return tmp_path
@@ -94,20 +93,20 @@ def gguf_folder(small: str, tmp_path: Path) -> Path:
 @pytest.mark.reference
 def test_llama_cpp_reads_what_is_written(gguf_folder: Path) -> None:
     """Every format loads; errors grow as bits shrink; a batch decodes; and bytes are counted as minillm counts them."""
+    from harness import token_ids
     from peer_engines import make
-    from peer_gguf import gguf_bytes
+    from peer_files import gguf_bytes
     from peer_plans import weight_bytes
     from peer_report import find
-    from peer_worker import prompt
 
-    exact = make("llama.cpp", "f32", str(gguf_folder), 1).logits(prompt(0, 9, 96))
+    exact = make("llama.cpp", "f32", str(gguf_folder), 1).logits(token_ids(0, 9, 96))
     assert exact.shape == (9, 96)
     errors = []
     for form in ("f16", "bf16", "Q8_0", "Q4_0"):
         peer = make("llama.cpp", form, str(gguf_folder), 1)
-        errors.append(float(np.abs(peer.logits(prompt(0, 9, 96)) - exact).max() / np.abs(exact).max()))
-        assert peer.decode([prompt(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
-        assert peer.prefill(prompt(0, 9, 96)) > 0
+        errors.append(float(np.abs(peer.logits(token_ids(0, 9, 96)) - exact).max() / np.abs(exact).max()))
+        assert peer.decode([token_ids(i, 5, 96) for i in range(3)], 4, 60).tokens == 9
+        assert peer.prefill(token_ids(0, 9, 96)) > 0
     assert 0 < errors[0] < errors[1] < errors[3] < 0.5
     assert 0 < errors[2] < errors[3]
     config = opt.read_config(SMALL)
@@ -121,9 +120,9 @@ def test_llama_cpp_computes_gpt2_on_our_weights(small: str, gguf_folder: Path) -
     """The logits of transformers' GPT-2 with the same matrices, but for llama.cpp's float16 cache and GELU's table."""
     torch = pytest.importorskip("torch", reason="needs the reference extra")
     transformers = pytest.importorskip("transformers", reason="needs the reference extra")
+    from harness import token_ids
     from peer_engines import make
     from peer_files import tensors_of
-    from peer_worker import prompt
 
     config = transformers.GPT2Config(
         vocab_size=96, n_positions=64, n_embd=64, n_layer=2, n_head=4, n_inner=128, bos_token_id=2, eos_token_id=2
@@ -148,6 +147,6 @@ def test_llama_cpp_computes_gpt2_on_our_weights(small: str, gguf_folder: Path) -
     assert not extra
     assert not missing
     with torch.inference_mode():
-        expected = model(torch.tensor([prompt(0, 20, 96)])).logits[0].numpy()
-    logits = make("llama.cpp", "f32", str(gguf_folder), 1).logits(prompt(0, 20, 96))
+        expected = model(torch.tensor([token_ids(0, 20, 96)])).logits[0].numpy()
+    logits = make("llama.cpp", "f32", str(gguf_folder), 1).logits(token_ids(0, 20, 96))
     assert np.abs(logits - expected).max() < 1e-3 * np.abs(expected).max()

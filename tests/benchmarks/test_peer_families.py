@@ -45,11 +45,11 @@ def exact_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logits_of(engine: str, folder: Path) -> NDArray[np.float32]:
+    from harness import token_ids
     from peer_engines import make
-    from peer_worker import prompt
 
     form = "f32" if engine == "llama.cpp" else "float32"
-    return make(engine, form, str(folder), 1).logits(prompt(0, TOKENS, 96))
+    return make(engine, form, str(folder), 1).logits(token_ids(0, TOKENS, 96))
 
 
 def distance(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:

@@ -73,7 +73,7 @@ def test_special_tokens_are_not_shown(folder, monkeypatch, capsys, tmp_path):
 
 
 def test_what_goes_wrong_is_one_line(folder, monkeypatch, capsys, tmp_path):
-    demo = "this model has no chat template; leave it out"
+    demo = "this model has no chat template: leave it out"
     cases = {
         ("--system", "S"): f"--system: {demo}",
         ("--chat-template-kwargs", "{}"): f"--chat-template-kwargs: {demo}",

@@ -122,7 +122,7 @@ def test_beams_are_fed_best_first_and_of_equal_ones_the_smaller_index() -> None:
 
 def test_top_logprobs_are_refused_by_name() -> None:
     config = GenerationConfig(num_beams=2, top_logprobs=3)
-    with pytest.raises(ParameterError, match="top_logprobs is not offered with num_beams > 1"):
+    with pytest.raises(ParameterError, match="top_logprobs is not supported with num_beams > 1"):
         BeamSearch(resolve(config, {}, vocab_size=9, eos_token_id=2))
 
 

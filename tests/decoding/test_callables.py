@@ -93,5 +93,5 @@ def test_leaving_no_token_is_refused(fields, runner) -> None:
     def nothing(history: History, logits: np.ndarray, xp) -> np.ndarray:
         return xp.full_like(logits, -np.inf)
 
-    with pytest.raises(ParameterError, match="leave no token"):
+    with pytest.raises(ParameterError, match="forbid every token"):
         generate(runner, PROMPTS, logits_processor=[nothing], **fields)

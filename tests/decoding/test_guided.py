@@ -264,7 +264,7 @@ def test_the_limit_of_length_and_a_stop_string_still_cut(plain: Engine) -> None:
     [
         ({"guided_regex": "(a"}, ["guided_regex", "unclosed group"]),
         ({"guided_regex": "(?=a)b"}, ["guided_regex", "look-around"]),
-        ({"guided_regex": r"[^\s\S]"}, ["guided_regex", "no token may come next"]),
+        ({"guided_regex": r"[^\s\S]"}, ["guided_regex", "no token is allowed next"]),
         ({"guided_json": {"not": {"type": "null"}}}, ["guided_json", 'Unimplemented keys: ["not"]']),
         ({"guided_json": {"type": "colour"}}, ["guided_json", "Invalid type: colour"]),
         ({"guided_json": {"type": "string", "pattern": "["}}, ["guided_json", "unclosed character class"]),
@@ -344,9 +344,9 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"guided_json": nested(200)}, "^guided_json is refused by llguidance: recursion limit exceeded"),
-        ({"guided_json": {"type": "integer", "minimum": 10**400}}, "^guided_json is refused by .* out of range"),
-        ({"guided_regex": "(" * 5000 + "a" + ")" * 5000}, "^guided_regex is refused by llguidance: .*invalid regex"),
+        ({"guided_json": nested(200)}, "^guided_json was refused by llguidance: recursion limit exceeded"),
+        ({"guided_json": {"type": "integer", "minimum": 10**400}}, "^guided_json was refused by .* out of range"),
+        ({"guided_regex": "(" * 5000 + "a" + ")" * 5000}, "^guided_regex was refused by llguidance: .*invalid regex"),
     ],
     ids=["deep", "huge number", "long expression"],
 )
@@ -376,7 +376,7 @@ def test_whatever_llguidance_raises_in_a_step_is_an_error_of_ours(raised: BaseEx
 
     guide = Guide("guided_regex", Matcher(), (2,))  # type: ignore[arg-type]
     for act in (lambda: guide.allowed(9), lambda: guide.push(3)):
-        with pytest.raises(ParameterError, match=r"^guided_regex is refused by llguidance: (too much|x)$"):
+        with pytest.raises(ParameterError, match=r"^guided_regex was refused by llguidance: (too much|x)$"):
             act()
 
 

@@ -58,7 +58,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
 @pytest.mark.parametrize("way", WAYS)
 def test_none_left_is_one_clear_error(engines: dict[str, Engine], way: str) -> None:
     kind, fields = WAYS[way]
-    with pytest.raises(ParameterError, match=r"^the logits processors and filters asked for leave no token to choose"):
+    with pytest.raises(ParameterError, match=r"^the logits processors and filters forbid every token"):
         engines[kind].generate(PROMPT, forced_eos_token_id=5, suppress_tokens=[5], max_new_tokens=3, **fields)
     assert not engines[kind].busy
 

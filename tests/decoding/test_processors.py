@@ -20,8 +20,8 @@ from minillm.decoding.processors import (
     SequenceBias,
     SuppressTokensAtBegin,
     build_processors,
+    common_suffixes,
 )
-from minillm.decoding.processors.sequences import common_ends
 from minillm.decoding.readers import ByIdentity
 from minillm.decoding.resolving import resolve
 
@@ -197,13 +197,13 @@ class Counted(int):
 
 
 @pytest.mark.parametrize("line", [[1] * 3000, [1, 2] * 1500, [1] * 1500 + [2] + [1] * 1499], ids=["1", "12", "121"])
-def test_common_ends_are_found_in_linear_time(line: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_suffixes_are_found_in_linear_time(line: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     class Line(np.ndarray):
         def tolist(self) -> list[int]:
             return [Counted(token) for token in super().tolist()]
 
     Counted.compared = 0
-    lengths = common_ends(np.asarray(line).view(Line))
+    lengths = common_suffixes(np.asarray(line).view(Line))
     assert Counted.compared <= 2 * len(line)
     for place in (0, 1, 7, 1499, 1500, 1501, 2998, 2999):
         same = [a == b for a, b in zip(line[:place][::-1], line[::-1], strict=False)]

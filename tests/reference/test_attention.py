@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 
 from minillm.batch import Batch, TokenSequence
-from minillm.reference import attention as module
-from minillm.reference import kv
-from minillm.reference.attention import QUERY_TILE, attend, attention_map, visible_pairs
-from minillm.reference.kv import store_kv
+from minillm.reference.attention import (
+    QUERY_TILE,
+    attend,
+    attention_cost,
+    attention_map,
+    kv_cost,
+    store_kv,
+    visible_pairs,
+)
 
 D = 8
 LENGTHS = {  # cached positions and new tokens of each sequence
@@ -97,7 +102,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
         keys += len(seen)
     assert visible_pairs(case.batch, window) == pairs
     position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
-    cost = module.cost(case.batch, 4, D, position_bytes, window=window, biased=True)
+    cost = attention_cost(case.batch, 4, D, position_bytes, window=window, biased=True)
     flops = pairs * 4 * (4 * D + 6) + T * 4 * D
     assert cost == (flops, case.q.nbytes + keys * position_bytes + SLOPES.nbytes, case.q.nbytes, 4 * pairs * 4 * 6)
 
@@ -151,9 +156,9 @@ def test_cost_is_a_count_of_the_operations(name: str) -> None:
                 flops += H * (2 * D + 4 + 2 * D)
     read = case.q.nbytes + sum(array.nbytes for array in case.k + case.v)
     assert visible_pairs(case.batch) == pairs
-    assert module.cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes, 4 * pairs * H * 4)
+    assert attention_cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes, 4 * pairs * H * 4)
 
 
 def test_cost_of_storing_is_the_bytes_of_the_arrays() -> None:
     k = np.zeros((5, 2, D), np.float32)
-    assert kv.cost(5, 2, D, 2 * 2 * D * 4) == (0, 2 * k.nbytes, 2 * k.nbytes, 0)
+    assert kv_cost(5, 2, D, 2 * 2 * D * 4) == (0, 2 * k.nbytes, 2 * k.nbytes, 0)

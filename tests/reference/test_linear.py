@@ -1,11 +1,11 @@
-"""The projection against its formula in float64."""
+"""The projection against its formula in float64; the embedding."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from minillm.reference.linear import cost, linear
+from minillm.reference.linear import embed, embed_cost, linear, linear_cost
 
 CASES = list(itertools.product([1, 5], [True, False], [None, "relu"], [True, False]))
 
@@ -37,7 +37,7 @@ def test_linear_is_its_formula(T: int, with_bias: bool, activation: str | None, 
 def test_bytes_are_those_of_the_arrays_named(bias: bool, residual: bool) -> None:
     x, weight, b, r = arrays(3)
     stored = weight.nbytes + (b.nbytes if bias else 0)
-    counted = cost(3, 24, 40, stored, bias=bias, activation=None, residual=residual)
+    counted = linear_cost(3, 24, 40, stored, bias=bias, activation=None, residual=residual)
     assert counted.bytes_read == x.nbytes + stored + (r.nbytes if residual else 0)
     assert counted.bytes_written == r.nbytes
     assert counted.intensity == counted.flops / (counted.bytes_read + r.nbytes)
@@ -51,9 +51,26 @@ def test_fusion_saves_a_result_read_and_written_for_each_step(
     bias: bool, activation: str | None, residual: bool, steps: int
 ) -> None:
     y = arrays(3)[3]
-    assert cost(3, 24, 40, 0, bias=bias, activation=activation, residual=residual).fusion_saves == steps * 2 * y.nbytes
+    assert (
+        linear_cost(3, 24, 40, 0, bias=bias, activation=activation, residual=residual).fusion_saves
+        == steps * 2 * y.nbytes
+    )
 
 
 def test_costs_add_up() -> None:
-    one = cost(1, 2, 3, 4, bias=False, activation=None, residual=False)
+    one = linear_cost(1, 2, 3, 4, bias=False, activation=None, residual=False)
     assert one + one == tuple(2 * part for part in one)
+
+
+def test_each_id_gets_its_row() -> None:
+    table = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
+    ids = np.array([3, 9, 3, 0])
+    out = np.empty((4, 4), np.float32)
+    assert embed(table, ids, np, out) is out
+    np.testing.assert_array_equal(out, np.stack([table[i] for i in ids]))
+
+
+def test_cost_of_an_embedding_is_the_bytes_of_the_arrays() -> None:
+    ids, rows = np.zeros(5, np.int64), np.zeros((5, 4), np.float32)
+    assert embed_cost(5, 4, row_bytes=16) == (0, ids.nbytes + rows.nbytes, rows.nbytes, 0)
+    assert embed_cost(5, 4, row_bytes=8) == (0, ids.nbytes + rows.nbytes // 2, rows.nbytes, 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.rotary import Stretch, angles, cost, rotary
+from minillm.reference.rotary import Stretch, angles, rotary, rotary_cost
 
 T, HEADS, D = 5, 3, 8
 POSITIONS = np.array([0, 1, 7, 300, 4000])
@@ -76,4 +76,4 @@ def test_cost_is_a_count_of_the_operations(scaled: bool, stretched: bool) -> Non
             flops += HEADS * 6
     x, frequencies = np.zeros((T, HEADS, D), np.float32), np.zeros(half, np.float32)
     read = x.nbytes + frequencies.nbytes + POSITIONS.nbytes
-    assert cost(T, HEADS, D, half, scaled=scaled, stretched=stretched) == (flops, read, x.nbytes, 0)
+    assert rotary_cost(T, HEADS, D, half, scaled=scaled, stretched=stretched) == (flops, read, x.nbytes, 0)

@@ -1,11 +1,11 @@
-"""Softmax and log-probabilities against the definition in float64."""
+"""Softmax and log-probabilities against the definition in float64; the best few scores against sorting them all."""
 
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from minillm.reference.softmax import chosen_log_probs, log_softmax, log_sum_exp, softmax, top_log_probs
+from minillm.reference.softmax import chosen_log_probs, log_softmax, log_sum_exp, softmax, top_indices, top_log_probs
 
 
 def scores(shape: tuple[int, ...], scale: float = 4.0, seed: int = 0) -> np.ndarray:
@@ -88,3 +88,17 @@ def test_log_probabilities_of_a_few_tokens_need_no_second_array_of_logits() -> N
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < logits.nbytes / 10
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 100, 1000, 5003])
+@pytest.mark.parametrize("kind", ["distinct", "many equal", "mostly forbidden"])
+def test_the_best_come_first_and_of_equals_the_lower_index(size: int, kind: str) -> None:
+    rng = np.random.default_rng(size)
+    for n in {0, 1, min(size, 8), size // 2, size}:
+        scores = rng.normal(size=size).astype(np.float32)
+        if kind == "many equal":
+            scores = np.round(scores)
+        if kind == "mostly forbidden":
+            scores[rng.random(size) < 0.99] = -np.inf
+        expected = np.argsort(-scores, kind="stable")[:n]
+        np.testing.assert_array_equal(top_indices(scores, n, np), expected)

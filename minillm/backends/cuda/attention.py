@@ -1,14 +1,18 @@
-"""Launches the attention kernels: selects one, splits its work, and sizes its workspace.
+"""Launches attention and the writing of the K/V cache (`kernels/attention_*.cu`, `kv.cu`).
 
-All decisions depend on shapes alone, so a launch can be captured in a CUDA graph.
+`attend` selects a kernel, splits its work, and sizes its workspace. All decisions depend on shapes alone, so a launch
+can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, heads of an unsupported width) is
+`attend_by_reference`.
 """
 
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .kernels import NULL, STORAGE, Kernels
-from .kv import row_stride
+from ...batch import Batch
+from ...reference.attention import attention_scores, merge_values
+from ...reference.softmax import softmax
+from .kernels import NULL, STORAGE, Kernels, row_stride
 
 SPLIT = 128
 """Positions that a block of the decode kernel takes at a time; the head of its source gives the reason."""
@@ -21,6 +25,7 @@ MAX_GROUP = 8
 """Query heads of one K/V head that a block of the decode kernel computes together; a thread holds a part of each."""
 
 MAX_HEAD_DIM = 256
+KV_THREADS = 256
 
 
 class Ragged(Protocol):
@@ -96,15 +101,15 @@ def attend(
     """
     if len(q) == 0:
         return
-    sight = Sight.of(window, slopes, positions=batch.block_table.shape[1] * keys.shape[2])
+    mask = Mask.of(window, slopes, positions=batch.block_table.shape[1] * keys.shape[2])
     if max_queries == 1 and len(q) == len(batch.context_lens):
-        decode(kernels, q, keys, values, batch, out, workspace, sight, scale=scale)
+        decode(kernels, q, keys, values, batch, out, workspace, mask, scale=scale)
     else:
-        prefill(kernels, q, keys, values, batch, out, sight, scale=scale)
+        prefill(kernels, q, keys, values, batch, out, mask, scale=scale)
 
 
-class Sight(NamedTuple):
-    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/sight.cuh`)."""
+class Mask(NamedTuple):
+    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/mask.cuh`)."""
 
     window: int
     slopes: Any
@@ -112,7 +117,7 @@ class Sight(NamedTuple):
     """Macros for the compiler: without one, the build has no code for its feature"""
 
     @classmethod
-    def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Sight":
+    def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Mask":
         """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
         seen = reach(window, positions)
         switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None}
@@ -127,7 +132,7 @@ def decode(
     batch: Ragged,
     out: Any,
     workspace: Workspace,
-    sight: Sight,
+    mask: Mask,
     *,
     scale: float,
 ) -> None:
@@ -135,31 +140,31 @@ def decode(
     N, H, D = q.shape
     pages, K, P, _ = keys.shape
     B = batch.block_table.shape[1]
-    splits, group = _splits(sight.window), _group(H // K)
+    splits, group = _splits(mask.window), _group(H // K)
     assert workspace.partials.size >= N * H * splits * (D + 2) and workspace.arrived.size >= N * H // group
-    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": SPLIT, **sight.constants}
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": SPLIT, **mask.constants}
     kernel = kernels.get("attention_decode", "attention_decode", **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
     sizes = map(np.int32, (H, K, pages, B, splits))
-    strides = row_stride(q), row_stride(out), np.int32(sight.window)
-    kernel((blocks, H // group, N), (128,), (*arrays, sight.slopes, *sizes, *strides, np.float32(scale)))
+    strides = row_stride(q), row_stride(out), np.int32(mask.window)
+    kernel((blocks, H // group, N), (128,), (*arrays, mask.slopes, *sizes, *strides, np.float32(scale)))
 
 
 def prefill(
-    kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, sight: Sight, *, scale: float
+    kernels: Kernels, q: Any, keys: Any, values: Any, batch: Ragged, out: Any, mask: Mask, *, scale: float
 ) -> None:
     """Any number of queries for each sequence. Arguments as in `attend`."""
     T, H, D = q.shape
     pages, K, P, _ = keys.shape
     N, B = batch.block_table.shape
     tile = PrefillTile.of(kernels.storage, D)
-    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **sight.constants}
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **mask.constants}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
-    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, sight.slopes
+    arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes
     sizes = map(np.int32, (N, H, K, pages, B))
     grid = T // tile.queries + N, H
-    strides = row_stride(q), row_stride(out), np.int32(sight.window)
+    strides = row_stride(q), row_stride(out), np.int32(mask.window)
     arguments = (*arrays, *sizes, *strides, np.float32(scale))
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
@@ -183,6 +188,79 @@ class PrefillTile(NamedTuple):
         queries, keys = 64, 64 if D <= 128 else 32 if D <= 192 else 16
         depth = -(-D // 16) * 16
         return cls(queries, keys, 2 * queries, 2 * 4 * keys * (depth + 8))
+
+
+def attend_by_reference(
+    q: Any,
+    keys: Any,
+    values: Any,
+    batch: Batch,
+    scale: float,
+    xp: Any,
+    out: Any,
+    window: int | None = None,
+    slopes: Any | None = None,
+) -> Any:
+    """`reference.attend` in float32, each sequence's pages first gathered into one.
+
+    Pages are small here, and a loop over them would take a launch for each. Arguments as of `reference.attend`.
+    """
+    for span in batch.spans:
+        n = span.stop - span.start
+        alone = span._replace(start=0, stop=n, pages=(0,))
+        queries = q[span.start : span.stop].astype(xp.float32)
+        scores = attention_scores(queries, _gathered(keys, span.pages, xp), alone, n, scale, xp, window, slopes)
+        z = xp.empty(queries.shape, xp.float32)
+        merge_values(softmax(scores, xp, out=scores), _gathered(values, span.pages, xp), alone, z, xp)
+        out[span.start : span.stop] = z.astype(out.dtype)
+    return out
+
+
+def _gathered(pages: Any, wanted: tuple[int, ...], xp: Any) -> Any:
+    """Gather pages into one long page of float32. [pages, K, P, D] -> [1, K, B P, D]"""
+    _, K, _, D = pages.shape
+    picked = pages[xp.asarray(wanted)].astype(xp.float32)  # -> [B, K, P, D]
+    return picked.transpose(1, 0, 2, 3).reshape(1, K, -1, D)  # -> [K, B, P, D] -> [1, K, B P, D]
+
+
+def store_kv(kernels: Kernels, k: Any, v: Any, keys: Any, values: Any, slots: Any) -> None:
+    """Write each token's key and value into its slot.
+
+    Args:
+        kernels: for the storage type of the arrays
+        k: [T, K, D], or a view with a larger row stride, as from a fused projection
+        v: likewise
+        keys: one layer's pages [pages, K, P, D], changed in place
+        values: likewise
+        slots: [T] int32: page * P + offset; -1 where nothing is to be stored
+    """
+    T, K, D = k.shape
+    pages, _, P, _ = keys.shape
+    if T == 0:
+        return
+    kernel = kernels.get("kv", "store_kv", HEAD_DIM=D, PAGE_SIZE=P)
+    sizes = np.int32(K), np.int32(pages), row_stride(k), row_stride(v)
+    kernel((T, 2), (KV_THREADS,), (keys, values, k, v, slots, *sizes))
+
+
+def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target: int, first: int, stop: int) -> None:
+    """Copy the positions first : stop of a page to the same place in another page, in all layers.
+
+    Args:
+        kernels: for the storage type of the arrays
+        keys: all layers' pages [L, pages, K, P, D], changed in place
+        values: likewise
+        source: the page to copy from
+        target: the page to copy to, another one
+        first: offset of the first position in both pages
+        stop: offset after the last
+    """
+    L, pages, K, P, D = keys.shape
+    if first == stop:
+        return
+    kernel = kernels.get("kv", "copy_positions", HEAD_DIM=D, PAGE_SIZE=P)
+    sizes = (np.int32(number) for number in (K, pages, source, target, first, stop))
+    kernel((L * K, 2), (KV_THREADS,), (keys, values, *sizes))
 
 
 def _splits(positions: int) -> int:

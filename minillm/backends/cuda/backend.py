@@ -22,15 +22,14 @@ from ..numpy import NumpyBackend
 from ..pages import Pages
 from ..random import RandomTensor
 from ..weights import Tensor, Weight
-from . import attention, kv, rotary, rows
+from . import attention, rows
 from .batches import Bucket, DeviceBatch, bucket_of
 from .choosing import Chooser
 from .kernels import Kernels, Launcher
-from .linear_choice import Products
+from .linear import Products
 from .memory import WORKSPACE, Device
 from .pages import CudaPages
 from .random import DrawnTensor
-from .reference import attend_by_reference
 from .steps import DecodeStep, Steps, StepWorkspace, cut
 from .weights import DeviceWeight, Uploader, number_type, storage_of
 
@@ -220,7 +219,7 @@ class CudaBackend(Backend):
         """One launch. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         assert isinstance(batch, DeviceBatch)
         q_out, k_out = self.arena.take(q.shape), self.arena.take(k.shape)
-        rotary.rotary(self.kernels, q, k, batch, rotation, q_out, k_out)
+        rows.rotary(self.kernels, q, k, batch, rotation, q_out, k_out)
         return q_out, k_out
 
     def glu(self, x: Any, activation: str) -> Any:
@@ -232,7 +231,7 @@ class CudaBackend(Backend):
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """One launch. k, v: [T, K, D]"""
         assert isinstance(batch, DeviceBatch)
-        kv.store_kv(self.kernels, k, v, *cache.layer(layer), batch.slots)
+        attention.store_kv(self.kernels, k, v, *cache.layer(layer), batch.slots)
 
     def attend(
         self,
@@ -254,7 +253,7 @@ class CudaBackend(Backend):
         if batch.has_tree or not attention.has_kernel(self.weights, D):
             if self._step is not None:
                 self._step.plain = True  # it launches what cannot be recorded
-            return attend_by_reference(q, keys, values, batch, scale, self.xp, out, window, bias)
+            return attention.attend_by_reference(q, keys, values, batch, scale, self.xp, out, window, bias)
         N, B = batch.block_table.shape
         seen = attention.reach(window, B * self.page_size)
         room = self._workspace.attention(N if batch.max_queries == 1 else 0, H, D, seen)

@@ -88,3 +88,12 @@ def sources_digest() -> str:
     for path in sorted([*kernel_folder().glob("*.cu"), *kernel_folder().glob("*.cuh")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"0x{digest.hexdigest()[:8]}"
+
+
+def row_stride(array: Any) -> np.int32:
+    """Elements from one row to the next of [T, ...]; each row must be contiguous, as the kernels read it in vectors."""
+    size = array.dtype.itemsize
+    for n, stride in zip(array.shape[:0:-1], array.strides[:0:-1], strict=True):
+        assert n == 1 or stride == size, f"a row of {array.shape} is not contiguous: strides {array.strides}"
+        size *= n
+    return np.int32(array.strides[0] // array.dtype.itemsize)

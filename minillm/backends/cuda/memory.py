@@ -17,7 +17,7 @@ from ...errors import DeviceError
 from ..clock import Clock, HostClock
 from ..memory import free_memory
 from .compiling import import_cupy
-from .linear_choice import Timer
+from .linear import Timer
 
 Wait = Callable[[], None]
 

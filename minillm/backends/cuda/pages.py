@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..pages import Pages
-from . import kv
+from .attention import copy_positions
 from .kernels import Kernels
 from .memory import CACHE, Device
 
@@ -29,4 +29,4 @@ class CudaPages(Pages):
     def copy(self, source: int, target: int, part: slice) -> None:
         """Copy some positions of a page to the same places of another, in all layers, in one launch."""
         self._device.activate()
-        kv.copy_positions(self._kernels, self.keys, self.values, source, target, part.start, part.stop)
+        copy_positions(self._kernels, self.keys, self.values, source, target, part.start, part.stop)

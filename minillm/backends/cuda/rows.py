@@ -1,20 +1,24 @@
-"""Launches the row-wise kernels: embedding, row selection, norms, the gate of an MLP (`kernels/embed.cu` ...).
+"""Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, the gate of an MLP.
+
+Their sources are `kernels/embed.cu`, `norm.cu`, `rotary.cu` and `glu.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...errors import DeviceError
-from .kernels import NULL, Kernels
+from ...reference.rotary import Rotation
+from .kernels import NULL, Kernels, row_stride
 from .linear import ACTIVATIONS
 
 WARP = 32
 MOST_THREADS = 256
 """The most threads of a block in the kernels without a reduction over the row."""
 NORM_THREADS = 512
+ROTARY_THREADS = 256
 NORM_VALUES = 64
 """The most numbers of a row that one thread keeps in registers."""
 
@@ -56,7 +60,7 @@ def embed(
             _or_null(positions),
             np.int32(E),
             np.int32(table.shape[0]),
-            np.int32(row_stride(table)),
+            row_stride(table),
             np.int32(0 if position_table is None else position_table.shape[0]),
             np.int32(position_offset),
         ),
@@ -104,8 +108,52 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
         return
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    args = (out, x, np.int32(F), np.int32(row_stride(x)), np.int32(ACTIVATIONS[activation]))
+    args = (out, x, np.int32(F), row_stride(x), np.int32(ACTIVATIONS[activation]))
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
+
+
+class TokenPositions(Protocol):
+    """The arrays of a batch that rotation reads, int32 on the device."""
+
+    @property
+    def positions(self) -> Any:
+        """[T], from 0"""
+
+    @property
+    def text_lens(self) -> Any:
+        """[N]: length of each sequence's whole text; read if the rotation has a `stretch`"""
+
+    @property
+    def query_starts(self) -> Any:
+        """[N + 1]: sequence i owns the rows query_starts[i] : query_starts[i + 1]"""
+
+
+def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Rotation, q_out: Any, k_out: Any) -> None:
+    """Rotate queries and keys by their positions, in one launch (`reference.rotary`).
+
+    Args:
+        kernels: for the storage type of q and k
+        q: [T, H, D], or a view with a larger row stride
+        k: [T, K, D], likewise
+        batch: of T tokens
+        rotation: with its frequencies on the device
+        q_out: [T, H, D], filled; contiguous
+        k_out: [T, K, D], likewise
+    """
+    T, H, D = q.shape
+    if T == 0:
+        return
+    frequencies, stretch = rotation.frequencies.data, rotation.stretch
+    half, N = len(frequencies), len(batch.query_starts) - 1
+    assert 2 * half <= D, "no more numbers turn than a head has"
+    shared = 2 * half * 4
+    texts = (NULL, NULL) if stretch is None else (batch.text_lens, batch.query_starts)
+    arrays = (q_out, k_out, q, k, batch.positions, frequencies, *texts)
+    sizes = (*map(np.int32, (N, H, k.shape[1], D, half)), row_stride(q), row_stride(k))
+    factor, original = (1.0, 0) if stretch is None else (stretch.factor, stretch.original)
+    numbers = np.float32(rotation.scale), np.float64(factor), np.int32(original)
+    kernel = kernels.get("rotary", "rotary", shared_mem=shared)
+    kernel((T,), (ROTARY_THREADS,), (*arrays, *sizes, *numbers), shared_mem=shared)
 
 
 def norm_vectors(E: int, vector: int) -> int:
@@ -123,11 +171,10 @@ def _norm(kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsi
     T, *heads, E = x.shape
     if T == 0:
         return
-    assert not heads or heads == [1] or x.strides[1] == E * x.itemsize, "heads lie side by side"
     vector = _vector(x)
     vectors = norm_vectors(E, vector)
     threads = _warps(-(-E // (vector * vectors)))
-    args = (out, x, *parameters, np.int32(E), np.int32(row_stride(x)), np.float32(epsilon))
+    args = (out, x, *parameters, np.int32(E), row_stride(x), np.float32(epsilon))
     kernels.get("norm", name, VECTORS=vectors)((T, *heads), (threads,), args)
 
 
@@ -143,8 +190,3 @@ def _vector(array: Any) -> int:
 def _warps(threads: int) -> int:
     """Threads rounded up to whole warps."""
     return -(-threads // WARP) * WARP
-
-
-def row_stride(array: Any) -> int:
-    """Row stride in elements."""
-    return int(array.strides[0]) // int(array.dtype.itemsize)

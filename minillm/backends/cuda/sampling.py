@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
-from .kernels import NULL, Kernels
-from .rows import row_stride
+from .kernels import NULL, Kernels, row_stride
 
 CHUNK = 2048
 """Logits that one block searches: CHUNK of `sampling.cu`."""
@@ -106,7 +105,7 @@ def sample(kernels: Kernels, logits: Any, draws: Draws, workspace: Workspace, id
     if R == 0:
         return
     best, masses, counts = workspace.best, workspace.masses, workspace.counts
-    sizes = np.int32(V), np.int32(row_stride(logits))
+    sizes = np.int32(V), row_stride(logits)
     _best_of_chunks(kernels, logits, workspace, masses, counts)
     kernels.get("sampling", "count_scores")(
         (R, _chunks(V)), (THREADS,), (masses, counts, logits, best, draws.temperatures, draws.min_ps, *sizes)
@@ -136,7 +135,7 @@ def sample(kernels: Kernels, logits: Any, draws: Draws, workspace: Workspace, id
 def _best_of_chunks(kernels: Kernels, logits: Any, workspace: Workspace, masses: Any, counts: Any) -> None:
     R, V = logits.shape
     assert workspace.best.shape[0] >= R and workspace.best.shape[1] == _chunks(V), "the workspace is of another shape"
-    args = (workspace.best, masses, counts, logits, np.int32(V), np.int32(row_stride(logits)))
+    args = (workspace.best, masses, counts, logits, np.int32(V), row_stride(logits))
     kernels.get("sampling", "best_of_chunks")((R, _chunks(V)), (THREADS,), args)
 
 

@@ -12,18 +12,18 @@ STORAGES = ("float32", "float16", "bfloat16")
 WINDOW, SLOPES = {"WINDOWED": 1}, {"BIASED": 1}
 
 ATTENTION_DECODE = [
-    {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": SPLIT, **sight}
-    for D, group, sight in (
+    {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": SPLIT, **mask}
+    for D, group, mask in (
         *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))),
-        *((128, 4, sight) for sight in (WINDOW, WINDOW | SLOPES)),
+        *((128, 4, mask) for mask in (WINDOW, WINDOW | SLOPES)),
         *((D, 1, SLOPES) for D in (64, 128)),
     )
 ]
 ATTENTION_PREFILL = [
-    {"HEAD_DIM": D, "PAGE_SIZE": 16, "QUERIES": tile.queries, "KEYS": tile.keys, "storage": (storage,), **sight}
-    for D, sight in (
+    {"HEAD_DIM": D, "PAGE_SIZE": 16, "QUERIES": tile.queries, "KEYS": tile.keys, "storage": (storage,), **mask}
+    for D, mask in (
         *((D, {}) for D in (64, 80, 96, 128, 192, 256)),
-        *((128, sight) for sight in (WINDOW, SLOPES, WINDOW | SLOPES)),
+        *((128, mask) for mask in (WINDOW, SLOPES, WINDOW | SLOPES)),
         (64, SLOPES),
         (256, WINDOW | SLOPES),
     )

@@ -75,8 +75,8 @@ class Case:
         workspace = Workspace(np.full(size, np.nan, np.float32), np.zeros(N * H, np.int32))
         kernels = Kernels(emulator, self.storage, **options)
         most = int(np.diff(self.query_starts).max()) if max_queries is None else max_queries
-        sight: dict[str, Any] = {"scale": self.scale, "window": self.window, "slopes": self.slopes}
-        attend(kernels, self.q, *self.cache, self, out, workspace, max_queries=most, **sight)
+        mask: dict[str, Any] = {"scale": self.scale, "window": self.window, "slopes": self.slopes}
+        attend(kernels, self.q, *self.cache, self, out, workspace, max_queries=most, **mask)
         assert not workspace.arrived.any()
         return out
 
@@ -85,8 +85,8 @@ class Case:
         out = np.zeros(self.q.shape)
         cache = self.keys.astype(np.float64), self.values.astype(np.float64)
         batch = SimpleNamespace(spans=[span for span in self.spans if span.context_len])
-        sight: dict[str, Any] = {"window": self.window, "slopes": self.slopes}
-        return reference.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out, **sight)
+        mask: dict[str, Any] = {"window": self.window, "slopes": self.slopes}
+        return reference.attend(self.q.astype(np.float64), *cache, batch, self.scale, np, out, **mask)
 
     def plain(self) -> np.ndarray:
         """The formula as it stands: float32, each sum taken term by term, the result stored in the storage type."""
@@ -240,7 +240,7 @@ def test_scores_of_any_size_do_not_overflow(emulator: Emulator, storage: str, le
 
 # --- windows and slopes -----------------------------------------------------------------------------------------------
 
-SIGHTS: dict[str, dict[str, Any]] = {
+MASKS: dict[str, dict[str, Any]] = {
     "window": {"window": 70},
     "slopes": {"biased": True},
     "both": {"window": 130, "biased": True},
@@ -252,10 +252,10 @@ BACK: dict[str, Lengths] = {
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("lengths", BACK)
-def test_windows_and_slopes_are_the_reference(emulator: Emulator, storage: str, sight: str, lengths: str) -> None:
-    case = Case(storage, BACK[lengths], rows=1, D=16, **SIGHTS[sight])
+def test_windows_and_slopes_are_the_reference(emulator: Emulator, storage: str, mask: str, lengths: str) -> None:
+    case = Case(storage, BACK[lengths], rows=1, D=16, **MASKS[mask])
     case.check(case.run(emulator))
 
 
@@ -271,7 +271,7 @@ def test_a_window_of_any_width(emulator: Emulator, storage: str, window: int) ->
 @pytest.mark.parametrize("storage", ["float32", "float16"])
 @pytest.mark.parametrize("lengths", BACK)
 def test_windows_and_slopes_in_any_order_of_threads(any_emulator: Emulator, storage: str, lengths: str) -> None:
-    case = Case(storage, BACK[lengths], rows=1, D=16, K=1, **SIGHTS["both"])
+    case = Case(storage, BACK[lengths], rows=1, D=16, K=1, **MASKS["both"])
     out = case.run(any_emulator, debug=True)
     case.check(out)
     assert (out == case.run(launcher(), debug=True)).all()

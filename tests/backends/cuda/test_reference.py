@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minillm import reference
-from minillm.backends.cuda.reference import attend_by_reference
+from minillm.backends.cuda.attention import attend_by_reference
 from minillm.batch import Batch, TokenSequence
 
 from .strict import Module, OnDevice, fetch

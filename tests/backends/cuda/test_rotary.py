@@ -8,7 +8,7 @@ import pytest
 
 from minillm import reference
 from minillm.backends.cuda.kernels import STORAGE, Kernels
-from minillm.backends.cuda.rotary import rotary
+from minillm.backends.cuda.rows import rotary
 from minillm.backends.weights import Weight
 from minillm.reference.rotary import Rotation, Stretch
 from minillm.reference.rotary import angles as plain_angles

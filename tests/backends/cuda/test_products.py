@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.linear_choice import Products, Timing
+from minillm.backends.cuda.linear import Products, Timing
 from tests.cuda_emulator import Emulator
 
 

@@ -1,0 +1,33 @@
+// Sliding window and ALiBi, in addition to the causal mask: compiled in only for models that have them.
+#pragma once
+
+#include "softmax.cuh"
+
+#ifndef WINDOWED
+#define WINDOWED 0  // a query at position p sees the positions p - window + 1 ... p (Mistral, arXiv 2310.06825)
+#endif
+#ifndef BIASED
+#define BIASED 0  // a score decreases by slopes[h] per position between key and query (ALiBi, arXiv 2108.12409)
+#endif
+
+// The first position visible to a query at `position`.
+__device__ __forceinline__ int first_seen(int position, int window) {
+    return WINDOWED ? max(0, position - window + 1) : 0;
+}
+
+// Window and slope of one head's queries.
+struct Mask {
+    int window;
+    float slope;  // of raw scores, those before `scale`
+
+    // Whether every query at `first` ... `last` sees all keys `first_key` ... `last_key`.
+    __device__ __forceinline__ bool all_visible(int first, int last, int first_key, int last_key) const {
+        return last_key <= first && (!WINDOWED || first_key > last - window);
+    }
+
+    // A raw score with window and slope applied: minus infinity for a key after its query or before its window.
+    __device__ __forceinline__ float masked(float score, int key, int query) const {
+        if (key > query || (WINDOWED && key <= query - window)) return minus_infinity();
+        return BIASED ? score - slope * (query - key) : score;
+    }
+};
