@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "tokenizer_files": BASE | {"files", "sentencepiece_files", "tokenizer_library"},
     "tokenizer": BASE | {"tokenizer_files", "tokenizer_library"},
     "chat": BASE,
-    "checkpoint": BASE | {"files", "output_files"},
+    "checkpoint": BASE | {"files"},
     "reference": BASE | {"batch"},
     "turns": BASE,
     "backends": BASE | {"batch", "output_files", "reference", "turns"},
@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "tokenizer",
         "turns",
     },
-    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "progress", "reference"},
+    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "output_files", "progress", "reference"},
     "precision": BASE | {"engine", "models", "request"},
     "profiling": BASE
     | {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "reference", "request", "runner"},
