@@ -18,10 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": BASE,
     "output_files": BASE,
     "config": BASE | {"files"},
-    "sentencepiece_files": BASE | {"files"},
-    "tokenizer_library": BASE,
-    "tokenizer_files": BASE | {"files", "sentencepiece_files", "tokenizer_library"},
-    "tokenizer": BASE | {"tokenizer_files", "tokenizer_library"},
+    "tokenizer": BASE | {"files"},
     "chat": BASE,
     "checkpoint": BASE | {"files"},
     "reference": BASE | {"batch"},
@@ -175,6 +172,7 @@ HEAVY = {
     "torch",
     "transformers",
     "safetensors",
+    "sentencepiece",
 }
 
 
