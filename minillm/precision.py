@@ -25,8 +25,8 @@ def windows(engine: Engine, text: str) -> Iterator[list[int]]:
     tokenizer = need_tokenizer(engine.tokenizer)
     start = tokenizer.encode("")
     ids = tokenizer.encode(text)[len(start) :]
-    if (found := len(start) + len(ids)) < 2:
-        raise PromptError(f"perplexity needs a text of at least two tokens, found {found}")
+    if len(start) + len(ids) < 2:
+        raise PromptError("a text of two tokens at least is needed to say how well it is foretold")
     length = engine.config.max_positions - len(start)
     for first in range(0, len(ids), length):
         yield start + ids[first : first + length]

@@ -34,7 +34,7 @@ def test_perplexity_by_its_definition(engine: Engine) -> None:
 
 
 def test_an_empty_text_and_a_model_without_a_tokenizer_are_named(engine: Engine, monkeypatch) -> None:
-    with pytest.raises(PromptError, match="perplexity needs a text of at least two tokens, found 1"):
+    with pytest.raises(PromptError, match="a text of two tokens at least"):
         perplexity(engine, "")
     monkeypatch.setattr(engine, "tokenizer", None)
     with pytest.raises(PromptError, match="no tokenizer"):

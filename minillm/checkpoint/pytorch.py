@@ -89,8 +89,6 @@ _INSTRUCTIONS = (
     *(pickle.TUPLE3, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS),
     *(pickle.GLOBAL, pickle.BINPERSID, pickle.REDUCE),
 )
-
-
 _MALFORMED = (pickle.UnpicklingError, AttributeError, EOFError, IndexError, TypeError, ValueError, struct.error)
 """What Python's unpickler raises for a pickle that breaks off, or does something that its objects cannot do."""
 
