@@ -156,6 +156,13 @@ def test_a_prefix_stands_before_the_text_or_with_legacy_before_each_part(tmp_pat
         assert legacy.encode(f"<s>{right}") == [1, *theirs.encode(right)]
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_space_after_a_special_token_is_kept_where_extra_spaces_are_removed(tmp_path, prefix):
+    ours, theirs = both(tmp_path, remove_extra_whitespaces=True, add_dummy_prefix=prefix)
+    assert ours.encode("A list</s>  of") == [*theirs.encode("A list"), 2, *theirs.encode("of")]
+    assert ours.decode(ours.encode("A list</s>  of")) == ("A list of" if prefix else "A listof")
+
+
 @pytest.mark.parametrize(
     ("settings", "before", "after"),
     [

@@ -77,6 +77,7 @@ class SentencePieceTokenizer:
         override = b"" if asked is None else _DUMMY_PREFIX + bytes([bool(asked)])
         self._bare = SentencePieceProcessor(model_proto=data + _DUMMY_PREFIX + b"\0")
         self._prefixed = SentencePieceProcessor(model_proto=data + override)
+        self._removes_extra_spaces = self._bare.normalize("  ") != SPACE * 2  # also the one before a word
         self._legacy = bool(settings.get("legacy", False))
         model, ids = self._prefixed, range(len(self._prefixed))
         self._pieces = [str(model.id_to_piece(i)) for i in ids]
@@ -115,8 +116,8 @@ class SentencePieceTokenizer:
             if token_id in self._added and (token_id != self._bare.unk_id() or part.strip() == self._unknown):
                 ids.append(token_id)
             else:
-                model = self._prefixed if begin == 0 or self._legacy else self._bare
-                ids += model.encode(part)
+                prefixed = begin == 0 or self._legacy or (part.startswith(" ") and self._removes_extra_spaces)
+                ids += (self._prefixed if prefixed else self._bare).encode(part)
         return Encoded(ids)
 
     def to_str(self) -> str:

@@ -6,6 +6,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 from safetensors.numpy import save, save_file
 
 from minillm.checkpoint.safetensors import read_safetensors
@@ -162,6 +163,21 @@ def test_a_file_that_breaks_the_format_is_named(tmp_path, content, says):
     with pytest.raises(CheckpointError, match=f"(?=.*bad.safetensors).*{says}") as raised:
         read_safetensors(path)
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_replaced_after_it_was_checked_is_noticed(tmp_path, monkeypatch):
+    path = tmp_path / "m.safetensors"
+    save_file({"w": np.ones(4, np.float32)}, path)
+    check = safetensors.safe_open
+
+    def replaced(*arguments):
+        opened = check(*arguments)
+        path.write_bytes(headed({"w": {}}))
+        return opened
+
+    monkeypatch.setattr("safetensors.safe_open", replaced)
+    with pytest.raises(CheckpointError, match=r"m\.safetensors (was changed|is shorter)"):
+        read_safetensors(path)
 
 
 def test_each_truncation_is_noticed(tmp_path):
