@@ -1,15 +1,16 @@
-"""Output files of commands, and the cleanup of unfinished ones when a signal ends the process."""
+"""Output files and folders of commands: written completely or not at all, also when a signal ends the process."""
 
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import UsageError
+from .errors import CheckpointError, ParameterError, UsageError
 
 _undos: list[Callable[[], object]] = []
 
@@ -90,6 +91,51 @@ def replace_file(target: Path, data: bytes, *, mode: int = 0o666, like: os.stat_
             with contextlib.suppress(OSError):
                 remove()
             raise
+
+
+def check_absent(folder: Path) -> None:
+    """Check that `folder` can be created.
+
+    Raises:
+        ParameterError: `folder` exists, or its parent does not.
+    """
+    if os.path.lexists(folder):
+        raise ParameterError(f"{folder} exists already: name a folder that does not, or remove it")
+    if not folder.parent.is_dir():
+        raise ParameterError(f"there is no folder {folder.parent} to write {folder.name!r} into")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder atomically: it gets its name when it is complete.
+
+    Until then it is called ".NAME.partial-" and the process id, in the same parent folder. It is removed on any error,
+    and if a signal ends the command line; only a process that is killed (SIGKILL) leaves it behind.
+
+    Raises:
+        ParameterError: as `check_absent`.
+        CheckpointError: it cannot be written, for example because the disk is full.
+    """
+    check_absent(folder)
+    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
+
+    def remove() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+
+    try:
+        with undone_by_signals(remove):
+            partial.mkdir()
+            try:
+                yield partial
+                check_absent(folder)
+                partial.rename(folder)
+            except BaseException:
+                remove()
+                raise
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written: {error.strerror or error}; nothing of it was left behind"
+        ) from error
 
 
 def _write_to_standard_stream(there: os.stat_result, data: bytes) -> bool:

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from .backends.base import QUANTIZED, Backend, Role
 from .backends.weights import Tensor, Weight, narrow
 from .checkpoint import SMALL_FILES, open_checkpoint
+from .checkpoint.safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
 from .checkpoint.tensors import FLOATS
-from .checkpoint.writing import SHARD_BYTES, Entry, SafetensorsFile, check_absent, index_of, new_folder, spread
 from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
 from .models import family_of
 from .models.quantized import METHOD, SCALE, read_quantization
 from .models.rearranged import source_of
+from .output_files import check_absent, new_folder
 from .progress import report, watching
 from .reference.quantize import GROUPS, quantize
 

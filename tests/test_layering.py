@@ -19,12 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "files": BASE,
     "output_files": BASE,
     "config": BASE | {"files"},
-    "sentencepiece_files": BASE | {"files"},
-    "tokenizer_library": BASE,
-    "tokenizer_files": BASE | {"files", "sentencepiece_files", "tokenizer_library"},
-    "tokenizer": BASE | {"tokenizer_files", "tokenizer_library"},
+    "tokenizer": BASE | {"files"},
     "chat": BASE,
-    "checkpoint": BASE | {"files", "output_files"},
+    "checkpoint": BASE | {"files"},
     "reference": BASE | {"batch"},
     "turns": BASE,
     "backends": BASE | {"batch", "output_files", "reference", "turns"},
@@ -59,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "tokenizer",
         "turns",
     },
-    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "progress", "reference"},
+    "quantizing": BASE | {"backends", "checkpoint", "config", "models", "output_files", "progress", "reference"},
     "precision": BASE | {"engine", "models", "request"},
     "profiling": BASE
     | {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "reference", "request", "runner"},
@@ -177,6 +174,7 @@ HEAVY = {
     "torch",
     "transformers",
     "safetensors",
+    "sentencepiece",
 }
 
 

@@ -1,5 +1,6 @@
 """Users' files: whole or not at all, links and modes kept, pipes and devices written and never replaced."""
 
+import errno
 import importlib
 import os
 import resource
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from minillm.cli.main import run
-from minillm.errors import UsageError
-from minillm.output_files import undo_unfinished, undone_by_signals, write_file
+from minillm.errors import CheckpointError, ParameterError, UsageError
+from minillm.output_files import new_folder, undo_unfinished, undone_by_signals, write_file
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and devices of POSIX")
 
@@ -178,3 +179,37 @@ def test_benchmarks_write_through_links(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "target.csv").read_bytes() == b'# question: which?\na\n"x,y"\n'
     with pytest.raises(harness.BenchmarkError, match="cannot be written: Is a directory"):
         harness.write_result(tmp_path, "")
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ValueError()])
+def test_nothing_is_left_of_a_folder_that_was_not_finished(tmp_path: Path, error: BaseException) -> None:
+    expected = CheckpointError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected) as caught, new_folder(tmp_path / "out") as folder:
+        (folder / "config.json").write_text("{}")
+        assert not (tmp_path / "out").exists()
+        raise error
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(error, OSError):
+        assert str(caught.value) == (
+            f"{tmp_path / 'out'} cannot be written: No space left on device; nothing of it was left behind"
+        )
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("1")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "a").read_text() == "1"
+    with pytest.raises(ParameterError, match="out exists already"), new_folder(tmp_path / "out"):
+        pass
+    with pytest.raises(ParameterError, match=r"there is no folder .*no to write 'such' into"):
+        new_folder(tmp_path / "no" / "such").__enter__()
+
+
+def test_what_came_in_between_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="exists already"), new_folder(tmp_path / "out"):
+        (tmp_path / "out").mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.checkpoint.writing import SafetensorsFile
+from minillm.checkpoint.safetensors import SafetensorsFile
 from minillm.errors import CheckpointError, ParameterError, UnsupportedModelError
 from minillm.quantizing import write_checkpoint
 

@@ -90,7 +90,7 @@ KINDS = {  # name -> how it is made, tokenizer_config.json, config.json
     ),
     "llama: a prefix before each part": (
         lambda: byte_fallback(prepended, None, strip=True),
-        # Published as LlamaTokenizer: see tokenizer_files.py.
+        # Published as LlamaTokenizer: see tokenizer/layouts.py.
         {**llama, "tokenizer_class": "PreTrainedTokenizerFast", "legacy": True},
         {"model_type": "llama"},
     ),
@@ -164,7 +164,7 @@ KINDS = {  # name -> how it is made, tokenizer_config.json, config.json
             end_of_text[:1],
         ),
         {
-            "tokenizer_class": "PreTrainedTokenizerFast",  # published as GPT2Tokenizer: see tokenizer_files.py
+            "tokenizer_class": "PreTrainedTokenizerFast",  # published as GPT2Tokenizer: see tokenizer/layouts.py
             "bos_token": "<|im_start|>",
             "eos_token": "<|im_end|>",
             "unk_token": "<|endoftext|>",

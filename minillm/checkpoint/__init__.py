@@ -2,10 +2,9 @@
 
 hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
 folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
-safetensors.py   one .safetensors file -> its tensors
+safetensors.py   one .safetensors file -> its tensors; tensors -> such files, written row by row
 pytorch.py       one pytorch_model.bin -> its tensors; the pickle inside is read without running it
 tensors.py       StoredTensor: location of the values in a file, mapped or read
-writing.py       tensors -> safetensors files, in a folder created atomically
 
 Files are untrusted: headers are checked before use, and a file that is shorter than its header says, or that changes
 while a model is loaded, raises CheckpointError. Weights are mapped, not copied, where possible: while a model is in

@@ -4,7 +4,7 @@ File names are those of transformers' `save_pretrained`: one file, or shards and
 If a folder has both formats, safetensors take precedence.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
 from ..errors import CheckpointError
@@ -20,22 +20,13 @@ WEIGHT_NAMES = (  # the first that exists is taken
 )
 
 
-class Checkpoint(Mapping[str, StoredTensor]):
+class Checkpoint(dict[str, StoredTensor]):
     """All tensors of a folder by name, across its files. Made by `open_checkpoint`."""
 
-    def __init__(self, folder: Path, files: tuple[Path, ...], tensors: dict[str, StoredTensor]) -> None:
+    def __init__(self, folder: Path, files: tuple[Path, ...], tensors: Mapping[str, StoredTensor]) -> None:
+        super().__init__(tensors)
         self.folder = folder
         self.files = files
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def check_unchanged(self) -> None:
         """Check, after everything is read, that no file has changed.
@@ -117,7 +108,13 @@ def _merge(files: tuple[Path, ...], shard_of: dict[str, str]) -> dict[str, Store
     """The tensors of all files. Tensors missing from the index are kept; the model accepts or refuses them."""
     tensors: dict[str, StoredTensor] = {}
     for path in files:
-        for name, tensor in _read(path).items():
+        if path.suffix == ".safetensors":
+            inside = read_safetensors(path)
+        else:
+            from .pytorch import read_torch_zip  # zipfile and pickle take 10 ms to import
+
+            inside = read_torch_zip(path)
+        for name, tensor in inside.items():
             if shard_of.get(name, path.name) != path.name:
                 continue  # a second copy; the index places the tensor elsewhere
             if name in tensors:
@@ -129,11 +126,3 @@ def _merge(files: tuple[Path, ...], shard_of: dict[str, str]) -> dict[str, Store
                 f"tensor {name!r} is missing from {files[0].parent / shard}, where the index places it"
             )
     return tensors
-
-
-def _read(path: Path) -> dict[str, StoredTensor]:
-    if path.suffix == ".safetensors":
-        return read_safetensors(path)
-    from .pytorch import read_torch_zip  # zipfile and pickletools take 10 ms to import
-
-    return read_torch_zip(path)

@@ -4,27 +4,23 @@
     name/byteorder     "little" or "big"; older files lack it and are little
     name/data/<key>    the bytes of one storage, which several tensors may share
 
-Source: torch/serialization.py, `_save`. The file is untrusted: every number in it is checked against the size of the
-data it refers to before it is used.
+Source: torch/serialization.py, `_save`, and torch/_utils.py. The file is untrusted: every number in it is checked
+against the size of the data it refers to before it is used.
 
-The pickle is parsed as data and never executed.
-
-A pickle is a program for a stack machine, and Python's own machine imports and calls whatever the program names. Even
-with its imports restricted it can be made to fill the memory (one memo index of four bytes is enough). This machine
-supports only the instructions that `torch.save` writes for dictionaries of tensors, knows fifteen names, and calls none
-of them: a tensor becomes a record of its storage, offset, shape and strides, which the caller checks.
-
-Instructions: Lib/pickletools.py of CPython. Output of torch.save: torch/serialization.py and torch/_utils.py.
+A pickle is a program, which may import and call anything. `_Unpickler` runs only the instructions that `torch.save`
+writes for dictionaries of tensors, and knows fifteen names: a tensor becomes a record of its storage, offset, shape
+and strides, which `_Archive` checks. It is Python's own unpickler in Python: the one in C allocates 16 GB for a memo
+index of four bytes, and hashes a deeply nested key until the stack overflows.
 """
 
-import pickletools
+import io
+import pickle
 import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import CheckpointError
 from .tensors import StoredTensor, WeightFile, extent, is_count, is_shape
@@ -38,24 +34,39 @@ class StorageType:
     itemsize: int
 
 
-@dataclass(frozen=True)
-class TensorNote:
-    """Unchecked description of one tensor from the pickle: each field may be anything a pickle can hold."""
+class TensorNote(NamedTuple):
+    """Unchecked arguments of `_rebuild_tensor_v2`: each field may be anything that a pickle can hold."""
 
     storage: object
     offset: object
     shape: object
     strides: object
+    requires_grad: object
+    hooks: object
 
 
-class _Callable(Enum):
-    ORDERED_DICT = "collections.OrderedDict"
-    TENSOR = "torch._utils._rebuild_tensor_v2"
-    PARAMETER = "torch._utils._rebuild_parameter"
+class Dictionary(dict[Any, Any]):
+    """A dictionary in the pickle. Its keys are text or numbers: hashing a deeply nested tuple overflows the C stack."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setitem__(self, key: object, value: object) -> None:
+        if type(key) not in (str, int):
+            raise _RefusedError(f"has a dictionary key of type {type(key).__name__}")
+        super().__setitem__(key, value)
+
+
+class _RefusedError(Exception):
+    """The pickle asks for something that a dictionary of tensors does not need."""
 
 
 _GLOBALS: dict[str, object] = {
-    **{name.value: name for name in _Callable},
+    "collections.OrderedDict": Dictionary,
+    "torch._utils._rebuild_tensor_v2": TensorNote,
+    "torch._utils._rebuild_parameter": lambda data, requires_grad, hooks: data,
     "torch.DoubleStorage": StorageType("float64", 8),
     "torch.FloatStorage": StorageType("float32", 4),
     "torch.HalfStorage": StorageType("float16", 2),
@@ -69,21 +80,58 @@ _GLOBALS: dict[str, object] = {
     "torch.ComplexFloatStorage": StorageType("complex64", 8),
     "torch.ComplexDoubleStorage": StorageType("complex128", 16),
 }
-# Instructions that push their argument, and those that push a constant.
-_LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"}
-_CONSTANTS: dict[str, Callable[[], object]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+# Each of them pushes, pops or stores what is on the stack, or calls a method that `_Unpickler` defines. REDUCE calls
+# what is on the stack: nothing there can be called but the first three of `_GLOBALS`.
+_INSTRUCTIONS = (
+    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+    *(pickle.BINFLOAT, pickle.BINUNICODE, pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2),
+    *(pickle.TUPLE3, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.GLOBAL, pickle.BINPERSID, pickle.REDUCE),
+)
+_MALFORMED = (pickle.UnpicklingError, AttributeError, EOFError, IndexError, TypeError, ValueError, struct.error)
+"""What Python's unpickler raises for a pickle that breaks off, or does something that its objects cannot do."""
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's unpickler without the instructions that could run code or fill the memory."""
+
+    stack: list[Any]
+    metastack: list[list[Any]]
+
+    def __init__(self, data: bytes, find_storage: Callable[[object], object]) -> None:
+        super().__init__(io.BytesIO(data), fix_imports=False)
+        self.find_storage = find_storage
+
+    def find_class(self, module: str, name: str) -> object:
+        """One of `_GLOBALS`; nothing is imported."""
+        if f"{module}.{name}" not in _GLOBALS:
+            raise _RefusedError(f"asks for {module}.{name}")
+        return _GLOBALS[f"{module}.{name}"]
+
+    def persistent_load(self, pid: object) -> object:
+        """The storage of a persistent id."""
+        return self.find_storage(pid)
+
+    def push_dictionary(self) -> None:
+        """EMPTY_DICT."""
+        self.stack.append(Dictionary())
+
+    def discard_state(self) -> None:
+        """BUILD: sets an OrderedDict's attributes, where torch stores version numbers of modules."""
+        self.stack.pop()
+        if type(self.stack[-1]) is not Dictionary:
+            raise _RefusedError(f"sets attributes of a {type(self.stack[-1]).__name__}")
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _INSTRUCTIONS},
+        pickle.EMPTY_DICT[0]: push_dictionary,
+        pickle.BUILD[0]: discard_state,
+    }
 
 
 def read_pickle(data: bytes, find_storage: Callable[[object], object], where: str) -> object:
-    """The object that `data` describes, made only of None, bool, int, float, str, tuple, list, dict and TensorNote.
+    """The object in a pickle, made only of None, bool, int, float, str, tuple, list, Dictionary and TensorNote.
 
     Args:
         data: the pickle, protocol 2.
@@ -94,129 +142,20 @@ def read_pickle(data: bytes, find_storage: Callable[[object], object], where: st
         CheckpointError: the pickle is malformed, holds an instruction that `torch.save` does not write for tensors, or
             names anything but tensors; the message says which.
     """
-    machine = _Machine(find_storage, where)
+    machine = _Unpickler(data, find_storage)
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                break
-            machine.step(opcode.name, argument)
-        [result] = machine.stack
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise CheckpointError(f"{where} is damaged: its pickle cannot be read ({error})") from error
-    return result
-
-
-class _Machine:
-    """Pickle interpreter: the stack, the stacks saved by MARK, and the memo."""
-
-    def __init__(self, find_storage: Callable[[object], object], where: str) -> None:
-        self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
-        self.find_storage = find_storage
-        self.where = where
-        self.handlers: dict[str, Callable[[Any], None]] = {
-            "PROTO": lambda version: None,
-            "MARK": self.mark,
-            "BINPUT": self.put,
-            "LONG_BINPUT": self.put,
-            "BINGET": self.get,
-            "LONG_BINGET": self.get,
-            "TUPLE": lambda _: self.push(tuple(self.pop_to_mark())),
-            "APPEND": lambda _: self.append([self.stack.pop()]),
-            "APPENDS": lambda _: self.append(self.pop_to_mark()),
-            "SETITEM": lambda _: self.set_items(self.pop(2)),
-            "SETITEMS": lambda _: self.set_items(self.pop_to_mark()),
-            "GLOBAL": self.find_global,
-            "BINPERSID": lambda _: self.push(self.find_storage(self.stack.pop())),
-            "REDUCE": self.reduce,
-            "BUILD": self.build,
-        }
-
-    def step(self, name: str, argument: Any) -> None:
-        """Execute one instruction."""
-        if name in _LITERALS:
-            self.push(argument)
-        elif name in _CONSTANTS:
-            self.push(_CONSTANTS[name]())
-        elif name in _TUPLES:
-            self.push(tuple(self.pop(_TUPLES[name])))
-        elif name in self.handlers:
-            self.handlers[name](argument)
-        else:
-            raise self.refusal(f"uses the pickle instruction {name}")
-
-    def refusal(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.where} {what}, which a dictionary of tensors does not need; nothing of it was run. "
+        found = machine.load()
+    except (_RefusedError, KeyError) as error:
+        asked = f"uses the pickle instruction {error.args[0]:#04x}" if isinstance(error, KeyError) else error
+        raise CheckpointError(
+            f"{where} {asked}, which a dictionary of tensors does not need; nothing of it was run. "
             "If you trust the file, load it with torch and save its tensors as safetensors"
-        )
-
-    def push(self, item: Any) -> None:
-        self.stack.append(item)
-
-    def pop(self, count: int) -> list[Any]:
-        if len(self.stack) < count:
-            raise IndexError("the stack is empty")
-        items = self.stack[-count:]
-        del self.stack[-count:]
-        return items
-
-    def mark(self, _: None) -> None:
-        self.below.append(self.stack)
-        self.stack = []
-
-    def pop_to_mark(self) -> list[Any]:
-        items = self.stack
-        self.stack = self.below.pop()
-        return items
-
-    def put(self, index: int) -> None:
-        self.memo[index] = self.stack[-1]
-
-    def get(self, index: int) -> None:
-        self.push(self.memo[index])
-
-    def append(self, items: list[Any]) -> None:
-        if type(self.stack[-1]) is not list:
-            raise self.refusal(f"appends to a {type(self.stack[-1]).__name__}")
-        self.stack[-1].extend(items)
-
-    def set_items(self, items: list[Any]) -> None:
-        if type(self.stack[-1]) is not dict:
-            raise self.refusal(f"sets items of a {type(self.stack[-1]).__name__}")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) not in (str, int):  # hashing a deeply nested tuple would overflow the C stack
-                raise self.refusal(f"has a dictionary key of type {type(key).__name__}")
-            self.stack[-1][key] = value
-
-    def find_global(self, argument: str) -> None:
-        name = argument.replace(" ", ".")  # pickletools joins module and name with a space
-        if name not in _GLOBALS:
-            raise self.refusal(f"asks for {name}")
-        self.push(_GLOBALS[name])
-
-    def reduce(self, _: None) -> None:
-        """REDUCE, which would be a call: build a dict or a `TensorNote` instead."""
-        function, arguments = self.pop(2)
-        match function, arguments:
-            case _Callable.ORDERED_DICT, ():
-                self.push({})
-            case _Callable.TENSOR, (storage, offset, shape, strides, _requires_grad, _hooks):
-                self.push(TensorNote(storage, offset, shape, strides))
-            case _Callable.PARAMETER, (TensorNote() as note, _requires_grad, _hooks):
-                self.push(note)
-            case _Callable(), _:
-                raise self.refusal(f"calls {function.value} with unusual arguments")
-            case _:
-                raise self.refusal(f"calls a {type(function).__name__}")
-
-    def build(self, _: None) -> None:
-        """BUILD: discard an OrderedDict's attributes, where torch stores version numbers of modules."""
-        target, _state = self.pop(2)
-        if type(target) is not dict:
-            raise self.refusal(f"sets attributes of a {type(target).__name__}")
-        self.push(target)
+        ) from None
+    except _MALFORMED as error:
+        raise CheckpointError(f"{where} is damaged, or holds more than tensors: {error!s:.200}") from error
+    if machine.stack or machine.metastack:
+        raise CheckpointError(f"{where} is damaged: its pickle ends too early")
+    return found
 
 
 _MAX_PICKLE = 16 * 2**20  # about 100,000 tensors
@@ -326,7 +265,7 @@ class _Archive:
     def tensor(self, name: str, note: TensorNote) -> StoredTensor:
         """The tensor that a note describes, checked to be within its storage."""
         match note:
-            case TensorNote(_Storage() as storage, offset, tuple(shape), tuple(strides)):
+            case TensorNote(_Storage() as storage, offset, tuple(shape), tuple(strides), _, _):
                 pass
             case _:
                 raise CheckpointError(f"tensor {name!r} in {self.path} has no storage, shape or strides")

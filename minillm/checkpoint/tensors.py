@@ -150,11 +150,25 @@ class StoredTensor:
         512 KiB: memory holds one chunk in addition to `out`.
 
         Raises:
-            UnsupportedModelError: the stored type is not float32, float16 or bfloat16.
+            UnsupportedModelError: float32 values are wanted, and the stored type is not float32, float16 or bfloat16.
             CheckpointError: `out` has another shape, or the file cannot be read.
         """
-        assert out.dtype in (np.float32, self._stored_type())
-        self._read(out)
+        stored = self._stored_type(FLOATS if out.dtype == np.float32 else tuple(_STORED))
+        assert out.dtype in (np.float32, stored)
+        if out.shape != self.shape:
+            raise CheckpointError(
+                f"tensor {self.name!r} in {self.file.path} has shape {list(self.shape)}, expected {list(out.shape)}"
+            )
+        if out.size == 0:
+            return
+        with self.file.opened() as file:
+            if out.dtype == stored and out.flags.c_contiguous and self._in_order():
+                file.seek(self.offset)
+                if file.readinto(out.data) != out.nbytes:
+                    raise self.file.shrank()
+            else:
+                chunk = np.empty(min(extent(self.shape, self.strides), CHUNK_BYTES // stored.itemsize), stored)
+                self._fill(out, file, self.offset, chunk)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """Iterate over the values as float32, some rows at a time; each chunk reuses the previous one's memory.
@@ -186,27 +200,8 @@ class StoredTensor:
         if mapped is not None:
             return mapped
         out = np.empty(self.shape, dtype)
-        self._read(out)
+        self.read_into(out)
         return out
-
-    def _read(self, out: NDArray[Any]) -> None:
-        """Fill `out`: the stored type with the stored data, float32 with the values."""
-        stored = _STORED[self.dtype]
-        if out.shape != self.shape:
-            raise CheckpointError(
-                f"tensor {self.name!r} in {self.file.path} has shape {list(self.shape)}, expected {list(out.shape)}"
-            )
-        if out.size == 0:
-            return
-        if out.dtype == stored and out.flags.c_contiguous and self._in_order():
-            with self.file.opened() as file:
-                file.seek(self.offset)
-                if file.readinto(out.data) != out.nbytes:
-                    raise self.file.shrank()
-            return
-        chunk = np.empty(min(extent(self.shape, self.strides), CHUNK_BYTES // stored.itemsize), stored)
-        with self.file.opened() as file:
-            self._fill(out, file, self.offset, chunk)
 
     def load(self) -> NDArray[np.float32]:
         """The values as float32, `shape`: a read-only memory map if possible, else a new array.

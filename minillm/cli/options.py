@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError, UsageError
-from .loading_bar import loading_bar
+from ..progress import loading_bar
 
 if TYPE_CHECKING:
     from ..decoding.parameters import Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
-from .loading_bar import loading_bar
+from ..progress import loading_bar
 from .options import add_model_options, decode, load_engine, placement_fields
 from .terminal import as_json
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .loading_bar import loading_bar
+from ..progress import loading_bar
 
 EPILOG = """examples:
   minillm quantize facebook/opt-1.3b opt-1.3b-int4 --dtype int4

@@ -73,11 +73,11 @@ def test_what_is_refused(tmp_path):
     path = tmp_path / "m.bin"
     for content, says in [
         (torch.nn.Linear(2, 2), r"asks for torch\.nn\.modules\.linear\.Linear"),
-        ({"state_dict": {"w": torch.ones(2)}}, "holds a dict under 'state_dict', expected a flat dictionary"),
+        ({"state_dict": {"w": torch.ones(2)}}, "holds a Dictionary under 'state_dict', expected a flat dictionary"),
         ([torch.ones(2)], "holds a list"),
         ({"w": torch.ones(1).expand(3)}, "share memory: save it with .contiguous"),
         ({"w": torch.ones(2, dtype=torch.float8_e4m3fn)}, r"'w'|asks for torch\."),
-        ({"w": torch.complex(torch.ones(2), torch.ones(2)).conj()}, "unusual arguments"),
+        ({"w": torch.complex(torch.ones(2), torch.ones(2)).conj()}, "holds more than tensors"),
     ]:
         torch.save(content, path)
         with pytest.raises(CheckpointError, match=says):

@@ -1,18 +1,14 @@
-"""What is written is what the safetensors library reads, aligned, and there as a whole or not at all."""
+"""Safetensors files written row by row: what the library of that name reads, aligned; shards and their index."""
 
-import errno
 import json
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 
 from minillm.checkpoint import open_checkpoint
-from minillm.checkpoint.safetensors import read_safetensors
-from minillm.checkpoint.writing import Entry, SafetensorsFile, index_of, new_folder, spread
-from minillm.errors import CheckpointError, ParameterError
+from minillm.checkpoint.safetensors import Entry, SafetensorsFile, index_of, read_safetensors, spread
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -71,34 +67,3 @@ def test_shards_hold_whole_groups_within_the_limit(tmp_path: Path) -> None:
     assert all((opened[f"{i}.a"].load() == i).all() for i in range(7))
     assert list(spread(groups, 10**9)) == ["model.safetensors"]
     assert [len(shard) for shard in spread(groups, limit=50).values()] == [2] * 7, "a group is never torn apart"
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ValueError()])
-def test_nothing_is_left_of_a_folder_that_was_not_finished(tmp_path: Path, error: BaseException) -> None:
-    expected = CheckpointError if isinstance(error, OSError) else type(error)
-    with pytest.raises(expected) as caught, new_folder(tmp_path / "out") as folder:
-        (folder / "config.json").write_text("{}")
-        assert not (tmp_path / "out").exists()
-        raise error
-    assert list(tmp_path.iterdir()) == []
-    if isinstance(error, OSError):
-        assert str(caught.value) == (
-            f"{tmp_path / 'out'} cannot be written: No space left on device; nothing of it was left behind"
-        )
-
-
-def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "out") as folder:
-        (folder / "a").write_text("1")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out" / "a").read_text() == "1"
-    with pytest.raises(ParameterError, match="out exists already"), new_folder(tmp_path / "out"):
-        pass
-    with pytest.raises(ParameterError, match=r"there is no folder .*no to write 'such' into"):
-        new_folder(tmp_path / "no" / "such").__enter__()
-
-
-def test_what_came_in_between_is_not_overwritten(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="exists already"), new_folder(tmp_path / "out"):
-        (tmp_path / "out").mkdir()
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from .errors import CheckpointError, MinillmError
+from ..errors import CheckpointError, MinillmError
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The bar that shows how far a model is loaded: told of every parameter once, and silent where nobody watches."""
+"""Reports of loading, which tell every parameter once, and the bar that shows them on a terminal."""
 
 import io
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 
 from minillm import Engine
 from minillm.accounting import parameter_count
-from minillm.cli.loading_bar import loading_bar
-from minillm.progress import watching
+from minillm.progress import loading_bar, watching
 
 
 class Terminal(io.StringIO):
@@ -29,7 +28,7 @@ def test_every_parameter_is_told_once(checkpoint: Path, dtype: str) -> None:
 
 
 def test_the_bar_shows_on_a_terminal_only(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.cli.loading_bar.SECONDS", 0)
+    monkeypatch.setattr("minillm.progress.BAR_DELAY", 0)
     for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stderr", stream)
         with loading_bar():

@@ -6,8 +6,8 @@ Three layouts are supported; the first one found is used:
   are ignored, as in transformers. (If `tokenizer_class` is LlamaTokenizer or GPT2Tokenizer, transformers 5 uses only
   its vocabulary and merges and rebuilds the rest, which changes SmolLM2's digits and the text after a special token
   in TinyLlama; here, as in transformers 4, the file is used as written.)
-- `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece_files.py. BOS is prepended
-  unless `add_bos_token` is false, as in transformers' documentation and version 4.
+- `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece.py. BOS is prepended unless
+  `add_bos_token` is false, as in transformers' documentation and version 4.
 - `vocab.json` + `merges.txt`, as in the published OPT and Qwen2 checkpoints: byte-level BPE (Radford et al., "Language
   models are unsupervised multitask learners", 2019, section 2.2), with the settings of `tokenizer_config.json`.
 
@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from .files import parse_json, read_bytes, read_json, read_optional_json, read_text
-from .tokenizer_library import call, check_ids, check_tokenizer_json
+from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..files import parse_json, read_bytes, read_json, read_optional_json, read_text
+from .library import call, check_ids, check_tokenizer_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -71,16 +71,19 @@ def _read_tokenizer(folder: Path, file: str) -> "tuple[tokenizers.Tokenizer, dic
     if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json wins
         settings |= read_optional_json(folder / "special_tokens_map.json")
     config = read_optional_json(folder / "config.json")
+    model: Any = None
     if (folder / file).exists():
         backend = _read_tokenizer_json(folder / file)
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
     else:
         if (folder / "tokenizer.model").exists():
-            from .sentencepiece_files import read_sentencepiece
+            from .sentencepiece import SentencePieceTokenizer
 
-            backend, named = read_sentencepiece(folder / "tokenizer.model", settings)
-            settings = {"add_bos_token": True} | named | settings
+            path = folder / "tokenizer.model"
+            model = call(f"{path} is not a usable SentencePiece model", SentencePieceTokenizer, path, settings)
+            backend = model.tokens
+            settings = {"add_bos_token": True} | model.roles | settings
             _add_tokens(backend, folder, settings)
         else:
             backend = _read_vocab_and_merges(folder, settings, config)
@@ -89,7 +92,7 @@ def _read_tokenizer(folder: Path, file: str) -> "tuple[tokenizers.Tokenizer, dic
         _mark_special(backend, [str(backend.id_to_token(token_id)) for token_id in role_ids.values()])
         _frame(backend, folder, role_ids, {"add_bos_token": config.get("model_type") == "opt"} | settings)
     rows = config.get("vocab_size")
-    return backend, role_ids, rows if isinstance(rows, int) else 0
+    return model or backend, role_ids, rows if isinstance(rows, int) else 0
 
 
 def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":

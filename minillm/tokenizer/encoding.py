@@ -1,6 +1,6 @@
 """Text to token ids and back, whole or token by token.
 
-The encoding itself is done by the `tokenizers` library, configured by tokenizer_files.py. This module adds the two
+The encoding itself is done by the `tokenizers` library, configured by layouts.py. This module adds the two
 special tokens that the engine needs, one-line errors, and incremental decoding.
 
 As in transformers, a special token that is spelled out in the text ("</s>") becomes that token, and special tokens are
@@ -17,14 +17,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ParameterError, PromptError, shown
-from .tokenizer_files import BYTE_SYMBOLS, FILES, LAYOUTS, read_tokenizer
-from .tokenizer_library import call
+from ..errors import ParameterError, PromptError, shown
+from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
+from .library import call
 
 if TYPE_CHECKING:
     import tokenizers
-
-__all__ = ["LAYOUTS", "StreamDecoder", "Tokenizer"]
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token for one byte
 _WHERE = "the checkpoint's tokenizer"

@@ -1,0 +1,12 @@
+"""Text to token ids and back.
+
+encoding.py       Tokenizer, StreamDecoder: encoding, decoding, decoding token by token
+layouts.py        the files of a checkpoint folder -> an object of the `tokenizers` library, which encodes and decodes
+sentencepiece.py  a SentencePiece tokenizer.model -> the same, with the `sentencepiece` package
+library.py        guards against input that would end the process inside the `tokenizers` library
+"""
+
+from .encoding import StreamDecoder, Tokenizer
+from .layouts import LAYOUTS
+
+__all__ = ["LAYOUTS", "StreamDecoder", "Tokenizer"]

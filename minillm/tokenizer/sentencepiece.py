@@ -1,0 +1,160 @@
+"""SentencePiece models (`tokenizer.model`), run by the `sentencepiece` package.
+
+Llama 1 and 2, TinyLlama and Mistral were published with such a file (Kudo and Richardson, "SentencePiece", 2018,
+https://arxiv.org/abs/1808.06226). The package normalises and segments text, so token ids are SentencePiece's own. The
+`tokenizers` library does what it does not know: tokens that are added, or spelled out in the text.
+
+Special tokens follow transformers' LlamaTokenizer. Control and unknown pieces become special tokens, which the text may
+spell out; the text is split at all of these first. SentencePiece begins a text with a space, the dummy prefix, which
+decoding removes again. It is added at the beginning of the text, unless a special token is there; with `legacy` it is
+added to each part between them. `add_prefix_space` overrides the model's own setting. One difference is intended:
+transformers 5 adds no prefix before a space, and decoding then loses that space; here, as in SentencePiece and in
+transformers 4, the prefix is added too.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import UnsupportedModelError
+from ..files import read_bytes
+
+SPACE = "▁"  # U+2581, SentencePiece's sign for a space
+
+_LONGEST = 512  # characters of a piece that merges are searched for; SentencePiece makes them 16 long
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* 0\r?\n")  # the first line of another format with the same file name
+# The fields of a protocol buffer that is appended to another replace its own: normalizer_spec (3), of 2 bytes, with
+# add_dummy_prefix (3), which follows.
+_DUMMY_PREFIX = b"\x1a\x02\x18"
+
+
+class Encoded(NamedTuple):
+    """Result of `SentencePieceTokenizer.encode`."""
+
+    ids: list[int]
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model with the methods of `tokenizers.Tokenizer` that minillm uses.
+
+    Attributes:
+        tokens: a `tokenizers.Tokenizer` that has the ids, the special and added tokens, and the decoder. Its own model
+            only finds the text between added tokens. Methods that are not defined here are those of `tokens`.
+        roles: text of "bos_token", "eos_token", "pad_token" and "unk_token", where the model has them.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Read a file.
+
+        Args:
+            path: the file.
+            settings: tokenizer_config.json; `legacy` (false if absent) and `add_prefix_space` are used.
+
+        Raises:
+            RuntimeError, ValueError: of the package: the file is not a SentencePiece model, or is broken.
+            CheckpointError: the file cannot be read.
+            UnsupportedModelError: the package is not installed, or the model has rules of its own for decoded text.
+        """
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise UnsupportedModelError(
+                f"{path} is read by the sentencepiece package, which is not installed: "
+                "pip install 'minillm[sentencepiece]', or save the tokenizer with transformers as a tokenizer.json"
+            ) from None
+        from tokenizers import AddedToken, Tokenizer, models
+
+        data = read_bytes(path)
+        if _TIKTOKEN.match(data):
+            raise UnsupportedModelError(
+                f"{path} is a tiktoken vocabulary, and a SentencePiece model was expected; "
+                "take the checkpoint's version for transformers, which has a tokenizer.json"
+            )
+        asked = settings.get("add_prefix_space")
+        override = b"" if asked is None else _DUMMY_PREFIX + bytes([bool(asked)])
+        self._bare = SentencePieceProcessor(model_proto=data + _DUMMY_PREFIX + b"\0")
+        self._prefixed = SentencePieceProcessor(model_proto=data + override)
+        self._removes_extra_spaces = self._bare.normalize("  ") != SPACE * 2  # also the one before a word
+        self._legacy = bool(settings.get("legacy", False))
+        model, ids = self._prefixed, range(len(self._prefixed))
+        self._pieces = [str(model.id_to_piece(i)) for i in ids]
+        self._unknown = self._pieces[model.unk_id()]
+        self._byte_fallback = any(model.is_byte(i) for i in ids)
+        special = [i for i in ids if model.is_unknown(i) or model.is_control(i)]
+        text_ids = [[i] for i in ids if i not in special and not model.is_byte(i)]
+        spelled = [self._pieces[i].replace(SPACE, " ") for [i] in text_ids]
+        decoded = model.decode(text_ids)
+        vocab = {piece: i for i, piece in enumerate(self._pieces)}
+        self.tokens = Tokenizer(models.WordLevel(vocab, unk_token=self._unknown))
+        self.tokens.decoder = _decoder(self._byte_fallback, leading_space=decoded != spelled)
+        self.tokens.add_special_tokens([AddedToken(self._pieces[i], normalized=False, special=True) for i in special])
+        if self.tokens.decode_batch(text_ids) != decoded:
+            raise UnsupportedModelError(
+                f"{path} has rules of its own for decoded text, which are not supported; "
+                "a tokenizer.json beside it would be read instead"
+            )
+        named = {"bos": model.bos_id(), "eos": model.eos_id(), "pad": model.pad_id(), "unk": model.unk_id()}
+        self.roles = {f"{role}_token": self._pieces[i] for role, i in named.items() if i >= 0}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokens, name)
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.tokens.get_added_tokens_decoder())
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Encoded:
+        """Token ids of a text: added tokens spelled out in it, and SentencePiece's for the parts between them."""
+        ids: list[int] = []
+        found = self.tokens.encode(text, add_special_tokens=add_special_tokens)
+        for token_id, (begin, end) in zip(found.ids, found.offsets, strict=True):
+            part = text[begin:end]
+            # `tokens` calls a part unknown, or what it is called if it happens to be one piece
+            if token_id in self._added and (token_id != self._bare.unk_id() or part.strip() == self._unknown):
+                ids.append(token_id)
+            else:
+                prefixed = begin == 0 or self._legacy or (part.startswith(" ") and self._removes_extra_spaces)
+                ids += (self._prefixed if prefixed else self._bare).encode(part)
+        return Encoded(ids)
+
+    def to_str(self) -> str:
+        """A tokenizer.json with the same tokens, which splits text as a BPE or unigram model does."""
+        processor, unknown = self._bare, self._bare.unk_id()
+        model = {"unk_id": unknown, "unk_token": self._unknown, "byte_fallback": self._byte_fallback}
+        scores = [processor.get_score(i) for i in range(len(processor))]
+        try:
+            processor.nbest_encode_as_ids("a", nbest_size=1)
+            model |= {"type": "Unigram", "vocab": list(zip(self._pieces, scores, strict=True))}
+        except RuntimeError:  # only unigram models have several segmentations
+            vocab = {piece: i for i, piece in enumerate(self._pieces)}
+            model |= {"type": "BPE", "vocab": vocab, "merges": self._merges(scores), "fuse_unk": True}
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+        return json.dumps(json.loads(self.tokens.to_str()) | {"model": model, "normalizer": spaces})
+
+    def _merges(self, scores: Sequence[float]) -> list[tuple[str, str]]:
+        """Every split of a piece of text into two pieces, by the score of the piece, highest first."""
+        kept = (i for i in range(len(self._bare)) if i not in self._added and not self._bare.is_byte(i))
+        ids = {self._pieces[i]: i for i in kept if len(self._pieces[i]) <= _LONGEST}
+        merges = [
+            (-scores[i], ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+            for piece, i in ids.items()
+            for cut in range(1, len(piece))
+            if piece[:cut] in ids and piece[cut:] in ids
+        ]
+        return [(left, right) for *_, left, right in sorted(merges)]
+
+
+def _decoder(byte_fallback: bool, *, leading_space: bool) -> Any:
+    """The decoder: restores spaces and bytes, and strips the space of the dummy prefix."""
+    from tokenizers import decoders
+
+    steps: list[Any] = [decoders.Replace(SPACE, " ")]
+    if byte_fallback:
+        steps.append(decoders.ByteFallback())
+    steps.append(decoders.Fuse())
+    if leading_space:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
