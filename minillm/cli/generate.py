@@ -18,7 +18,7 @@ from .options import (
     sequences_of,
     settle,
 )
-from .terminal import as_json, show
+from .output import as_json, show
 
 if TYPE_CHECKING:
     from ..engine import Engine

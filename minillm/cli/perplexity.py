@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ParameterError
 from .loading_bar import loading_bar
 from .options import add_model_options, decode, load_engine, placement_fields
-from .terminal import as_json
+from .output import as_json
 
 if TYPE_CHECKING:
     from ..engine import Engine
