@@ -1,13 +1,13 @@
 """minillm analyze: the cost of a model, from its config.json alone."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError
 from .output import Table, as_json, bytes_text, number_text, seconds_text, write_page
-from .plots import draw_roofline, need_matplotlib, svg, write_figure
+from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from ..models.quantized import Quantization
 
 
-DESCRIPTION = """What a model takes, from its config.json alone: parameters, memory, and for prefill
-and decode each operation's FLOPs, bytes, arithmetic intensity and least time.
+DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and for
+prefill and decode each operation's FLOPs, bytes, arithmetic intensity and least
+time.
 
 A multiply-add is two FLOPs. Attention counts the pairs of a query and a key that
-it may see. Bytes are those of each operation alone; "fusion saves" is what would
-move besides if biases, activations, residuals and softmax read and wrote arrays
-of their own. A floor is what no run can beat on that hardware, not what one
-reaches. Vectors (biases, gains) and logits are float32, as minillm keeps them."""
+the mask leaves. Bytes are those of each operation alone; "fusion saves" is
+what would move in addition if biases, activations, residuals and softmax read and
+wrote arrays of their own. A floor is a lower bound of the time on that hardware,
+not an estimate. Vectors (biases, gains) and logits are float32, as in minillm."""
 
 EPILOG = """examples:
   minillm analyze opt-13b --hardware a100
@@ -37,7 +38,7 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "analyze",
-        help="what a model costs, from its config.json alone",
+        help="FLOPs, bytes and memory of a model, from its config.json alone",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -50,25 +51,32 @@ def add_parser(commands: Any) -> None:
         "--prompt-length",
         type=int,
         metavar="N",
-        help=f"of each (default: {PROMPT_LENGTH}, or what the model has room for)",
+        help=f"tokens of each prompt (default: {PROMPT_LENGTH}, or fewer if the context is shorter)",
     )
     work.add_argument(
-        "--context", type=int, metavar="S", help="that a decode step sees, its token included (default: prompt + 1)"
+        "--context",
+        type=int,
+        metavar="S",
+        help="tokens seen by a decode step, its own included (default: prompt + 1)",
     )
     machine = parser.add_argument_group("numbers and machine")
     machine.add_argument(
-        "--dtype", default="auto", help="of weights: float32, float16, bfloat16, int8, int4 (default: the model's own)"
+        "--dtype",
+        default="auto",
+        help="of the weights: float32, float16, bfloat16, int8, int4 (default: the model's)",
     )
     machine.add_argument(
-        "--cache-dtype", default="auto", help="float32, float16, bfloat16, int8 (default: that of activations)"
+        "--cache-dtype",
+        default="auto",
+        help="of the KV cache: float32, float16, bfloat16, int8 (default: as activations)",
     )
     machine.add_argument(
-        "--hardware", default="a100", help="a100 (default), h100, h200, rtx4090, l4, or this: the machine at hand"
+        "--hardware", default="a100", help="a100 (default), h100, h200, rtx4090, l4, or this: this machine, measured"
     )
     machine.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
     machine.add_argument("--pipeline-parallel", type=int, default=1, metavar="N", help="stages of layers")
     counting = parser.add_argument_group("conventions, where tools differ")
-    counting.add_argument("--full-square", action="store_true", help="attention counts hidden pairs too")
+    counting.add_argument("--full-square", action="store_true", help="attention counts masked pairs too")
     counting.add_argument("--products-only", action="store_true", help="count matrix products and nothing else")
     counting.add_argument("--macs", action="store_true", help="a multiply-add is one and not two")
     output = parser.add_argument_group("output")
@@ -84,8 +92,16 @@ def run(args: argparse.Namespace) -> None:
         need_matplotlib()
     analysis = analyze(args)
     if args.html is not None:
-        figure, text = svg(draw_roofline, analysis=analysis), {"tables": tables(analysis), "notes": notes(analysis)}
-        write_page(args.html, "analyze.html", model=args.model, analysis=analysis, figure=figure, **text)
+        write_page(
+            args.html,
+            "analyze.html",
+            model=args.model,
+            analysis=analysis,
+            figure=svg(draw_roofline, analysis=analysis),
+            circles=CIRCLES,
+            tables=tables(analysis),
+            notes=notes(analysis),
+        )
     if args.png is not None:
         work, storage = analysis.workload, analysis.storage
         title = (
@@ -111,7 +127,7 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     from ..accounting.storage import storage_for
     from ..hardware import THIS, find_hardware
 
-    found = find_config(args.model, args.revision)
+    found = find_model_config(args.model, args.revision)
     if found.quantization is not None:
         found.quantization.check_wanted(args.dtype)
     kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
@@ -135,7 +151,7 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     )
 
 
-class Found(NamedTuple):
+class FoundConfig(NamedTuple):
     """A model's configuration and the dtype of its checkpoint."""
 
     config: "ModelConfig"
@@ -144,7 +160,7 @@ class Found(NamedTuple):
     quantization: "Quantization | None" = None
 
 
-def find_config(model: str, revision: str | None) -> Found:
+def find_model_config(model: str, revision: str | None) -> FoundConfig:
     """Find a model's configuration.
 
     Raises:
@@ -152,7 +168,7 @@ def find_config(model: str, revision: str | None) -> Found:
         ParameterError: the name is neither a folder, a hub id nor a published name; the message lists those.
     """
     from ..accounting.storage import BYTES
-    from ..checkpoint import find_config as folder_of
+    from ..checkpoint import find_config
     from ..config import read_config
     from ..models import family_of, published_config, published_names
     from ..models.quantized import read_quantization
@@ -160,29 +176,36 @@ def find_config(model: str, revision: str | None) -> Found:
     if model in published_names() and not Path(model).exists():
         if revision is not None:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
-        return Found(published_config(model), "float16")
+        return FoundConfig(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
         raise ParameterError(
             f"model {model!r} is neither a folder nor a hub id (owner/name); published names: "
             + ", ".join(published_names())
         )
-    raw = read_config(folder_of(model, revision=revision))
+    raw = read_config(find_config(model, revision=revision))
     config: ModelConfig = family_of(raw).read_config(raw)
     stored = raw.get("dtype") or raw.get("torch_dtype")
-    return Found(config, stored if stored in BYTES else "float32", read_quantization(raw))
+    return FoundConfig(config, stored if stored in BYTES else "float32", read_quantization(raw))
+
+
+def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of the weights in each format, and of one token's keys and values."""
+    from ..accounting.memory import cache_bytes_per_token, weights_bytes
+    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
+
+    config, storage = analysis.config, analysis.storage
+    return (
+        {name: weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS},
+        {name: cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS},
+    )
 
 
 def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
     """The whole analysis, for `--json`. Bytes and FLOPs are integers, times are in seconds."""
-    from dataclasses import asdict, replace
+    from ..accounting.memory import parts_held
 
-    from ..accounting import memory
-    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
-
-    config, storage, work = analysis.config, analysis.storage, analysis.workload
-    weights = {name: memory.weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS}
-    cache = {name: memory.cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS}
-    parts = memory.parts_held(config, storage)
+    storage, work, parts = analysis.storage, analysis.workload, parts_held(analysis.config, analysis.storage)
+    weights, cache = bytes_by_format(analysis)
     hardware = {**asdict(analysis.hardware), "rates": dict(analysis.hardware.rates)}
     return {
         "model": model,
@@ -283,26 +306,20 @@ def _parameters(analysis: "Analysis") -> Table:
 
 def _memory(analysis: "Analysis") -> Table:
     """Weights and cache in each format, and activations of both phases."""
-    from ..accounting import memory
-    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
+    from ..accounting.memory import activation_bytes
 
-    config, storage, work = analysis.config, analysis.storage, analysis.workload
-    weights = [memory.weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS]
-    token = [memory.cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS]
-    rows = {
-        "weights": weights,
-        "cache, a token": token,
-        f"cache, {work.batch} x {work.decode_context}": [work.batch * work.decode_context * one for one in token],
-    }
+    work, (weights, cache) = analysis.workload, bytes_by_format(analysis)
+    positions = work.batch * work.decode_context
+    rows = [
+        ["weights", *map(bytes_text, weights.values())],
+        ["cache, a token", *map(bytes_text, cache.values())],
+        [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(positions * one) for one in cache.values())],
+    ]
     prefill, decode = (
-        bytes_text(memory.activation_bytes(config, storage, phase.tokens, work.batch))
+        bytes_text(activation_bytes(analysis.config, analysis.storage, phase.tokens, work.batch))
         for phase in (analysis.prefill, analysis.decode)
     )
-    return Table(
-        ["memory", *WEIGHT_FORMATS],
-        [[name, *map(bytes_text, row)] for name, row in rows.items()],
-        note=f"activations: {prefill} in prefill, {decode} in decode",
-    )
+    return Table(["memory", *weights], rows, note=f"activations: {prefill} in prefill, {decode} in decode")
 
 
 def _operations(title: str, phase: "Phase") -> Table:
@@ -329,22 +346,20 @@ def _operations(title: str, phase: "Phase") -> Table:
 
 
 def notes(analysis: "Analysis") -> list[str]:
-    """What fits into memory; communication by the lecture's formulas, if there is more than one device."""
+    """How much fits into memory; communication by the lecture's formulas, if there is more than one device."""
     from ..accounting.memory import weights_bytes
 
     work, config, parallel = analysis.workload, analysis.config, analysis.parallel
     memory, longest = bytes_text(analysis.memory), analysis.largest_context
     if analysis.largest_batch:
-        beyond = f", of which the model has {config.max_positions:,}" if longest > config.max_positions else ""
+        beyond = f" (the model takes at most {config.max_positions:,})" if longest > config.max_positions else ""
         fits = (
-            f"into {memory} fit {analysis.largest_batch:,} sequences of {work.decode_context:,} tokens, "
+            f"{memory} hold {analysis.largest_batch:,} sequences of {work.decode_context:,} tokens, "
             f"or {work.batch:,} of {longest:,}{beyond}"
         )
     else:
-        fits = (
-            f"into {memory} fits not one sequence of {work.decode_context:,} tokens: the weights alone take "
-            f"{bytes_text(weights_bytes(config, analysis.storage))}"
-        )
+        weights = bytes_text(weights_bytes(config, analysis.storage))
+        fits = f"{memory} cannot hold one sequence of {work.decode_context:,} tokens: the weights alone take {weights}"
     lines, count = [fits], 2 * config.num_layers
     sizes = {"prefill": analysis.prefill.message_bytes, "decode": analysis.decode.message_bytes}
     if parallel.tensor > 1:

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     add_prompt_options(parser)
     add_model_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=20, metavar="N", help="tokens to generate (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling strategies (default: 0)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that also draws the tree of the beams")
     parser.add_argument("--json", action="store_true", help="one JSON object with all results")
     parser.set_defaults(run=run)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
             "compare.html",
             model=args.model or "the model inside minillm",
             prompt=prompt,
-            outcomes=outcomes,
+            results=[(one, numbers(one)) for one in outcomes],
             candidates=max(map(len, tree.steps)),
             beams=max(sum(candidate.beam is not None for candidate in step) for step in tree.steps),
             drawing=draw_tree(tree, tokenizer),
@@ -89,20 +89,21 @@ def _as_dict(outcome: "Outcome") -> dict[str, Any]:
     }
 
 
+def numbers(outcome: "Outcome") -> dict[str, str]:
+    """The numbers that the table and the page show."""
+    return {
+        "log p": f"{outcome.log_prob:.2f}",
+        "per token": f"{outcome.log_prob_per_token:.3f}",
+        "tokens": str(len(outcome.token_ids)),
+        "steps": str(outcome.steps),
+        "seconds": f"{outcome.seconds:.3f}",
+    }
+
+
 def _table(outcomes: list["Outcome"], width: int) -> list[str]:
     """Two or more lines per strategy: its numbers, then its text."""
-    rows = [
-        [
-            one.variant.name,
-            f"{one.log_prob:.2f}",
-            f"{one.log_prob_per_token:.3f}",
-            str(len(one.token_ids)),
-            str(one.steps),
-            f"{one.seconds:.3f}",
-        ]
-        for one in outcomes
-    ]
-    head, *lines = Table(["strategy", "log p", "per token", "tokens", "steps", "seconds"], rows).lines()
+    rows = [[one.variant.name, *numbers(one).values()] for one in outcomes]
+    head, *lines = Table(["strategy", *numbers(outcomes[0])], rows).lines()
     shown = [f"{head}  settings"]
     for one, line in zip(outcomes, lines, strict=True):
         shown.append(f"{line}  {one.variant.settings}".rstrip())

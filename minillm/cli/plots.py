@@ -1,5 +1,6 @@
 """Figures of the commands, drawn once with matplotlib (the extra "plot") and written as a file or inside a page."""
 
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -53,11 +54,7 @@ def write_figure(path: Path, draw: Draw, **data: Any) -> None:
     Raises:
         UsageError: the file cannot be written, matplotlib is not installed or does not support the format.
     """
-    try:
-        content = _render(draw, data, format=path.suffix[1:] or "png", dpi=140)
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be written: {error}") from None
-    write_file(path, content)
+    write_file(path, _render(str(path), draw, data, format=path.suffix[1:] or "png", dpi=140))
 
 
 def svg(draw: Draw, **data: Any) -> str:
@@ -67,13 +64,13 @@ def svg(draw: Draw, **data: Any) -> str:
         UsageError: matplotlib is not installed.
     """
     without = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    text = _render(draw, data, format="svg", transparent=True, metadata=without).decode()
+    text = _render("SVG", draw, data, format="svg", transparent=True, metadata=without).decode()
     for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     return text[text.index("<svg") :]  # without the XML declaration
 
 
-def _render(draw: Draw, data: dict[str, Any], **options: Any) -> bytes:
+def _render(name: str, draw: Draw, data: dict[str, Any], **options: Any) -> bytes:
     need_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -83,7 +80,10 @@ def _render(draw: Draw, data: dict[str, Any], **options: Any) -> bytes:
         warnings.filterwarnings("ignore", "Glyph .* missing")  # drawn as a box
         figure = Figure(layout="constrained")
         draw(figure, **data)
-        figure.savefig(content, **options)
+        try:
+            figure.savefig(content, **options)
+        except ValueError as error:  # an unknown format, or too many pixels
+            raise UsageError(f"{name} cannot be written: {error}") from None
     return content.getvalue()
 
 
@@ -95,6 +95,12 @@ MARGIN = 0.25
 """Share of the plot's width, on either side, that holds no circle: labels are there"""
 LABEL_LINE, LABEL_GAP = 0.034, 0.018
 """Height of a line of labels, and space between the labels of two circles, as shares of the plot's height"""
+
+
+CIRCLES = (
+    "Each circle is one or more operations, all layers together, where they meet the roof: the most that the hardware "
+    "can do at their intensity. Its size and the percentages are their share of their phase's floor."
+)
 
 
 def circles_of(phase: "Phase") -> list[list["Operation"]]:
@@ -141,11 +147,7 @@ def draw_roofline(figure: Any, analysis: "Analysis", title: str = "") -> None:
     _draw_circles(axis, prefill, PREFILL, above=False)
     if title:
         axis.set_title(title, fontsize=11)
-        explanation = (
-            "Red: decode, blue: prefill. Each circle is one or more operations, all layers together, where they meet "
-            "the roof.\nIts size and the percentages are their share of their phase's floor."
-        )
-        figure.supxlabel(explanation, fontsize=8, color=SOFT)
+        figure.supxlabel(textwrap.fill(f"Red: decode, blue: prefill. {CIRCLES}", 120), fontsize=8, color=SOFT)
 
 
 def _draw_circles(axis: Any, phase: "Phase", colour: str, *, above: bool) -> None:
@@ -155,7 +157,7 @@ def _draw_circles(axis: Any, phase: "Phase", colour: str, *, above: bool) -> Non
     descending order of intensity.
     """
     circles = circles_of(phase)
-    labels = [[f"{one.name} {_percent(one.seconds / phase.seconds)}" for one in circle] for circle in circles]
+    labels = [[f"{one.name} {one.seconds / phase.seconds:.1%}" for one in circle] for circle in circles]
     heights = [len(lines) * LABEL_LINE + LABEL_GAP for lines in labels]
     y = 0.98 if above else 0.01 + sum(heights)
     for circle, lines, height in zip(circles, labels, heights, strict=True):
@@ -182,10 +184,6 @@ def _draw_circles(axis: Any, phase: "Phase", colour: str, *, above: bool) -> Non
             },
         )
         y -= height
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.005 else "< 1%"
 
 
 # --- a profile --------------------------------------------------------------------------------------------------------
@@ -270,8 +268,8 @@ def draw_attention(figure: Any, maps: "NDArray[np.float32]", tokens: Sequence[st
     H, T, _ = maps.shape
     columns = min(4, H)
     rows = -(-H // columns)
-    size = min(max(2.2, 0.22 * T), 11)  # inches of a map; beyond 50 tokens
-    labelled = slice(None, None, -(-T // 100))
+    size = min(max(2.2, 0.22 * T), 11)  # inches
+    labelled = slice(None, None, -(-T // 100))  # at most 100 labels fit
     figure.set_size_inches(columns * size + 1, rows * size + 1)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     labels = [token_text(token) for token in tokens][labelled]

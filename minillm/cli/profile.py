@@ -53,7 +53,9 @@ def add_parser(commands: Any) -> None:
     work.add_argument("--batch", type=int, default=1, metavar="N", help="prompts side by side (default: 1)")
     work.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds (default: 3)")
     work.add_argument(
-        "--hardware", default="this", help="whose floors: this (default: a processor is probed), a100, h100, h200, ..."
+        "--hardware",
+        default="this",
+        help="source of the floors: this (default; measures a processor), a100, h100, ...",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
