@@ -162,6 +162,10 @@ def test_numbers_as_text() -> None:
     assert [seconds_text(s) for s in (2.5, 0.0428, 3e-6, 4e-9)] == ["2.5 s", "42.8 ms", "3 us", "4 ns"]
 
 
+def texts(svg: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+
+
 @needs_matplotlib
 def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -173,7 +177,7 @@ def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
     found = analyzed(capsys, "opt-350m", "--batch", "8")
     assert not re.search(r'(?:src|href)="(?!#)|url\((?!#)|<script|@import|{{|{%', html)
     root = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
-    drawn = [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    drawn = texts(root)
     for phase in ("prefill", "decode"):
         seconds = found[phase]["seconds"]
         for name in {op["name"] for op in found[phase]["ops"] if op["flops"]}:
@@ -181,7 +185,7 @@ def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
             assert f"{name} {share:.1%}" in drawn
     rows = re.findall("<tr>(.*?)</tr>", html)
     shown = ["".join(f"{cell}  " for cell in re.findall("<t[dh]>(.*?)</t[dh]>", row)).split() for row in rows]
-    assert [line.split() for line in printed.splitlines() if line.split() in shown] == shown, "what is printed"
+    assert shown == [line.split() for line in printed.splitlines() if "  " in line], "the tables are those printed"
 
 
 @needs_matplotlib
@@ -193,7 +197,7 @@ def test_the_name_of_a_model_is_text_and_not_markup(tmp_path: Path) -> None:
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;&amp;$x^2$ on A100" in html and "<b>&" not in html
     assert run(["analyze", str(folder), "--png", str(tmp_path / "page.svg")]) == 0
-    assert "&lt;b&gt;&amp;$x^2$ on A100" in (tmp_path / "page.svg").read_text(encoding="utf-8")
+    assert any("<b>&$x^2$ on A100" in text for text in texts(ElementTree.parse(tmp_path / "page.svg").getroot()))
 
 
 @needs_matplotlib
