@@ -227,12 +227,14 @@ def _draw_operations(axis: Any, phase: "Profile") -> None:
         axis.barh(i, scale * seconds, color=colour, height=0.7)
         if floor:
             axis.vlines(scale * floor, i - 0.45, i + 0.45, color=INK, linewidth=2)
-        text = f"{scale * seconds:.3f}" + (f"  {seconds / floor:.2f} ×" if floor else "")
+        ratio = seconds / floor if floor else 0.0
+        text = f"{scale * seconds:.3f}" + (f"  {ratio:,.{0 if ratio >= 100 else 2}f} ×" if floor else "")
         end = (scale * max(seconds, floor), i)
         axis.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
     axis.set_yticks(range(len(bars)), [name for name, *_ in bars], fontsize=8)
     axis.invert_yaxis()
-    axis.set_xlim(0, 1.25 * scale * max(max(seconds, floor) for _, seconds, floor, _ in bars))
+    axis.margins(y=0.02)
+    axis.set_xlim(0, 1.3 * scale * max(max(seconds, floor) for _, seconds, floor, _ in bars))
     axis.set_xlabel("ms a step")
     for place in dict.fromkeys(one.place for one in phase.operations):
         axis.barh(0, 0, color=PLACES[place], label=place)

@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> None:
     ]
     backend = engine.runner.backend
     hardware = probe_with(backend, args.threads) if args.hardware == THIS else find_hardware(args.hardware)
-    run = {"repeat": args.repeat, "max_new_tokens": args.new_tokens, "eos_token_id": ()}
-    found = profile(engine, prompts, hardware=hardware, **run)
+    options = {"repeat": args.repeat, "max_new_tokens": args.new_tokens, "eos_token_id": ()}
+    found = profile(engine, prompts, hardware=hardware, **options)
     model = args.shape or args.model or "the model inside minillm"
     work = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens, {args.new_tokens} new"
     title = f"{model} on {backend.name}, {work}"

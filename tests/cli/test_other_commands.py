@@ -70,6 +70,16 @@ def test_labels_of_tokens_are_no_formulas(tmp_path):
     assert {"$x$", "_{", "␣a", "\\x1b", "中"} <= set(texts)
 
 
+def test_the_size_of_the_maps_of_a_long_prompt_is_limited(tmp_path):
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    picture = tmp_path / "attention.svg"
+    write_figure(picture, draw_attention, maps=np.zeros((1, 250, 250), np.float32), tokens=["t"] * 250, layer=0)
+    root = ElementTree.parse(picture).getroot()
+    assert root.get("width") == f"{72 * 12}pt"
+    labels = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text") if one.text == "t"]
+    assert len(labels) == 2 * 84  # every third, on both axes
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
