@@ -64,6 +64,11 @@ class Outcome:
         """Mean over the tokens."""
         return self.log_prob / len(self.token_ids)
 
+    @property
+    def mean_probability(self) -> float:
+        """Geometric mean of the tokens' probabilities."""
+        return math.exp(self.log_prob_per_token)
+
 
 @dataclass
 class BeamTree:

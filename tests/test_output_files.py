@@ -157,8 +157,7 @@ def test_what_is_unfinished_is_undone_the_latest_first_and_errors_stop_nothing()
     ("option", "starts"), [("--html", b"<!DOCTYPE html>"), ("--png", b"\x89PNG")], ids=["page", "picture"]
 )
 def test_commands_write_through_links_and_leave_devices(option: str, starts: bytes, tmp_path: Path, capsys) -> None:
-    if option == "--png":
-        pytest.importorskip("matplotlib", reason="drawing needs the extra `plot`")
+    pytest.importorskip("matplotlib", reason="drawing needs the extra `plot`")
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to("target")
     assert run(["analyze", "opt-125m", option, str(tmp_path / "link")]) == 0

@@ -46,7 +46,7 @@ def run(engine: Engine, lengths: list[int], hardware: Hardware = MACHINE, **fiel
 
 
 @pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS)
-def test_costs_are_those_that_the_counting_back_end_counts(engine: Engine, fields: dict[str, Any]) -> None:
+def test_costs_are_those_that_the_counting_backend_counts(engine: Engine, fields: dict[str, Any]) -> None:
     found = run(engine, [4, 9], **fields)
     with counting(engine.runner) as counted:
         engine.generate([[3] * 4, [4] * 9], max_new_tokens=5, eos_token_id=(), **fields)
@@ -68,7 +68,7 @@ def test_parts_add_up_to_no_more_than_the_whole(engine: Engine, fields: dict[str
         parts = phase.in_operations + phase.between_operations + phase.around
         assert parts == pytest.approx(phase.seconds, rel=1e-9)
         assert sum(layer.seconds for layer in phase.layers) <= phase.seconds
-        inside = sum(row.seconds for row in phase.rows if row.place != "beside the model")
+        inside = sum(row.seconds for row in phase.operations if row.place != "outside the model")
         assert inside <= sum(layer.seconds for layer in phase.layers) * (1 + 1e-9)
         assert sum(layer.floor for layer in phase.layers) == pytest.approx(phase.floor)
 
@@ -79,15 +79,15 @@ def test_phases_steps_and_calls_are_those_of_the_run(engine: Engine) -> None:
     assert (len(prefill.steps), prefill.tokens) == (1, 13)
     assert (len(decode.steps), decode.tokens) == (5, 10)
     L = BASE["num_hidden_layers"]
-    calls = {(row.place, row.name): row.calls for row in decode.rows}
+    calls = {(row.place, row.name): row.calls for row in decode.operations}
     layers = ["layer_norm self_attn_layer_norm", "linear self_attn.qkv", "store_kv", "attend"]
     layers += ["linear self_attn.out_proj", "layer_norm final_layer_norm", "linear fc1", "linear fc2"]
     assert calls == {("embedding", "embed embed_tokens"): 5} | {("layers", name): 5 * L for name in layers} | {
         ("head", "layer_norm final_layer_norm"): 5,
         ("head", "linear embed_tokens"): 5,
-        ("beside the model", "upload"): 5,
-        ("beside the model", "finite"): 5,
-        ("beside the model", "argmax"): 5,
+        ("outside the model", "upload"): 5,
+        ("outside the model", "finite"): 5,
+        ("outside the model", "argmax"): 5,
     }
     assert [layer.layer for layer in decode.layers] == [None, *range(L), L]
     assert len(found.overhead) == 6
@@ -103,7 +103,7 @@ def test_a_narrow_embedding_is_projected_before_and_after_the_layers(
 ) -> None:
     monkeypatch.setitem(opt.SHAPES, "narrow", VARIANTS["narrow embedding"])
     with Engine.random("narrow", backend="numpy") as narrow:
-        rows = {(row.place, row.name) for row in run(narrow, [4]).phases["decode"].rows}
+        rows = {(row.place, row.name) for row in run(narrow, [4]).phases["decode"].operations}
     assert ("embedding", "linear project_in") in rows
     assert ("head", "linear project_out") in rows
 
@@ -116,10 +116,10 @@ def test_floors_stand_on_bytes_or_flops_whichever_takes_longer(engine: Engine) -
     assert by_bytes.floor == pytest.approx((by_bytes.cost.bytes_read + by_bytes.cost.bytes_written) / 4)
     both = run(engine, [4], machine(4.0, 2.0)).phases["decode"]
     assert max(by_flops.floor, by_bytes.floor) < both.floor < by_flops.floor + by_bytes.floor  # call by call
-    head = next(row for row in by_flops.rows if row.place == "head" and row.name == "linear embed_tokens")
+    head = next(row for row in by_flops.operations if row.place == "head" and row.name == "linear embed_tokens")
     assert head.floor == head.calls * BASE["vocab_size"] * BASE["hidden_size"]  # 2 V E FLOPs at 2 a second
     assert head.ratio == head.seconds / head.floor
-    assert next(row for row in by_flops.rows if row.name == "argmax").ratio is None
+    assert next(row for row in by_flops.operations if row.name == "argmax").ratio is None
 
 
 def test_layers_of_several_passes_in_a_step_are_apart(engine: Engine) -> None:
@@ -142,12 +142,12 @@ def test_the_engine_is_left_as_it_was(engine: Engine) -> None:
 
 
 def test_the_rate_is_the_better_product_of_the_two(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.profiling.running.read_bandwidth", lambda threads: 1e9 * threads)
-    monkeypatch.setattr("minillm.profiling.running.probe", lambda: machine(5.0, 1.0))
+    monkeypatch.setattr("minillm.profiling.read_bandwidth", lambda threads: 1e9 * threads)
+    monkeypatch.setattr("minillm.profiling.probe", lambda: machine(5.0, 1.0))
     found = probe_with(engine.runner.backend)
     assert found.bandwidth == 5.0
     assert 1e7 < found.rate("float32") < 1e15  # the backend's own, in FLOPs a second
-    monkeypatch.setattr("minillm.profiling.running.probe", lambda: machine(5.0, 1e30))
+    monkeypatch.setattr("minillm.profiling.probe", lambda: machine(5.0, 1e30))
     assert probe_with(engine.runner.backend, threads=3).rate("float32") == 1e30
     assert probe_with(engine.runner.backend, threads=3).bandwidth == 3e9
 

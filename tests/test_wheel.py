@@ -1,4 +1,4 @@
-"""What a wheel holds beside the modules: the kernels' sources and the small model."""
+"""What a wheel holds beside the modules: the kernels' sources, the templates of pages and the small model."""
 
 import subprocess
 import sys
@@ -32,6 +32,11 @@ def test_kernels_are_found_inside_the_package(installed: Path) -> None:
     assert folder == installed / "minillm" / "kernels"
     assert {path.name for path in folder.iterdir()} == {path.name for path in (ROOT / "kernels").iterdir()}
     assert list(folder.glob("*.cu"))
+
+
+def test_the_pages_are_inside(installed: Path) -> None:
+    names = {path.name for path in (ROOT / "minillm" / "cli" / "templates").iterdir()}
+    assert {path.name for path in (installed / "minillm" / "cli" / "templates").iterdir()} == names
 
 
 def test_the_small_model_is_inside(installed: Path) -> None:

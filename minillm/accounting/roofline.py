@@ -8,6 +8,7 @@ its operations, since each depends on the one before.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from ..config import ModelConfig
 from ..errors import ParameterError
@@ -47,6 +48,27 @@ class Parallel:
     def devices(self) -> int:
         """Number of devices."""
         return self.tensor * self.pipeline
+
+
+class Operation(NamedTuple):
+    """One operation of a phase, summed over layers."""
+
+    name: str
+    calls: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    fusion_saves: int
+    bound: str
+    """Of its first call: "compute" or "memory\""""
+    seconds: float
+    """Its floor"""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte; 0 if it moves none."""
+        moved = self.bytes_read + self.bytes_written
+        return self.flops / moved if moved else 0.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +123,31 @@ class Phase:
     def seconds(self) -> float:
         """The floor of the phase. Pipeline stages run in turn and do not shorten it; communication is not counted."""
         return sum(self.row_seconds(row) for row in self.rows)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operations in the order of their first call, each summed over layers."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault(row.name, []).append(row)
+        return [self._sum(name, rows) for name, rows in groups.items()]
+
+    @property
+    def total(self) -> Operation:
+        """The sum of all operations."""
+        return self._sum("total", self.rows)._replace(bound="")
+
+    def _sum(self, name: str, rows: list[Row]) -> Operation:
+        return Operation(
+            name,
+            len(rows),
+            sum(row.flops for row in rows),
+            sum(row.bytes_read for row in rows),
+            sum(row.bytes_written for row in rows),
+            sum(row.fusion_saves for row in rows),
+            self.bound(rows[0]),
+            sum(self.row_seconds(row) for row in rows),
+        )
 
     @property
     def message_bytes(self) -> int:

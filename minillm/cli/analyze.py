@@ -1,13 +1,13 @@
 """minillm analyze: the cost of a model, from its config.json alone."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError
-from ..output_files import write_file
-from .terminal import as_json
+from .output import Table, as_json, bytes_text, number_text, seconds_text, write_page
+from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from ..models.quantized import Quantization
 
 
-DESCRIPTION = """What a model takes, from its config.json alone: parameters, memory, and for prefill
-and decode each operation's FLOPs, bytes, arithmetic intensity and least time.
+DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and for
+prefill and decode each operation's FLOPs, bytes, arithmetic intensity and least
+time.
 
 A multiply-add is two FLOPs. Attention counts the pairs of a query and a key that
-it may see. Bytes are those of each operation alone; "fusion saves" is what would
-move besides if biases, activations, residuals and softmax read and wrote arrays
-of their own. A floor is what no run can beat on that hardware, not what one
-reaches. Vectors (biases, gains) and logits are float32, as minillm keeps them."""
+the mask leaves. Bytes are those of each operation alone; "fusion saves" is
+what would move in addition if biases, activations, residuals and softmax read and
+wrote arrays of their own. A floor is a lower bound of the time on that hardware,
+not an estimate. Vectors (biases, gains) and logits are float32, as in minillm."""
 
 EPILOG = """examples:
   minillm analyze opt-13b --hardware a100
@@ -37,7 +38,7 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "analyze",
-        help="what a model costs, from its config.json alone",
+        help="FLOPs, bytes and memory of a model, from its config.json alone",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -50,25 +51,32 @@ def add_parser(commands: Any) -> None:
         "--prompt-length",
         type=int,
         metavar="N",
-        help=f"of each (default: {PROMPT_LENGTH}, or what the model has room for)",
+        help=f"tokens of each prompt (default: {PROMPT_LENGTH}, or fewer if the context is shorter)",
     )
     work.add_argument(
-        "--context", type=int, metavar="S", help="that a decode step sees, its token included (default: prompt + 1)"
+        "--context",
+        type=int,
+        metavar="S",
+        help="tokens seen by a decode step, its own included (default: prompt + 1)",
     )
     machine = parser.add_argument_group("numbers and machine")
     machine.add_argument(
-        "--dtype", default="auto", help="of weights: float32, float16, bfloat16, int8, int4 (default: the model's own)"
+        "--dtype",
+        default="auto",
+        help="of the weights: float32, float16, bfloat16, int8, int4 (default: the model's)",
     )
     machine.add_argument(
-        "--cache-dtype", default="auto", help="float32, float16, bfloat16, int8 (default: that of activations)"
+        "--cache-dtype",
+        default="auto",
+        help="of the KV cache: float32, float16, bfloat16, int8 (default: as activations)",
     )
     machine.add_argument(
-        "--hardware", default="a100", help="a100 (default), h100, h200, rtx4090, l4, or this: the machine at hand"
+        "--hardware", default="a100", help="a100 (default), h100, h200, rtx4090, l4, or this: this machine, measured"
     )
     machine.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
     machine.add_argument("--pipeline-parallel", type=int, default=1, metavar="N", help="stages of layers")
     counting = parser.add_argument_group("conventions, where tools differ")
-    counting.add_argument("--full-square", action="store_true", help="attention counts hidden pairs too")
+    counting.add_argument("--full-square", action="store_true", help="attention counts masked pairs too")
     counting.add_argument("--products-only", action="store_true", help="count matrix products and nothing else")
     counting.add_argument("--macs", action="store_true", help="a multiply-add is one and not two")
     output = parser.add_argument_group("output")
@@ -80,23 +88,31 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    if args.png is not None:
-        from .drawing import figure_module
-
-        figure_module()
+    if args.png is not None or args.html is not None:
+        need_matplotlib()
     analysis = analyze(args)
     if args.html is not None:
-        from .roofline_page import page
-
-        write_file(args.html, page(args.model, analysis))
+        write_page(
+            args.html,
+            "analyze.html",
+            model=args.model,
+            analysis=analysis,
+            figure=svg(draw_roofline, analysis=analysis),
+            circles=CIRCLES,
+            tables=tables(analysis),
+            notes=notes(analysis),
+        )
     if args.png is not None:
-        from .roofline_plot import draw
-
-        draw(args.model, analysis, args.png)
+        work, storage = analysis.workload, analysis.storage
+        title = (
+            f"{args.model} on {analysis.hardware.name}, {storage.weights}: prefill of {work.batch} x "
+            f"{work.prompt_length} tokens, decode at context {work.decode_context}"
+        )
+        write_figure(args.png, draw_roofline, analysis=analysis, title=title)
     if args.json:
         print(as_json(as_dict(args.model, analysis)))
     else:
-        print("\n".join(tables(args.model, analysis)))
+        print("\n".join(report(args.model, analysis)))
 
 
 def analyze(args: argparse.Namespace) -> "Analysis":
@@ -111,7 +127,7 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     from ..accounting.storage import storage_for
     from ..hardware import THIS, find_hardware
 
-    found = find_config(args.model, args.revision)
+    found = find_model_config(args.model, args.revision)
     if found.quantization is not None:
         found.quantization.check_wanted(args.dtype)
     kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
@@ -135,7 +151,7 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     )
 
 
-class Found(NamedTuple):
+class FoundConfig(NamedTuple):
     """A model's configuration and the dtype of its checkpoint."""
 
     config: "ModelConfig"
@@ -144,7 +160,7 @@ class Found(NamedTuple):
     quantization: "Quantization | None" = None
 
 
-def find_config(model: str, revision: str | None) -> Found:
+def find_model_config(model: str, revision: str | None) -> FoundConfig:
     """Find a model's configuration.
 
     Raises:
@@ -152,7 +168,7 @@ def find_config(model: str, revision: str | None) -> Found:
         ParameterError: the name is neither a folder, a hub id nor a published name; the message lists those.
     """
     from ..accounting.storage import BYTES
-    from ..checkpoint import find_config as folder_of
+    from ..checkpoint import find_config
     from ..config import read_config
     from ..models import family_of, published_config, published_names
     from ..models.quantized import read_quantization
@@ -160,29 +176,36 @@ def find_config(model: str, revision: str | None) -> Found:
     if model in published_names() and not Path(model).exists():
         if revision is not None:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
-        return Found(published_config(model), "float16")
+        return FoundConfig(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
         raise ParameterError(
             f"model {model!r} is neither a folder nor a hub id (owner/name); published names: "
             + ", ".join(published_names())
         )
-    raw = read_config(folder_of(model, revision=revision))
+    raw = read_config(find_config(model, revision=revision))
     config: ModelConfig = family_of(raw).read_config(raw)
     stored = raw.get("dtype") or raw.get("torch_dtype")
-    return Found(config, stored if stored in BYTES else "float32", read_quantization(raw))
+    return FoundConfig(config, stored if stored in BYTES else "float32", read_quantization(raw))
+
+
+def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of the weights in each format, and of one token's keys and values."""
+    from ..accounting.memory import cache_bytes_per_token, weights_bytes
+    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
+
+    config, storage = analysis.config, analysis.storage
+    return (
+        {name: weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS},
+        {name: cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS},
+    )
 
 
 def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
     """The whole analysis, for `--json`. Bytes and FLOPs are integers, times are in seconds."""
-    from dataclasses import asdict, replace
+    from ..accounting.memory import parts_held
 
-    from ..accounting import memory
-    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
-
-    config, storage, work = analysis.config, analysis.storage, analysis.workload
-    weights = {name: memory.weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS}
-    cache = {name: memory.cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS}
-    parts = memory.parts_held(config, storage)
+    storage, work, parts = analysis.storage, analysis.workload, parts_held(analysis.config, analysis.storage)
+    weights, cache = bytes_by_format(analysis)
     hardware = {**asdict(analysis.hardware), "rates": dict(analysis.hardware.rates)}
     return {
         "model": model,
@@ -246,195 +269,103 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-class Line(NamedTuple):
-    """One operation, summed over layers."""
-
-    name: str
-    layers: int
-    flops: int
-    read: int
-    written: int
-    fusion_saves: int
-    bound: str
-    seconds: float
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte."""
-        return self.flops / (self.read + self.written) if self.read + self.written else 0.0
-
-
-def lines_of(phase: "Phase") -> list[Line]:
-    """A phase's operations, in the order of their first call."""
-    lines: dict[str, Line] = {}
-    for row in phase.rows:
-        seconds = phase.row_seconds(row)
-        old = lines.get(row.name, Line(row.name, 0, 0, 0, 0, 0, phase.bound(row), 0.0))
-        lines[row.name] = Line(
-            row.name,
-            old.layers + 1,
-            old.flops + row.flops,
-            old.read + row.bytes_read,
-            old.written + row.bytes_written,
-            old.fusion_saves + row.fusion_saves,
-            old.bound,
-            old.seconds + seconds,
-        )
-    return list(lines.values())
-
-
-def tables(model: str, analysis: "Analysis") -> list[str]:
+def report(model: str, analysis: "Analysis") -> list[str]:
     """The whole analysis as lines of text."""
-    storage, work = analysis.storage, analysis.workload
-    head = [
-        f"{model} on {_count(analysis.parallel.devices, analysis.hardware.name)}: weights {storage.weights}, "
-        f"cache {storage.cache}, activations {storage.activations}",
-        "",
+    storage, devices = analysis.storage, analysis.parallel.devices
+    hardware = f"{devices} x {analysis.hardware.name}" if devices > 1 else analysis.hardware.name
+    lines = [
+        f"{model} on {hardware}: weights {storage.weights}, cache {storage.cache}, activations {storage.activations}"
     ]
-    prefill = f"prefill, {work.batch} x {work.prompt_length} tokens"
-    decode = f"decode, {work.batch} x 1 token at context {work.decode_context}"
+    for table in tables(analysis):
+        lines += ["", *table.lines()]
+    return [*lines, "", *notes(analysis)]
+
+
+def tables(analysis: "Analysis") -> list[Table]:
+    """Parameters, memory, and the operations of both phases."""
+    work = analysis.workload
     return [
-        *head,
-        *_parameters(analysis),
-        "",
-        *_memory(analysis),
-        "",
-        *_phase_table(prefill, analysis.prefill),
-        "",
-        *_phase_table(decode, analysis.decode),
-        "",
-        *_fits(analysis),
-        *_communication(analysis),
+        _parameters(analysis),
+        _memory(analysis),
+        _operations(f"prefill, {work.batch} x {work.prompt_length} tokens", analysis.prefill),
+        _operations(f"decode, {work.batch} x 1 token at context {work.decode_context}", analysis.decode),
     ]
 
 
-def _parameters(analysis: "Analysis") -> list[str]:
+def _parameters(analysis: "Analysis") -> Table:
     from ..accounting import memory
 
     parts = memory.parts_held(analysis.config, analysis.storage)
     total = memory.Held("total", sum(part.parameters for part in parts), sum(part.bytes for part in parts))
-    lines = [f"{'part':<20}{'parameters':>18}{'share':>9}{'weights':>12}"]
-    for part in (*parts, total):
-        share = f"{part.parameters / total.parameters:.1%}"
-        lines.append(f"{part.name:<20}{part.parameters:>18,}{share:>9}{bytes_text(part.bytes):>12}")
-    return lines
-
-
-def _memory(analysis: "Analysis") -> list[str]:
-    from ..accounting import memory
-    from ..accounting.storage import CACHE_FORMATS, WEIGHT_FORMATS
-
-    """Weights and cache in each format, and activations of both phases."""
-
-    config, storage, work = analysis.config, analysis.storage, analysis.workload
-    lines = [f"{'memory':<20}" + "".join(f"{name:>12}" for name in WEIGHT_FORMATS)]
-    weights = [memory.weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS]
-    token = [memory.cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS]
-    rows = {
-        "weights": weights,
-        "cache, a token": token,
-        f"cache, {work.batch} x {work.decode_context}": [work.batch * work.decode_context * one for one in token],
-    }
-    lines += [f"{name:<20}" + "".join(f"{bytes_text(one):>12}" for one in row) for name, row in rows.items()]
-    alive = [
-        memory.activation_bytes(config, storage, phase.tokens, work.batch)
-        for phase in (analysis.prefill, analysis.decode)
+    rows = [
+        [part.name, f"{part.parameters:,}", f"{part.parameters / total.parameters:.1%}", bytes_text(part.bytes)]
+        for part in (*parts, total)
     ]
-    return [*lines, f"activations: {bytes_text(alive[0])} in prefill, {bytes_text(alive[1])} in decode"]
+    return Table(["part", "parameters", "share", "weights"], rows)
 
 
-def _phase_table(title: str, phase: "Phase") -> list[str]:
-    """One line per operation, summed over layers."""
-    columns = ("times", "FLOPs", "read", "written", "FLOP/byte", "bound", "floor", "fusion saves")
-    widths = (7, 10, 11, 11, 11, 9, 11, 14)
-    lines = [title, f"{'operation':<20}" + "".join(f"{c:>{w}}" for c, w in zip(columns, widths, strict=True))]
-    operations = lines_of(phase)
-    total = Line(
-        "total",
-        sum(one.layers for one in operations),
-        phase.flops,
-        sum(one.read for one in operations),
-        sum(one.written for one in operations),
-        phase.fusion_saves,
-        "",
-        phase.seconds,
+def _memory(analysis: "Analysis") -> Table:
+    """Weights and cache in each format, and activations of both phases."""
+    from ..accounting.memory import activation_bytes
+
+    work, (weights, cache) = analysis.workload, bytes_by_format(analysis)
+    positions = work.batch * work.decode_context
+    rows = [
+        ["weights", *map(bytes_text, weights.values())],
+        ["cache, a token", *map(bytes_text, cache.values())],
+        [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(positions * one) for one in cache.values())],
+    ]
+    prefill, decode = (
+        bytes_text(activation_bytes(analysis.config, analysis.storage, phase.tokens, work.batch))
+        for phase in (analysis.prefill, analysis.decode)
     )
-    for one in (*operations, total):
-        cells = (
-            str(one.layers),
+    return Table(["memory", *weights], rows, note=f"activations: {prefill} in prefill, {decode} in decode")
+
+
+def _operations(title: str, phase: "Phase") -> Table:
+    """One row per operation, summed over layers."""
+    head = ("operation", "times", "FLOPs", "read", "written", "FLOP/byte", "bound", "floor", "share", "fusion saves")
+    rows = [
+        [
+            one.name,
+            str(one.calls),
             number_text(one.flops),
-            bytes_text(one.read),
-            bytes_text(one.written),
+            bytes_text(one.bytes_read),
+            bytes_text(one.bytes_written),
             f"{one.intensity:.2f}",
             one.bound,
             seconds_text(one.seconds),
+            f"{one.seconds / phase.seconds:.1%}",
             bytes_text(one.fusion_saves),
-        )
-        lines.append(f"{one.name:<20}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
-    rate = phase.tokens / phase.seconds
-    lines.append(
-        f"at best {seconds_text(phase.seconds)}, {rate:,.0f} tokens/s; the ridge lies at {phase.ridge:.0f} FLOP/byte"
-    )
-    return lines
-
-
-def _fits(analysis: "Analysis") -> list[str]:
-    from ..accounting import memory
-
-    work, config = analysis.workload, analysis.config
-    if not analysis.largest_batch:
-        weights = bytes_text(memory.weights_bytes(config, analysis.storage))
-        return [
-            f"into {bytes_text(analysis.memory)} fits not one sequence of {work.decode_context:,} tokens: the weights "
-            f"alone take {weights}"
         ]
-    longest = analysis.largest_context
-    beyond = f", of which the model has {config.max_positions:,}" if longest > config.max_positions else ""
-    return [
-        f"into {bytes_text(analysis.memory)} fit {analysis.largest_batch:,} sequences of {work.decode_context:,} "
-        f"tokens, or {work.batch:,} of {longest:,}{beyond}"
+        for one in (*phase.operations, phase.total)
     ]
+    rate = f"{phase.tokens / phase.seconds:,.0f} tokens/s"
+    note = f"at best {seconds_text(phase.seconds)}, {rate}; the ridge lies at {phase.ridge:.0f} FLOP/byte"
+    return Table(head, rows, title, note)
 
 
-def _communication(analysis: "Analysis") -> list[str]:
-    """Communication by the lecture's formulas, if there is more than one device."""
-    L, parallel = analysis.config.num_layers, analysis.parallel
-    phases = {"prefill": analysis.prefill, "decode": analysis.decode}
-    lines = []
-    if parallel.tensor > 1:
-        each = ", ".join(
-            f"{name} {bytes_text(phase.message_bytes)} each, {bytes_text(2 * L * phase.message_bytes)} in all"
-            for name, phase in phases.items()
+def notes(analysis: "Analysis") -> list[str]:
+    """How much fits into memory; communication by the lecture's formulas, if there is more than one device."""
+    from ..accounting.memory import weights_bytes
+
+    work, config, parallel = analysis.workload, analysis.config, analysis.parallel
+    memory, longest = bytes_text(analysis.memory), analysis.largest_context
+    if analysis.largest_batch:
+        beyond = f" (the model takes at most {config.max_positions:,})" if longest > config.max_positions else ""
+        fits = (
+            f"{memory} hold {analysis.largest_batch:,} sequences of {work.decode_context:,} tokens, "
+            f"or {work.batch:,} of {longest:,}{beyond}"
         )
-        lines.append(f"tensor parallelism over {parallel.tensor}: {2 * L} all-reduces, two a layer; {each}")
+    else:
+        weights = bytes_text(weights_bytes(config, analysis.storage))
+        fits = f"{memory} cannot hold one sequence of {work.decode_context:,} tokens: the weights alone take {weights}"
+    lines, count = [fits], 2 * config.num_layers
+    sizes = {"prefill": analysis.prefill.message_bytes, "decode": analysis.decode.message_bytes}
+    if parallel.tensor > 1:
+        each = [f"{name} {bytes_text(size)} each, {bytes_text(count * size)} in all" for name, size in sizes.items()]
+        lines.append(f"tensor parallelism over {parallel.tensor}: {count} all-reduces, two a layer; {', '.join(each)}")
     if parallel.pipeline > 1:
-        each = ", ".join(f"{name} {bytes_text(phase.message_bytes)}" for name, phase in phases.items())
-        lines.append(f"pipeline parallelism over {parallel.pipeline}: from each stage to the next in {each}")
+        each = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]
+        lines.append(f"pipeline parallelism over {parallel.pipeline}: from each stage to the next in {', '.join(each)}")
     return lines
-
-
-def _count(devices: int, name: str) -> str:
-    return name if devices == 1 else f"{devices} x {name}"
-
-
-def number_text(value: float) -> str:
-    """A number with four digits and an SI prefix."""
-    for power, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= power:
-            scaled = value / power
-            return f"{scaled:.{3 if scaled < 10 else 2 if scaled < 100 else 1}f} {unit}"
-    return f"{value:.0f}"
-
-
-def bytes_text(value: float) -> str:
-    """Bytes with an SI prefix: 1 GB is 10^9 bytes."""
-    text = number_text(value)
-    return f"{text}B" if " " in text else f"{text} B"
-
-
-def seconds_text(value: float) -> str:
-    """Seconds in s, ms, us or ns."""
-    for power, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if value >= power:
-            return f"{value / power:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"

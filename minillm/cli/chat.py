@@ -15,7 +15,7 @@ from .options import (
     sequences_of,
     settle,
 )
-from .terminal import show
+from .output import show
 
 if TYPE_CHECKING:
     from ..engine import Engine

@@ -1,12 +1,12 @@
 """minillm generate: continue a prompt and print the text as it is generated."""
 
 import argparse
+import copy
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
-from .guesses import print_speculation
 from .options import (
     COMMON,
     add_generation_options,
@@ -18,11 +18,21 @@ from .options import (
     sequences_of,
     settle,
 )
-from .terminal import as_json, show
+from .output import as_json, show
 
 if TYPE_CHECKING:
     from ..engine import Engine
     from ..request import Generation
+
+SPECULATION = (
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+    "lookahead_window",
+    "lookahead_ngram_size",
+    "lookahead_guesses",
+    "num_assistant_tokens",
+)
+"""Fields of `GenerationConfig` that control speculation"""
 
 EPILOG = """examples:
   minillm generate --prompt "A list of colors: red,"
@@ -80,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
     if args.stats:
         _print_stats(engine, None if first is None else first - began)
         if engine.stats.speculation.passes:
-            print_speculation(engine, prompts, fields)
+            _print_speculation(engine, prompts, fields)
 
 
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:
@@ -127,3 +137,32 @@ def _print_stats(engine: "Engine", first_token: float | None) -> None:
 
 def _rate(tokens: int, seconds: float) -> str:
     return f"{tokens} tokens, {tokens / seconds:.1f} tokens/s" if tokens else "no tokens"
+
+
+def _print_speculation(engine: "Engine", prompts: list[str], fields: dict[str, Any]) -> None:
+    """Print acceptance rate, tokens per pass and speed-up, measured and by the formulas.
+
+    The measured speed-up is relative to generation without speculation, so the prompts run once more.
+    """
+    before = copy.deepcopy(engine.stats)
+    plain = {name: value for name, value in fields.items() if name not in SPECULATION}
+    if "draft" in before.decode_passes:
+        plain["num_assistant_tokens"] = 0
+    engine.generate(prompts, **plain)
+    seconds = engine.stats.decode_seconds - before.decode_seconds
+    tokens = engine.stats.decode_tokens - before.decode_tokens
+    passes = engine.stats.decode_passes["target"] - before.decode_passes["target"]
+    if not tokens or not passes:  # nothing after the first tokens to compare
+        return
+    counts = before.speculation
+    target_pass = (engine.stats.decode_pass_seconds["target"] - before.decode_pass_seconds["target"]) / passes
+    draft_pass = before.decode_pass_seconds["draft"] / max(1, before.decode_passes["draft"])
+    measured = (seconds / tokens) / (before.decode_seconds / counts.tokens)
+    predicted = counts.predicted_speed_up(draft_pass / target_pass)
+    rows = {
+        "guesses": f"{counts.guesses:.1f} in a row, {100 * counts.acceptance_rate:.0f} % of those looked at accepted",
+        "per pass": f"{counts.tokens_per_step:.2f} tokens, {counts.predicted_tokens_per_step:.2f} by the formula",
+        "speed-up": f"{measured:.2f} measured, {predicted:.2f} by the formula",
+    }
+    for name, text in rows.items():
+        print(f"{name:<12}{text}", file=sys.stderr)

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
-from .drawing import figure_module, save
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
-from .terminal import as_json
+from .output import as_json
+from .plots import draw_attention, need_matplotlib, write_figure
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ..tokenizer import Tokenizer
 
 DESCRIPTION = """Show, for each position of a prompt, the token that stands there and what the
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     if args.layer is not None and args.attention is None:
         raise ParameterError("--layer says which maps to draw: add --attention FILE.png")
     if args.attention is not None:
-        figure_module()
+        need_matplotlib()
     prompts = read_prompts(args)
     if args.attention is not None and len(prompts) > 1:
         raise ParameterError("--attention draws one prompt: give one")
@@ -66,9 +63,8 @@ def run(args: argparse.Namespace) -> None:
         for line in _table(next_tokens(engine.runner, ids, args.top), tokenizer):
             print(line)
         if args.attention is not None:
-            draw_attention(
-                attention_maps(engine.runner, ids, layer), [tokenizer.token(i) for i in ids], layer, args.attention
-            )
+            maps, tokens = attention_maps(engine.runner, ids, layer), [tokenizer.token(i) for i in ids]
+            write_figure(args.attention, draw_attention, maps=maps, tokens=tokens, layer=layer)
             print(f"attention of layer {layer}: {args.attention}")
 
 
@@ -82,35 +78,3 @@ def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
         answers = "   ".join(f"{as_json(tokenizer.token(t))} {p:.3f}" for t, p in position.next)
         lines.append(f"{i:>4}  {token:<{width}}  {own:>5}  {answers}")
     return lines
-
-
-def draw_attention(maps: "NDArray[np.float32]", tokens: list[str], layer: int, path: Path) -> None:
-    """Draw the attention map of each head, queries down and keys across.
-
-    Args:
-        maps: [H, T, T]
-        tokens: T labels
-        layer: number in the title
-        path: output file; its suffix is the format
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    H, T, _ = maps.shape
-    columns = min(4, H)
-    rows = -(-H // columns)
-    size = max(2.2, 0.22 * T)
-    figure = figure_module().Figure(figsize=(columns * size + 1, rows * size + 1), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    labels = [token.replace("\n", "\\n") for token in tokens]
-    for head, axis in enumerate(axes):
-        if head >= H:
-            axis.axis("off")
-            continue
-        image = axis.imshow(maps[head], vmin=0, vmax=1, cmap="viridis")
-        axis.set_title(f"head {head}", fontsize=9)
-        axis.set_xticks(range(T), labels, rotation=90, fontsize=6)
-        axis.set_yticks(range(T), labels if head % columns == 0 else [], fontsize=6)
-    figure.colorbar(image, ax=axes.tolist(), shrink=0.6, label="attention weight")
-    figure.suptitle(f"Layer {layer}: how much each token (row) looks at each token before it (column)", fontsize=10)
-    save(figure, path)

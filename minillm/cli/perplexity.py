@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ParameterError
 from ..progress import loading_bar
 from .options import add_model_options, decode, load_engine, placement_fields
-from .terminal import as_json
+from .output import as_json
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -21,11 +21,11 @@ far the logits after random tokens move, relative to float32 (the norm of the
 difference over the norm). The text is cut into pieces as long as the context.
 
 Without --text the text is one that the small model inside was not trained on.
-With --shape the weights are random, and there is no text to foretell."""
+With --shape the weights are random, and only the logits are compared."""
 
 
 @dataclass(frozen=True)
-class Row:
+class Accuracy:
     """Size and accuracy of one dtype."""
 
     dtype: str
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
     )
     add_model_options(parser, dtypes=DTYPES)
     parser.add_argument("--shape", metavar="NAME", help="random weights in a published shape, such as opt-125m")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="the text to foretell")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="the text to predict")
     parser.add_argument("--json", action="store_true", help="one JSON object for each dtype")
     parser.set_defaults(run=run)
 
@@ -80,7 +80,7 @@ def _text(args: argparse.Namespace) -> str | None:
     return decode(path.read_bytes, str(path))
 
 
-def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> Iterator[Row]:
+def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> Iterator[Accuracy]:
     """One row per dtype; the first is the baseline."""
     from ..precision import perplexity, relative_error, sample_logits, weight_bytes
 
@@ -91,7 +91,7 @@ def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> I
             logits = sample_logits(engine)
             exact, plain = (logits, value) if exact is None else (exact, plain)
             change = None if value is None or plain is None else value / plain - 1
-            yield Row(dtype, weight_bytes(engine), value, change, relative_error(logits, exact))
+            yield Accuracy(dtype, weight_bytes(engine), value, change, relative_error(logits, exact))
 
 
 def _load(args: argparse.Namespace, dtype: str) -> "Engine":
@@ -104,7 +104,7 @@ def _load(args: argparse.Namespace, dtype: str) -> "Engine":
         return Engine.random(args.shape, max_batch_size=1, **placement_fields(args))
 
 
-def _line(row: Row) -> str:
+def _line(row: Accuracy) -> str:
     """A row of the table."""
     shown = [f"{'-':>12}" if row.perplexity is None else f"{row.perplexity:>12.4f}"]
     shown += [f"{'-':>10}" if row.change is None else f"{row.change:>+10.2%}"]

@@ -9,127 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import write_file
-from .drawing import figure_module, save
-from .options import add_model_options, load_engine
-from .terminal import as_json
+from .options import add_model_options, load_engine, placement_fields
+from .output import Table, as_json
+from .plots import draw_profile, need_matplotlib, write_figure
 
 if TYPE_CHECKING:
     from ..engine import Engine
-    from ..profiling import Phase, Profile, Row, Step
-
-
-COLOURS = {"embedding": "#7b6ca8", "layers": "#1f6fb2", "head": "#2b8a5f", "beside the model": "#b8860b"}
-OUTSIDE = "#8a8a8a"
-PROCESS = {"pid": 1, "tid": 1}
-
-
-def trace(profile: "Profile", title: str) -> str:
-    """The steps as JSON in the Trace Event Format: operations nested in layers, layers in steps.
-
-    Times are those of the profiled steps, concatenated: the plain run's steps between them are cut out.
-    """
-    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", **PROCESS, "args": {"name": title}}]
-    start = 0.0
-    for number, step in enumerate(profile.steps):
-        arguments = {"tokens": step.tokens, "seconds_without_watching": step.plain_seconds}
-        events.append(_event(f"{step.phase} step {number}", "step", start, step.seconds, arguments))
-        events += _inside(step, start, profile)
-        start += step.seconds
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-
-
-def _inside(step: "Step", start: float, profile: "Profile") -> Iterator[dict[str, Any]]:
-    """Events of a step's layers and operations."""
-    from ..profiling import layer_spans
-
-    for span in layer_spans(step.calls):
-        name = {None: "embedding", profile.num_layers: "head"}.get(span.layer, f"layer {span.layer}")
-        yield _event(name, "layer", start + span.began, span.seconds, {})
-    for call in step.calls:
-        arguments: dict[str, Any] = {}
-        if call.cost is not None:
-            arguments = call.cost._asdict() | {"floor_us": 1e6 * profile.ceilings.floor(call.cost)}
-        yield _event(call.name, "operation", start + call.began, call.seconds, arguments)
-
-
-def _event(name: str, category: str, start: float, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A complete event, in microseconds rounded to nanoseconds so that nesting is exact."""
-    began, ended = round(1e9 * start), round(1e9 * (start + seconds))
-    times = {"ts": began / 1e3, "dur": (ended - began) / 1e3}
-    return {"ph": "X", "name": name, "cat": category, **times, **PROCESS, "args": arguments}
-
-
-def draw(profile: "Profile", title: str, path: Path) -> None:
-    """Draw the operations and layers of each phase with their floors.
-
-    Raises:
-        UsageError: matplotlib is not installed, or the file cannot be written.
-    """
-    phases = profile.phases
-    rows = max(len(phase.rows) for phase in phases.values()) + 2
-    figure = figure_module().Figure(figsize=(7.5 * len(phases), 3.6 + 0.3 * rows), layout="constrained")
-    axes = figure.subplots(2, len(phases), squeeze=False, height_ratios=[0.3 * rows, 2])
-    for column, (name, phase) in enumerate(phases.items()):
-        tokens = f"{phase.tokens / phase.seconds:,.0f} tokens/s"
-        axes[0][column].set_title(f"{name}: {1e3 * phase.seconds / len(phase.steps):.2f} ms a step, {tokens}")
-        _draw_operations(axes[0][column], phase)
-        _draw_layers(axes[1][column], phase)
-    ceilings = profile.ceilings
-    figure.suptitle(title)
-    figure.supxlabel(
-        f"Black line: the floor by {ceilings.hardware.name}, the larger of "
-        f"bytes / {ceilings.bandwidth / 1e9:,.1f} GB/s and FLOPs / {ceilings.rate / 1e9:,.0f} GFLOP/s. "
-        "×: measured over floor.",
-        fontsize=8,
-        color="0.35",
-    )
-    save(figure, path)
-
-
-def _draw_operations(axis: Any, phase: "Phase") -> None:
-    """A bar per operation, with a line at its floor and its ratio."""
-    scale = 1e3 / len(phase.steps)
-    bars = [(row.name, row.seconds, row.floor, COLOURS[row.place]) for row in phase.rows]
-    bars += [("between operations", phase.between_operations, 0.0, OUTSIDE)]
-    bars += [("scheduler, strategy", phase.around, 0.0, OUTSIDE)]
-    axis.barh(range(len(bars)), [scale * bar[1] for bar in bars], color=[bar[3] for bar in bars], height=0.7)
-    widest = max(scale * max(seconds, floor) for _, seconds, floor, _ in bars)
-    for i, (_, seconds, floor, _) in enumerate(bars):
-        if floor:
-            axis.vlines(scale * floor, i - 0.45, i + 0.45, color="black", linewidth=2)
-        ratio = f"  {seconds / floor:.2f} ×" if floor else ""
-        end = scale * max(seconds, floor) + 0.015 * widest
-        axis.text(end, i, f"{scale * seconds:.3f}{ratio}", va="center", fontsize=8)
-    axis.set_yticks(range(len(bars)), [bar[0] for bar in bars], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1.25 * widest)
-    for place in dict.fromkeys(row.place for row in phase.rows):
-        axis.barh(0, 0, color=COLOURS[place], label=place)
-    axis.barh(0, 0, color=OUTSIDE, label="outside operations")
-    axis.legend(fontsize=8, frameon=False, loc="lower right")
-    _plain(axis)
-    axis.set_xlabel("ms a step")
-
-
-def _draw_layers(axis: Any, phase: "Phase") -> None:
-    """A bar per layer, with a line at its floor."""
-    scale = 1e3 / len(phase.steps)
-    for i, layer in enumerate(phase.layers):
-        place = "embedding" if layer.layer is None else "head" if layer.layer == phase.num_layers else "layers"
-        axis.bar(i, scale * layer.seconds, color=COLOURS[place], width=0.8)
-        axis.hlines(scale * layer.floor, i - 0.45, i + 0.45, color="black", linewidth=2)
-    names = [
-        "emb" if one.layer is None else "head" if one.layer == phase.num_layers else one.layer for one in phase.layers
-    ]
-    axis.set_xticks(range(len(names)), names, fontsize=7, rotation=90 if len(names) > 20 else 0)
-    axis.set_xlabel("layer")
-    axis.set_ylabel("ms a step")
-    _plain(axis)
-
-
-def _plain(axis: Any) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-
+    from ..profiling import Profile, ProfiledStep
 
 DESCRIPTION = """Time each operation, layer and phase of a real run.
 
@@ -139,9 +25,9 @@ processor; those of a GPU are published, and --hardware names it.
 Bytes are counted as if each operation ran alone and nothing stayed in a
 processor's cache: what did stay there can be faster than its floor.
 
-The same run goes on beside, unwatched, and takes turns with it: what watching
-costs is printed, too. On a GPU the unwatched run replays recorded steps, which
-cannot be watched, and the difference shows what recording saves."""
+Each step also runs without profiling, and the overhead of profiling is printed.
+On a GPU the run without it replays recorded steps, which cannot be profiled, so
+that the difference shows what recording saves."""
 
 EPILOG = """examples:
   minillm profile --prompt-length 64
@@ -167,7 +53,9 @@ def add_parser(commands: Any) -> None:
     work.add_argument("--batch", type=int, default=1, metavar="N", help="prompts side by side (default: 1)")
     work.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds (default: 3)")
     work.add_argument(
-        "--hardware", default="this", help="whose floors: this (default: a processor is probed), a100, h100, h200, ..."
+        "--hardware",
+        default="this",
+        help="source of the floors: this (default; measures a processor), a100, h100, ...",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
@@ -180,13 +68,12 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..hardware import THIS, find_hardware
     from ..profiling import probe_with, profile
-    from .drawing import figure_module
 
     for name in ("prompt_length", "new_tokens", "batch", "repeat"):
         if getattr(args, name) < 1:
             raise ParameterError(f"--{name.replace('_', '-')} should be at least 1, found {getattr(args, name)}")
     if args.png is not None:
-        figure_module()
+        need_matplotlib()
     engine = _load(args)
     longest, context = args.prompt_length + args.new_tokens, engine.config.max_positions
     if longest > context:
@@ -194,22 +81,21 @@ def run(args: argparse.Namespace) -> None:
             f"prompt and new tokens come to {longest}, and the model's context is {context}: "
             "lower --prompt-length or --new-tokens"
         )
-    prompts = [_prompt(number, args.prompt_length, engine.config.vocab_size) for number in range(args.batch)]
+    prompts = [  # token ids that differ from prompt to prompt
+        [(7919 * i + 104_729 * number + 11) % engine.config.vocab_size for i in range(args.prompt_length)]
+        for number in range(args.batch)
+    ]
     backend = engine.runner.backend
     hardware = probe_with(backend, args.threads) if args.hardware == THIS else find_hardware(args.hardware)
-    found = profile(
-        engine,
-        prompts,
-        repeat=args.repeat,
-        hardware=hardware,
-        max_new_tokens=args.new_tokens,
-        eos_token_id=(),
-    )
-    title = _title(args, engine)
+    options = {"repeat": args.repeat, "max_new_tokens": args.new_tokens, "eos_token_id": ()}
+    found = profile(engine, prompts, hardware=hardware, **options)
+    model = args.shape or args.model or "the model inside minillm"
+    work = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens, {args.new_tokens} new"
+    title = f"{model} on {backend.name}, {work}"
     if args.trace is not None:
         write_file(args.trace, trace(found, title))
     if args.png is not None:
-        draw(found, title, args.png)
+        write_figure(args.png, draw_profile, profile=found, title=title)
     if args.json:
         print(as_json(as_dict(found, title)))
     else:
@@ -226,93 +112,117 @@ def _load(args: argparse.Namespace) -> "Engine":
         return load_engine(args, prompts=args.batch)
     if any(getattr(args, name) is not None for name in ("model", "revision", "tokenizer")):
         raise ParameterError("--shape stands in place of a model: leave --model, --revision and --tokenizer out")
-    placement = {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
-    return Engine.random(args.shape, max_batch_size=args.batch, **placement)
-
-
-def _prompt(number: int, length: int, vocab_size: int) -> list[int]:
-    """Token ids that differ from prompt to prompt."""
-    return [(7919 * i + 104_729 * number + 11) % vocab_size for i in range(length)]
-
-
-def _title(args: argparse.Namespace, engine: "Engine") -> str:
-    model = args.shape or args.model or "the model inside minillm"
-    prompts = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens"
-    return f"{model} on {engine.runner.backend.name}, {prompts}, {args.new_tokens} new"
+    return Engine.random(args.shape, max_batch_size=args.batch, **placement_fields(args))
 
 
 def report(profile: "Profile", title: str) -> list[str]:
     """The tables as lines of text."""
-    ceilings = profile.ceilings
-    bandwidth, rate, name = ceilings.bandwidth / 1e9, ceilings.rate / 1e9, ceilings.hardware.name
-    lines = [title, f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {rate:,.0f} GFLOP/s in products"]
+    bandwidth, peak, name = profile.hardware.bandwidth / 1e9, profile.peak / 1e9, profile.hardware.name
+    lines = [title, f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {peak:,.0f} GFLOP/s in products"]
     for name, phase in profile.phases.items():
-        lines += ["", *_phase(name, phase)]
-    quarters = [profile.overhead[len(profile.steps) * i // 4] for i in (1, 3)]
-    lines += [
-        "",
-        f"watching: {profile.median_overhead:+.1%} a step, the median of {len(profile.steps)} watched steps beside the "
-        f"same ones unwatched (quartiles {quarters[0]:+.1%} and {quarters[1]:+.1%})",
-    ]
-    return lines
-
-
-def _phase(name: str, phase: "Phase") -> list[str]:
-    """The table of one phase: a line per operation, then the sum of the parts and the total."""
-    steps = len(phase.steps)
-    scale = 1e3 / steps
-    lines = [
-        f"{name}: {steps} step{'s' if steps > 1 else ''}, {scale * phase.seconds:.3f} ms a step, "
-        f"{phase.tokens / phase.seconds:,.1f} tokens/s",
-        f"{'a step':<38}{'calls':>6}{'floor, ms':>11}{'measured':>10}{'ratio':>8}"
-        f"{'GFLOP/s':>10}{'share':>7}{'GB/s':>9}{'share':>7}",
-    ]
-    place = None
-    for row in phase.rows:
-        if row.place != place:
-            place = row.place
-            lines.append(f"  {place}{f' ({phase.num_layers})' if place == 'layers' else ''}")
-        lines.append(_row(row, phase))
-    inner = [scale * layer.seconds for layer in phase.layers if layer.layer not in (None, phase.num_layers)]
-    least, most = min(inner), max(inner)
-    ratio = phase.seconds / phase.floor
+        lines += ["", *_table(name, phase).lines()]
+    low, high = (profile.overhead[len(profile.steps) * i // 4] for i in (1, 3))
     return [
         *lines,
-        f"  {'operations':<36}{sum(row.calls for row in phase.rows) / steps:>6.0f}"
-        f"{scale * phase.floor:>11.3f}{scale * phase.in_operations:>10.3f}{phase.in_operations / phase.floor:>8.2f}",
-        f"  {'between operations (Python)':<53}{scale * phase.between_operations:>10.3f}",
-        f"  {'scheduler, cache and strategy':<53}{scale * phase.around:>10.3f}",
-        f"  {'the whole step':<42}{scale * phase.floor:>11.3f}{scale * phase.seconds:>10.3f}{ratio:>8.2f}",
-        f"  a layer takes {least:.3f} to {most:.3f} ms: the fastest is {inner.index(least)}, "
-        f"the slowest {inner.index(most)}",
+        "",
+        f"profiling overhead: {profile.median_overhead:+.1%} a step, the median of {len(profile.steps)} steps against "
+        f"the same ones without profiling (quartiles {low:+.1%} and {high:+.1%})",
     ]
 
 
-def _row(row: "Row", phase: "Phase") -> str:
-    """The line of one operation."""
-    steps, ceilings = len(phase.steps), phase.ceilings
-    calls, measured = f"{row.calls / steps:>6.3g}", f"{1e3 * row.seconds / steps:>10.3f}"
-    if row.cost is None:
-        return f"    {row.name:<34}{calls}{'':>11}{measured}"
-    rate, flow = row.cost.flops / row.seconds, (row.cost.bytes_read + row.cost.bytes_written) / row.seconds
-    return (
-        f"    {row.name:<34}{calls}{1e3 * row.floor / steps:>11.3f}{measured}{row.ratio:>8.2f}"
-        f"{rate / 1e9:>10.2f}{rate / ceilings.rate:>7.0%}"
-        f"{flow / 1e9:>9.2f}{flow / ceilings.bandwidth:>7.0%}"
+def _table(name: str, phase: "Profile") -> Table:
+    """The table of one phase: a line per operation, then the sum of the parts and the total."""
+    steps = len(phase.steps)
+
+    def row(label: str, seconds: float, floor: float = 0.0, calls: str = "") -> list[str]:
+        held = [f"{1e3 * floor / steps:.3f}", f"{seconds / floor:.2f}"] if floor else ["", ""]
+        return [label, calls, held[0], f"{1e3 * seconds / steps:.3f}", held[1]]
+
+    rows, place = [], None
+    for one in phase.operations:
+        if one.place != place:
+            place = one.place
+            rows.append([f"  {place} ({phase.num_layers})" if place == "layers" else f"  {place}"])
+        rows.append(row(f"    {one.name}", one.seconds, one.floor, f"{one.calls / steps:.4g}"))
+        if one.cost is not None:
+            rate, flow = one.cost.flops / one.seconds, (one.cost.bytes_read + one.cost.bytes_written) / one.seconds
+            rows[-1] += [f"{rate / 1e9:.2f}", f"{rate / phase.peak:.0%}"]
+            rows[-1] += [f"{flow / 1e9:.2f}", f"{flow / phase.hardware.bandwidth:.0%}"]
+    calls = sum(one.calls for one in phase.operations)
+    rows += [
+        row("  operations", phase.in_operations, phase.floor, f"{calls / steps:.0f}"),
+        row("  between operations (Python)", phase.between_operations),
+        row("  scheduler, cache and strategy", phase.around),
+        row("  the whole step", phase.seconds, phase.floor),
+    ]
+    inner = [1e3 * one.seconds / steps for one in phase.layers if one.layer not in (None, phase.num_layers)]
+    least, most = min(inner), max(inner)
+    return Table(
+        ("a step", "calls", "floor, ms", "measured", "ratio", "GFLOP/s", "share", "GB/s", "share"),
+        rows,
+        title=f"{name}: {steps} step{'s' if steps > 1 else ''}, {1e3 * phase.seconds / steps:.3f} ms a step, "
+        f"{phase.tokens / phase.seconds:,.1f} tokens/s",
+        note=f"  a layer takes {least:.3f} to {most:.3f} ms: the fastest is {inner.index(least)}, "
+        f"the slowest {inner.index(most)}",
     )
+
+
+PROCESS = {"pid": 1, "tid": 1}
+
+
+def trace(profile: "Profile", title: str) -> str:
+    """The steps as JSON in the Trace Event Format: operations nested in layers, layers in steps.
+
+    Times are those of the profiled steps, concatenated: the steps without profiling between them are left out.
+    """
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", **PROCESS, "args": {"name": title}}]
+    start = 0.0
+    for number, step in enumerate(profile.steps):
+        arguments = {"tokens": step.tokens, "seconds_without_profiling": step.plain_seconds}
+        events.append(_event(f"{step.phase} step {number}", "step", start, step.seconds, arguments))
+        events += _inside(step, start, profile)
+        start += step.seconds
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _inside(step: "ProfiledStep", start: float, profile: "Profile") -> Iterator[dict[str, Any]]:
+    """Events of a step's layers and operations."""
+    from ..profiling import layer_spans
+
+    for span in layer_spans(step.calls):
+        name = {None: "embedding", profile.num_layers: "head"}.get(span.layer, f"layer {span.layer}")
+        yield _event(name, "layer", start + span.began, span.seconds, {})
+    for call in step.calls:
+        arguments: dict[str, Any] = {}
+        if call.cost is not None:
+            arguments = call.cost._asdict() | {"floor_us": 1e6 * profile.floor_of(call.cost)}
+        yield _event(call.name, "operation", start + call.began, call.seconds, arguments)
+
+
+def _event(name: str, category: str, start: float, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A complete event, in microseconds rounded to nanoseconds so that nesting is exact."""
+    began, ended = round(1e9 * start), round(1e9 * (start + seconds))
+    times = {"ts": began / 1e3, "dur": (ended - began) / 1e3}
+    return {"ph": "X", "name": name, "cat": category, **times, **PROCESS, "args": arguments}
 
 
 def as_dict(profile: "Profile", title: str) -> dict[str, Any]:
     """The output of --json: sums over all steps, in seconds, bytes and FLOPs."""
     return {
         "title": title,
-        "hardware": dataclasses.asdict(profile.ceilings.hardware),
+        "hardware": dataclasses.asdict(profile.hardware),
         "overhead": profile.median_overhead,
         "phases": {name: _phase_as_dict(phase) for name, phase in profile.phases.items()},
     }
 
 
-def _phase_as_dict(phase: "Phase") -> dict[str, Any]:
+def _phase_as_dict(phase: "Profile") -> dict[str, Any]:
+    operations = []
+    for one in phase.operations:
+        found: dict[str, Any] = {"place": one.place, "name": one.name, "calls": one.calls, "seconds": one.seconds}
+        if one.cost is not None:
+            found |= {"floor": one.floor, "ratio": one.ratio, **one.cost._asdict()}
+        operations.append(found)
     return {
         "steps": len(phase.steps),
         "tokens": phase.tokens,
@@ -322,13 +232,6 @@ def _phase_as_dict(phase: "Phase") -> dict[str, Any]:
         "seconds_around": phase.around,
         "floor": phase.floor,
         **phase.cost._asdict(),
-        "operations": [_row_as_dict(row) for row in phase.rows],
+        "operations": operations,
         "layers": [layer._asdict() for layer in phase.layers],
     }
-
-
-def _row_as_dict(row: "Row") -> dict[str, Any]:
-    result: dict[str, Any] = {"place": row.place, "name": row.name, "calls": row.calls, "seconds": row.seconds}
-    if row.cost is not None:
-        result |= {"floor": row.floor, "ratio": row.ratio, **row.cost._asdict()}
-    return result

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from .options import add_prompt_options, read_prompts
-from .terminal import as_json
+from .output import as_json
 
 
 def add_parser(commands: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,13 +11,15 @@ from xml.etree import ElementTree
 import pytest
 
 from minillm import hardware
-from minillm.cli.analyze import analyze, bytes_text, number_text, seconds_text
+from minillm.cli.analyze import analyze
 from minillm.cli.main import build_parser, run
-from minillm.cli.roofline import groups_of, roof_of
-from minillm.cli.roofline_page import place
+from minillm.cli.output import bytes_text, number_text, seconds_text
+from minillm.cli.plots import circles_of, draw_roofline
 from minillm.hardware import Hardware
 
 from ..shapes import BASE
+
+needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="drawing needs the plot extra")
 
 
 def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -97,7 +100,7 @@ def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]
 def test_a_model_too_large_for_the_hardware_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["analyze", "bloom", "--hardware", "a100"]) == 0
     printed = capsys.readouterr().out
-    assert "fits not one sequence of 513 tokens: the weights alone take 352.5 GB" in printed
+    assert "80.00 GB cannot hold one sequence of 513 tokens: the weights alone take 352.5 GB" in printed
 
 
 def test_conventions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,50 +162,80 @@ def test_numbers_as_text() -> None:
     assert [seconds_text(s) for s in (2.5, 0.0428, 3e-6, 4e-9)] == ["2.5 s", "42.8 ms", "3 us", "4 ns"]
 
 
+def texts(svg: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@needs_matplotlib
 def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
     assert run(["analyze", "opt-350m", "--batch", "8", "--html", str(page)]) == 0
     html = page.read_text(encoding="utf-8")
-    capsys.readouterr()
+    printed = capsys.readouterr().out
     found = analyzed(capsys, "opt-350m", "--batch", "8")
-    drawing = html[html.index("<svg") : html.index("</svg>") + 6]
-    root = ElementTree.fromstring(drawing)
-    assert not re.search(r'(?:src|href)="|url\(|\$', html)
-    titles = [title.text or "" for title in root.iter("title")]
+    assert not re.search(r'(?:src|href)="(?!#)|url\((?!#)|<script|@import|{{|{%', html)
+    root = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
+    drawn = texts(root)
     for phase in ("prefill", "decode"):
-        shown = [title.partition(": ")[2] for title in titles if title.startswith(phase)]
-        drawn = {one.partition(":")[0] for text in shown for one in text.split("; ")}
-        assert drawn == {op["name"] for op in found[phase]["ops"] if op["flops"]}
-        assert all(f"<td>{name}</td>" in html for name in {op["name"] for op in found[phase]["ops"]})
+        seconds = found[phase]["seconds"]
+        for name in {op["name"] for op in found[phase]["ops"] if op["flops"]}:
+            share = sum(op["seconds"] for op in found[phase]["ops"] if op["name"] == name) / seconds
+            assert f"{name} {share:.1%}" in drawn
+    rows = re.findall("<tr>(.*?)</tr>", html)
+    shown = ["".join(f"{cell}  " for cell in re.findall("<t[dh]>(.*?)</t[dh]>", row)).split() for row in rows]
+    assert shown == [line.split() for line in printed.splitlines() if "  " in line], "the tables are those printed"
 
 
+@needs_matplotlib
+def test_the_name_of_a_model_is_text_and_not_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "<b>&$x^2$"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(BASE), encoding="utf-8")
+    assert run(["analyze", str(folder), "--html", str(tmp_path / "page.html")]) == 0
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;&amp;$x^2$ on A100" in html and "<b>&" not in html
+    assert run(["analyze", str(folder), "--png", str(tmp_path / "page.svg")]) == 0
+    assert any("<b>&$x^2$ on A100" in text for text in texts(ElementTree.parse(tmp_path / "page.svg").getroot()))
+
+
+@needs_matplotlib
 def test_circles_stand_on_the_roof() -> None:
+    """Read from the drawing: positions of the circles, and their areas, against the analysis."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.figure import Figure
+
     args = build_parser().parse_args(["analyze", "opt-13b", "--batch", "4", "--hardware", "h100"])
-    analysis = analyze(args)
+    analysis, figure = analyze(args), Figure()
+    draw_roofline(figure, analysis)
+    (axis,) = figure.axes
+    circles = [one for one in axis.collections if isinstance(one, PathCollection)]
     for phase in (analysis.prefill, analysis.decode):
-        groups = groups_of(phase)
-        assert sum(group.share for group in groups) == pytest.approx(1, abs=0.05)  # the rest only moves bytes
-        for group in groups:
-            found = group.largest
-            assert found.rate == min(989.5e12, found.intensity * 3.35e12)
-            assert all(found.intensity / 1.25 < point.intensity < found.intensity * 1.25 for point in group.points)
-    roof = roof_of(analysis, groups)
-    assert place(roof, roof.ridge, roof.peak)[1] == place(roof, roof.right, roof.peak)[1]
-    (x1, _), (x2, _), (x3, _) = (place(roof, power, roof.peak) for power in (0.1, 1, 10))
-    assert x2 - x1 == pytest.approx(x3 - x2)
+        groups = circles_of(phase)
+        drawn = [circles.pop() for _ in groups] if phase is analysis.prefill else circles
+        points = {tuple(one.get_offsets()[0]): one.get_sizes()[0] for one in drawn}
+        assert len(points) == len(groups)
+        assert sum(one.seconds for group in groups for one in group) == pytest.approx(phase.seconds, rel=0.05)
+        for (intensity, rate), area in points.items():
+            assert rate == min(989.5e12, intensity * 3.35e12)
+            (group,) = [group for group in groups if intensity in [one.intensity for one in group]]
+            assert all(intensity / 1.25 < one.intensity < intensity * 1.25 for one in group)
+            assert area == pytest.approx(30 + 270 * sum(one.seconds for one in group) / phase.seconds)
 
 
+@needs_matplotlib
 def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     assert run(["analyze", "opt-125m", "--png", str(tmp_path / "roof.png")]) == 0
     assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
     assert run(["analyze", "opt-125m", "--png", str(tmp_path / "none" / "roof.png")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_without_matplotlib_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+@pytest.mark.parametrize("option", ["--png", "--html"])
+def test_without_matplotlib_it_is_said(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert run(["analyze", "opt-125m", "--png", str(tmp_path / "roof.png")]) == 2
+    assert run(["analyze", "opt-125m", option, str(tmp_path / "roof")]) == 2
     assert "pip install 'minillm[plot]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert run(["analyze", "opt-125m"]) == 0

@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from minillm import Engine
 from minillm.cli import chat
 from minillm.cli.main import run
+from minillm.cli.plots import draw_attention, write_figure
 from minillm.loading import DEMO_MODEL
 
 PROMPT = "A list of colors: red,"
@@ -57,6 +59,25 @@ def test_inspect_draws_attention(capsys, tmp_path):
     picture = tmp_path / "attention.png"
     assert run(["inspect", "--prompt", PROMPT, "--attention", str(picture), "--layer", "0"]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_labels_of_tokens_are_no_formulas(tmp_path):
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    tokens = ["$x$", "_{", " a", "\x1b", "中"]
+    picture = tmp_path / "attention.svg"
+    write_figure(picture, draw_attention, maps=np.zeros((1, 5, 5), np.float32), tokens=tokens, layer=0)
+    texts = [one.text for one in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"$x$", "_{", "␣a", "\\x1b", "中"} <= set(texts)
+
+
+def test_the_size_of_the_maps_of_a_long_prompt_is_limited(tmp_path):
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    picture = tmp_path / "attention.svg"
+    write_figure(picture, draw_attention, maps=np.zeros((1, 250, 250), np.float32), tokens=["t"] * 250, layer=0)
+    root = ElementTree.parse(picture).getroot()
+    assert root.get("width") == f"{72 * 12}pt"
+    labels = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text") if one.text == "t"]
+    assert len(labels) == 2 * 84  # every third, on both axes
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_a_signal_leaves_nothing_of_a_checkpoint_half_written(number: int, check
 
 
 def test_a_signal_leaves_nothing_of_a_page_half_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     arguments = ["analyze", "opt-125m", "--html", str(tmp_path / "page.html")]
     result = run_signalled("open", ".minillm-", signal.SIGTERM, *arguments)
     assert (result.returncode, result.stderr) == (143, "")
@@ -241,7 +242,7 @@ def test_a_model_does_not_drive_the_terminal() -> None:
 
 def test_tables_quote_tokens_that_are_no_text() -> None:
     """JSON leaves C1 controls and marks of direction as they are, which some terminals act on."""
-    from minillm.cli.terminal import as_json
+    from minillm.cli.output import as_json
 
     text = "\x1b[2J\x9b\u202e\x7f\u2028é語\U000e0001 😀"
     assert as_json(text).isprintable() and "é語" in as_json(text) and "😀" in as_json(text)
