@@ -69,8 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams: int) -> "StepLoop":
     """A step loop of its own on the engine's model, its prompts computed, one step to warm up taken."""
     from minillm import GenerationConfig
-    from minillm.decoding.resolving import resolve
-    from minillm.decoding.select import strategy_for
+    from minillm.decoding.resolving import resolve, strategy_for
     from minillm.decoding.strategy import Request
     from minillm.loop import Limits, StepLoop
 

@@ -41,10 +41,10 @@ from ..reference.philox import Keys
 from ..reference.softmax import softmax
 from .continuation import Continuation
 from .filters import build_filters
-from .parameters import Settings
 from .processors import History, build_processors, rows_without_a_token
 from .processors.sequences import FEW, common_ends
 from .sampling import UNFILTERED, GreedySearch, Sampling, keys_of
+from .settings import Settings
 from .strategy import Feed, Request, Rows, Speculation, State, Strategy
 
 

@@ -22,7 +22,7 @@ from ..backends.base import Backend
 from ..reference.sampling import Draw
 from .continuation import Continuation, TextStream
 from .guided import Guide
-from .parameters import Settings
+from .settings import Settings
 
 
 class Rows(NamedTuple):

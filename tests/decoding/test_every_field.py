@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.decoding.parameters import GenerationConfig
+from minillm.decoding.settings import GenerationConfig
 
 from ..tiny import write_checkpoint
 

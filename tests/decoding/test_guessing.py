@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.decoding.parameters import GenerationConfig
-from minillm.decoding.resolving import resolve
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import resolve, strategy_for
+from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.speculative import AcceptOrResample, SpeculativeDecoding, look_up
 from minillm.decoding.strategy import Request, Strategy, expected_tokens
 from minillm.loop import StepLoop

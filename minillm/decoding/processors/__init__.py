@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ParameterError
-from ..parameters import Settings
+from ..settings import Settings
 from .callables import PrefixAllowedTokens, UserProcessor, user_processors
 from .history import History, LogitsProcessor
 from .lengths import (

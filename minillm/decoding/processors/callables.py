@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ParameterError, shown
-from ..readers import ByIdentity
+from ..values import ByIdentity
 from .history import History, LogitsProcessor
 
 

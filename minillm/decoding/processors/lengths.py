@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..readers import LARGE
+from ..values import LARGE
 from .history import History, forbid, force
 
 
