@@ -1,7 +1,7 @@
 """Resolution of a GenerationConfig into Settings, and selection of the strategy that these ask for.
 
-A field is decided by the first that sets it: the user, the checkpoint's generation_config.json, the default. Two
-fields of the user that contradict each other are an error; a field of the checkpoint gives way to the user's.
+A field is decided by the first that sets it: the user, the checkpoint's generation_config.json, the default. If two
+fields contradict each other, one of the checkpoint's is dropped; if the user set both, that is an error.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, shown
 from .settings import FIELDS, GUIDES, MODELS, NEEDS, GenerationConfig, Settings
@@ -19,40 +19,35 @@ from .values import RefusedError
 if TYPE_CHECKING:
     from .strategy import Strategy
 
-
-class Choice(NamedTuple):
-    """A strategy that a field or an additional model selects."""
-
-    module: str
-    kind: str
-    leave: str | None = None
-    """How a user does without it, if it excludes the others that have this; else it has a rule of its own"""
-
-
 STRATEGIES = {
-    "do_sample": Choice("sampling", "Sampling"),
-    "mirostat": Choice("mirostat", "Mirostat"),
-    "num_beams": Choice("beam", "BeamSearch", "set num_beams=1"),
-    "num_beam_groups": Choice("beam", "DiverseBeamSearch"),
-    "penalty_alpha": Choice("contrastive", "ContrastiveSearch", "leave it out"),
-    "prompt_lookup_num_tokens": Choice("speculative", "PromptLookup", "leave it out"),
-    "lookahead_window": Choice("lookahead", "Lookahead", "leave it out"),
-    "num_assistant_tokens": Choice(
-        "speculative", "SpeculativeDecoding", "set num_assistant_tokens=0 to leave the draft model out"
-    ),
-    "amateur": Choice("contrastive", "ContrastiveDecoding", "use an engine without an amateur"),
+    "do_sample": ("sampling", "Sampling"),
+    "mirostat": ("mirostat", "Mirostat"),
+    "num_beams": ("beam", "BeamSearch"),
+    "num_beam_groups": ("beam", "DiverseBeamSearch"),
+    "penalty_alpha": ("contrastive", "ContrastiveSearch"),
+    "prompt_lookup_num_tokens": ("speculative", "PromptLookup"),
+    "lookahead_window": ("lookahead", "Lookahead"),
+    "num_assistant_tokens": ("speculative", "SpeculativeDecoding"),
+    "amateur": ("contrastive", "ContrastiveDecoding"),
 }
-"""Field or model -> the strategy that it selects. The last one switched on counts; without any it is greedy search."""
+"""Field or additional model -> module and class of the strategy that it selects. The last one that is on counts."""
 
-SEARCHES = tuple(name for name, choice in STRATEGIES.items() if choice.leave is not None)
-"""Those of which a request has at most one."""
+SEARCHES = {
+    "num_beams": "set num_beams=1",
+    "penalty_alpha": "leave it out",
+    "prompt_lookup_num_tokens": "leave it out",
+    "lookahead_window": "leave it out",
+    "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
+    "amateur": "use an engine without an amateur",
+}
+"""Those of which a request has at most one -> how to do without it."""
 
-SYNONYMS = (
-    (("max_new_tokens", "max_length"), " are two names of one limit: leave one of them out"),
-    (("min_new_tokens", "min_length"), " are two names of one limit: leave one of them out"),
-    (GUIDES, ": one text has one guide; leave one of them out"),
-)
-"""Fields of which a request has at most one, and the end of the error if it has two."""
+SYNONYMS = {
+    ("max_new_tokens", "max_length"): " are two names of one limit: leave one of them out",
+    ("min_new_tokens", "min_length"): " are two names of one limit: leave one of them out",
+    GUIDES: ": one text has one guide; leave one of them out",
+}
+"""Fields of which a request has at most one -> how an error about two of them ends."""
 
 FILTERS = ("top_h", "top_n_sigma", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
@@ -86,255 +81,227 @@ def resolve(
             together with max_new_tokens is such a contradiction (transformers warns and ignores max_length); either
             replaces both of the checkpoint's. The same holds for the minima.
     """
-    given = {name: value for name, value in checkpoint.items() if value is not None}
-    resolution = _Resolution(config, {"eos_token_id": eos_token_id} | given, models)
-    resolution.choose_synonyms()
-    resolution.check_contrastive_search()
-    resolution.choose_search()
-    resolution.check_groups()
-    resolution.check_mirostat()
-    resolution.read_rest()
-    resolution.check_vocabulary(vocab_size)
-    resolution.check_end()
-    resolution.check_results(vocab_size)
-    return resolution.settings()
+    user = {name: value for name in FIELDS if (value := getattr(config, name)) is not None}
+    inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in checkpoint.items() if k in FIELDS and v is not None}
+    inherited = {name: value for name, value in inherited.items() if name not in user}
+    while True:
+        try:
+            return _Resolution(user, inherited, models, vocab_size).settings()
+        except _ContradictionError as error:
+            dropped = next((name for name in error.fields if name in inherited), None)
+            if dropped is None:
+                raise ParameterError(str(error)) from None
+            del inherited[dropped]
+
+
+class _ContradictionError(Exception):
+    """Fields contradict each other; the first of `fields` that is the checkpoint's gives way."""
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class _Resolution:
-    """The fields of one request while they are resolved; the methods run in their order."""
+    """The values of one request's fields, and the checks of fields against each other."""
 
-    def __init__(self, config: GenerationConfig, checkpoint: Mapping[str, object], models: Collection[str]) -> None:
-        self.user = {name: value for name in FIELDS if (value := getattr(config, name)) is not None}
-        self.checkpoint = {k: v for k, v in checkpoint.items() if k in FIELDS and v is not None}
-        self.resolved: dict[str, Any] = {model: model in models for model in MODELS}
+    def __init__(
+        self, user: Mapping[str, object], inherited: Mapping[str, object], models: Collection[str], vocab_size: int
+    ) -> None:
+        self.user, self.given = user, {**inherited, **user}
+        self.vocab_size = vocab_size
+        self.values: dict[str, Any] = {model: model in models for model in MODELS}
+        self.check_synonyms()
+        for name in FIELDS:
+            self.read(name)
 
-    def value(self, name: str) -> Any:
-        """The value of a field by precedence, checked on its own."""
-        setting = FIELDS[name]
-        value = self.user.get(name, self.checkpoint.get(name))
-        if value is None:
-            return setting.default
+    def settings(self) -> Settings:
+        """Check the values against each other. Returns them, with a fresh seed for sampling without one."""
+        self.check_contrastive_search()
+        self.check_searches()
+        self.check_groups()
+        self.check_mirostat()
+        self.check_token_ids()
+        self.check_end()
+        self.check_results()
+        values = self.values
+        if values["seed"] is None:
+            values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
+        if not values.pop("draft"):
+            values["num_assistant_tokens"] = 0
+        return Settings(**values, explicit=frozenset(self.user))
+
+    def read(self, name: str) -> Any:
+        """The value of a field, read once: its default if nobody sets it, or if it has no effect and is inherited."""
+        if name in self.values:
+            return self.values[name]
+        setting, value = FIELDS[name], self.given.get(name)
+        if setting.needs is None or self.on(setting.needs) or (name == "top_k" and self.on("penalty_alpha")):
+            self.values[name] = setting.default if value is None else self._read_value(name, value)
+        elif name in self.user:
+            need = NEEDS.get(setting.needs, setting.needs)
+            raise ParameterError(f"{name}={shown(value)} has no effect without {need}: set that, or leave {name} out")
+        else:
+            self.values[name] = setting.default
+        return self.values[name]
+
+    def _read_value(self, name: str, value: object) -> Any:
+        reader = FIELDS[name].read
         try:
-            return setting.read(value)
+            return reader(value)
         except ValueError as error:
             origin = "" if name in self.user else " (from the checkpoint)"
-            reason = str(error) if isinstance(error, RefusedError) else f"expected {setting.read.expected}"
+            reason = str(error) if isinstance(error, RefusedError) else f"expected {reader.expected}"
             raise ParameterError(f"{name}={shown(value)}{origin}: {reason}") from None
 
-    def read(self, *names: str) -> None:
-        """Resolve fields to their values by precedence."""
-        self.resolved.update({name: self.value(name) for name in names})
-
-    def give_way(self, name: str) -> None:
-        """Reset a field to its default unless the user set it."""
-        if name not in self.user:
-            self.resolved[name] = FIELDS[name].default
-
-    def refuse(self, name: str, contradiction: str) -> None:
-        """Raise if the user set the field; otherwise it gives way."""
-        if name in self.user:
-            raise ParameterError(contradiction)
-        self.give_way(name)
+    def on(self, name: str) -> bool:
+        """True if a field has a value that switches something on, or if the engine has the model of this name."""
+        return is_on(name, self.read(name))
 
     def searches(self) -> list[str]:
         """Those of SEARCHES that are on."""
-        return [name for name in SEARCHES if is_on(name, self.resolved.get(name, 0))]
+        return [name for name in SEARCHES if self.on(name) and (name != "num_assistant_tokens" or self.on("draft"))]
 
-    def choose_synonyms(self) -> None:
-        """Of several names of one thing keep the user's, or the first of the checkpoint's."""
-        for names, sentence in SYNONYMS:
-            given = [name for name in names if name in self.user]
+    def check_synonyms(self) -> None:
+        """Several names of one thing: of the checkpoint's, the first counts."""
+        for names, end in SYNONYMS.items():
+            given = [name for name in names if name in self.given]
             if len(given) > 1:
-                raise ParameterError(" and ".join(f"{n}={shown(self.user[n])}" for n in given[:2]) + sentence)
-            inherited = [name for name in names if name in self.checkpoint]
-            for name in inherited if given else inherited[1:]:
-                del self.checkpoint[name]
+                both = " and ".join(f"{name}={shown(self.given[name])}" for name in given[:2])
+                raise _ContradictionError(both + end, *reversed(given))
 
     def check_contrastive_search(self) -> None:
         """Contrastive search chooses among top_k tokens, without sampling and without beams."""
-        self.read("do_sample", "num_beams", "penalty_alpha")
-        alpha = self.resolved["penalty_alpha"]
-        if alpha == 0.0:
+        alpha, num_beams = self.values["penalty_alpha"], self.values["num_beams"]
+        if not alpha:
             return
-        if "penalty_alpha" in self.user:
-            self.give_way("do_sample")
-            self.give_way("num_beams")
-        num_beams = self.resolved["num_beams"]
-        top_k = self.value("top_k") if "top_k" in self.user or "top_k" in self.checkpoint else None
-        if self.resolved["do_sample"]:
-            reason = " with do_sample=True: contrastive search does not sample; leave one out"
-        elif num_beams > 1:
-            reason = f" with num_beams={num_beams}: leave one of them out"
-        elif top_k is None or top_k < 2:
-            found = "none is set" if top_k is None else f"found {top_k}"
-            reason = f" needs top_k, the number of candidates, of at least 2; {found}"
-        else:
-            return
-        self.refuse("penalty_alpha", f"penalty_alpha={alpha}{reason}")
+        if self.values["do_sample"]:
+            message = f"penalty_alpha={alpha} with do_sample=True: contrastive search does not sample; leave one out"
+            raise _ContradictionError(message, "penalty_alpha", "do_sample")
+        if num_beams > 1:
+            message = f"penalty_alpha={alpha} with num_beams={num_beams}: leave one of them out"
+            raise _ContradictionError(message, "penalty_alpha", "num_beams")
+        top_k = self.values["top_k"] if "top_k" in self.given else 0
+        if top_k < 2:
+            found = f"found {top_k}" if "top_k" in self.given else "none is set"
+            message = f"penalty_alpha={alpha} needs top_k, the number of candidates, of at least 2; {found}"
+            raise _ContradictionError(message, "penalty_alpha")
 
-    def choose_search(self) -> None:
-        """Keep at most one strategy that excludes others. The user's and the engine's models win over the checkpoint's.
-
-        Raises:
-            ParameterError: two are asked for.
-        """
-        self.read("prompt_lookup_num_tokens", "lookahead_window")
-        if self.resolved["draft"]:
-            self.read("num_assistant_tokens")
-        for name in self.searches():
-            if len(self.searches()) > 1 and name in self.checkpoint and name != "num_assistant_tokens":
-                self.give_way(name)
-        if len(chosen := self.searches()) > 1:
-            first, second = (f"{name}={self.resolved[name]}" for name in chosen[:2])
-            leave = [STRATEGIES[name].leave for name in chosen[:2]]
-            raise ParameterError(f"{first} and {second} each say how tokens are found: {leave[0]}, or {leave[1]}")
+    def check_searches(self) -> None:
+        """At most one strategy that excludes others. The engine's models win over the checkpoint's fields."""
+        if len(names := self.searches()) > 1:
+            first, second = names[:2]
+            raise _ContradictionError(
+                f"{first}={self.values[first]} and {second}={self.values[second]} each say how tokens are found:"
+                f" {SEARCHES[first]}, or {SEARCHES[second]}",
+                *names,
+            )
 
     def check_groups(self) -> None:
         """Groups of beams are equally large, do not sample, and have a penalty."""
-        self.read("num_beam_groups")
-        groups, num_beams = self.resolved["num_beam_groups"], self.resolved["num_beams"]
+        groups, num_beams = self.values["num_beam_groups"], self.values["num_beams"]
         if groups == 1:
             return
-        if "num_beam_groups" in self.user:
-            self.give_way("do_sample")
         if num_beams % groups:
-            reason = f" does not divide num_beams={num_beams}: choose one that does"
-        elif self.resolved["do_sample"]:
-            reason = " with do_sample=True: groups of beams do not sample; leave one out"
-        elif "diversity_penalty" not in self.user and not self.checkpoint.get("diversity_penalty"):
-            reason = " needs a diversity_penalty above 0: without one all groups are equal"
-        else:
-            return
-        self.refuse("num_beam_groups", f"num_beam_groups={groups}{reason}")
+            message = f"num_beam_groups={groups} does not divide num_beams={num_beams}: choose one that does"
+            raise _ContradictionError(message, "num_beam_groups")
+        if self.values["do_sample"]:
+            message = f"num_beam_groups={groups} with do_sample=True: groups of beams do not sample; leave one out"
+            raise _ContradictionError(message, "num_beam_groups", "do_sample")
+        if self.values["diversity_penalty"] == 0.0:
+            message = f"num_beam_groups={groups} needs a diversity_penalty above 0: without one all groups are equal"
+            raise _ContradictionError(message, "num_beam_groups")
 
     def check_mirostat(self) -> None:
         """Mirostat draws one token at a time and replaces the filters."""
-        if not (self.resolved["do_sample"] and self.value("mirostat")):
+        if not self.values["mirostat"]:
             return
-        others = [name for name in NO_FILTER if name in self.user and self.value(name) != NO_FILTER[name]]
-        others += [name for name in self.searches() if name != "num_beams" or name in self.user]
-        if not others:
-            self.resolved |= NO_FILTER | {"num_beams": 1}
-        elif any(name.startswith("mirostat") for name in self.user):
-            value = self.resolved[others[0]] if others[0] in MODELS else self.value(others[0])
-            raise ParameterError(
-                f"{others[0]}={shown(value)} with mirostat=2: Mirostat draws one token at a time, by a rule of its own;"
-                f" leave {others[0]} or mirostat out"
+        filters = [name for name in NO_FILTER if name in self.user and self.values[name] != NO_FILTER[name]]
+        for name in [*filters, *reversed(self.searches())]:  # beams last: they give way to Mirostat
+            raise _ContradictionError(
+                f"{name}={shown(self.values[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
+                f" its own; leave {name} or mirostat out",
+                *(("num_beams", "mirostat") if name == "num_beams" else ("mirostat", name)),
             )
-        else:
-            self.give_way("mirostat")
+        self.values |= NO_FILTER
 
-    def read_rest(self) -> None:
-        """Read the fields that have an effect; the others get their defaults.
-
-        Raises:
-            ParameterError: the user set one without effect.
-        """
-        if self.resolved["penalty_alpha"]:
-            self.read("top_k")
-        for name, setting in FIELDS.items():
-            if name in self.resolved:
-                continue
-            if setting.needs is None or is_on(setting.needs, self.resolved[setting.needs]):
-                self.resolved[name] = self.value(name)
-            elif name in self.user:
-                given, need = shown(self.user[name]), NEEDS.get(setting.needs, setting.needs)
-                raise ParameterError(f"{name}={given} has no effect without {need}: set that, or leave {name} out")
-            else:
-                self.resolved[name] = setting.default
-
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Token ids are in the vocabulary, and not all of it is forbidden; others of the checkpoint are dropped."""
-        resolved = self.resolved
+    def check_token_ids(self) -> None:
+        """Token ids are in the vocabulary, and not all of it is forbidden; of the checkpoint's, others are dropped."""
+        values = self.values
 
         def keep(name: str, ids_of: Callable[[Any], tuple[int, ...]] = lambda token: (token,)) -> None:
             kept = []
-            for entry in resolved[name]:
-                outside = [token for token in ids_of(entry) if not 0 <= token < vocab_size]
+            for entry in values[name]:
+                outside = [token for token in ids_of(entry) if not 0 <= token < self.vocab_size]
                 if outside and name in self.user:
-                    raise ParameterError(f"{name}: {outside[0]} is not in the vocabulary of {vocab_size} tokens")
+                    raise ParameterError(f"{name}: {outside[0]} is not in the vocabulary of {self.vocab_size} tokens")
                 kept += [] if outside else [entry]
-            resolved[name] = tuple(kept)
+            values[name] = tuple(kept)
 
         for name in ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
             keep(name)
         keep("sequence_bias", lambda pair: pair[0])
         keep("bad_words_ids", lambda word: word)
-        name, token = "forced_bos_token_id", resolved["forced_bos_token_id"]
-        if token is not None and token >= vocab_size:
-            self.refuse(name, f"{name}: {token} is not in the vocabulary of {vocab_size} tokens")
+        name, token = "forced_bos_token_id", values["forced_bos_token_id"]
+        if token is not None and token >= self.vocab_size:
+            message = f"{name}: {token} is not in the vocabulary of {self.vocab_size} tokens"
+            raise _ContradictionError(message, name)
 
-        ends = {(token,) for token in resolved["eos_token_id"]}
-        words = tuple(word for word in resolved["bad_words_ids"] if word not in ends)
-        if resolved["bad_words_ids"] and not words and "bad_words_ids" in self.user:
+        ends = {(token,) for token in values["eos_token_id"]}
+        words = tuple(word for word in values["bad_words_ids"] if word not in ends)
+        if values["bad_words_ids"] and not words and "bad_words_ids" in self.user:
             raise ParameterError(
                 f"bad_words_ids={shown(self.user['bad_words_ids'])} has no effect: eos_token_id is not forbidden by it;"
                 " use suppress_tokens or min_new_tokens"
             )
-        resolved["bad_words_ids"] = words  # as in transformers, these alone do not forbid the end
-        forbidden = {*resolved["suppress_tokens"], *(word[0] for word in words if len(word) == 1)}
-        forbidden |= {ids[0] for ids, bias in resolved["sequence_bias"] if len(ids) == 1 and bias == -math.inf}
-        if len(forbidden) == vocab_size:
+        values["bad_words_ids"] = words  # as in transformers, these alone do not forbid the end
+        forbidden = {*values["suppress_tokens"], *(word[0] for word in words if len(word) == 1)}
+        forbidden |= {ids[0] for ids, bias in values["sequence_bias"] if len(ids) == 1 and bias == -math.inf}
+        if len(forbidden) == self.vocab_size:
             raise ParameterError("suppress_tokens, bad_words_ids and sequence_bias leave no token of the vocabulary")
 
     def check_end(self) -> None:
-        """The text can end, within limits that leave room for its minimum.
-
-        Raises:
-            ParameterError: it cannot, and the user set what prevents it, or what needs an end.
-        """
-        resolved, user = self.resolved, self.user
-        if resolved["max_new_tokens"] is None and resolved["max_length"] is None:
-            resolved["max_new_tokens"] = 20
+        """The text can end, within limits that leave room for the user's minimum."""
+        values, user = self.values, self.user
+        if values["max_new_tokens"] is None and values["max_length"] is None:
+            values["max_new_tokens"] = 20
+        for name, effect in (
+            ("min_new_tokens", "hold back"),
+            ("min_length", "hold back"),
+            ("exponential_decay_length_penalty", "make likelier"),
+        ):
+            if name in user and values[name] != 0 and not values["eos_token_id"]:
+                given = shown(user[name])
+                raise ParameterError(f"{name}={given} has no effect without eos_token_id: nothing to {effect}")
         for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
-            if least not in user or resolved[least] == 0:
-                continue
-            if not resolved["eos_token_id"]:
-                raise ParameterError(
-                    f"{least}={resolved[least]} has no effect without eos_token_id: nothing to hold back"
-                )
-            if resolved[most] is not None and resolved[least] > resolved[most]:
-                raise ParameterError(f"{least}={resolved[least]} is more than {most}={resolved[most]}")
-        name = "exponential_decay_length_penalty"
-        if name in user and not resolved["eos_token_id"]:
-            raise ParameterError(
-                f"{name}={shown(user[name])} has no effect without eos_token_id: nothing to make likelier"
-            )
-        guide = next((name for name in GUIDES if resolved[name] is not None), None)
-        if guide is not None and not resolved["eos_token_id"]:
+            if least in user and values[most] is not None and values[least] > values[most]:
+                raise ParameterError(f"{least}={values[least]} is more than {most}={values[most]}")
+        guide = next((name for name in GUIDES if values[name] is not None), None)
+        if guide is not None and not values["eos_token_id"]:
             raise ParameterError(f"{guide} needs an eos_token_id: a token that says where the text ends")
         if guide == "guided_choice" and "min_new_tokens" in user:
-            longest, least = max(len(text.encode()) for text in resolved[guide]), resolved["min_new_tokens"]
+            longest, least = max(len(text.encode()) for text in values[guide]), values["min_new_tokens"]
             if least > longest:
                 raise ParameterError(
                     f"min_new_tokens={least} is more than the longest guided_choice can have ({longest})"
                 )
 
-    def check_results(self, vocab_size: int) -> None:
+    def check_results(self) -> None:
         """There are as many results, and log-probabilities of each token, as asked for."""
-        resolved = self.resolved
-        count, num_beams = resolved["num_return_sequences"], resolved["num_beams"]
-        if count > num_beams and (num_beams > 1 or not resolved["do_sample"]):
-            self.refuse(
-                "num_return_sequences",
+        values = self.values
+        count, num_beams = values["num_return_sequences"], values["num_beams"]
+        if count > num_beams and (num_beams > 1 or not values["do_sample"]):
+            raise _ContradictionError(
                 f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
                 " beams; raise num_beams, or set do_sample=True and leave num_beams out",
+                "num_return_sequences",
             )
-        count = resolved["top_logprobs"]
-        if count > vocab_size:
-            raise ParameterError(f"top_logprobs={count} is more than the vocabulary has tokens ({vocab_size})")
+        count = values["top_logprobs"]
+        if count > self.vocab_size:
+            raise ParameterError(f"top_logprobs={count} is more than the vocabulary has tokens ({self.vocab_size})")
         if count > 0 and self.user.get("logprobs") is False:
             raise ParameterError(f"top_logprobs={count} has no effect with logprobs=False: leave one of them out")
-        resolved["logprobs"] = resolved["logprobs"] or count > 0
-
-    def settings(self) -> Settings:
-        """The resolved settings, with a fresh seed if they sample without one."""
-        resolved = self.resolved
-        if resolved["seed"] is None:
-            resolved["seed"] = int.from_bytes(os.urandom(8), "little") if resolved["do_sample"] else 0
-        if not resolved.pop("draft"):
-            resolved["num_assistant_tokens"] = 0
-        return Settings(**resolved, explicit=frozenset(self.user))
+        values["logprobs"] = values["logprobs"] or count > 0
 
 
 def strategy_for(settings: Settings) -> "Strategy":
@@ -365,7 +332,7 @@ def _shared(kind: type["Strategy"], settings: Settings) -> "Strategy":
 
 def strategy_class(settings: Settings) -> type["Strategy"]:
     """The strategy class for the settings; its module is loaded on first use."""
-    chosen = [choice for name, choice in STRATEGIES.items() if is_on(name, getattr(settings, name))]
-    choice = chosen[-1] if chosen else Choice("sampling", "GreedySearch")
-    kind: type[Strategy] = getattr(import_module(f".{choice.module}", __package__), choice.kind)
+    chosen = [strategy for name, strategy in STRATEGIES.items() if is_on(name, getattr(settings, name))]
+    module, name = chosen[-1] if chosen else ("sampling", "GreedySearch")
+    kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)
     return kind

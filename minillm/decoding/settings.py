@@ -30,12 +30,12 @@ from .values import (
     decay,
     flag,
     function,
-    functions,
     mirostat_version,
     number,
     phrases,
     positive,
     schema,
+    sequence,
     stopping_rule,
     text,
     texts,
@@ -53,16 +53,16 @@ class Setting(NamedTuple):
     group: str
     default: Any
     read: Reader[Any]
-    needs: str | None
-    """The field (declared above it) or the additional model without which it has no effect"""
-    flag: str | None
-    """Name and value of its flag on the command line; without a value, it sets the opposite of the default"""
-    common: bool
-    """True if the flag is in the short help"""
     help: str
-    """What the field, or the opposite of its default, does"""
-    notes: str
+    """What the field does; of a switch that is on by default, what switching it off does"""
+    notes: str = ""
     """Further explanation for the docstring"""
+    needs: str | None = None
+    """The field or the additional model without which it has no effect"""
+    flag: str | None = None
+    """Name and value of its flag on the command line; without a value, it sets the opposite of the default"""
+    common: bool = False
+    """True if the flag is in the short help"""
 
 
 class Group(NamedTuple):
@@ -71,23 +71,11 @@ class Group(NamedTuple):
     name: str
     about: str = ""
 
-    def field(
-        self,
-        default: Any,
-        read: Reader[Any],
-        *,
-        needs: str | None = None,
-        flag: str | None = None,
-        common: bool = False,
-        expected: str | None = None,
-        help: str,
-        notes: str = "",
-    ) -> Any:
-        """Declare a field; `expected` says in an error which values it takes, unless the reader's words do."""
-        if expected is not None:
-            read = replace(read, expected=expected)
+    def field(self, default: Any, read: Reader[Any], *, help: str, expected: str | None = None, **more: Any) -> Any:
+        """A dataclass field with a `Setting`. `expected` describes its values better than the reader's own words."""
         help = help.replace("{default}", f"{default:g}" if isinstance(default, float) else str(default))
-        return field(default=None, metadata={"s": Setting(self.name, default, read, needs, flag, common, help, notes)})
+        read = read if expected is None else replace(read, expected=expected)
+        return field(default=None, metadata={"setting": Setting(self.name, default, read, help, **more)})
 
 
 TEXT = Group("text")
@@ -157,7 +145,7 @@ class Fields(Generic[Unset]):
         function("a function (batch_id, token_ids) -> allowed token ids", 2),
         help="(index of the prompt in the list, token ids so far) -> allowed next ids")
     logits_processor: Sequence[Callable[..., Any]] | Unset = TEXT.field((),
-        functions("a sequence of functions (history, logits, xp) -> logits", 3),
+        sequence("a sequence of functions (history, logits, xp) -> logits", function("", 3)),
         help="your own processors, each (history, logits [N, V], xp) -> logits; see `processors`")
     use_cache: bool | Unset = TEXT.field(True, flag, flag="--no-cache",
         help="recompute the whole sequence for each token")
@@ -213,7 +201,7 @@ class Fields(Generic[Unset]):
         help="renormalise the processed scores to log-probabilities")
     num_beam_groups: int | Unset = SEARCH.field(1, whole(1), flag="--num-beam-groups N",
         help="groups of diverse beam search, which avoid each other's tokens; must divide num_beams")
-    diversity_penalty: float | Unset = SEARCH.field(0.0, number(0, LARGE, above=True), needs="num_beam_groups",
+    diversity_penalty: float | Unset = SEARCH.field(0.0, number(0, LARGE), needs="num_beam_groups",
         flag="--diversity-penalty X", help="subtracted for each choice of the token by an earlier group")
     penalty_alpha: float | Unset = SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
         help="contrastive search among top_k tokens: weight of dissimilarity to the context against probability")
@@ -260,7 +248,7 @@ class Fields(Generic[Unset]):
     # fmt: on
 
 
-FIELDS: dict[str, Setting] = {one.name: one.metadata["s"] for one in fields(Fields)}
+FIELDS: dict[str, Setting] = {one.name: one.metadata["setting"] for one in fields(Fields)}
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
 
@@ -382,26 +370,15 @@ class Settings(Fields[Never]):
         return limit
 
 
+# fmt: off
 NOT_OFFERED: dict[str, object] = {
-    "guidance_scale": 1,
-    "dola_layers": None,
-    "encoder_repetition_penalty": 1,
-    "encoder_no_repeat_ngram_size": 0,
-    "decoder_start_token_id": None,
-    "remove_invalid_values": False,
-    "watermarking_config": None,
-    "token_healing": False,
-    "constraints": None,
-    "force_words_ids": None,
-    "max_time": None,
-    "use_mtp": False,
-    "assistant_early_exit": None,
-    "assistant_ensemble_weight": None,
-    "speculation_type": None,
+    "guidance_scale": 1, "dola_layers": None, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0,
+    "decoder_start_token_id": None, "remove_invalid_values": False, "watermarking_config": None,
+    "token_healing": False, "constraints": None, "force_words_ids": None, "max_time": None, "use_mtp": False,
+    "assistant_early_exit": None, "assistant_ensemble_weight": None, "speculation_type": None,
 }
 """Fields of transformers that change the result and are not supported -> the value without effect."""
 
-# fmt: off
 NO_MEANING = frozenset({
     "pad_token_id", "bos_token_id", "transformers_version", "_from_model_config", "_commit_hash",
     "max_cache_len", "cache_implementation", "cache_config", "low_memory", "prefill_chunk_size", "compile_config",

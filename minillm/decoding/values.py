@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Generic, Literal, TypeVar
 
@@ -31,7 +31,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Reader(Generic[T]):
-    """A function from any value to T, with what it accepts in words."""
+    """A function from any value to T, or ValueError; and what it accepts, in words."""
 
     expected: str
     read: Callable[[object], T]
@@ -45,39 +45,71 @@ class Reader(Generic[T]):
         return self.read(value)
 
 
+def reader(
+    expected: str, word: type[int] | type[float] | type[str] = str
+) -> Callable[[Callable[[object], T]], Reader[T]]:
+    """Decorator: a `Reader` of what the function reads."""
+    return lambda read: Reader(expected, read, word)
+
+
 def whole(least: float, below: float = WORD) -> Reader[int]:
     """A reader of whole numbers from `least` to less than `below`."""
 
+    @reader(f"a whole number of at least {least}", int)
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral) or not max(least, -WORD) <= int(value) < below:
             raise ValueError
         return int(value)
 
-    return Reader(f"a whole number of at least {least}", read, int)
+    return read
 
 
 def number(least: float, most: float, *, above: bool = False, below: bool = False) -> Reader[float]:
     """A reader of finite numbers from `least` to `most`; without `least` if `above`, without `most` if `below`."""
+    lower = f"above {least:g} and" if above else f"from {least:g}"
 
     def inside(value: Any) -> bool:  # False for NaN
         return bool((least < value if above else least <= value) and (value < most if below else value <= most))
 
+    @reader(f"a number {lower} {'at most' if above else 'to below' if below else 'to'} {most:g}", float)
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, Real) or not inside(value):
             raise ValueError
         return float(value)
 
-    lower = f"above {least:g} and" if above else f"from {least:g}"
-    return Reader(f"a number {lower} {'at most' if above else 'to below' if below else 'to'} {most:g}", read, float)
+    return read
 
 
-def _flag(value: object) -> bool:
+positive = replace(number(SMALL, LARGE), expected=f"a number above 0 ({SMALL} to {LARGE})")
+"""Numbers that logits can be multiplied or divided by."""
+
+
+@reader("True or False")
+def flag(value: object) -> bool:
+    """Truth values, nothing equal to one."""
     if not isinstance(value, bool):
         raise ValueError
     return value
 
 
-def _text(value: object) -> str:
+@reader("True, False or 'never'")
+def stopping_rule(value: object) -> bool | Literal["never"]:
+    """Values of early_stopping."""
+    return "never" if isinstance(value, str) and value == "never" else flag(value)
+
+
+@reader("2 for Mirostat 2.0, or 0 for none", int)
+def mirostat_version(value: object) -> int:
+    """Values of mirostat."""
+    version = whole(0)(value)
+    if version not in (0, 2):
+        raise ValueError
+    return version
+
+
+@reader("a text that is not empty")
+def text(value: object) -> str:
+    """Texts that can be encoded as UTF-8 and are not too long."""
     if not isinstance(value, str) or not value:
         raise ValueError
     if len(value) > MOST_CHARACTERS:
@@ -92,7 +124,9 @@ def _text(value: object) -> str:
     return value
 
 
-def _schema(value: object) -> str:
+@reader("a JSON schema: an object, or its text")
+def schema(value: object) -> str:
+    """JSON schemas, converted to text with the keys in their order."""
     try:
         found = json.loads(text(value)) if isinstance(value, str) else value
         if not isinstance(found, dict):
@@ -103,30 +137,13 @@ def _schema(value: object) -> str:
         raise ValueError from None
 
 
-def _mirostat(value: object) -> int:
-    version = whole(0)(value)
-    if version not in (0, 2):
-        raise ValueError
-    return version
+def sequence(
+    expected: str, read_one: Reader[T], *, least: int = 0, single: type | None = None
+) -> Reader[tuple[T, ...]]:
+    """A reader of sequences of at least `least` members.
 
-
-def _early_stopping(value: object) -> bool | Literal["never"]:
-    return "never" if isinstance(value, str) and value == "never" else flag(value)
-
-
-positive = Reader(f"a number above 0 ({SMALL} to {LARGE})", number(SMALL, LARGE), float)
-"""Numbers that logits can be multiplied or divided by."""
-flag = Reader("True or False", _flag)
-text = Reader("a text that is not empty", _text)
-"""Texts that can be encoded as UTF-8 and are not too long."""
-schema = Reader("a JSON schema: an object, or its text", _schema)
-"""JSON schemas, converted to text with the keys in their order."""
-mirostat_version = Reader("2 for Mirostat 2.0, or 0 for none", _mirostat, int)
-stopping_rule: Reader[bool | Literal["never"]] = Reader("True, False or 'never'", _early_stopping)
-
-
-def each(read_one: Callable[[object], T], *, single: type | None = None) -> Callable[[object], tuple[T, ...]]:
-    """A function that reads sequences, each member by `read_one`; or one value of the type `single`, as a sequence."""
+    With `single` also of one value of that type, as a sequence of one; duplicates are dropped.
+    """
 
     def read(value: object) -> tuple[T, ...]:
         if single is not None and isinstance(value, single):
@@ -134,69 +151,60 @@ def each(read_one: Callable[[object], T], *, single: type | None = None) -> Call
         if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
             raise ValueError
         try:
-            count = len(value)
+            fits = least <= len(value) <= LONGEST
         except OverflowError:
-            raise ValueError from None
-        if count > LONGEST:
+            fits = False
+        if not fits:
             raise ValueError
-        return tuple(read_one(one) for one in value)
+        members = tuple(read_one(one) for one in value)
+        return members if single is None else tuple(dict.fromkeys(members))
 
-    return read
+    return Reader(expected, read, read_one.word, many=single is not None)
 
 
 def token_ids(least: float = 0) -> Reader[tuple[int, ...]]:
-    """A reader of one token id or a sequence of them, without duplicates."""
-    read = each(whole(least), single=Integral)
-    return Reader(
-        "a token id or a sequence of token ids", lambda value: tuple(dict.fromkeys(read(value))), int, many=True
-    )
+    """A reader of one token id or a sequence of them."""
+    return sequence("a token id or a sequence of token ids", whole(least), single=Integral)
 
 
 def texts(least: int = 0) -> Reader[tuple[str, ...]]:
-    """A reader of one text or a sequence of at least `least`, without duplicates and within the limits."""
+    """A reader of one text or a sequence of at least `least`, within the limits."""
+    none_empty = "at least one and none empty" if least else "none of them empty"
+    several = sequence(f"a text or a sequence of texts, {none_empty}", text, least=least, single=str)
 
     def read(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and len(value) > MOST_TEXTS:
             raise RefusedError(f"there are {len(value)} texts, and may be {MOST_TEXTS}")
-        found = tuple(dict.fromkeys(each(text, single=str)(value)))
+        found = several(value)
         total = sum(map(len, found))
         if total > MOST_CHARACTERS:
             raise RefusedError(f"the texts have {total} characters together, and may have {MOST_CHARACTERS}")
-        if len(found) < least:
-            raise ValueError
         return found
 
-    none_empty = "at least one and none empty" if least else "none of them empty"
-    return Reader(f"a text or a sequence of texts, {none_empty}", read, many=True)
+    return replace(several, read=read)
 
 
-def _phrase(value: object) -> tuple[int, ...]:
-    if ids := each(whole(0))(value):
-        return ids
-    raise ValueError
+phrase = sequence("token ids, at least one", whole(0), least=1)
+phrases = sequence("a sequence of sequences of token ids, none empty", phrase)
+pair = sequence("two values", Reader("any value", lambda value: value), least=2)
 
 
-def _pair(value: object) -> tuple[object, object]:
-    first, second = each(lambda one: one)(value)  # a wrong number of members raises ValueError too
-    return first, second
+@reader("pairs of token ids and a bias, such as [[[10, 45], -2.0], [[64], 7.5]]")
+def biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Sequence biases in either form that transformers accepts; the last bias of a sequence counts."""
+    items = sequence("pairs", pair)(list(value.items()) if isinstance(value, Mapping) else value)
+    finite = number(-LARGE, LARGE)
+    found = {
+        phrase(ids): bias if isinstance(bias, float) and bias == -math.inf else finite(bias) for ids, bias in items
+    }
+    return tuple(found.items())
 
 
-def _biases(value: object) -> tuple[tuple[tuple[int, ...], float], ...]:
-    pairs = each(_pair)(list(value.items()) if isinstance(value, Mapping) else value)
-    bias = number(-LARGE, LARGE)
-    read = {_phrase(ids): one if isinstance(one, float) and one == -math.inf else bias(one) for ids, one in pairs}
-    return tuple(read.items())
-
-
-def _decay(value: object) -> tuple[int, float]:
-    start, factor = _pair(value)
+@reader(f"a pair: a whole number of tokens, and a factor ({SMALL} to {LARGE})")
+def decay(value: object) -> tuple[int, float]:
+    """Values of exponential_decay_length_penalty."""
+    start, factor = pair(value)  # ValueError if there are more
     return whole(0)(start), positive(factor)
-
-
-phrases = Reader("a sequence of sequences of token ids, none empty", each(_phrase))
-biases = Reader("pairs of token ids and a bias, such as [[[10, 45], -2.0], [[64], 7.5]]", _biases)
-"""Sequence biases in either form that transformers accepts; the last bias of a sequence counts."""
-decay = Reader(f"a pair: a whole number of tokens, and a factor ({SMALL} to {LARGE})", _decay)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,20 +226,18 @@ class ByIdentity:
 def function(expected: str, arguments: int) -> Reader[ByIdentity]:
     """A reader of functions that take `arguments` positional arguments."""
 
+    @reader(expected)
     def read(value: object) -> ByIdentity:
         if not callable(value):
             raise ValueError
         try:
-            inspect.signature(value).bind(*[None] * arguments)
+            signature = inspect.signature(value)
+        except ValueError:  # some built-in functions have no signature
+            return ByIdentity(value)
+        try:
+            signature.bind(*[None] * arguments)
         except TypeError:
             raise ValueError from None
-        except ValueError:  # some built-in functions have no signature
-            pass
         return ByIdentity(value)
 
-    return Reader(expected, read)
-
-
-def functions(expected: str, arguments: int) -> Reader[tuple[ByIdentity, ...]]:
-    """A reader of sequences of such functions."""
-    return Reader(expected, each(function("", arguments)))
+    return read

@@ -1,6 +1,7 @@
 """Each field by itself: values that it takes, those that are refused, and the field without which it does nothing."""
 
 import dataclasses
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.decoding.settings import FIELDS, NEEDS
+from minillm.decoding.settings import FIELDS, NEEDS, GenerationConfig
 from minillm.decoding.values import ByIdentity
 from minillm.errors import ParameterError
 
@@ -173,6 +174,17 @@ def test_valid_values_arrive_with_their_type(name: str) -> None:
     for value, expected in VALID[name]:
         got = getattr(settle(**context(name) | {name: value}), name)
         assert (got, type(got)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_values_that_are_json_may_come_as_json(name: str) -> None:
+    for value, expected in VALID[name]:
+        try:
+            fields = json.loads(json.dumps({name: value}))
+        except TypeError:  # functions, keys of tuples, numbers of NumPy
+            continue
+        sent = GenerationConfig.from_dict(fields)
+        assert getattr(settle(**context(name) | {name: getattr(sent, name)}), name) == expected
 
 
 @pytest.mark.parametrize("name", FIELDS)

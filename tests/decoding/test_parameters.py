@@ -2,11 +2,13 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
+from collections.abc import Sequence
 
 import pytest
 
-from minillm.decoding.settings import FIELDS, NO_MEANING, NOT_OFFERED, GenerationConfig, Settings
+from minillm.decoding.settings import FIELDS, NEEDS, NO_MEANING, NOT_OFFERED, GenerationConfig, Settings
 from minillm.errors import ParameterError
 
 from .settled import settle
@@ -22,6 +24,18 @@ def test_configuration_and_settings_have_the_declared_fields() -> None:
     assert [field.name for field in dataclasses.fields(GenerationConfig)] == list(FIELDS)
     assert {field.name for field in dataclasses.fields(Settings)} == {*FIELDS, "amateur", "explicit"}
     assert not FIELDS.keys() & (set(NOT_OFFERED) | NO_MEANING)
+
+
+def test_the_docstring_and_the_signature_have_every_field() -> None:
+    text = " ".join(str(GenerationConfig.__doc__).split())
+    for name, setting in FIELDS.items():
+        assert f"{name}: " in text
+        assert setting.help in text
+        assert setting.needs is None or f"{setting.help}; needs {NEEDS.get(setting.needs, setting.needs)}" in text
+    parameters = inspect.signature(GenerationConfig).parameters
+    assert list(parameters) == list(FIELDS)
+    assert parameters["temperature"].annotation == float | None
+    assert parameters["stop_strings"].annotation == str | Sequence[str] | None
 
 
 def test_from_dict_and_merged() -> None:
