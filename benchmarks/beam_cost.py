@@ -69,8 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams: int) -> "StepLoop":
     """A step loop on the engine's model, with prompts computed and one warm-up step taken."""
     from minillm import GenerationConfig
-    from minillm.decoding.resolving import resolve
-    from minillm.decoding.select import strategy_for
+    from minillm.decoding.resolving import resolve, strategy_for
     from minillm.decoding.strategy import Request
     from minillm.loop import Limits, StepLoop
 

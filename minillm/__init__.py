@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .decoding.parameters import GenerationConfig
+    from .decoding.settings import GenerationConfig
     from .engine import Engine
     from .errors import MinillmError
 
 _HOMES = {
     "Engine": ".engine",
-    "GenerationConfig": ".decoding.parameters",
+    "GenerationConfig": ".decoding.settings",
     "MinillmError": ".errors",
 }
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .decoding.parameters import GenerationConfig
-from .decoding.readers import LARGE, flag, number, text, whole
+from .decoding.settings import GenerationConfig
+from .decoding.values import LARGE, flag, number, text, whole
 from .errors import ParameterError, listed, shown
 from .tokenizer import Tokenizer
 
@@ -51,7 +51,7 @@ ARGUMENTS = {
     "cache_bytes": Argument(whole(1), _POSITIVE, optional=True),
     "prefix_cache": Argument(flag, "True or False"),
     "seed": Argument(whole(0, 2**64), "a whole number from 0 to 2**64 - 1"),
-    "std": Argument(number(lambda x: 0 <= x <= LARGE), f"a number from 0 to {LARGE:g}"),
+    "std": Argument(number(0, LARGE), f"a number from 0 to {LARGE:g}"),
     "request_id": Argument(whole(0), "a whole number as `add` returns it"),
     "config": Argument(_config, "a GenerationConfig (of a dict: GenerationConfig.from_dict)", optional=True),
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .decoding.select import strategy_for
+from .decoding.resolving import strategy_for
 from .decoding.strategy import Candidate
 from .engine import Engine
 from .loop import Limits, StepLoop

@@ -18,8 +18,8 @@ from .arguments import read, refuse_unknown
 from .cache import PagedCache, affordable_pages
 from .chat import RENDER_ARGUMENTS, Messages, refuse_tools
 from .config import ModelConfig
-from .decoding.parameters import GenerationConfig
-from .decoding.select import strategy_for
+from .decoding.resolving import strategy_for
+from .decoding.settings import GenerationConfig
 from .decoding.strategy import Request
 from .errors import EngineStateError, PromptError
 from .inspect import all_logits, score_tokens

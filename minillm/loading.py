@@ -17,7 +17,7 @@ from .backends.weights import FORMATS
 from .chat import ChatTemplate
 from .checkpoint import find_model, find_tokenizer
 from .config import ModelConfig
-from .decoding.fields import unfulfilled
+from .decoding.settings import unsupported
 from .errors import CheckpointError, DeviceError, ParameterError, shown
 from .files import read_optional_json, read_text
 from .models import load_model
@@ -224,7 +224,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "generation_config.json"
     defaults = read_optional_json(path)
-    if names := unfulfilled(defaults):
+    if names := unsupported(defaults):
         logger.warning(
             "%s: minillm does not support %s; results may differ from those of transformers", path, ", ".join(names)
         )

@@ -20,7 +20,7 @@ from .backends.base import Backend
 from .backends.observe import Call, TimingBackend
 from .backends.random import RandomTensor
 from .cache import PagedCache
-from .decoding.select import strategy_for
+from .decoding.resolving import strategy_for
 from .decoding.strategy import Request
 from .engine import PREFILL_CHUNK, Engine
 from .errors import ParameterError

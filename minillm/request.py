@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from .config import ModelConfig
 from .decoding.continuation import FinishReason, Progress, StopStrings, TextStream, TopLogProbs
 from .decoding.guided import Guide, GuideMaker
-from .decoding.parameters import GenerationConfig, Settings
 from .decoding.resolving import resolve
+from .decoding.settings import GenerationConfig, Settings
 from .decoding.strategy import Request
 from .errors import ParameterError, PromptError, shown
 from .tokenizer import LAYOUTS, Tokenizer
@@ -329,7 +329,7 @@ def _stopping_at_special_tokens(tokenizer: Tokenizer, settings: Settings, vocab_
         return settings
     spelled = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
     ends = dict.fromkeys([*settings.eos_token_ids, *(spelled[s] for s in settings.stop_strings if s in spelled)])
-    return replace(settings, eos_token_ids=tuple(ends))
+    return replace(settings, eos_token_id=tuple(ends))
 
 
 def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:

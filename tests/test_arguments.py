@@ -14,7 +14,7 @@ import pytest
 
 from minillm import Engine, GenerationConfig, MinillmError
 from minillm.chat import ChatTemplate
-from minillm.decoding.fields import RULES
+from minillm.decoding.settings import FIELDS
 from minillm.errors import ParameterError, PromptError, listed, shown
 from minillm.loading import DEMO_MODEL
 from minillm.models import opt
@@ -174,7 +174,7 @@ def test_each_call_means_something_or_says_what_it_expects(engine: Engine, name:
     assert not engine.busy
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", FIELDS)
 def test_each_field_is_accepted_or_refused_in_one_line(engine: Engine, name: str) -> None:
     accepted(lambda value: engine.request([5, 6], **{name: value}))
     accepted(lambda value: GenerationConfig().merged(**{name: value}))

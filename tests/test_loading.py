@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.resolving import resolve
+from minillm.decoding.settings import GenerationConfig
 from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError, PromptError
 from minillm.hardware import CHIPS
 from minillm.loading import DEMO_MODEL, read_generation_config

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import strategy_for
 from minillm.errors import CacheFullError, ParameterError
 from minillm.reference.philox import uniform
 from minillm.runner import Runner

@@ -15,9 +15,8 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.random import RandomTensor
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
-from minillm.decoding.parameters import GenerationConfig
-from minillm.decoding.resolving import resolve
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import resolve, strategy_for
+from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Strategy
 from minillm.loop import Limits, StepLoop
 from minillm.models import family_of

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.settings import GROUPS
 from ..errors import ParameterError
 from .options import (
     COMMON,
@@ -52,14 +53,8 @@ def add_parser(commands: Any) -> None:
     )
     add_prompt_options(parser)
     add_model_options(parser)
-    add_generation_options(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument("--echo", action="store_true", default=None, help="print the prompt as well")
+    output = add_generation_options(parser, GROUPS)
     output.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
-    output.add_argument("--logprobs", action="store_true", default=None, help="with --json: log-probabilities")
-    output.add_argument(
-        "--top-logprobs", type=int, metavar="N", help="with --json: the N most likely tokens at each position"
-    )
     output.add_argument(
         "--stats",
         action="store_true",

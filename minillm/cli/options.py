@@ -1,57 +1,36 @@
 """Options shared by several commands, and their conversion to engine, settings and prompts."""
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.settings import FIELDS, GROUPS, MODELS, GenerationConfig, Group, Setting
 from ..errors import PromptError, UsageError
 from ..progress import loading_bar
 
 if TYPE_CHECKING:
-    from ..decoding.parameters import Settings
+    from ..decoding.settings import Settings
     from ..engine import Engine
-
-COMMON = frozenset(
-    [
-        "help",
-        "help_all",
-        "prompt",
-        "prompt_file",
-        "system",
-        "model",
-        "dtype",
-        "device",
-        "threads",
-        "max_new_tokens",
-        "stop_strings",
-        "temperature",
-        "top_k",
-        "top_p",
-        "seed",
-        "num_beams",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "draft",
-        "echo",
-        "json",
-        "stats",
-    ]
-)
-"""Options in the short help of `generate` and `chat`."""
 
 MAX_BATCH_SIZE = 16
 """Prompts that run in one batch; more are queued."""
 
-SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p", "seed"),
-    *("top_h", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff"),
-    *("mirostat", "mirostat_tau", "mirostat_eta"),
+COMMON = (
+    frozenset(("help", "help_all", "prompt", "prompt_file", "system", "model", "dtype", "device", "threads", "draft"))
+    | {"json", "stats"}
+    | {name for name, setting in FIELDS.items() if setting.common}
 )
-"""Options that turn sampling on; --top-k with --penalty-alpha is the number of candidates of contrastive search."""
+"""Options in the short help of `generate` and `chat`, by their `dest`."""
+
+MODEL_FLAGS = {
+    "draft": "a smaller draft model with the same vocabulary",
+    "amateur": "contrastive decoding: a weaker model with the same vocabulary",
+}
+"""Additional models of the engine -> the help of their flags, which come before those of the fields that need them."""
+
+EARLY_STOPPING: dict[str, bool | str] = {"yes": True, "no": False, "never": "never"}
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = None) -> None:
@@ -76,148 +55,51 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
 
 
-def add_generation_options(parser: argparse.ArgumentParser) -> None:
-    """Add generation options, with the names and meanings of `GenerationConfig`."""
-    _add_text_options(parser)
-    _add_sampling_options(parser)
-    _add_search_options(parser)
-    _add_guide_options(parser)
-    _add_speculation_options(parser)
+def add_generation_options(parser: argparse.ArgumentParser, groups: Sequence[Group] = GROUPS[:-1]) -> Any:
+    """Add the flags of generation fields as their declarations in `GenerationConfig` say. Returns the last group."""
+    for group in groups:
+        section = parser.add_argument_group(group.name, group.about or None)
+        models = set(MODELS)
+        for name, setting in FIELDS.items():
+            if setting.group == group.name and setting.flag is not None:
+                if setting.needs in models:
+                    models.remove(setting.needs)
+                    section.add_argument(f"--{setting.needs}", metavar="MODEL", help=MODEL_FLAGS[setting.needs])
+                flag, _, value = setting.flag.partition(" ")
+                section.add_argument(flag, dest=name, **_flag_arguments(name, setting, value))
+    return section
 
 
-def _add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for length, stopping and words. Fields of token id lists or functions are only in Python."""
-    group = parser.add_argument_group("text")
-    group.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help="tokens to generate at most (default: the model's own, else 20)"
-    )
-    group.add_argument("--min-new-tokens", type=int, metavar="N", help="tokens to generate at least")
-    group.add_argument(
-        "--stop", dest="stop_strings", action="append", metavar="TEXT", help="stop before this text; may be repeated"
-    )
-    group.add_argument("--include-stop", action="store_true", default=None, help="keep the stop text in the result")
-    group.add_argument(
-        "--num-return-sequences", type=int, metavar="N", help="results for each prompt, sampled or beams (default: 1)"
-    )
-    group.add_argument("--no-repeat-ngram-size", type=int, metavar="N", help="never repeat a sequence of N tokens")
-    group.add_argument("--suppress-tokens", type=int, nargs="+", metavar="ID", help="never generate these tokens")
-    group.add_argument(
-        "--begin-suppress-tokens", type=int, nargs="+", metavar="ID", help="never begin with these tokens"
-    )
-    group.add_argument(
-        "--forced-eos-token-id", type=int, metavar="ID", help="the last token, if the limit of length is reached"
-    )
-    group.add_argument(
-        "--no-cache", dest="use_cache", action="store_false", default=None, help="recompute all K/V at every step"
-    )
-
-
-def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "sampling", "Greedy search by default. Each of these but the penalties turns sampling on."
-    )
-    group.add_argument("--temperature", type=float, metavar="T", help="divide logits by T: above 1 flattens")
-    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens (default: 50; 0: all)")
-    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens that sum to P")
-    group.add_argument("--min-p", type=float, metavar="P", help="keep tokens P times as likely as the best, or more")
-    group.add_argument("--seed", type=int, help="random seed (default: a fresh one)")
-    group.add_argument(
-        "--sample", dest="do_sample", action="store_true", default=None, help="sample with the model's own settings"
-    )
-    group.add_argument("--typical-p", type=float, metavar="P", help="keep the most typical tokens that sum to P")
-    group.add_argument("--epsilon-cutoff", type=float, metavar="P", help="keep tokens of probability P or more")
-    group.add_argument(
-        "--eta-cutoff", type=float, metavar="P", help="as --epsilon-cutoff, with a threshold that falls with entropy"
-    )
-    group.add_argument("--top-h", type=float, metavar="H", help="keep the likeliest tokens with a share H of entropy")
-    group.add_argument(
-        "--top-n-sigma", type=float, metavar="N", help="keep logits within N standard deviations of the largest"
-    )
-    group.add_argument("--mirostat", type=int, metavar="2", help="Mirostat 2.0: hold surprise at --mirostat-tau")
-    group.add_argument("--mirostat-tau", type=float, metavar="BITS", help="target surprise (default: 5)")
-    group.add_argument("--mirostat-eta", type=float, metavar="X", help="learning rate (default: 0.1)")
-    group.add_argument(
-        "--repetition-penalty", type=float, metavar="X", help="above 1 makes tokens seen so far less likely"
-    )
-    group.add_argument(
-        "--presence-penalty", type=float, metavar="X", help="subtract this from the logit of every generated token"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=float, metavar="X", help="the same, times how often it was generated"
-    )
-
-
-def _add_search_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("search")
-    group.add_argument("--num-beams", type=int, metavar="N", help="beam search with N beams")
-    group.add_argument(
-        "--length-penalty",
-        type=float,
-        metavar="X",
-        help="exponent of the length in a beam's score: above 0 favours long",
-    )
-    group.add_argument(
-        "--early-stopping", type=_early_stopping, metavar="WHEN", help="stop beam search early: yes, no or never"
-    )
-    group.add_argument("--num-beam-groups", type=int, metavar="N", help="diverse beam search with N groups of beams")
-    group.add_argument(
-        "--diversity-penalty", type=float, metavar="X", help="subtracted from tokens that earlier groups chose"
-    )
-    group.add_argument(
-        "--penalty-alpha", type=float, metavar="A", help="contrastive search among --top-k tokens, with this weight"
-    )
-    group.add_argument(
-        "--amateur", metavar="MODEL", help="contrastive decoding: a weaker model with the same vocabulary"
-    )
-    group.add_argument(
-        "--contrastive-alpha", type=float, metavar="A", help="keep tokens A times as likely as the best (default: 0.1)"
-    )
-    group.add_argument("--amateur-temperature", type=float, metavar="T", help="of the weaker model (default: 1)")
-
-
-def _add_guide_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("guided", "Only text of a given form; needs the extra 'guided'.")
-    group.add_argument("--guided-json", metavar="SCHEMA", help="a JSON schema: {...}, or a file with one")
-    group.add_argument("--guided-regex", metavar="REGEX", help="a regular expression")
-    group.add_argument("--guided-grammar", metavar="FILE", help="a file with a grammar in Lark's notation")
-    group.add_argument("--guided-choice", action="append", metavar="TEXT", help="one of these; may be repeated")
-
-
-def _add_speculation_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("speculation", "The same distribution in fewer forward passes.")
-    group.add_argument("--draft", metavar="MODEL", help="a smaller draft model with the same vocabulary")
-    group.add_argument("--num-assistant-tokens", type=int, metavar="N", help="drafted tokens (default: 5; 0: none)")
-    group.add_argument(
-        "--prompt-lookup-num-tokens", type=int, metavar="N", help="draft N tokens by looking back in the text"
-    )
-    group.add_argument(
-        "--max-matching-ngram-size", type=int, metavar="N", help="... for the last N tokens (default: 2)"
-    )
-    group.add_argument("--lookahead-window", type=int, metavar="W", help="draft by Jacobi iteration W positions ahead")
-    group.add_argument("--lookahead-ngram-size", type=int, metavar="N", help="... in N-grams (default: 3)")
-    group.add_argument("--lookahead-guesses", type=int, metavar="G", help="... of which G are verified (default: 5)")
+def _flag_arguments(name: str, setting: Setting, value: str) -> dict[str, Any]:
+    """How argparse reads the value of a field's flag, which the help calls `value`; without one it is a switch."""
+    if not value:
+        return {"action": "store_const", "const": not setting.default, "help": setting.help}
+    read = _early_stopping if name == "early_stopping" else setting.read.word
+    if value.endswith(" ...]"):
+        return {"type": read, "nargs": "+", "metavar": value.partition(" ")[0], "help": setting.help}
+    if setting.read.many:
+        return {"type": read, "action": "append", "metavar": value, "help": f"{setting.help}; may be repeated"}
+    return {"type": read, "metavar": value, "help": setting.help}
 
 
 def _early_stopping(word: str) -> bool | str:
-    words: dict[str, bool | str] = {"yes": True, "no": False, "never": "never"}
-    if word not in words:
+    if word not in EARLY_STOPPING:
         raise argparse.ArgumentTypeError(f"expected yes, no or never, found {word!r}")
-    return words[word]
+    return EARLY_STOPPING[word]
 
 
 def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `GenerationConfig` that the command line sets.
 
+    A field that needs sampling turns it on, but --top-k with --penalty-alpha, the candidates of contrastive search.
+
     Raises:
         PromptError: a file named by an option is not valid UTF-8.
         UsageError: such a file cannot be read.
     """
-    from ..decoding.parameters import GenerationConfig
-
-    names = {field.name for field in dataclasses.fields(GenerationConfig)}
-    fields = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    contrastive = {"top_k"} if "penalty_alpha" in fields else set()
-    if fields.keys() & set(SAMPLING) - contrastive:
+    fields = {name: value for name, value in vars(args).items() if name in FIELDS and value is not None}
+    sampling = {name for name in fields if FIELDS[name].needs in ("do_sample", "mirostat")}
+    if sampling - ({"top_k"} if "penalty_alpha" in fields else set()):
         fields["do_sample"] = True
     for name in ("guided_json", "guided_grammar"):
         if name in fields and not (name == "guided_json" and fields[name].lstrip().startswith("{")):
@@ -235,8 +117,6 @@ def settle(args: argparse.Namespace, fields: Mapping[str, Any]) -> "Settings":
         ParameterError: a field is invalid or without effect. Checks against the vocabulary are left to the engine.
     """
     from ..checkpoint import find_model
-    from ..decoding.fields import MODELS
-    from ..decoding.parameters import GenerationConfig
     from ..decoding.resolving import resolve
     from ..files import read_optional_json
 
@@ -252,7 +132,7 @@ def settle(args: argparse.Namespace, fields: Mapping[str, Any]) -> "Settings":
 
 def sequences_of(settings: "Settings") -> int:
     """The most concurrent sequences of a request with these settings."""
-    from ..decoding.select import strategy_for
+    from ..decoding.resolving import strategy_for
 
     return strategy_for(settings).max_sequences
 

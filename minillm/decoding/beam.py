@@ -51,8 +51,8 @@ from ..reference.softmax import log_softmax, top_indices
 from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict
-from .parameters import Settings
 from .processors import History, build_processors, no_token_left, rows_without_a_token
+from .settings import Settings
 from .strategy import Candidate, Feed, Request, Rows, State, Strategy
 
 SMALLEST, LARGEST = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)

@@ -31,9 +31,9 @@ from ..backends.base import Backend
 from ..errors import ParameterError
 from ..reference.softmax import log_softmax, softmax, top_indices
 from .continuation import Continuation
-from .parameters import Settings
 from .processors import History, build_processors, no_token_left, rows_without_a_token
 from .sampling import GreedySearch, Report, Sampling, TokenState
+from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
 

@@ -33,9 +33,6 @@ from ..errors import ParameterError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
-"""Fields that set a guide; a request has at most one of them."""
-
 COMPACT_JSON: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
@@ -132,7 +129,7 @@ class GuideMaker:
         """A factory of guides, called for each continuation of a request.
 
         Args:
-            field: one of GUIDES
+            field: one of settings.GUIDES
             value: its value in Settings
             eos_token_ids: at least one
             vocab_size: vocabulary size of the model

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..reference.philox import uniform
-from .parameters import Settings
+from .settings import Settings
 from .speculative import Guess, Guessing, GuessState, Line
 from .strategy import Feed, Request, State
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ParameterError, shown
-from .parameters import Settings
-from .readers import LARGE, ByIdentity
+from .settings import Settings
 from .strategy import Request
+from .values import LARGE, ByIdentity
 
 SHORT_MATCH = 16
 """Tokens up to which a match is sought at all positions at once; longer ones are found by `common_suffixes`."""

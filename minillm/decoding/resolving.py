@@ -1,19 +1,67 @@
-"""Resolution of a GenerationConfig into Settings: every field is decided and checked, alone and against the others."""
+"""Resolution of a GenerationConfig into Settings, and selection of the strategy that these ask for.
 
+A field is decided by the first that sets it: the user, the checkpoint's generation_config.json, the default. If two
+fields contradict each other, one of the checkpoint's is dropped; if the user set both, that is an error.
+"""
+
+import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, shown
-from .fields import MODELS, NEEDS, RULES, read_field
-from .modes import settle_contrastive, settle_groups, settle_search
-from .parameters import GenerationConfig, Settings
-from .settling import check_guide, settle_guides, settle_mirostat, settle_tokens
+from .settings import FIELDS, GUIDES, MODELS, NEEDS, GenerationConfig, Settings
+from .values import RefusedError
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+STRATEGIES = {
+    "do_sample": ("sampling", "Sampling"),
+    "mirostat": ("mirostat", "Mirostat"),
+    "num_beams": ("beam", "BeamSearch"),
+    "num_beam_groups": ("beam", "DiverseBeamSearch"),
+    "penalty_alpha": ("contrastive", "ContrastiveSearch"),
+    "prompt_lookup_num_tokens": ("speculative", "PromptLookup"),
+    "lookahead_window": ("lookahead", "Lookahead"),
+    "num_assistant_tokens": ("speculative", "SpeculativeDecoding"),
+    "amateur": ("contrastive", "ContrastiveDecoding"),
+}
+"""Field or additional model -> module and class of the strategy that it selects. The last one that is on counts."""
+
+SEARCHES = {
+    "num_beams": "set num_beams=1",
+    "penalty_alpha": "leave it out",
+    "prompt_lookup_num_tokens": "leave it out",
+    "lookahead_window": "leave it out",
+    "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
+    "amateur": "use an engine without an amateur",
+}
+"""Those of which a request has at most one -> how to do without it."""
+
+SYNONYMS = {
+    ("max_new_tokens", "max_length"): " are two names of one limit: leave one of them out",
+    ("min_new_tokens", "min_length"): " are two names of one limit: leave one of them out",
+    GUIDES: ": one text has one guide; leave one of them out",
+}
+"""Fields of which a request has at most one -> how an error about two of them ends."""
+
+FILTERS = ("top_h", "top_n_sigma", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
+"""Fields that Mirostat replaces -> the value without effect."""
+
+
+def is_on(name: str, value: Any) -> bool:
+    """True if a value of a field, or of whether a model is loaded, switches something on."""
+    return bool(value > 1 if name in ("num_beams", "num_beam_groups") else value)
 
 
 def resolve(
     config: GenerationConfig,
-    defaults: Mapping[str, object],
+    checkpoint: Mapping[str, object],
     *,
     vocab_size: int,
     eos_token_id: int | Sequence[int] | None,
@@ -23,9 +71,9 @@ def resolve(
 
     Args:
         config: the user's fields.
-        defaults: the checkpoint's fields, from `read_generation_config`.
+        checkpoint: the fields of its generation_config.json.
         vocab_size: number of tokens that the model scores.
-        eos_token_id: of the model's own configuration; `config` and `defaults` take precedence.
+        eos_token_id: of the model's own configuration; `config` and `checkpoint` take precedence.
         models: which of "draft" and "amateur" the engine has.
 
     Raises:
@@ -33,86 +81,258 @@ def resolve(
             together with max_new_tokens is such a contradiction (transformers warns and ignores max_length); either
             replaces both of the checkpoint's. The same holds for the minima.
     """
-    said = {name: value for name in RULES if (value := getattr(config, name)) is not None}
-    inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in defaults.items() if v is not None}
-    _settle_pair("max_new_tokens", "max_length", said, inherited)
-    _settle_pair("min_new_tokens", "min_length", said, inherited)
-    settle_guides(said, inherited)
-    values: dict[str, Any] = {
-        name: name in models if name in MODELS else read_field(name, said, inherited)
-        for name in NEEDS
-        if name in MODELS or RULES[name].needs is None
-    }
-    settle_groups(values, said, inherited)
-    settle_contrastive(values, said, inherited)
-    settle_search(values, said, inherited)
-    for name, rule in RULES.items():
-        if name in values:
-            continue
-        if rule.needs is None or NEEDS[rule.needs].met(values[rule.needs]):
-            values[name] = read_field(name, said, inherited)
-        elif name in said:
-            need = NEEDS[rule.needs].words
-            raise ParameterError(
-                f"{name}={shown(said[name])} has no effect without {need}: set that, or leave {name} out"
-            )
+    user = {name: value for name in FIELDS if (value := getattr(config, name)) is not None}
+    inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in checkpoint.items() if k in FIELDS and v is not None}
+    inherited = {name: value for name, value in inherited.items() if name not in user}
+    while True:
+        try:
+            return _Resolution(user, inherited, models, vocab_size).settings()
+        except _ContradictionError as error:
+            dropped = next((name for name in error.fields if name in inherited), None)
+            if dropped is None:
+                raise ParameterError(str(error)) from None
+            del inherited[dropped]
+
+
+class _ContradictionError(Exception):
+    """Fields contradict each other; the first of `fields` that is the checkpoint's gives way."""
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+
+class _Resolution:
+    """The values of one request's fields, and the checks of fields against each other."""
+
+    def __init__(
+        self, user: Mapping[str, object], inherited: Mapping[str, object], models: Collection[str], vocab_size: int
+    ) -> None:
+        self.user, self.given = user, {**inherited, **user}
+        self.vocab_size = vocab_size
+        self.values: dict[str, Any] = {model: model in models for model in MODELS}
+        self.check_synonyms()
+        for name in FIELDS:
+            self.read(name)
+
+    def settings(self) -> Settings:
+        """Check the values against each other. Returns them, with a fresh seed for sampling without one."""
+        self.check_contrastive_search()
+        self.check_searches()
+        self.check_groups()
+        self.check_mirostat()
+        self.check_token_ids()
+        self.check_end()
+        self.check_results()
+        values = self.values
+        if values["seed"] is None:
+            values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
+        if not values.pop("draft"):
+            values["num_assistant_tokens"] = 0
+        return Settings(**values, explicit=frozenset(self.user))
+
+    def read(self, name: str) -> Any:
+        """The value of a field, read once: its default if nobody sets it, or if it has no effect and is inherited."""
+        if name in self.values:
+            return self.values[name]
+        setting, value = FIELDS[name], self.given.get(name)
+        if setting.needs is None or self.on(setting.needs) or (name == "top_k" and self.on("penalty_alpha")):
+            self.values[name] = setting.default if value is None else self._read_value(name, value)
+        elif name in self.user:
+            need = NEEDS.get(setting.needs, setting.needs)
+            raise ParameterError(f"{name}={shown(value)} has no effect without {need}: set that, or leave {name} out")
         else:
-            values[name] = rule.default
-    _settle_end(values, said, vocab_size)
-    check_guide(values, said)
-    _settle_results(values, said, vocab_size)
-    settle_tokens(values, said, vocab_size)
-    settle_mirostat(values, said)
-    if values["seed"] is None:
-        values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
-    if not values.pop("draft"):
-        values["num_assistant_tokens"] = 0
-    return Settings(eos_token_ids=values.pop("eos_token_id"), **values, explicit=frozenset(said))
+            self.values[name] = setting.default
+        return self.values[name]
 
+    def _read_value(self, name: str, value: object) -> Any:
+        reader = FIELDS[name].read
+        try:
+            return reader(value)
+        except ValueError as error:
+            origin = "" if name in self.user else " (from the checkpoint)"
+            reason = str(error) if isinstance(error, RefusedError) else f"expected {reader.expected}"
+            raise ParameterError(f"{name}={shown(value)}{origin}: {reason}") from None
 
-def _settle_pair(first: str, second: str, said: Mapping[str, object], inherited: dict[str, Any]) -> None:
-    """Settle two names of one limit: one set by the user replaces both of the checkpoint's; of these the first wins."""
-    if first in said and second in said:
-        both = f"{first}={shown(said[first])} and {second}={shown(said[second])}"
-        raise ParameterError(f"{both} are two names of one limit: leave one of them out")
-    if first in said or second in said:
-        inherited.pop(first, None)
-    if first in said or second in said or first in inherited:
-        inherited.pop(second, None)
+    def on(self, name: str) -> bool:
+        """True if a field has a value that switches something on, or if the engine has the model of this name."""
+        return is_on(name, self.read(name))
 
+    def searches(self) -> list[str]:
+        """Those of SEARCHES that are on."""
+        return [name for name in SEARCHES if self.on(name) and (name != "num_assistant_tokens" or self.on("draft"))]
 
-def _settle_end(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
-    """Settle end-of-sequence tokens and length limits."""
-    outside = [token for token in values["eos_token_id"] if not 0 <= token < vocab_size]
-    if outside and "eos_token_id" in said:
-        raise ParameterError(f"eos_token_id: {outside[0]} is not in the vocabulary of {vocab_size} tokens")
-    values["eos_token_id"] = tuple(token for token in values["eos_token_id"] if token not in outside)
+    def check_synonyms(self) -> None:
+        """Several names of one thing: of the checkpoint's, the first counts."""
+        for names, end in SYNONYMS.items():
+            given = [name for name in names if name in self.given]
+            if len(given) > 1:
+                both = " and ".join(f"{name}={shown(self.given[name])}" for name in given[:2])
+                raise _ContradictionError(both + end, *reversed(given))
 
-    if values["max_new_tokens"] is None and values["max_length"] is None:
-        values["max_new_tokens"] = 20
-    for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
-        if least not in said or values[least] == 0:
-            continue
-        if not values["eos_token_id"]:
-            raise ParameterError(f"{least}={values[least]} has no effect without eos_token_id: nothing to hold back")
-        if values[most] is not None and values[least] > values[most]:
-            raise ParameterError(f"{least}={values[least]} is more than {most}={values[most]}")
+    def check_contrastive_search(self) -> None:
+        """Contrastive search chooses among top_k tokens, without sampling and without beams."""
+        alpha, num_beams = self.values["penalty_alpha"], self.values["num_beams"]
+        if not alpha:
+            return
+        if self.values["do_sample"]:
+            message = f"penalty_alpha={alpha} with do_sample=True: contrastive search does not sample; leave one out"
+            raise _ContradictionError(message, "penalty_alpha", "do_sample")
+        if num_beams > 1:
+            message = f"penalty_alpha={alpha} with num_beams={num_beams}: leave one of them out"
+            raise _ContradictionError(message, "penalty_alpha", "num_beams")
+        top_k = self.values["top_k"] if "top_k" in self.given else 0
+        if top_k < 2:
+            found = f"found {top_k}" if "top_k" in self.given else "none is set"
+            message = f"penalty_alpha={alpha} needs top_k, the number of candidates, of at least 2; {found}"
+            raise _ContradictionError(message, "penalty_alpha")
 
-
-def _settle_results(values: dict[str, Any], said: Mapping[str, object], vocab_size: int) -> None:
-    """Settle the number of results and the log-probabilities returned with them."""
-    count, num_beams = values["num_return_sequences"], values["num_beams"]
-    if count > num_beams and (num_beams > 1 or not values["do_sample"]):
-        if "num_return_sequences" in said:
-            raise ParameterError(
-                f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
-                " beams; raise num_beams, or set do_sample=True and leave num_beams out"
+    def check_searches(self) -> None:
+        """At most one strategy that excludes others. The engine's models win over the checkpoint's fields."""
+        if len(names := self.searches()) > 1:
+            first, second = names[:2]
+            raise _ContradictionError(
+                f"{first}={self.values[first]} and {second}={self.values[second]} each say how tokens are found:"
+                f" {SEARCHES[first]}, or {SEARCHES[second]}",
+                *names,
             )
-        values["num_return_sequences"] = 1
 
-    count = values["top_logprobs"]
-    if count > vocab_size:
-        raise ParameterError(f"top_logprobs={count} is more than the vocabulary has tokens ({vocab_size})")
-    if count > 0 and said.get("logprobs") is False:
-        raise ParameterError(f"top_logprobs={count} has no effect with logprobs=False: leave one of them out")
-    values["logprobs"] = values["logprobs"] or count > 0
+    def check_groups(self) -> None:
+        """Groups of beams are equally large, do not sample, and have a penalty."""
+        groups, num_beams = self.values["num_beam_groups"], self.values["num_beams"]
+        if groups == 1:
+            return
+        if num_beams % groups:
+            message = f"num_beam_groups={groups} does not divide num_beams={num_beams}: choose one that does"
+            raise _ContradictionError(message, "num_beam_groups")
+        if self.values["do_sample"]:
+            message = f"num_beam_groups={groups} with do_sample=True: groups of beams do not sample; leave one out"
+            raise _ContradictionError(message, "num_beam_groups", "do_sample")
+        if self.values["diversity_penalty"] == 0.0:
+            message = f"num_beam_groups={groups} needs a diversity_penalty above 0: without one all groups are equal"
+            raise _ContradictionError(message, "num_beam_groups")
+
+    def check_mirostat(self) -> None:
+        """Mirostat draws one token at a time and replaces the filters."""
+        if not self.values["mirostat"]:
+            return
+        filters = [name for name in NO_FILTER if name in self.user and self.values[name] != NO_FILTER[name]]
+        for name in [*filters, *reversed(self.searches())]:  # beams last: they give way to Mirostat
+            raise _ContradictionError(
+                f"{name}={shown(self.values[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
+                f" its own; leave {name} or mirostat out",
+                *(("num_beams", "mirostat") if name == "num_beams" else ("mirostat", name)),
+            )
+        self.values |= NO_FILTER
+
+    def check_token_ids(self) -> None:
+        """Token ids are in the vocabulary, and not all of it is forbidden; of the checkpoint's, others are dropped."""
+        values = self.values
+
+        def keep(name: str, ids_of: Callable[[Any], tuple[int, ...]] = lambda token: (token,)) -> None:
+            kept = []
+            for entry in values[name]:
+                outside = [token for token in ids_of(entry) if not 0 <= token < self.vocab_size]
+                if outside and name in self.user:
+                    raise ParameterError(f"{name}: {outside[0]} is not in the vocabulary of {self.vocab_size} tokens")
+                kept += [] if outside else [entry]
+            values[name] = tuple(kept)
+
+        for name in ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
+            keep(name)
+        keep("sequence_bias", lambda pair: pair[0])
+        keep("bad_words_ids", lambda word: word)
+        name, token = "forced_bos_token_id", values["forced_bos_token_id"]
+        if token is not None and token >= self.vocab_size:
+            message = f"{name}: {token} is not in the vocabulary of {self.vocab_size} tokens"
+            raise _ContradictionError(message, name)
+
+        ends = {(token,) for token in values["eos_token_id"]}
+        words = tuple(word for word in values["bad_words_ids"] if word not in ends)
+        if values["bad_words_ids"] and not words and "bad_words_ids" in self.user:
+            raise ParameterError(
+                f"bad_words_ids={shown(self.user['bad_words_ids'])} has no effect: eos_token_id is not forbidden by it;"
+                " use suppress_tokens or min_new_tokens"
+            )
+        values["bad_words_ids"] = words  # as in transformers, these alone do not forbid the end
+        forbidden = {*values["suppress_tokens"], *(word[0] for word in words if len(word) == 1)}
+        forbidden |= {ids[0] for ids, bias in values["sequence_bias"] if len(ids) == 1 and bias == -math.inf}
+        if len(forbidden) == self.vocab_size:
+            raise ParameterError("suppress_tokens, bad_words_ids and sequence_bias leave no token of the vocabulary")
+
+    def check_end(self) -> None:
+        """The text can end, within limits that leave room for the user's minimum."""
+        values, user = self.values, self.user
+        if values["max_new_tokens"] is None and values["max_length"] is None:
+            values["max_new_tokens"] = 20
+        for name, effect in (
+            ("min_new_tokens", "hold back"),
+            ("min_length", "hold back"),
+            ("exponential_decay_length_penalty", "make likelier"),
+        ):
+            if name in user and values[name] != 0 and not values["eos_token_id"]:
+                given = shown(user[name])
+                raise ParameterError(f"{name}={given} has no effect without eos_token_id: nothing to {effect}")
+        for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
+            if least in user and values[most] is not None and values[least] > values[most]:
+                raise ParameterError(f"{least}={values[least]} is more than {most}={values[most]}")
+        guide = next((name for name in GUIDES if values[name] is not None), None)
+        if guide is not None and not values["eos_token_id"]:
+            raise ParameterError(f"{guide} needs an eos_token_id: a token that says where the text ends")
+        if guide == "guided_choice" and "min_new_tokens" in user:
+            longest, least = max(len(text.encode()) for text in values[guide]), values["min_new_tokens"]
+            if least > longest:
+                raise ParameterError(
+                    f"min_new_tokens={least} is more than the longest guided_choice can have ({longest})"
+                )
+
+    def check_results(self) -> None:
+        """There are as many results, and log-probabilities of each token, as asked for."""
+        values = self.values
+        count, num_beams = values["num_return_sequences"], values["num_beams"]
+        if count > num_beams and (num_beams > 1 or not values["do_sample"]):
+            raise _ContradictionError(
+                f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
+                " beams; raise num_beams, or set do_sample=True and leave num_beams out",
+                "num_return_sequences",
+            )
+        count = values["top_logprobs"]
+        if count > self.vocab_size:
+            raise ParameterError(f"top_logprobs={count} is more than the vocabulary has tokens ({self.vocab_size})")
+        if count > 0 and self.user.get("logprobs") is False:
+            raise ParameterError(f"top_logprobs={count} has no effect with logprobs=False: leave one of them out")
+        values["logprobs"] = values["logprobs"] or count > 0
+
+
+def strategy_for(settings: Settings) -> "Strategy":
+    """The strategy for a request.
+
+    If one call serves several requests (`Strategy.shared`), those with equal settings get the same object; seed,
+    lengths and text settings are handled per request and may differ. A request with user code or a guide gets its own
+    object, so that a failure there does not affect others.
+
+    Raises:
+        ParameterError: a guide is combined with a strategy that does not choose token by token.
+    """
+    kind = strategy_class(settings)
+    if kind.shared and not (settings.guide or settings.logits_processor or settings.prefix_allowed_tokens_fn):
+        alike = replace(settings, seed=0, max_new_tokens=1, stop_strings=(), include_stop=False, echo=False)
+        return _shared(kind, alike)
+    strategy = kind(settings)
+    if settings.guide is not None and not kind.guided:
+        name = kind.__name__
+        raise ParameterError(f"{settings.guide[0]} goes with greedy search, sampling and beam search, not with {name}")
+    return strategy
+
+
+@lru_cache(maxsize=64)
+def _shared(kind: type["Strategy"], settings: Settings) -> "Strategy":
+    return kind(settings)
+
+
+def strategy_class(settings: Settings) -> type["Strategy"]:
+    """The strategy class for the settings; its module is loaded on first use."""
+    chosen = [strategy for name, strategy in STRATEGIES.items() if is_on(name, getattr(settings, name))]
+    module, name = chosen[-1] if chosen else ("sampling", "GreedySearch")
+    kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)
+    return kind

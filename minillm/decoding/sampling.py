@@ -16,8 +16,8 @@ from ..reference.softmax import chosen_log_probs, top_log_probs
 from .continuation import Continuation, TopLogProbs
 from .filters import MinP, Temperature, TopK, TopP, build_filters
 from .guided import restrict
-from .parameters import Settings
 from .processors import History, LogitsProcessor, build_processors, no_token_left, rows_without_a_token
+from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
 

@@ -42,9 +42,9 @@ from ..reference.softmax import softmax
 from ..stats import Speculation
 from .continuation import Continuation
 from .filters import build_filters
-from .parameters import Settings
 from .processors import SHORT_MATCH, History, build_processors, common_suffixes, rows_without_a_token
 from .sampling import UNFILTERED, GreedySearch, Sampling, keys_of
+from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
 

@@ -22,7 +22,7 @@ from ..reference.sampling import Draw
 from ..stats import Speculation
 from .continuation import Continuation, TextStream
 from .guided import Guide
-from .parameters import Settings
+from .settings import Settings
 
 
 class Rows(NamedTuple):

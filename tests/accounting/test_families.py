@@ -46,7 +46,7 @@ def test_every_step_counts_what_the_formula_says(raw: dict[str, Any], use_cache:
 
 
 def with_strategy(request: Any) -> tuple[Any, Any]:
-    from minillm.decoding.select import strategy_for
+    from minillm.decoding.resolving import strategy_for
 
     return request, strategy_for(request.settings)
 

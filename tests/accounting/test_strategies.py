@@ -6,7 +6,7 @@ import pytest
 
 from minillm.accounting import Step, generation, recording
 from minillm.backends.observe import counting
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import strategy_for
 from minillm.runner import Runner
 
 from ..decoding.test_guessing import draft_model, request_for, target_model

@@ -6,7 +6,7 @@ import pytest
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache, affordable_pages
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import strategy_for
 from minillm.errors import CacheFullError, ParameterError
 from minillm.runner import Runner
 

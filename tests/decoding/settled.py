@@ -1,13 +1,10 @@
 """Settings as an engine would settle them, for the tests of what may be asked for."""
 
-import dataclasses
 from typing import Any
 
-from minillm.decoding.fields import RULES
-from minillm.decoding.parameters import GenerationConfig, Settings
 from minillm.decoding.resolving import resolve
+from minillm.decoding.settings import FIELDS, GenerationConfig, Settings
 
-FIELDS = [field.name for field in dataclasses.fields(GenerationConfig)]
 CONTEXT: dict[str, dict[str, Any]] = {
     "do_sample": {"do_sample": True},
     "num_beams": {"num_beams": 4},
@@ -22,9 +19,9 @@ CONTEXT: dict[str, dict[str, Any]] = {
 """What to set so that a field with `needs` has an effect."""
 
 
-def settle(defaults: dict[str, Any] | None = None, eos: Any = 2, models: Any = (), **said: Any) -> Settings:
-    return resolve(GenerationConfig(**said), defaults or {}, vocab_size=100, eos_token_id=eos, models=models)
+def settle(checkpoint: dict[str, Any] | None = None, eos: Any = 2, models: Any = (), **user: Any) -> Settings:
+    return resolve(GenerationConfig(**user), checkpoint or {}, vocab_size=100, eos_token_id=eos, models=models)
 
 
 def context(name: str) -> dict[str, Any]:
-    return {} if RULES[name].needs is None else CONTEXT[RULES[name].needs]
+    return {} if FIELDS[name].needs is None else CONTEXT[FIELDS[name].needs]

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the reference extra")
 transformers = pytest.importorskip("transformers", reason="needs the reference extra")
 
-from minillm.decoding import fields  # noqa: E402
 from minillm.decoding.filters import (  # noqa: E402
     EpsilonCutoff,
     EtaCutoff,
@@ -22,7 +21,6 @@ from minillm.decoding.filters import (  # noqa: E402
     Typical,
     build_filters,
 )
-from minillm.decoding.parameters import GenerationConfig  # noqa: E402
 from minillm.decoding.processors import (  # noqa: E402
     ExponentialDecayLengthPenalty,
     ForcedBeginning,
@@ -37,8 +35,9 @@ from minillm.decoding.processors import (  # noqa: E402
     SuppressTokensAtBegin,
     build_processors,
 )
-from minillm.decoding.readers import ByIdentity  # noqa: E402
 from minillm.decoding.resolving import resolve  # noqa: E402
+from minillm.decoding.settings import FIELDS, NO_MEANING, NOT_OFFERED, GenerationConfig  # noqa: E402
+from minillm.decoding.values import ByIdentity  # noqa: E402
 
 from .histories import random_history  # noqa: E402
 
@@ -183,7 +182,7 @@ ASKED = {
 
 @pytest.mark.parametrize(("sampled", "num_beams"), [(True, 1), (False, 1), (False, 3)])
 def test_the_order_is_theirs(sampled: bool, num_beams: int) -> None:
-    asked = {k: v for k, v in ASKED.items() if sampled or fields.RULES[k].needs is None} | {"num_beams": num_beams}
+    asked = {k: v for k, v in ASKED.items() if sampled or FIELDS[k].needs is None} | {"num_beams": num_beams}
     if num_beams > 1:
         asked["renormalize_logits"] = True
     settings = resolve(GenerationConfig(do_sample=sampled, **asked), {}, vocab_size=V, eos_token_id=2)
@@ -280,7 +279,7 @@ def test_top_p_keeps_the_same_scores(p: float, kind: str) -> None:
 
 
 def test_defaults_are_theirs() -> None:
-    ours = {name: rule.default for name, rule in fields.RULES.items()}
+    ours = {name: rule.default for name, rule in FIELDS.items()}
     for name, value in transformers.GenerationConfig._get_default_generation_params().items():
         if name == "max_length":
             settings = resolve(GenerationConfig(), {}, vocab_size=9, eos_token_id=None)
@@ -289,15 +288,15 @@ def test_defaults_are_theirs() -> None:
             assert ours[name] == 5  # constant, as in the paper; theirs begins at 20 and follows what is accepted
         elif name in ours:
             assert ours[name] == (() if value is None and ours[name] == () else value)
-        elif name in fields.NOT_OFFERED:
-            assert fields.NOT_OFFERED[name] == value
+        elif name in NOT_OFFERED:
+            assert NOT_OFFERED[name] == value
 
 
 def test_every_field_of_theirs_is_known() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names = set(vars(transformers.GenerationConfig())) | set(transformers.GenerationConfig().to_dict())
-    unknown = names - fields.RULES.keys() - fields.NOT_OFFERED.keys() - fields.NO_MEANING
+    unknown = names - FIELDS.keys() - NOT_OFFERED.keys() - NO_MEANING
     assert not unknown
     GenerationConfig.from_dict(
         {k: v for k, v in transformers.GenerationConfig().to_dict().items() if k != "transformers_version"}

@@ -8,8 +8,8 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.beam import BeamSearch
-from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.resolving import resolve
+from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Rows
 from minillm.errors import ParameterError
 

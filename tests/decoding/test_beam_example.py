@@ -14,8 +14,8 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.beam import BeamSearch, BeamState, DiverseBeamSearch
-from minillm.decoding.parameters import GenerationConfig, Settings
 from minillm.decoding.resolving import resolve
+from minillm.decoding.settings import GenerationConfig, Settings
 from minillm.decoding.strategy import Request, Rows
 
 MODEL = {

@@ -1,4 +1,4 @@
-"""Each field of GenerationConfig changes something: a walk over all of them, one line each.
+"""Each declared field changes a result of a real engine: a witness for each, one line.
 
 That a field is refused where it cannot have an effect, and an impossible value anywhere, is in test_fields.py.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.decoding.parameters import GenerationConfig
+from minillm.decoding.settings import FIELDS, GenerationConfig
 
 from ..tiny import write_checkpoint
 
@@ -30,7 +30,7 @@ LOOPING: Fields = {
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """What greedy search says: so that a line can name a token that does come."""
+    """What greedy search generates, so that a witness can name a token that does come."""
 
     tokens: list[int]
     text: str
@@ -108,7 +108,7 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "amateur_temperature": lambda plain: added({"with": "amateur"}, amateur_temperature=9.0),
     "renormalize_logits": lambda plain: added(BEAMS | {"repetition_penalty": 2.0}, renormalize_logits=True),
 }
-"""For each field: what to set, and what to set beside it, so that the difference can be seen."""
+"""For each field: a request that sets it, and one that does not, so that the difference can be seen."""
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +142,10 @@ def plain(engine: Engine) -> Plain:
 
 
 def test_no_field_is_left_out() -> None:
-    assert WALK.keys() == {field.name for field in dataclasses.fields(GenerationConfig)}
+    assert WALK.keys() == FIELDS.keys()
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationConfig)])
+@pytest.mark.parametrize("name", FIELDS)
 def test_the_field_changes_something(name: str, engines: dict[str, Engine], plain: Plain) -> None:
     with_it, without = WALK[name](plain)
     assert name in with_it

@@ -1,6 +1,7 @@
 """Each field by itself: values that it takes, those that are refused, and the field without which it does nothing."""
 
 import dataclasses
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.decoding.fields import NEEDS, RULES
-from minillm.decoding.readers import ByIdentity
+from minillm.decoding.settings import FIELDS, NEEDS, GenerationConfig
+from minillm.decoding.values import ByIdentity
 from minillm.errors import ParameterError
 
-from .settled import CONTEXT, FIELDS, context, settle
+from .settled import CONTEXT, context, settle
 
 
 def allow(batch_id: int, token_ids: Any) -> list[int]:
@@ -171,8 +172,19 @@ INVALID: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_valid_values_arrive_with_their_type(name: str) -> None:
     for value, expected in VALID[name]:
-        got = getattr(settle(**context(name) | {name: value}), "eos_token_ids" if name == "eos_token_id" else name)
+        got = getattr(settle(**context(name) | {name: value}), name)
         assert (got, type(got)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_values_that_are_json_may_come_as_json(name: str) -> None:
+    for value, expected in VALID[name]:
+        try:
+            fields = json.loads(json.dumps({name: value}))
+        except TypeError:  # functions, keys of tuples, numbers of NumPy
+            continue
+        sent = GenerationConfig.from_dict(fields)
+        assert getattr(settle(**context(name) | {name: getattr(sent, name)}), name) == expected
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -212,10 +224,10 @@ def test_settings_with_functions_are_equal_when_the_functions_are_the_same() -> 
 # Fields that need another ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if RULES[name].needs])
+@pytest.mark.parametrize("name", [name for name in FIELDS if FIELDS[name].needs])
 def test_a_field_without_effect_is_refused_with_both_names(name: str) -> None:
-    needs = NEEDS[str(RULES[name].needs)].words.partition(":")[0]
-    for value in (VALID[name][0][0], RULES[name].default):  # its neutral value is no exception
+    needs = NEEDS.get(str(FIELDS[name].needs), FIELDS[name].needs).partition(":")[0]
+    for value in (VALID[name][0][0], FIELDS[name].default):  # its neutral value is no exception
         if value is not None:
             with pytest.raises(ParameterError, match=f"^{name}=.* has no effect without {needs}"):
                 settle(**{name: value})
@@ -232,7 +244,8 @@ def test_naming_the_plain_mode_is_allowed(fields: dict[str, Any]) -> None:
 
 
 def test_the_fields_that_others_need_are_those_with_a_context() -> None:
-    assert set(NEEDS) == set(CONTEXT) == {rule.needs for rule in RULES.values()} - {None}
+    assert set(CONTEXT) == {setting.needs for setting in FIELDS.values()} - {None}
+    assert set(NEEDS) <= set(CONTEXT)
 
 
 # Texts ----------------------------------------------------------------------------------------------------------------

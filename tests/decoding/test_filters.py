@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from minillm.decoding.filters import MinP, Renormalize, Temperature, TopK, TopP, build_filters
-from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.processors import LogitsProcessor
 from minillm.decoding.resolving import resolve
+from minillm.decoding.settings import GenerationConfig
 
 from .histories import history
 

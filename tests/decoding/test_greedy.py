@@ -5,8 +5,8 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.beam import BeamSearch
+from minillm.decoding.resolving import strategy_for
 from minillm.decoding.sampling import GreedySearch, Sampling
-from minillm.decoding.select import strategy_for
 from minillm.decoding.strategy import Rows
 
 from ..tiny import request_for

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.decoding.parameters import GenerationConfig
-from minillm.decoding.resolving import resolve
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import resolve, strategy_for
+from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.speculative import AcceptOrResample, SpeculativeDecoding, look_up
-from minillm.decoding.strategy import Request, Strategy, expected_tokens
+from minillm.decoding.strategy import Request, Strategy
 from minillm.loop import StepLoop
 from minillm.runner import Runner
+from minillm.stats import expected_tokens
 
 from ..comparing import assert_same_tokens
 from ..reference.chi_square import p_value

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine, GenerationConfig
-from minillm.decoding import select
+from minillm.decoding import resolving
 from minillm.decoding.guided import Guide
 from minillm.decoding.strategy import Strategy
 from minillm.errors import ParameterError
@@ -302,7 +302,7 @@ def test_a_strategy_that_does_not_follow_guides_is_refused(plain: Engine, monkey
     class Deaf(Strategy):
         begin = step = None  # type: ignore[assignment]
 
-    monkeypatch.setattr(select, "_kind", lambda settings: Deaf)
+    monkeypatch.setattr(resolving, "strategy_class", lambda settings: Deaf)
     with pytest.raises(ParameterError, match=r"guided_choice goes with .* not with Deaf"):
         plain.generate("x", guided_choice="a")
 

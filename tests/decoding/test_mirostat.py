@@ -5,8 +5,8 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.mirostat import Mirostat
-from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.resolving import resolve
+from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Rows
 from minillm.reference.philox import uniform
 

@@ -2,15 +2,16 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
+from collections.abc import Sequence
 
 import pytest
 
-from minillm.decoding.fields import NO_MEANING, NOT_OFFERED, RULES
-from minillm.decoding.parameters import GenerationConfig, Settings
+from minillm.decoding.settings import FIELDS, NEEDS, NO_MEANING, NOT_OFFERED, GenerationConfig, Settings
 from minillm.errors import ParameterError
 
-from .settled import FIELDS, settle
+from .settled import settle
 
 # What is said ---------------------------------------------------------------------------------------------------------
 
@@ -19,11 +20,22 @@ def test_nothing_is_said_unless_set() -> None:
     assert all(getattr(GenerationConfig(), name) is None for name in FIELDS)
 
 
-def test_fields_rules_and_settings_name_the_same() -> None:
-    assert set(FIELDS) == set(RULES)
-    settings = {field.name for field in dataclasses.fields(Settings)} - {"explicit", "amateur"}
-    assert settings == {"eos_token_ids" if name == "eos_token_id" else name for name in FIELDS}
-    assert not set(RULES) & (set(NOT_OFFERED) | NO_MEANING)
+def test_configuration_and_settings_have_the_declared_fields() -> None:
+    assert [field.name for field in dataclasses.fields(GenerationConfig)] == list(FIELDS)
+    assert {field.name for field in dataclasses.fields(Settings)} == {*FIELDS, "amateur", "explicit"}
+    assert not FIELDS.keys() & (set(NOT_OFFERED) | NO_MEANING)
+
+
+def test_the_docstring_and_the_signature_have_every_field() -> None:
+    text = " ".join(str(GenerationConfig.__doc__).split())
+    for name, setting in FIELDS.items():
+        assert f"{name}: " in text
+        assert setting.help in text
+        assert setting.needs is None or f"{setting.help}; needs {NEEDS.get(setting.needs, setting.needs)}" in text
+    parameters = inspect.signature(GenerationConfig).parameters
+    assert list(parameters) == list(FIELDS)
+    assert parameters["temperature"].annotation == float | None
+    assert parameters["stop_strings"].annotation == str | Sequence[str] | None
 
 
 def test_from_dict_and_merged() -> None:
@@ -53,7 +65,7 @@ MAKERS = [
 def test_unknown_fields_are_refused_by_name(make) -> None:
     with pytest.raises(ParameterError, match=r"'tempurature': did you mean 'temperature'\?"):
         make({"tempurature": 0.5})
-    with pytest.raises(ParameterError, match="'zzz': expected one of do_sample, "):
+    with pytest.raises(ParameterError, match="'zzz': expected one of max_new_tokens, "):
         make({"zzz": None})
     for name in NOT_OFFERED:
         with pytest.raises(ParameterError, match=f"^{name} .* does not do"):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minillm.decoding.parameters import GenerationConfig
 from minillm.decoding.processors import (
     ExponentialDecayLengthPenalty,
     History,
@@ -22,8 +21,9 @@ from minillm.decoding.processors import (
     build_processors,
     common_suffixes,
 )
-from minillm.decoding.readers import ByIdentity
 from minillm.decoding.resolving import resolve
+from minillm.decoding.settings import GenerationConfig
+from minillm.decoding.values import ByIdentity
 
 from .histories import history, random_history
 

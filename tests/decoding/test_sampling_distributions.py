@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Rows
 from minillm.reference.philox import Keys
 from minillm.reference.sampling import sample_by_sorting

@@ -1,4 +1,4 @@
-"""Fields together: which exclude each other, which bound each other, and who wins."""
+"""Fields together: which exclude each other, which bound each other, and which gives way."""
 
 import itertools
 import re
@@ -45,8 +45,8 @@ def test_two_names_of_one_limit(first: str, second: str) -> None:
         settle(**{first: 5, second: 9})
     both = {first: 6, second: 10}
     nothing = {"max": None, "min": 0}[first[:3]]
-    for said, expected in (({}, (6, nothing)), ({first: 5}, (5, nothing)), ({second: 9}, (nothing, 9))):
-        settings = settle(both, **said)
+    for user, expected in (({}, (6, nothing)), ({first: 5}, (5, nothing)), ({second: 9}, (nothing, 9))):
+        settings = settle(both, **user)
         assert (getattr(settings, first), getattr(settings, second)) == expected
 
 
@@ -155,11 +155,39 @@ CHECKPOINTS: list[tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("defaults", "said", "expected"), CHECKPOINTS)
-def test_the_users_strategy_wins_over_the_checkpoints(defaults: dict, said: dict, expected: tuple) -> None:
+@pytest.mark.parametrize(("defaults", "user", "expected"), CHECKPOINTS)
+def test_the_users_strategy_wins_over_the_checkpoints(defaults: dict, user: dict, expected: tuple) -> None:
     names = ("num_beams", "num_beam_groups", "diversity_penalty", "penalty_alpha", "do_sample")
-    settings = settle(defaults, **said)
+    settings = settle(defaults, **user)
     assert tuple(getattr(settings, name) for name in names) == expected
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "user", "message"),
+    [
+        ({"num_beams": 4, "diversity_penalty": 0.5}, {"num_beam_groups": 2}, "num_beam_groups=2 does not divide"),
+        ({"penalty_alpha": 0.6}, {"top_k": 4}, "top_k=4 has no effect without do_sample=True"),
+        ({"num_beams": 4}, {"length_penalty": 2.0}, "length_penalty=2.0 has no effect without num_beams above 1"),
+    ],
+)
+def test_what_the_user_sets_beside_a_dropped_strategy_is_refused(checkpoint: dict, user: dict, message: str) -> None:
+    """The draft model wins over the checkpoint's beams or contrastive search, to which the user's field belongs."""
+    assert settle(checkpoint, **user).explicit == user.keys()
+    with pytest.raises(ParameterError, match=message):
+        settle(checkpoint, models=("draft",), **user)
+
+
+def test_mirostat_wins_over_the_checkpoints_beams_and_the_users_over_its_other_searches() -> None:
+    assert settle({"num_beams": 4, "mirostat": 2, "do_sample": True}).mirostat == 2
+    assert settle({"lookahead_window": 5, "mirostat": 2, "do_sample": True}).lookahead_window == 5
+    for checkpoint in ({"prompt_lookup_num_tokens": 5}, {"lookahead_window": 5}, GROUPS, {"num_beams": 4}):
+        settings = settle(checkpoint, do_sample=True, mirostat=2)
+        assert (settings.mirostat, settings.num_beams, settings.num_beam_groups) == (2, 1, 1)
+        assert (settings.prompt_lookup_num_tokens, settings.lookahead_window) == (0, 0)
+    with pytest.raises(ParameterError, match=r"length_penalty=2\.0 has no effect without num_beams above 1"):
+        settle({"num_beams": 4}, do_sample=True, mirostat=2, length_penalty=2.0)
+    with pytest.raises(ParameterError, match="num_assistant_tokens=5 with mirostat=2"):
+        settle(models=("draft",), do_sample=True, mirostat=2)
 
 
 BESIDE_MIROSTAT = {
@@ -177,13 +205,13 @@ BESIDE_MIROSTAT = {
 
 @pytest.mark.parametrize("name", BESIDE_MIROSTAT)
 def test_mirostat_is_alone(name: str) -> None:
-    said = {name: BESIDE_MIROSTAT[name]}
+    user = {name: BESIDE_MIROSTAT[name]}
     with pytest.raises(ParameterError, match=f"^{name}=.* with (mirostat=2|do_sample=True)"):
-        settle(do_sample=True, mirostat=2, **said)
-    inherited = {"do_sample": True, "mirostat": 2}
+        settle(do_sample=True, mirostat=2, **user)
+    checkpoint = {"do_sample": True, "mirostat": 2}
     if name != "num_beams":
-        assert settle(inherited, **said).mirostat == 0
-        assert settle(said, do_sample=True, mirostat=2).mirostat == 2
+        assert settle(checkpoint, **user).mirostat == 0
+        assert settle(user, do_sample=True, mirostat=2).mirostat == 2
 
 
 def test_mirostat_takes_the_place_of_every_other_truncation() -> None:
@@ -232,9 +260,9 @@ def test_a_text_has_one_guide_and_can_end(name: str) -> None:
         with pytest.raises(ParameterError, match=f"(?=.*{name}=)(?=.*{other}=).*one guide"):
             settle(**{name: GUIDES[name], other: GUIDES[other]})
         assert settle({other: GUIDES[other]}, **{name: GUIDES[name]}).guide[0] == name  # type: ignore[index]
-    for eos, said in ((None, {}), (2, {"eos_token_id": ()})):
+    for eos, user in ((None, {}), (2, {"eos_token_id": ()})):
         with pytest.raises(ParameterError, match=f"{name} needs an eos_token_id"):
-            settle(eos=eos, **{name: GUIDES[name]}, **said)
+            settle(eos=eos, **{name: GUIDES[name]}, **user)
     hash(settle(**{name: GUIDES[name]}))
     assert settle().guide is None
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minillm import Engine, GenerationConfig
 from minillm.chat import RENDER_ARGUMENTS
-from minillm.decoding.fields import RULES
+from minillm.decoding.settings import FIELDS
 
 from ..conversations import TEMPLATES, write_tokenizer
 from ..tiny import write_checkpoint
@@ -46,14 +46,14 @@ def _readable(name: str) -> list[Any]:
     taken = []
     for value in POOL:
         try:
-            RULES[name].read(value)
+            FIELDS[name].read(value)
         except ValueError:
             continue
         taken.append(value)
     return taken or [None]
 
 
-SENSIBLE |= {name: tuple(_readable(name)) for name in RULES.keys() - SENSIBLE.keys()}
+SENSIBLE |= {name: tuple(_readable(name)) for name in FIELDS.keys() - SENSIBLE.keys()}
 
 
 def _raise(*arguments: Any) -> Any:
@@ -87,9 +87,9 @@ def field_value(rng: Random, name: str) -> Any:
 
 def fields(rng: Random) -> dict[str, Any]:
     """One to four generation fields."""
-    names = rng.sample(list(RULES), rng.choice([1, 1, 2, 3, 4]))
+    names = rng.sample(list(FIELDS), rng.choice([1, 1, 2, 3, 4]))
     said = {name: field_value(rng, name) for name in names if name not in ("draft", "amateur")}
-    for needed in {RULES[name].needs for name in said} & RULES.keys():
+    for needed in {FIELDS[name].needs for name in said} & FIELDS.keys():
         if rng.random() < 0.8:
             said.setdefault(str(needed), rng.choice(SENSIBLE[str(needed)][1:]))
     if rng.random() < 0.05:

@@ -10,7 +10,7 @@ from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import strategy_for
 from minillm.decoding.strategy import Request
 from minillm.reference.philox import Keys
 from minillm.reference.sampling import Draw, sample

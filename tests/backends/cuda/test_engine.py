@@ -11,7 +11,7 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
-from minillm.decoding.select import strategy_for
+from minillm.decoding.resolving import strategy_for
 from minillm.errors import NumericalError
 from minillm.inspect import all_logits, attention_maps, next_tokens, score_tokens
 from minillm.reference.philox import Keys, uniform
@@ -151,8 +151,8 @@ def test_every_strategy_has_numpys_tokens(fields: dict[str, Any], runner: Runner
 def test_a_draft_model_on_the_same_device(backend: CudaBackend) -> None:
     from dataclasses import replace
 
-    from minillm.decoding.parameters import GenerationConfig
     from minillm.decoding.resolving import resolve
+    from minillm.decoding.settings import GenerationConfig
     from minillm.decoding.strategy import Request
 
     def tokens(target: Runner, draft: Runner) -> list[int]:

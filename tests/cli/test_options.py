@@ -1,0 +1,108 @@
+"""The flags of generation fields: each reaches its field, and its help is the field's."""
+
+from typing import Any
+
+import pytest
+
+from minillm.cli.main import build_parser, run
+from minillm.cli.options import generation_fields
+from minillm.decoding.settings import FIELDS
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "--max-new-tokens 5": {"max_new_tokens": 5},
+    "--min-new-tokens 5": {"min_new_tokens": 5},
+    "--stop a --stop b": {"stop_strings": ["a", "b"]},
+    "--include-stop": {"include_stop": True},
+    "--num-return-sequences 2": {"num_return_sequences": 2},
+    "--no-repeat-ngram-size 3": {"no_repeat_ngram_size": 3},
+    "--suppress-tokens 5 6": {"suppress_tokens": [5, 6]},
+    "--begin-suppress-tokens 5 6": {"begin_suppress_tokens": [5, 6]},
+    "--forced-eos-token-id 5": {"forced_eos_token_id": [5]},
+    "--no-cache": {"use_cache": False},
+    "--sample": {"do_sample": True},
+    "--temperature 0.5": {"temperature": 0.5, "do_sample": True},
+    "--top-k 5": {"top_k": 5, "do_sample": True},
+    "--top-p 0.5": {"top_p": 0.5, "do_sample": True},
+    "--min-p 0.5": {"min_p": 0.5, "do_sample": True},
+    "--seed 5": {"seed": 5, "do_sample": True},
+    "--typical-p 0.5": {"typical_p": 0.5, "do_sample": True},
+    "--epsilon-cutoff 0.5": {"epsilon_cutoff": 0.5, "do_sample": True},
+    "--eta-cutoff 0.5": {"eta_cutoff": 0.5, "do_sample": True},
+    "--top-h 0.5": {"top_h": 0.5, "do_sample": True},
+    "--top-n-sigma 2": {"top_n_sigma": 2.0, "do_sample": True},
+    "--mirostat 2": {"mirostat": 2, "do_sample": True},
+    "--mirostat-tau 4": {"mirostat_tau": 4.0, "do_sample": True},
+    "--mirostat-eta 0.2": {"mirostat_eta": 0.2, "do_sample": True},
+    "--repetition-penalty 1.5": {"repetition_penalty": 1.5},
+    "--presence-penalty 1.5": {"presence_penalty": 1.5},
+    "--frequency-penalty -1.5": {"frequency_penalty": -1.5},
+    "--num-beams 4": {"num_beams": 4},
+    "--length-penalty -2": {"length_penalty": -2.0},
+    "--early-stopping yes": {"early_stopping": True},
+    "--early-stopping no": {"early_stopping": False},
+    "--early-stopping never": {"early_stopping": "never"},
+    "--num-beam-groups 2": {"num_beam_groups": 2},
+    "--diversity-penalty 0.5": {"diversity_penalty": 0.5},
+    "--penalty-alpha 0.5": {"penalty_alpha": 0.5},
+    "--penalty-alpha 0.5 --top-k 5": {"penalty_alpha": 0.5, "top_k": 5},
+    "--contrastive-alpha 0.5": {"contrastive_alpha": 0.5},
+    "--amateur-temperature 0.5": {"amateur_temperature": 0.5},
+    "--guided-json {}": {"guided_json": "{}"},
+    "--guided-regex a*": {"guided_regex": "a*"},
+    "--guided-grammar FILE": {"guided_grammar": "start: A"},
+    "--guided-json FILE": {"guided_json": "start: A"},
+    "--guided-choice a --guided-choice b": {"guided_choice": ["a", "b"]},
+    "--num-assistant-tokens 4": {"num_assistant_tokens": 4},
+    "--prompt-lookup-num-tokens 4": {"prompt_lookup_num_tokens": 4},
+    "--max-matching-ngram-size 4": {"max_matching_ngram_size": 4},
+    "--lookahead-window 4": {"lookahead_window": 4},
+    "--lookahead-ngram-size 4": {"lookahead_ngram_size": 4},
+    "--lookahead-guesses 4": {"lookahead_guesses": 4},
+    "--echo": {"echo": True},
+    "--logprobs": {"logprobs": True},
+    "--top-logprobs 4": {"top_logprobs": 4},
+}
+
+
+@pytest.mark.parametrize("words", FLAGS)
+def test_a_flag_reaches_its_field(words, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("start: A\n")
+    arguments = [str(file) if word == "FILE" else word for word in words.split()]
+    assert generation_fields(build_parser().parse_args(["generate", *arguments])) == FLAGS[words]
+
+
+def test_every_declared_flag_is_tried_and_none_sets_what_was_not_asked_for():
+    declared = {setting.flag.split()[0] for setting in FIELDS.values() if setting.flag}
+    assert declared == {word for words in FLAGS for word in words.split() if word.startswith("--")}
+    assert generation_fields(build_parser().parse_args(["generate"])) == {}
+    assert generation_fields(build_parser().parse_args(["chat"])) == {}
+
+
+def test_help_explains_each_flag_as_its_field(capsys):
+    helps = {}
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            run(["generate", option])
+        helps[option] = " ".join(capsys.readouterr().out.split())
+    for setting in FIELDS.values():
+        if setting.flag:
+            line = f" {setting.flag} {setting.help}"
+            assert line in helps["--help-all"]
+            assert (line in helps["--help"]) == setting.common
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--early-stopping soon", "expected yes, no or never, found 'soon'"),
+        ("--top-k many", "invalid int value: 'many'"),
+        ("--temperature", "expected one argument"),
+        ("--no-cache yes", "unrecognized arguments: yes"),
+    ],
+)
+def test_what_a_flag_does_not_take_is_one_line_after_the_usage(words, expected, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["generate", *words.split()])
+    assert stop.value.code == 2
+    assert expected in capsys.readouterr().err.splitlines()[-1]
