@@ -6,7 +6,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.settings import GROUPS
 from ..errors import ParameterError
 from .options import (
     COMMON,
@@ -53,7 +52,7 @@ def add_parser(commands: Any) -> None:
     )
     add_prompt_options(parser)
     add_model_options(parser)
-    output = add_generation_options(parser, GROUPS)
+    output = add_generation_options(parser, output=True)
     output.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
     output.add_argument(
         "--stats",

@@ -2,11 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.settings import FIELDS, GROUPS, MODELS, GenerationConfig, Group, Setting
+from ..decoding.settings import FIELDS, GROUPS, MODELS, GenerationConfig, Setting
 from ..errors import PromptError, UsageError
 from ..progress import loading_bar
 
@@ -55,9 +55,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
 
 
-def add_generation_options(parser: argparse.ArgumentParser, groups: Sequence[Group] = GROUPS[:-1]) -> Any:
-    """Add the flags of generation fields as their declarations in `GenerationConfig` say. Returns the last group."""
-    for group in groups:
+def add_generation_options(parser: argparse.ArgumentParser, *, output: bool = False) -> Any:
+    """Add the flags that the generation fields declare; those about output only if `output`. Returns the last group."""
+    for group in GROUPS if output else GROUPS[:-1]:
         section = parser.add_argument_group(group.name, group.about or None)
         models = set(MODELS)
         for name, setting in FIELDS.items():

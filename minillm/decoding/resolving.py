@@ -82,16 +82,16 @@ def resolve(
             replaces both of the checkpoint's. The same holds for the minima.
     """
     user = {name: value for name in FIELDS if (value := getattr(config, name)) is not None}
-    inherited = {"eos_token_id": eos_token_id} | {k: v for k, v in checkpoint.items() if k in FIELDS and v is not None}
-    inherited = {name: value for name, value in inherited.items() if name not in user}
+    checkpoint = {"eos_token_id": eos_token_id} | {name: v for name, v in checkpoint.items() if v is not None}
+    checkpoint = {name: value for name, value in checkpoint.items() if name in FIELDS and name not in user}
     while True:
         try:
-            return _Resolution(user, inherited, models, vocab_size).settings()
+            return _Resolution(user, checkpoint, models, vocab_size).settings()
         except _ContradictionError as error:
-            dropped = next((name for name in error.fields if name in inherited), None)
+            dropped = next((name for name in error.fields if name in checkpoint), None)
             if dropped is None:
                 raise ParameterError(str(error)) from None
-            del inherited[dropped]
+            del checkpoint[dropped]
 
 
 class _ContradictionError(Exception):
@@ -106,11 +106,11 @@ class _Resolution:
     """The values of one request's fields, and the checks of fields against each other."""
 
     def __init__(
-        self, user: Mapping[str, object], inherited: Mapping[str, object], models: Collection[str], vocab_size: int
+        self, user: Mapping[str, object], checkpoint: Mapping[str, object], models: Collection[str], vocab_size: int
     ) -> None:
-        self.user, self.given = user, {**inherited, **user}
+        self.user, self.given = user, {**checkpoint, **user}
         self.vocab_size = vocab_size
-        self.values: dict[str, Any] = {model: model in models for model in MODELS}
+        self.resolved: dict[str, Any] = {model: model in models for model in MODELS}
         self.check_synonyms()
         for name in FIELDS:
             self.read(name)
@@ -124,26 +124,30 @@ class _Resolution:
         self.check_token_ids()
         self.check_end()
         self.check_results()
-        values = self.values
-        if values["seed"] is None:
-            values["seed"] = int.from_bytes(os.urandom(8), "little") if values["do_sample"] else 0
-        if not values.pop("draft"):
-            values["num_assistant_tokens"] = 0
-        return Settings(**values, explicit=frozenset(self.user))
+        resolved = self.resolved
+        if resolved["seed"] is None:
+            resolved["seed"] = int.from_bytes(os.urandom(8), "little") if resolved["do_sample"] else 0
+        if not resolved.pop("draft"):
+            resolved["num_assistant_tokens"] = 0
+        return Settings(**resolved, explicit=frozenset(self.user))
 
     def read(self, name: str) -> Any:
-        """The value of a field, read once: its default if nobody sets it, or if it has no effect and is inherited."""
-        if name in self.values:
-            return self.values[name]
+        """The value of a field; its default if it is not set, or without effect and only set by the checkpoint.
+
+        Raises:
+            ParameterError: the value is invalid, or the user set a field without effect.
+        """
+        if name in self.resolved:
+            return self.resolved[name]
         setting, value = FIELDS[name], self.given.get(name)
         if setting.needs is None or self.on(setting.needs) or (name == "top_k" and self.on("penalty_alpha")):
-            self.values[name] = setting.default if value is None else self._read_value(name, value)
+            self.resolved[name] = setting.default if value is None else self._read_value(name, value)
         elif name in self.user:
             need = NEEDS.get(setting.needs, setting.needs)
             raise ParameterError(f"{name}={shown(value)} has no effect without {need}: set that, or leave {name} out")
         else:
-            self.values[name] = setting.default
-        return self.values[name]
+            self.resolved[name] = setting.default
+        return self.resolved[name]
 
     def _read_value(self, name: str, value: object) -> Any:
         reader = FIELDS[name].read
@@ -172,16 +176,16 @@ class _Resolution:
 
     def check_contrastive_search(self) -> None:
         """Contrastive search chooses among top_k tokens, without sampling and without beams."""
-        alpha, num_beams = self.values["penalty_alpha"], self.values["num_beams"]
+        alpha, num_beams = self.resolved["penalty_alpha"], self.resolved["num_beams"]
         if not alpha:
             return
-        if self.values["do_sample"]:
+        if self.resolved["do_sample"]:
             message = f"penalty_alpha={alpha} with do_sample=True: contrastive search does not sample; leave one out"
             raise _ContradictionError(message, "penalty_alpha", "do_sample")
         if num_beams > 1:
             message = f"penalty_alpha={alpha} with num_beams={num_beams}: leave one of them out"
             raise _ContradictionError(message, "penalty_alpha", "num_beams")
-        top_k = self.values["top_k"] if "top_k" in self.given else 0
+        top_k = self.resolved["top_k"] if "top_k" in self.given else 0
         if top_k < 2:
             found = f"found {top_k}" if "top_k" in self.given else "none is set"
             message = f"penalty_alpha={alpha} needs top_k, the number of candidates, of at least 2; {found}"
@@ -192,95 +196,95 @@ class _Resolution:
         if len(names := self.searches()) > 1:
             first, second = names[:2]
             raise _ContradictionError(
-                f"{first}={self.values[first]} and {second}={self.values[second]} each say how tokens are found:"
+                f"{first}={self.resolved[first]} and {second}={self.resolved[second]} each say how tokens are found:"
                 f" {SEARCHES[first]}, or {SEARCHES[second]}",
                 *names,
             )
 
     def check_groups(self) -> None:
         """Groups of beams are equally large, do not sample, and have a penalty."""
-        groups, num_beams = self.values["num_beam_groups"], self.values["num_beams"]
+        groups, num_beams = self.resolved["num_beam_groups"], self.resolved["num_beams"]
         if groups == 1:
             return
         if num_beams % groups:
             message = f"num_beam_groups={groups} does not divide num_beams={num_beams}: choose one that does"
             raise _ContradictionError(message, "num_beam_groups")
-        if self.values["do_sample"]:
+        if self.resolved["do_sample"]:
             message = f"num_beam_groups={groups} with do_sample=True: groups of beams do not sample; leave one out"
             raise _ContradictionError(message, "num_beam_groups", "do_sample")
-        if self.values["diversity_penalty"] == 0.0:
+        if self.resolved["diversity_penalty"] == 0.0:
             message = f"num_beam_groups={groups} needs a diversity_penalty above 0: without one all groups are equal"
             raise _ContradictionError(message, "num_beam_groups")
 
     def check_mirostat(self) -> None:
         """Mirostat draws one token at a time and replaces the filters."""
-        if not self.values["mirostat"]:
+        if not self.resolved["mirostat"]:
             return
-        filters = [name for name in NO_FILTER if name in self.user and self.values[name] != NO_FILTER[name]]
+        filters = [name for name in NO_FILTER if name in self.user and self.resolved[name] != NO_FILTER[name]]
         for name in [*filters, *reversed(self.searches())]:  # beams last: they give way to Mirostat
             raise _ContradictionError(
-                f"{name}={shown(self.values[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
+                f"{name}={shown(self.resolved[name])} with mirostat=2: Mirostat draws one token at a time, by a rule of"
                 f" its own; leave {name} or mirostat out",
                 *(("num_beams", "mirostat") if name == "num_beams" else ("mirostat", name)),
             )
-        self.values |= NO_FILTER
+        self.resolved |= NO_FILTER
 
     def check_token_ids(self) -> None:
         """Token ids are in the vocabulary, and not all of it is forbidden; of the checkpoint's, others are dropped."""
-        values = self.values
+        resolved = self.resolved
 
         def keep(name: str, ids_of: Callable[[Any], tuple[int, ...]] = lambda token: (token,)) -> None:
             kept = []
-            for entry in values[name]:
+            for entry in resolved[name]:
                 outside = [token for token in ids_of(entry) if not 0 <= token < self.vocab_size]
                 if outside and name in self.user:
                     raise ParameterError(f"{name}: {outside[0]} is not in the vocabulary of {self.vocab_size} tokens")
                 kept += [] if outside else [entry]
-            values[name] = tuple(kept)
+            resolved[name] = tuple(kept)
 
         for name in ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
             keep(name)
         keep("sequence_bias", lambda pair: pair[0])
         keep("bad_words_ids", lambda word: word)
-        name, token = "forced_bos_token_id", values["forced_bos_token_id"]
+        name, token = "forced_bos_token_id", resolved["forced_bos_token_id"]
         if token is not None and token >= self.vocab_size:
             message = f"{name}: {token} is not in the vocabulary of {self.vocab_size} tokens"
             raise _ContradictionError(message, name)
 
-        ends = {(token,) for token in values["eos_token_id"]}
-        words = tuple(word for word in values["bad_words_ids"] if word not in ends)
-        if values["bad_words_ids"] and not words and "bad_words_ids" in self.user:
+        ends = {(token,) for token in resolved["eos_token_id"]}
+        words = tuple(word for word in resolved["bad_words_ids"] if word not in ends)
+        if resolved["bad_words_ids"] and not words and "bad_words_ids" in self.user:
             raise ParameterError(
                 f"bad_words_ids={shown(self.user['bad_words_ids'])} has no effect: eos_token_id is not forbidden by it;"
                 " use suppress_tokens or min_new_tokens"
             )
-        values["bad_words_ids"] = words  # as in transformers, these alone do not forbid the end
-        forbidden = {*values["suppress_tokens"], *(word[0] for word in words if len(word) == 1)}
-        forbidden |= {ids[0] for ids, bias in values["sequence_bias"] if len(ids) == 1 and bias == -math.inf}
+        resolved["bad_words_ids"] = words  # as in transformers, these alone do not forbid the end
+        forbidden = {*resolved["suppress_tokens"], *(word[0] for word in words if len(word) == 1)}
+        forbidden |= {ids[0] for ids, bias in resolved["sequence_bias"] if len(ids) == 1 and bias == -math.inf}
         if len(forbidden) == self.vocab_size:
             raise ParameterError("suppress_tokens, bad_words_ids and sequence_bias leave no token of the vocabulary")
 
     def check_end(self) -> None:
         """The text can end, within limits that leave room for the user's minimum."""
-        values, user = self.values, self.user
-        if values["max_new_tokens"] is None and values["max_length"] is None:
-            values["max_new_tokens"] = 20
+        resolved, user = self.resolved, self.user
+        if resolved["max_new_tokens"] is None and resolved["max_length"] is None:
+            resolved["max_new_tokens"] = 20
         for name, effect in (
             ("min_new_tokens", "hold back"),
             ("min_length", "hold back"),
             ("exponential_decay_length_penalty", "make likelier"),
         ):
-            if name in user and values[name] != 0 and not values["eos_token_id"]:
+            if name in user and resolved[name] != 0 and not resolved["eos_token_id"]:
                 given = shown(user[name])
                 raise ParameterError(f"{name}={given} has no effect without eos_token_id: nothing to {effect}")
         for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
-            if least in user and values[most] is not None and values[least] > values[most]:
-                raise ParameterError(f"{least}={values[least]} is more than {most}={values[most]}")
-        guide = next((name for name in GUIDES if values[name] is not None), None)
-        if guide is not None and not values["eos_token_id"]:
+            if least in user and resolved[most] is not None and resolved[least] > resolved[most]:
+                raise ParameterError(f"{least}={resolved[least]} is more than {most}={resolved[most]}")
+        guide = next((name for name in GUIDES if resolved[name] is not None), None)
+        if guide is not None and not resolved["eos_token_id"]:
             raise ParameterError(f"{guide} needs an eos_token_id: a token that says where the text ends")
         if guide == "guided_choice" and "min_new_tokens" in user:
-            longest, least = max(len(text.encode()) for text in values[guide]), values["min_new_tokens"]
+            longest, least = max(len(text.encode()) for text in resolved[guide]), resolved["min_new_tokens"]
             if least > longest:
                 raise ParameterError(
                     f"min_new_tokens={least} is more than the longest guided_choice can have ({longest})"
@@ -288,20 +292,20 @@ class _Resolution:
 
     def check_results(self) -> None:
         """There are as many results, and log-probabilities of each token, as asked for."""
-        values = self.values
-        count, num_beams = values["num_return_sequences"], values["num_beams"]
-        if count > num_beams and (num_beams > 1 or not values["do_sample"]):
+        resolved = self.resolved
+        count, num_beams = resolved["num_return_sequences"], resolved["num_beams"]
+        if count > num_beams and (num_beams > 1 or not resolved["do_sample"]):
             raise _ContradictionError(
                 f"num_return_sequences={count} is more than num_beams={num_beams}: there are no more results than"
                 " beams; raise num_beams, or set do_sample=True and leave num_beams out",
                 "num_return_sequences",
             )
-        count = values["top_logprobs"]
+        count = resolved["top_logprobs"]
         if count > self.vocab_size:
             raise ParameterError(f"top_logprobs={count} is more than the vocabulary has tokens ({self.vocab_size})")
         if count > 0 and self.user.get("logprobs") is False:
             raise ParameterError(f"top_logprobs={count} has no effect with logprobs=False: leave one of them out")
-        values["logprobs"] = values["logprobs"] or count > 0
+        resolved["logprobs"] = resolved["logprobs"] or count > 0
 
 
 def strategy_for(settings: Settings) -> "Strategy":
@@ -316,8 +320,9 @@ def strategy_for(settings: Settings) -> "Strategy":
     """
     kind = strategy_class(settings)
     if kind.shared and not (settings.guide or settings.logits_processor or settings.prefix_allowed_tokens_fn):
-        alike = replace(settings, seed=0, max_new_tokens=1, stop_strings=(), include_stop=False, echo=False)
-        return _shared(kind, alike)
+        return _shared(
+            kind, replace(settings, seed=0, max_new_tokens=1, stop_strings=(), include_stop=False, echo=False)
+        )
     strategy = kind(settings)
     if settings.guide is not None and not kind.guided:
         name = kind.__name__

@@ -133,7 +133,7 @@ class Fields(Generic[Unset]):
         flag="--begin-suppress-tokens ID [ID ...]", help="never begin with these tokens")
     bad_words_ids: Sequence[Sequence[int]] | Unset = TEXT.field((), phrases, help="forbidden token sequences")
     sequence_bias: Mapping[Sequence[int], float] | Sequence[Sequence[Any]] | Unset = TEXT.field((), biases,
-        help="added to the score of the token that completes a sequence: [[token ids, bias], ...] or "
+        help="add to the score of the token that completes a sequence: [[token ids, bias], ...] or "
         "{token ids: bias}; -inf forbids")
     forced_bos_token_id: int | None = TEXT.field(None, whole(0), expected="a token id",
         help="the token that follows a prompt of one token")
@@ -162,7 +162,7 @@ class Fields(Generic[Unset]):
     top_p: float | Unset = SAMPLING.field(1.0, number(0, 1, above=True), needs="do_sample", flag="--top-p P",
         common=True, help="keep the best that together reach this probability")
     min_p: float | Unset = SAMPLING.field(0.0, number(0, 1), needs="do_sample", flag="--min-p P",
-        help="keep tokens at least this many times as likely as the best")
+        help="keep tokens at least this many times as likely as the best (0: all)")
     seed: int | Unset = SAMPLING.field(None, whole(0, 2**64), needs="do_sample", flag="--seed SEED", common=True,
         expected="a whole number from 0 to 2**64 - 1",
         help="seed of the random draws (default: a fresh one)")
@@ -171,7 +171,7 @@ class Fields(Generic[Unset]):
     epsilon_cutoff: float | Unset = SAMPLING.field(0.0, number(0, 1, below=True), needs="do_sample",
         flag="--epsilon-cutoff P", help="keep tokens of at least this probability (0: all)")
     eta_cutoff: float | Unset = SAMPLING.field(0.0, number(0, 1, below=True), needs="do_sample",
-        flag="--eta-cutoff P", help="the same with a threshold that falls with the entropy (0: all)")
+        flag="--eta-cutoff P", help="as epsilon_cutoff, with a threshold that falls with the entropy (0: all)")
     top_h: float | None = SAMPLING.field(None, number(0, 1, above=True), needs="do_sample", flag="--top-h H",
         help="keep the best that hold this share of the entropy of the best 100")
     top_n_sigma: float | Unset = SAMPLING.field(0.0, number(0, LARGE), needs="do_sample", flag="--top-n-sigma N",
@@ -180,9 +180,9 @@ class Fields(Generic[Unset]):
     mirostat: int | Unset = SAMPLING.field(0, mirostat_version, needs="do_sample", flag="--mirostat 2",
         help="2 for Mirostat 2.0, which holds the surprise at a target; it replaces all filters but temperature")
     mirostat_tau: float | Unset = SAMPLING.field(5.0, number(0, LARGE, above=True), needs="mirostat",
-        flag="--mirostat-tau BITS", help="its target in bits per token (default: {default})")
+        flag="--mirostat-tau BITS", help="Mirostat's target surprise in bits per token (default: {default})")
     mirostat_eta: float | Unset = SAMPLING.field(0.1, number(0, LARGE, above=True), needs="mirostat",
-        flag="--mirostat-eta X", help="its learning rate (default: {default})")
+        flag="--mirostat-eta X", help="Mirostat's learning rate (default: {default})")
     repetition_penalty: float | Unset = SAMPLING.field(1.0, positive, flag="--repetition-penalty X",
         help="above 1 makes tokens seen in prompt or output less likely, once per distinct token")
     presence_penalty: float | Unset = SAMPLING.field(0.0, number(-LARGE, LARGE), flag="--presence-penalty X",
@@ -202,13 +202,13 @@ class Fields(Generic[Unset]):
     num_beam_groups: int | Unset = SEARCH.field(1, whole(1), flag="--num-beam-groups N",
         help="groups of diverse beam search, which avoid each other's tokens; must divide num_beams")
     diversity_penalty: float | Unset = SEARCH.field(0.0, number(0, LARGE), needs="num_beam_groups",
-        flag="--diversity-penalty X", help="subtracted for each choice of the token by an earlier group")
+        flag="--diversity-penalty X", help="subtract this from a token's score for each earlier group that chose it")
     penalty_alpha: float | Unset = SEARCH.field(0.0, number(0, 1), flag="--penalty-alpha A",
-        help="contrastive search among top_k tokens: weight of dissimilarity to the context against probability")
+        help="contrastive search among top_k tokens: weight of dissimilarity to the context (0: off)")
     contrastive_alpha: float | Unset = SEARCH.field(0.1, number(0, 1), needs="amateur", flag="--contrastive-alpha A",
-        help="keep tokens at least this many times as likely as the best (default: {default})")
+        help="tokens considered are at least this many times as likely as the best (default: {default})")
     amateur_temperature: float | Unset = SEARCH.field(1.0, positive, needs="amateur", flag="--amateur-temperature T",
-        help="divide the amateur's logits by this (default: {default})")
+        help="divide the amateur model's logits by this (default: {default})")
 
     guided_json: Mapping[str, Any] | str | None = GUIDED.field(None, schema, flag="--guided-json JSON|FILE",
         common=True, help="a JSON schema that the text satisfies",
@@ -218,7 +218,7 @@ class Fields(Generic[Unset]):
         help="a regular expression that the whole text matches", notes="In Rust's notation.")
     guided_grammar: str | None = GUIDED.field(None, text, flag="--guided-grammar FILE",
         expected="a grammar in Lark's notation, as a text that is not empty",
-        help="a context-free grammar that the text follows", notes="In Lark's notation, as llguidance reads it.")
+        help="a context-free grammar in Lark's notation that the text follows", notes="As llguidance reads it.")
     guided_choice: str | Sequence[str] | None = GUIDED.field(None, texts(1), flag="--guided-choice TEXT", common=True,
         help="a text to choose from", notes="Up to 10,000.")
 
@@ -229,14 +229,15 @@ class Fields(Generic[Unset]):
         expected="a whole number of at least 1, or 0 for none",
         help="guess this many tokens by looking back in the text (0: none)")
     max_matching_ngram_size: int | Unset = SPECULATION.field(2, whole(1), needs="prompt_lookup_num_tokens",
-        flag="--max-matching-ngram-size N", help="longest n-gram that it searches for (default: {default})")
+        flag="--max-matching-ngram-size N", help="longest n-gram that prompt lookup searches for (default: {default})")
     lookahead_window: int | Unset = SPECULATION.field(0, whole(0), flag="--lookahead-window W",
         expected="a whole number of at least 1, or 0 for none",
         help="guess by Jacobi iteration this many positions ahead (0: none)")
     lookahead_ngram_size: int | Unset = SPECULATION.field(3, whole(2), needs="lookahead_window",
-        flag="--lookahead-ngram-size N", help="length of its n-grams, newest token included (default: {default})")
+        flag="--lookahead-ngram-size N", help="length of lookahead's n-grams (default: {default})",
+        notes="The newest token is included.")
     lookahead_guesses: int | Unset = SPECULATION.field(5, whole(1), needs="lookahead_window",
-        flag="--lookahead-guesses G", help="n-grams that it verifies at once (default: {default})")
+        flag="--lookahead-guesses G", help="n-grams that lookahead verifies at once (default: {default})")
 
     echo: bool | Unset = OUTPUT.field(False, flag, flag="--echo", common=True,
         help="prepend the prompt to the text",
@@ -249,6 +250,7 @@ class Fields(Generic[Unset]):
 
 
 FIELDS: dict[str, Setting] = {one.name: one.metadata["setting"] for one in fields(Fields)}
+"""Name of a field -> its declaration."""
 GUIDES = tuple(name for name, setting in FIELDS.items() if setting.group == "guided")
 """Fields that set a guide; a request has at most one of them."""
 
