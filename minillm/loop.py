@@ -224,7 +224,7 @@ class StepLoop:
                 f"the request needs {width} sequences at once, and max_batch_size is {limit}: raise max_batch_size to "
                 f"at least {width}"
             )
-        pages = self._pages_needed(request, min(width, limit), strategy.slack)
+        pages = self._pages_needed(request, min(width, limit), strategy.extra_positions)
         available = min(runner.cache.num_pages for runner in self.runners.values())
         if pages > available:
             raise CacheFullError(
@@ -237,14 +237,14 @@ class StepLoop:
         self.scheduler.waiting += actives
         return self._next_id
 
-    def _pages_needed(self, request: Request, width: int, slack: int = 0) -> int:
+    def _pages_needed(self, request: Request, width: int, extra_positions: int = 0) -> int:
         """Maximum number of pages of a request: its sequences share the prompt's full pages; all others may differ.
 
         Each model's cache has the same number of pages, and no model uses more of them than the target.
         """
         cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
         shared = prompt // cache.page_size if request.settings.use_cache else 0
-        return shared + width * (cache.pages_for(prompt + request.max_new_tokens + slack) - shared)
+        return shared + width * (cache.pages_for(prompt + request.max_new_tokens + extra_positions) - shared)
 
     @property
     def busy(self) -> bool:

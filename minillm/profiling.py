@@ -292,7 +292,7 @@ def _loop(model: Model, backend: Backend, requests: Sequence[Request]) -> StepLo
     width = pages = 0
     for request in requests:
         strategy = strategy_for(request.settings)
-        longest = len(request.prompt_ids) + request.max_new_tokens + strategy.slack
+        longest = len(request.prompt_ids) + request.max_new_tokens + strategy.extra_positions
         width += strategy.max_sequences
         pages += strategy.max_sequences * -(-longest // backend.page_size)
     cache = PagedCache(model.config, backend, pages)

@@ -41,7 +41,6 @@ def add_parser(commands: Any) -> None:
         help="FLOPs, bytes and memory of a model, from its config.json alone",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help="folder, hub id, or a published name such as opt-13b")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")

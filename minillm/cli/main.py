@@ -25,6 +25,9 @@ class _Parser(argparse.ArgumentParser):
 
     _common: frozenset[str] = frozenset()
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
     def error(self, message: str) -> NoReturn:
         """Print usage and a message, which may quote any argument, and exit."""
         super().error(printable(message))

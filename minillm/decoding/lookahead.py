@@ -57,7 +57,7 @@ class Lookahead(Guessing):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.window, self.ngram = settings.lookahead_window, settings.lookahead_ngram_size
-        self.slack = (self.window + settings.lookahead_guesses) * (self.ngram - 1)
+        self.extra_positions = (self.window + settings.lookahead_guesses) * (self.ngram - 1)
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Feed the prompt; each window is initialised with random tokens of the prompt."""

@@ -130,7 +130,7 @@ class Strategy(ABC):
     """True if one call of `step` serves several requests and isolates their failures."""
     independent: ClassVar[bool] = False
     """True if returned sequences are independent, so that a request may run in parts."""
-    slack: int = 0  # not a ClassVar: it depends on the settings
+    extra_positions: int = 0  # not a ClassVar: it depends on the settings
     """Cache positions that a sequence may need temporarily beyond those of its tokens (a tree of guesses)."""
 
     def __init__(self, settings: Settings) -> None:
