@@ -1,4 +1,4 @@
-"""What is written is what the safetensors library reads, aligned, and there as a whole or not at all."""
+"""Written files are read by the safetensors library, aligned, and complete or absent."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The bar that shows how far a model is loaded: told of every parameter once, and silent where nobody watches."""
+"""The bar that shows how far a model is loaded: it counts every parameter once, and is silent without a terminal."""
 
 import io
 from pathlib import Path

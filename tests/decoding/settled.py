@@ -19,7 +19,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "draft": {"models": ("draft",)},
     "amateur": {"models": ("amateur",)},
 }
-"""What to set so that a field with `needs` has an effect."""
+"""Fields to set so that a field with `needs` has an effect"""
 
 
 def settle(defaults: dict[str, Any] | None = None, eos: Any = 2, models: Any = (), **said: Any) -> Settings:
