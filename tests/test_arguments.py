@@ -1,4 +1,4 @@
-"""Nonsense in every argument: one clear line, or a meaning that is documented. Nothing else comes out of the engine."""
+"""Invalid values for every argument of the engine: one clear line, or a documented meaning."""
 
 import array
 import collections

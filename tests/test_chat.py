@@ -1,4 +1,4 @@
-"""Conversations: what a template makes of them, what it may not do, and where it is found."""
+"""Conversations: rendering by templates, the sandbox, and the files that templates are read from."""
 
 import json
 import logging

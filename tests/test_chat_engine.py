@@ -1,4 +1,4 @@
-"""Chatting with an engine: its answers, its arguments, and what a checkpoint lacks."""
+"""Chat with an engine: answers, arguments, and checkpoints without a template."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The comparator itself: what it lets pass, and what it does not."""
+"""The comparator of tokens: what it accepts and what it rejects."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The face of the library: what is returned, what is streamed, and that they are the same."""
+"""The public interface: results, streams, and their equality."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What goes wrong, says so, and leaves the engine usable."""
+"""Errors of the engine: each has a clear message and leaves the engine usable."""
 
 import gc
 import threading

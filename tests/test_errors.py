@@ -1,4 +1,4 @@
-"""Messages: one printable line of bounded length, whatever the names in them hold."""
+"""Messages: one printable line of bounded length, whatever names they quote."""
 
 import logging
 

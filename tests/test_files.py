@@ -1,4 +1,4 @@
-"""The files of a checkpoint that are none, too large, or JSON that no reader was made for: one line each."""
+"""Files of a checkpoint that are missing, too large or malformed JSON: one line each."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the model would say after each token, and where its heads look."""
+"""Predictions at each position, and attention maps."""
 
 import numpy as np
 import pytest

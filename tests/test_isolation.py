@@ -1,4 +1,4 @@
-"""One request's failure is never another's: it ends with its error, and what runs beside it does not notice."""
+"""A failing request ends with its error, and leaves all other requests unaffected."""
 
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""What a checkpoint brings along: its defaults in generation_config.json, and its tokenizer or none."""
+"""A checkpoint's defaults in generation_config.json, and its tokenizer, if any."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""An engine beside other processes and threads: forked children, pools of them, and engines in several threads.
+"""An engine with other processes and threads: forked children, pools of them, and engines in several threads.
 
 Each case is a process of its own, since what is tested is what a process leaves to its children.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong when a checkpoint is quantised, or when a quantised one is loaded."""
+"""Errors in quantising a checkpoint and in loading a quantised one."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The forward pass: prefill and decode are one, rows come as asked, and numbers that are none are named."""
+"""The forward pass: prefill and decode agree, rows are returned as requested, and NaN is reported."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Who runs in the next step, and how much of each prompt."""
+"""The scheduler: which requests run in the next step, with how much of each prompt."""
 
 from dataclasses import dataclass
 

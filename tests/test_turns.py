@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment, several threads at once, and closing in the middle: the engine stays in order."""
+"""Ctrl-C at any time, several threads at once, and closing during a step: the engine stays consistent."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a wheel holds beside the modules: the kernels' sources, the templates of pages and the small model."""
+"""The data files of a wheel: the kernels' sources, the templates of pages and the packaged model."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the tests of tokenizers share: folders, texts, streaming, and the live comparison with transformers."""
+"""Shared by the tests of tokenizers: folders, texts, streaming, and the live comparison with transformers."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Bounds, floors and what fits, against arithmetic by hand and against trying."""
+"""Bounds, floors and capacities, against arithmetic by hand and against trial."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Buffers are used again, and never while somebody may still read them."""
+"""The arena reuses buffers, but never while they may still be read."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""BLAS on one thread while its products lose time to other work, and as before once they do not."""
+"""BLAS is limited to one thread while other work slows its products down, and released afterwards."""
 
 import time
 from collections.abc import Iterator

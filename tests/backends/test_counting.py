@@ -1,4 +1,4 @@
-"""Counting: where costs go, that results stay as they are, and that nothing slips through."""
+"""Counting: costs go to the right place, results stay the same, and no operation is missed."""
 
 import inspect
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ UNCOUNTED = {
     "argmax",
     "sample",
 }
-"""What computes nothing, and what comes after the logits."""
+"""Methods that compute nothing, or follow the logits"""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is kept after a request, which prompts it serves, and how it gives way."""
+"""The prefix cache: which sequences are kept, which prompts reuse them, and when they are evicted."""
 
 import numpy as np
 import pytest

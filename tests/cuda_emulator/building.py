@@ -36,7 +36,7 @@ CHECKS = (
     "-fsanitize=thread,bounds,alignment,shift-exponent,signed-integer-overflow,integer-divide-by-zero",
     "--param=tsan-instrument-func-entry-exit=0",
 )
-"""What a build with checks asks g++ to insert: calls that runtime/races.cpp and runtime/undefined.cpp answer."""
+"""Instrumentation by g++ in a build with checks: calls that runtime/races.cpp and runtime/undefined.cpp answer."""
 
 PRECOMPILED = "emulated.h.gch"
 KERNEL = re.compile(r'extern\s+"C"\s+__attribute__\s*\(\(emulated_kernel\)\)[^(;{]*?\bvoid\s+(\w+)\s*\(')

@@ -16,7 +16,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "draft": {"models": ("draft",)},
     "amateur": {"models": ("amateur",)},
 }
-"""What to set so that a field with `needs` has an effect."""
+"""Fields to set so that a field with `needs` has an effect"""
 
 
 def settle(checkpoint: dict[str, Any] | None = None, eos: Any = 2, models: Any = (), **user: Any) -> Settings:

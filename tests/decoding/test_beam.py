@@ -1,4 +1,4 @@
-"""Beam search against looking at everything; the comparison with transformers is in test_beam_transformers.py."""
+"""Beam search against exhaustive search; the comparison with transformers is in test_beam_transformers.py."""
 
 import itertools
 from typing import Any

@@ -25,7 +25,7 @@ MODEL = {
     "IL": (0.2, 0.7, 0.1),
     "LI": (0.3, 0.4, 0.3),
 }
-"""What is said so far -> the probabilities of I, L and U"""
+"""Text so far -> the probabilities of I, L and U"""
 
 
 def settings(**fields: object) -> Settings:

@@ -25,7 +25,7 @@ LOOPING: Fields = {
     "prefix_allowed_tokens_fn": lambda batch_id, ids: [CYCLE[len(ids) % len(CYCLE)]],
     "max_new_tokens": 40,
 }
-"""What repeats itself, so that there is something to look up."""
+"""A repetitive prompt, for prompt lookup"""
 
 
 @dataclasses.dataclass(frozen=True)

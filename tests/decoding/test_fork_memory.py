@@ -1,4 +1,4 @@
-"""What forking takes of the cache: the prompt's full pages once, whatever the number of sequences that share them."""
+"""Cache memory of forks: the prompt's full pages are held once, however many sequences share them."""
 
 from typing import Any
 

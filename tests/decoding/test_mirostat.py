@@ -1,4 +1,4 @@
-"""Mirostat against its algorithm worked out token by token, and against its promise."""
+"""Mirostat against its algorithm, token by token, and the surprise that it should hold."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What users and checkpoints may say, and what it becomes."""
+"""Generation fields of users and checkpoints, and the settings resolved from them."""
 
 import copy
 import dataclasses

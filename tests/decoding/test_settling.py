@@ -1,4 +1,4 @@
-"""Fields together: which exclude each other, which bound each other, and which gives way."""
+"""Combinations of fields: which exclude or bound each other, and which takes precedence."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""What a strategy is promised of its feeds: which rows, which hidden states, in which order, whatever else runs."""
+"""The contract of a strategy's feeds: rows, hidden states and their order, whatever else runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

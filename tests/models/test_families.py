@@ -1,4 +1,4 @@
-"""What holds for every family, one path through the engine against another. Needs no torch."""
+"""Properties of every family: different paths through the engine give the same results. Needs no torch."""
 
 import math
 from typing import Any

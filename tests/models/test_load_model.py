@@ -1,4 +1,4 @@
-"""What beside config.json and the weights lies in a folder, and may not be passed over."""
+"""Other files in a model's folder that must not be ignored."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What operations say they cost, against the arithmetic they do: run on numbers that count.
+"""The stated costs of operations against the arithmetic that they do, counted by instrumented numbers.
 
 NumPy adds n numbers with n - 1 additions where the convention says n, so each test adds one for every sum. Masked
 scores are computed and not counted; attention is therefore tested with one query.

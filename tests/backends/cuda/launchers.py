@@ -1,4 +1,4 @@
-"""Who runs the kernels in tests: the emulator, or a real GPU with MINILLM_TEST_GPU=1 in the environment.
+"""The launchers of kernels in tests: the emulator, or a real GPU with MINILLM_TEST_GPU=1 in the environment.
 
     MINILLM_TEST_GPU=1 python -m pytest tests/backends/cuda
 

@@ -1,4 +1,4 @@
-"""What the emulated GPU asks of a launch: arguments, sizes, names, sources."""
+"""Checks of the emulated GPU at a launch: arguments, sizes, names, sources."""
 
 from pathlib import Path
 from typing import Any

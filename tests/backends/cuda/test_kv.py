@@ -1,4 +1,4 @@
-"""The kernels that file keys and values, number for number."""
+"""The kernels that store keys and values, number for number."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Products: what is timed and when, who is called then, and that both give the same."""
+"""Products: when both implementations are timed, which one is called, and that their results agree."""
 
 from collections.abc import Callable
 from typing import Any

@@ -104,7 +104,7 @@ def test_rows_of_logits_may_lie_apart(emulator: Emulator) -> None:
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 SHARE = 1e-6
-"""How far the share of a filter may be from where it would decide otherwise, to excuse another token."""
+"""Largest distance of a filter's share from its threshold at which another token is accepted."""
 LOWEST, HIGHEST = (27, 183_203), (66, 24_046)
 """Seed and position of the smallest and of the largest uniform number there is."""
 

@@ -1,4 +1,4 @@
-"""What the cache stores: keys and values in each of its dtypes."""
+"""Keys and values stored in each of the cache's dtypes."""
 
 import numpy as np
 import pytest

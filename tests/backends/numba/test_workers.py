@@ -1,4 +1,4 @@
-"""Who runs a program: helpers that sleep when there is nothing to do, and the caller alone where they do not help."""
+"""The workers of a program: helpers sleep when idle, and the caller runs alone where they do not help."""
 
 import threading
 import time

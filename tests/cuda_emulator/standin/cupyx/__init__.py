@@ -1,4 +1,4 @@
-"""What stands in for CuPy's second package."""
+"""A stand-in for the package cupyx."""
 
 from typing import Any
 

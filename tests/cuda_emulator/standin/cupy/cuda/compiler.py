@@ -1,4 +1,4 @@
-"""What goes wrong in compiling."""
+"""CuPy's compile error."""
 
 
 class CompileException(Exception):  # noqa: N818  CuPy's name
