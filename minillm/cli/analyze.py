@@ -154,17 +154,16 @@ def find_config(model: str, revision: str | None) -> Found:
     from ..accounting.storage import BYTES
     from ..checkpoint import find_config as folder_of
     from ..config import read_config
-    from ..models import family_of, published_config, published_names
+    from ..models import family_of, published, published_config
     from ..models.quantized import read_quantization
 
-    if model in published_names() and not Path(model).exists():
+    if model in published() and not Path(model).exists():
         if revision is not None:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
         return Found(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
         raise ParameterError(
-            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: "
-            + ", ".join(published_names())
+            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: " + ", ".join(published())
         )
     raw = read_config(folder_of(model, revision=revision))
     config: ModelConfig = family_of(raw).read_config(raw)
@@ -313,10 +312,10 @@ def _parameters(analysis: "Analysis") -> list[str]:
 
     parts = memory.parts_held(analysis.config, analysis.storage)
     total = memory.Held("total", sum(part.parameters for part in parts), sum(part.bytes for part in parts))
-    lines = [f"{'part':<20}{'parameters':>18}{'share':>9}{'weights':>12}"]
+    lines = [f"{'part':<24}{'parameters':>18}{'share':>9}{'weights':>12}"]
     for part in (*parts, total):
         share = f"{part.parameters / total.parameters:.1%}"
-        lines.append(f"{part.name:<20}{part.parameters:>18,}{share:>9}{bytes_text(part.bytes):>12}")
+        lines.append(f"{part.name:<24}{part.parameters:>18,}{share:>9}{bytes_text(part.bytes):>12}")
     return lines
 
 
@@ -327,7 +326,7 @@ def _memory(analysis: "Analysis") -> list[str]:
     """Weights and cache in each format, and activations of both phases."""
 
     config, storage, work = analysis.config, analysis.storage, analysis.workload
-    lines = [f"{'memory':<20}" + "".join(f"{name:>12}" for name in WEIGHT_FORMATS)]
+    lines = [f"{'memory':<24}" + "".join(f"{name:>12}" for name in WEIGHT_FORMATS)]
     weights = [memory.weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS]
     token = [memory.cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS]
     rows = {
@@ -335,7 +334,7 @@ def _memory(analysis: "Analysis") -> list[str]:
         "cache, a token": token,
         f"cache, {work.batch} x {work.decode_context}": [work.batch * work.decode_context * one for one in token],
     }
-    lines += [f"{name:<20}" + "".join(f"{bytes_text(one):>12}" for one in row) for name, row in rows.items()]
+    lines += [f"{name:<24}" + "".join(f"{bytes_text(one):>12}" for one in row) for name, row in rows.items()]
     alive = [
         memory.activation_bytes(config, storage, phase.tokens, work.batch)
         for phase in (analysis.prefill, analysis.decode)
@@ -347,7 +346,7 @@ def _phase_table(title: str, phase: "Phase") -> list[str]:
     """One line per operation, summed over layers."""
     columns = ("times", "FLOPs", "read", "written", "FLOP/byte", "bound", "floor", "fusion saves")
     widths = (7, 10, 11, 11, 11, 9, 11, 14)
-    lines = [title, f"{'operation':<20}" + "".join(f"{c:>{w}}" for c, w in zip(columns, widths, strict=True))]
+    lines = [title, f"{'operation':<24}" + "".join(f"{c:>{w}}" for c, w in zip(columns, widths, strict=True))]
     operations = lines_of(phase)
     total = Line(
         "total",
@@ -370,7 +369,7 @@ def _phase_table(title: str, phase: "Phase") -> list[str]:
             seconds_text(one.seconds),
             bytes_text(one.fusion_saves),
         )
-        lines.append(f"{one.name:<20}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
+        lines.append(f"{one.name:<24}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
     rate = phase.tokens / phase.seconds
     lines.append(
         f"at best {seconds_text(phase.seconds)}, {rate:,.0f} tokens/s; the ridge lies at {phase.ridge:.0f} FLOP/byte"

@@ -45,6 +45,40 @@ def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_att
     return E, H, E // H
 
 
+def read_shared(
+    fields: Fields,
+    *,
+    width: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    layers: str = "num_hidden_layers",
+    tied_head: bool,
+) -> dict[str, Any]:
+    """The fields of `ModelConfig` that families without a head width of their own read alike.
+
+    Args:
+        fields: config.json
+        width: the name of E there
+        heads: the name of H
+        layers: the name of L
+        tied_head: whether the head is tied if config.json does not say
+
+    Raises:
+        CheckpointError: a field is missing or invalid.
+    """
+    E, H, D = read_heads(fields, width, heads)
+    return {
+        "hidden_size": E,
+        "num_layers": read_layers(fields, layers),
+        "num_heads": H,
+        "num_kv_heads": H,
+        "head_dim": D,
+        "vocab_size": fields.size("vocab_size"),
+        "bos_token_id": fields.token_id("bos_token_id"),
+        "eos_token_ids": fields.token_ids("eos_token_id"),
+        "tied_head": fields.get("tie_word_embeddings", tied_head),
+    }
+
+
 def read_layers(fields: Fields, name: str = "num_hidden_layers") -> int:
     """L, from the field of this name."""
     return fields.size(name, most=MOST_LAYERS)

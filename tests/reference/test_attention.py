@@ -6,7 +6,7 @@ import pytest
 from minillm.batch import Batch, TokenSequence
 from minillm.reference import attention as module
 from minillm.reference import kv
-from minillm.reference.attention import QUERY_TILE, attend, attention_map, visible_pairs
+from minillm.reference.attention import QUERY_TILE, attend, attention_map
 from minillm.reference.kv import store_kv
 
 D = 8
@@ -95,7 +95,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
             pairs += len(shown)
             seen |= set(shown)
         keys += len(seen)
-    assert visible_pairs(case.batch, window) == pairs
+    assert case.batch.visible_pairs(window) == pairs
     position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
     cost = module.cost(case.batch, 4, D, position_bytes, window=window, biased=True)
     flops = pairs * 4 * (4 * D + 6) + T * 4 * D
@@ -150,7 +150,7 @@ def test_cost_is_a_count_of_the_operations(name: str) -> None:
                 pairs += 1
                 flops += H * (2 * D + 4 + 2 * D)
     read = case.q.nbytes + sum(array.nbytes for array in case.k + case.v)
-    assert visible_pairs(case.batch) == pairs
+    assert case.batch.visible_pairs() == pairs
     assert module.cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes, 4 * pairs * H * 4)
 
 
