@@ -27,7 +27,7 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from .decoder import Decoder
-from .reading import merge_names, read_shared, refuse_other_layers
+from .reading import merge_names, read_heads, read_shared, refuse_other_layers
 from .sources import Names, Weights
 
 ACTIVATION = "gelu_new"
@@ -64,7 +64,7 @@ def read_config(raw: Mapping[str, Any]) -> BloomConfig:
         raise UnsupportedModelError(
             "config.json: apply_residual_connection_post_layernorm is true; minillm adds to what the norm reads"
         )
-    shared = read_shared(fields, tied_head=True)
+    shared = read_heads(fields) | read_shared(fields, tied_head=True)
     return BloomConfig(
         model_type="bloom",
         **shared,

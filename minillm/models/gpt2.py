@@ -23,7 +23,7 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from .decoder import Decoder
-from .reading import merge_names, read_activation, read_shared, refuse_other_layers
+from .reading import merge_names, read_activation, read_heads, read_shared, refuse_other_layers
 from .sources import Names, Split, Weights
 
 END_OF_TEXT = 50256
@@ -63,7 +63,8 @@ def read_config(raw: Mapping[str, Any]) -> GPT2Config:
     if fields.get("add_cross_attention", False):
         raise UnsupportedModelError("config.json: add_cross_attention is true; minillm runs decoders by themselves")
     refuse_other_layers(fields)
-    shared = read_shared(fields, width="n_embd", heads="n_head", layers="n_layer", tied_head=True)
+    heads = read_heads(fields, "n_embd", "n_head")
+    shared = heads | read_shared(fields, width="n_embd", layers="n_layer", tied_head=True)
     scale = shared["head_dim"] ** -0.5 if fields.get("scale_attn_weights", True) else 1.0
     by_layer = fields.get("scale_attn_by_inverse_layer_idx", False)
     return GPT2Config(

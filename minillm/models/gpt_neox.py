@@ -24,7 +24,7 @@ from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .reading import read_activation, read_shared, refuse_other_layers
+from .reading import read_activation, read_heads, read_shared, refuse_other_layers
 from .rotary import BASE, RotaryConfig, read_rotary, rope_table
 from .sources import Names, Weights
 
@@ -54,7 +54,7 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
     """
     fields = Fields({"bos_token_id": 0, "eos_token_id": 2} | dict(raw))
     refuse_other_layers(fields)
-    shared = read_shared(fields, tied_head=False)
+    shared = read_heads(fields) | read_shared(fields, tied_head=False)
     head_dim = shared["head_dim"]
     if fields.size("head_dim", head_dim) != head_dim:
         raise CheckpointError(f"config.json: head_dim should be hidden_size / num_attention_heads = {head_dim} here")

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..config import Fields, ModelConfig
-from ..errors import CheckpointError
 from ..layers.attention import Attention, HeadNorms
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
@@ -23,7 +22,7 @@ from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..reference.rotary import Rotation
 from .decoder import Decoder
-from .reading import read_activation, read_heads, read_layers, refuse_experts, refuse_other_layers
+from .reading import read_activation, read_grouped_heads, read_shared, refuse_experts, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
 from .sources import Names, Weights
 
@@ -62,7 +61,12 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
 
 
 def read_kin(
-    fields: Fields, model_type: str, *, windows: tuple[int | None, ...] | None = None, **switches: Any
+    fields: Fields,
+    model_type: str,
+    *,
+    windows: tuple[int | None, ...] | None = None,
+    head_dim: int | None = None,
+    **switches: bool,
 ) -> LlamaConfig:
     """Read the fields that Llama and its derivatives share.
 
@@ -70,42 +74,26 @@ def read_kin(
         fields: config.json
         model_type: the family's name
         windows: sliding window of each layer; None: no layer has one
+        head_dim: D if config.json has none; None: E / H
         **switches: fields of `LlamaConfig` in which the family differs from Llama
 
     Raises:
         As `read_config`.
     """
-    hidden_size, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    kv_heads = fields.size("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"config.json: num_attention_heads {heads} should be a multiple of num_key_value_heads {kv_heads}"
-        )
-    head_dim = switches.pop("head_dim", None)
-    if head_dim is None:
-        head_dim = fields.size("head_dim") if fields.raw.get("head_dim") is not None else read_heads(fields)[2]
+    shared = read_grouped_heads(fields, head_dim=head_dim) | read_shared(fields, tied_head=False)
     refuse_partial(fields)
     refuse_experts(fields)
-    layers = read_layers(fields)
-    rotary = read_rotary(fields, head_dim, fields.size("max_position_embeddings"))
+    rotary = read_rotary(fields, shared["head_dim"], fields.size("max_position_embeddings"))
     return LlamaConfig(
         model_type=model_type,
-        hidden_size=hidden_size,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        **shared,
         intermediate_size=fields.size("intermediate_size"),
-        vocab_size=fields.size("vocab_size"),
         max_positions=rotary.longest,
-        bos_token_id=fields.token_id("bos_token_id"),
-        eos_token_ids=fields.token_ids("eos_token_id"),
         keys_follow_length=rotary.stretch is not None,
         epsilon=fields.number("rms_norm_eps", 1e-6),
         activation=read_activation(fields, "hidden_act", "silu"),
         rotary=rotary,
-        tied_head=fields.get("tie_word_embeddings", False),
-        windows=windows or (None,) * layers,
+        windows=windows or (None,) * shared["num_layers"],
         **switches,
     )
 

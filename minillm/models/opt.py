@@ -21,7 +21,7 @@ from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from .decoder import Decoder
-from .reading import read_activation, read_shared, refuse_other_layers
+from .reading import read_activation, read_heads, read_shared, refuse_other_layers
 from .sources import Names, Weights
 
 POSITION_OFFSET = 2
@@ -55,7 +55,7 @@ def read_config(raw: Mapping[str, Any]) -> OPTConfig:
     """
     fields = Fields({"bos_token_id": 2, "eos_token_id": 2} | dict(raw))
     refuse_other_layers(fields)
-    shared = read_shared(fields, tied_head=True)
+    shared = read_heads(fields) | read_shared(fields, tied_head=True)
     pre_norm = fields.get("do_layer_norm_before", True)
     return OPTConfig(
         model_type="opt",

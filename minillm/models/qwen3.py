@@ -25,7 +25,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         fields,
         "qwen3",
         windows=layer_windows(fields),
-        head_dim=fields.size("head_dim", HEAD_DIM),
+        head_dim=HEAD_DIM,
         qkv_bias=bias,
         out_bias=bias,
         head_norms=True,
