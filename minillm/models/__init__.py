@@ -32,6 +32,7 @@ FAMILIES = (
     "gpt2",
     "gpt_neox",
     "bloom",
+    "starcoder2",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

@@ -241,7 +241,14 @@ def head(config: ModelConfig, *, tied: bool, width: int | None = None) -> tuple[
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
     kin = {"mistral": _llama, "qwen2": _llama, "qwen3": _llama}
-    outlines = {"opt": _opt, "llama": _llama, "gpt2": _gpt2, "gpt_neox": _gpt_neox, "bloom": _bloom} | kin
+    outlines = {
+        "opt": _opt,
+        "llama": _llama,
+        "gpt2": _gpt2,
+        "gpt_neox": _gpt_neox,
+        "bloom": _bloom,
+        "starcoder2": _starcoder2,
+    } | kin
     outline: Outline = outlines[config.model_type](config)
     return outline
 
@@ -340,6 +347,22 @@ def _bloom(config: Any) -> Outline:
             Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),
             Norm(name="embedding.norm.weight", width=E),
         ),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _starcoder2(config: Any) -> Outline:
+    E, b = config.hidden_size, config.biases
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config),), window=config.window),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, config.activation, bias=b),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
         layers=(layer,) * config.num_layers,
         after=(Norm(name="final_norm.weight", width=E),),
         head=head(config, tied=config.tied_head),
