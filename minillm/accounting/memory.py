@@ -69,8 +69,7 @@ def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
 
-    The results of all layers have the same shapes, and the arena takes turns between two layers: so the first two, or
-    three of an odd number, take as much as all.
+    The results of all layers have the same shapes, and the arena takes turns between two of them: two stand for all.
 
     Args:
         config: the model
@@ -79,7 +78,7 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         R: rows that go through the head
     """
     backend = shape_backend(storage)
-    few = replace(config, num_layers=min(config.num_layers, 2 + config.num_layers % 2))
+    few = replace(config, num_layers=min(config.num_layers, 2))
     run(shape_model(few, backend), backend, Step((Part(T, T),), R))
     return backend.arena.nbytes
 

@@ -66,7 +66,7 @@ def read_kin(
     *,
     windows: tuple[int | None, ...] | None = None,
     head_dim: int | None = None,
-    **switches: bool,
+    **switches: Any,
 ) -> LlamaConfig:
     """Read the fields that Llama and its derivatives share.
 
