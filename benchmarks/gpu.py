@@ -169,10 +169,10 @@ def _parts(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> None:
     """Run the parts and print the report."""
-    from minillm.models import published_names
+    from minillm.models import published
 
     for shape in args.shapes:
-        if shape not in (known := published_names()):
+        if shape not in (known := published()):
             raise BenchmarkError(f"shape {shape!r} is not known: expected some of {', '.join(known)}")
     if args.emulated and args.out.resolve() == RESULTS.resolve():
         raise BenchmarkError("emulated figures are no results: name another folder with --out")

@@ -14,7 +14,7 @@ from minillm.accounting import (
     Step,
     Storage,
     cache_bytes_per_token,
-    position_parameters,
+    looked_up,
     step_flops,
     weights_bytes,
 )
@@ -22,8 +22,7 @@ from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.memory import CupyDevice
 from minillm.batch import TokenSequence
 from minillm.config import ModelConfig
-from minillm.models import outline_of, published_config
-from minillm.models.outline import Embed, Linear
+from minillm.models import published_config
 
 HALF = Storage.all_in("float16")
 WARM_UP = 4
@@ -76,7 +75,7 @@ def _decode(
     for request in requests:
         engine.abort(request)
     engine.step()
-    read = weights_bytes(config, HALF) - 2 * _looked_up(config)
+    read = weights_bytes(config, HALF) - looked_up(config, HALF).bytes
     cached = batch * (sizes.prompt + sizes.steps // 2) * cache_bytes_per_token(config, HALF)
     amounts: dict[str, Any] = {
         "bytes": read + cached,
@@ -86,14 +85,6 @@ def _decode(
     yield Figure(OURS, shape, DECODE.format(batch), **median_and_best(seconds), **amounts, launches=watch.launches)
     if watch.seconds:
         yield Figure(OURS, shape, DEVICE_TIME.format(batch), **median_and_best(watch.seconds), **amounts)
-
-
-def _looked_up(config: ModelConfig) -> int:
-    """Size of the tables of which a step reads one row per token: positions, and tokens if the head is not tied."""
-    outline = outline_of(config)
-    tied = any(isinstance(part, Linear) and part.tied for part in outline.head)
-    tokens = sum(part.vectors * part.width for part in outline.before if isinstance(part, Embed))
-    return position_parameters(config) + (0 if tied else tokens)
 
 
 def _prefill(shape: str, config: ModelConfig, sizes: Sizes, prompts: int, run: Callable[[], object]) -> Figure:

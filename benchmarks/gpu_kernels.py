@@ -14,11 +14,12 @@ from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import CupyDevice
 from minillm.backends.cuda.random import fill_normal
 from minillm.backends.cuda.weights import number_type
+from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
-from minillm.models import outline_of, published_config
+from minillm.layers.mlp import MLP
+from minillm.models import published_config, shape_model
 from minillm.models.opt import NORM_EPSILON
-from minillm.models.outline import Embed, Gate, Linear
 from minillm.reference.rotary import Rotation
 
 PAGE = 16
@@ -121,7 +122,7 @@ class Bench:
     def __init__(self, clock: Clock, config: ModelConfig) -> None:
         self.clock, self.config, self.sizes = clock, config, clock.sizes
         self.kernels, self.xp = clock.kernels, clock.xp
-        self.outline = outline_of(config)
+        self.model = shape_model(config, ShapeBackend())
         self._seed = 0
 
     def normal(self, *shape: int) -> Any:
@@ -137,16 +138,23 @@ class Bench:
 
     def products(self) -> Iterator[Figure]:
         """Each projection, with as many rows as a step has; for many rows also by the library."""
-        linears = [part for part in (*self.outline.layers[0], self.outline.head[-1]) if isinstance(part, Linear)]
-        for name, part in zip(("qkv", "out", "up", "down", "head"), linears, strict=True):
-            shape, is_head = (part.outputs, part.inputs), part.role == "vocabulary"
-            weights = [self.normal(*shape) for _ in range(self.clock.copies(NUMBER * part.outputs * part.inputs))]
-            bias = self.xp.zeros(part.outputs, np.float32) if part.bias else None
+        attention, mlp = self.model.layers[0].attention, self.model.layers[0].mlp
+        linears = {
+            "qkv": attention.qkv,
+            "out": attention.out,
+            "up": mlp.up if isinstance(mlp, MLP) else mlp.gate_up,
+            "down": mlp.down,
+            "head": self.model.head.weight,
+        }
+        for name, weight in linears.items():
+            (outputs, inputs), is_head = weight.shape, name == "head"
+            weights = [self.normal(outputs, inputs) for _ in range(self.clock.copies(NUMBER * outputs * inputs))]
+            bias = None if weight.bias is None else self.xp.zeros(outputs, np.float32)
+            activation = mlp.activation if name == "up" and isinstance(mlp, MLP) else None
             for T in (*self.sizes.batches, *([] if is_head else [self.sizes.prefill])):
-                out = self.xp.empty((T, part.outputs), np.float32 if is_head else np.float16)
-                residual = self.normal(T, part.outputs) if part.residual else None
-                x = self.normal(T, part.inputs)
-                yield from self._product(name, x, weights, bias, out, part.activation, residual)
+                out = self.xp.empty((T, outputs), np.float32 if is_head else np.float16)
+                residual = self.normal(T, outputs) if name in ("out", "down") else None
+                yield from self._product(name, self.normal(T, inputs), weights, bias, out, activation, residual)
 
     def _product(
         self, name: str, x: Any, weights: list[Any], bias: Any, out: Any, activation: str | None, residual: Any
@@ -273,8 +281,7 @@ class Bench:
 
     def gates(self) -> Iterator[Figure]:
         """The gate of a gated MLP of the shape's width, even if its own has none."""
-        gated = [part.width for part in self.outline.layers[0] if isinstance(part, Gate)]
-        F = gated[0] if gated else self.config.intermediate_size
+        F = self.config.intermediate_size
         for T in (*self.sizes.batches, self.sizes.prefill):
             x, out = self.normal(T, 2 * F), self.xp.empty((T, F), np.float16)
 
@@ -286,7 +293,7 @@ class Bench:
     def looking_up(self) -> Iterator[Figure]:
         """Embedding, and the selection of rows."""
         E, V = self.config.hidden_size, self.config.vocab_size
-        learned = any(isinstance(part, Embed) and part.positions for part in self.outline.before)
+        learned = self.model.embedding.positions is not None
         table, places = self.normal(V, E), self.normal(self.config.max_positions, E) if learned else None
         for T in (*self.sizes.batches, self.sizes.prefill):
             ids, positions, out = self.integers(np.arange(T) % V), self.integers(np.arange(T)), self.normal(T, E)

@@ -13,7 +13,7 @@ from typing import Any
 from gpu_figures import COMPILED, DECODE, EAGER, PREFILL, Figure, Sizes, median_and_best
 from harness import token_ids
 
-from minillm.models import FAMILIES, family_named
+from minillm.models import published
 
 WARM_UP = 4
 """Steps before the timing: compiled ones trace, then capture their graph."""
@@ -69,7 +69,7 @@ class Peer:
         if device == "cpu":
             torch.set_num_threads(1)  # for so little work, several threads are slower
         torch.manual_seed(0)
-        raw = next(family.SHAPES[shape] for family in map(family_named, FAMILIES) if shape in family.SHAPES)
+        raw = published()[shape]
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float16)
         try:

@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Tensor
 from minillm.config import ModelConfig
-from minillm.models import family_named, gpt2, opt, published_config
-from minillm.models.base import random_tensors
+from minillm.models import opt, published, published_config, tensor_shapes
 from minillm.models.gpt2 import GPT2Config
 from minillm.models.llama import LlamaConfig
-from minillm.models.rearranged import transposed
 from minillm.models.rotary import BASE
+from minillm.models.sources import random_tensors, transpose
 
 Table = Mapping[str, Tensor]
 
@@ -64,23 +63,23 @@ def write_checkpoint(shape: str, folder: Path) -> None:
 
 def raw_config(shape: str) -> dict[str, Any]:
     """The config.json of a shape."""
-    raw: dict[str, Any] = family_named(published_config(shape).model_type).SHAPES[shape]
-    return raw
+    published_config(shape)  # refuses an unknown one
+    return published()[shape]
 
 
 def tensors_of(shape: str) -> dict[str, Tensor]:
     """The weights of `Engine.random(shape)`, by name."""
-    config = published_config(shape)
-    return random_tensors(family_named(config.model_type).tensor_table(config), 0, 0.02, NumpyBackend())
+    return random_tensors(tensor_shapes(published_config(shape)), 0, 0.02, NumpyBackend())
 
 
 def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:
     """The tensors under the names of published checkpoints; GPT-2's projections as [in, out]."""
-    turned = tuple(f".{name}.weight" for name in gpt2.PROJECTIONS) if family == "gpt2" else ()
+    names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    turned = tuple(f".{name}.weight" for name in names) if family == "gpt2" else ()
     published: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         prefix = "" if name == "lm_head.weight" else PUBLISHED[family].prefix
-        published[prefix + name] = transposed(tensor) if name.endswith(turned) else tensor
+        published[prefix + name] = transpose(tensor) if name.endswith(turned) else tensor
     return published
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from minillm.accounting import Storage, cache_bytes_per_token, weights_bytes
+from minillm.accounting import Storage, cache_bytes_per_token, looked_up, weights_bytes
 from minillm.config import ModelConfig
-from minillm.models import outline_of
-from minillm.models.outline import Embed, Linear
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "minillm-numpy": (),
@@ -134,14 +132,7 @@ def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> in
 
 def table_bytes(plan: Plan, config: ModelConfig) -> int:
     """Bytes of the tables of which a token reads one row: positions, and tokens if the head is not tied."""
-    outline, storage = outline_of(config), Storage(weights=plan.form)
-    tied = any(isinstance(part, Linear) and part.tied for part in outline.head)
-    return sum(
-        part.positions * storage.row_bytes("positions", part.width)
-        + (0 if tied else part.vectors * storage.row_bytes("vocabulary", part.width))
-        for part in outline.before
-        if isinstance(part, Embed)
-    )
+    return looked_up(config, Storage(weights=plan.form)).bytes
 
 
 def position_bytes(config: ModelConfig) -> int:

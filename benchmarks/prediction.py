@@ -122,13 +122,13 @@ def conclusion(trials: Sequence[Trial]) -> str:
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the results."""
     from minillm import Engine
-    from minillm.models.opt import SHAPES
+    from minillm.models import published, published_config
 
     shapes = list(dict.fromkeys(part.strip() for part in args.shapes.split(",")))
     for shape in shapes:
-        if shape not in SHAPES:
-            raise BenchmarkError(f"shape {shape!r} is not known: expected one of {', '.join(SHAPES)}")
-        if args.prompt_length + args.new_tokens > SHAPES[shape]["max_position_embeddings"]:
+        if shape not in published():
+            raise BenchmarkError(f"shape {shape!r} is not known: expected one of {', '.join(published())}")
+        if args.prompt_length + args.new_tokens > published_config(shape).max_positions:
             raise BenchmarkError(f"prompt and new tokens are beyond the context of {shape}: lower --prompt-length")
     make_folder(args.out)
     trials: list[Trial] = []

@@ -98,6 +98,18 @@ class Batch:
         """True if any sequence ends in a tree."""
         return any(span.tree is not None for span in self.spans)
 
+    def visible_pairs(self, window: int | None = None) -> int:
+        """Pairs of a query and a key that it sees: p + 1 at position (or tree depth) p, at most the window."""
+        seen = (span.positions() + 1 for span in self.spans)
+        return sum(int((rows if window is None else np.minimum(rows, window)).sum()) for rows in seen)
+
+    def reach(self, window: int | None = None) -> int:
+        """Positions that at least one new token of their sequence sees."""
+        return sum(
+            span.context_len if window is None else min(span.context_len, window - 1 + span.stop - span.start)
+            for span in self.spans
+        )
+
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], counts: Sequence[int], page_size: int) -> "Batch":
         """The batch that computes the next `counts[i]` pending tokens of each sequence.

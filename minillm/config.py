@@ -6,13 +6,14 @@ decoding strategies use only the fields defined here.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from .errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from .files import read_json
 
+C = TypeVar("C", bound="ModelConfig")
 T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
 
 
@@ -43,6 +44,22 @@ class ModelConfig:
     keys_follow_length: bool = False
     """Keys depend on the length of the text they were computed in ("dynamic" rotary scaling): they cannot be reused
     for another text, and guesses computed together differ from tokens computed one by one."""
+
+    tied_head: bool = False
+    """The LM head is the token embedding"""
+
+    def sharded(self: C, ranks: int) -> C:
+        """The configuration of one of `ranks` that share each layer: its heads of the whole.
+
+        Raises:
+            ParameterError: the heads cannot be shared equally.
+        """
+        if ranks == 1:
+            return self
+        for name, heads in (("num_heads", self.num_heads), ("num_kv_heads", self.num_kv_heads)):
+            if heads % ranks:
+                raise ParameterError(f"tensor_parallel {ranks} should divide the model's {name} {heads}")
+        return replace(self, num_heads=self.num_heads // ranks, num_kv_heads=self.num_kv_heads // ranks)
 
     def cache_values_per_token(self) -> int:
         """Numbers (not bytes) that one token leaves in the K/V cache: 2 L K D."""

@@ -23,9 +23,9 @@ from .checkpoint.safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_o
 from .checkpoint.tensors import FLOATS
 from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
-from .models import family_of
+from .models import build_model, canonical_names, family_of
 from .models.quantized import METHOD, SCALE, read_quantization
-from .models.rearranged import source_of
+from .models.sources import source_of
 from .output_files import check_absent, new_folder
 from .progress import report, watching
 from .reference.quantize import GROUPS, quantize
@@ -174,10 +174,9 @@ def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
 
 def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[list[Part]]:
     """The tensors to write, in the order in which the model prepares them."""
-    family = family_of(raw)
-    config = family.read_config(raw)
+    config = family_of(raw).read_config(raw)
     checkpoint = open_checkpoint(source)
-    tensors = family.canonical_names(checkpoint, config)
+    tensors = canonical_names(checkpoint, config)
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             raise UnsupportedModelError(
@@ -185,13 +184,12 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
             )
     plan = _Plan(dtype)
     with watching(lambda done, total: None):  # nothing is loaded yet
-        family.build(config, tensors, plan)
-    as_built = dtype in QUANTIZED  # in the order and with the names of the family's table; else as stored
+        build_model(config, tensors, plan, as_built=False)
+    as_built = dtype in QUANTIZED  # under the names and in the order in which the model is built; else as stored
     names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
 
     def part(tensor: Tensor, form: str) -> Part:
-        tensor = tensor if as_built else source_of(tensor)
-        return Part(names[id(tensor)], tensor, form, group)
+        return Part(names[id(source_of(tensor))], tensor if as_built else source_of(tensor), form, group)
 
     return [[part(*one) for one in fused] for fused in plan.fused]
 

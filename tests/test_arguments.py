@@ -17,7 +17,7 @@ from minillm.chat import ChatTemplate
 from minillm.decoding.settings import FIELDS
 from minillm.errors import ParameterError, PromptError, listed, shown
 from minillm.loading import DEMO_MODEL
-from minillm.models import opt
+from minillm.models import published
 
 from .tiny import tiny_config
 
@@ -207,7 +207,7 @@ def test_each_argument_of_an_engine(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_each_argument_of_a_random_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(opt.SHAPES, "opt-tiny", tiny_config())
+    monkeypatch.setitem(published(), "opt-tiny", tiny_config())
     fields = {"shape": "opt-tiny", "backend": "numpy"}
     taken = accepted(lambda value: Engine.random(**fields | {name: value}).close())
     assert taken == [value for value in NONSENSE if MEANING[RANDOM[name]](value)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine, GenerationConfig
-from minillm.models import opt
+from minillm.models import published
 from minillm.request import Completion, Event
 
 from .tiny import logits_of, runner_of, tiny_config, tiny_model, write_checkpoint
@@ -113,7 +113,7 @@ def test_thousands_of_prompts_in_little_memory(checkpoint: Path) -> None:
 
 
 def test_a_shape_by_name_with_random_weights(monkeypatch) -> None:
-    monkeypatch.setitem(opt.SHAPES, "opt-tiny", tiny_config())
+    monkeypatch.setitem(published(), "opt-tiny", tiny_config())
     engines = [Engine.random("opt-tiny", seed=seed, std=0.3) for seed in (1, 1, 2)]
     assert all(engine.tokenizer is None for engine in engines)
     first, same, other = (engine.generate([5, 6, 7], max_new_tokens=12) for engine in engines)

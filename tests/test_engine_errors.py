@@ -19,7 +19,7 @@ from minillm.errors import (
     ParameterError,
     PromptError,
 )
-from minillm.models import opt
+from minillm.models import published
 from minillm.request import encode_prompt
 
 from .tiny import tiny_config, tiny_model, write_checkpoint
@@ -70,7 +70,7 @@ def test_forward_and_score_take_the_whole_context(engine: Engine) -> None:
 
 
 def test_a_model_without_a_tokenizer_takes_ids_only(monkeypatch) -> None:
-    monkeypatch.setitem(opt.SHAPES, "opt-tiny", tiny_config())
+    monkeypatch.setitem(published(), "opt-tiny", tiny_config())
     with Engine.random("opt-tiny") as engine:
         with pytest.raises(PromptError, match="this model has no tokenizer: give the prompt as token ids"):
             engine.generate("text")

@@ -11,7 +11,7 @@ from minillm import Engine
 from minillm.backends.observe import counting
 from minillm.errors import ParameterError
 from minillm.hardware import Hardware
-from minillm.models import opt
+from minillm.models import published
 from minillm.profiling import Profile, layer_spans, probe_with, profile
 from minillm.reference.cost import Cost
 
@@ -35,7 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setitem(opt.SHAPES, "small", BASE)
+    monkeypatch.setitem(published(), "small", BASE)
     with Engine.random("small", std=0.3, backend="numpy") as engine:
         yield engine
 
@@ -101,7 +101,7 @@ def test_repeats_are_kept_and_the_first_round_is_not(engine: Engine) -> None:
 def test_a_narrow_embedding_is_projected_before_and_after_the_layers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(opt.SHAPES, "narrow", VARIANTS["narrow embedding"])
+    monkeypatch.setitem(published(), "narrow", VARIANTS["narrow embedding"])
     with Engine.random("narrow", backend="numpy") as narrow:
         rows = {(row.place, row.name) for row in run(narrow, [4]).phases["decode"].operations}
     assert ("embedding", "linear project_in") in rows

@@ -19,7 +19,7 @@ from minillm.decoding.resolving import resolve, strategy_for
 from minillm.decoding.settings import GenerationConfig
 from minillm.decoding.strategy import Request, Strategy
 from minillm.loop import Limits, StepLoop
-from minillm.models import family_of
+from minillm.models import build_model, family_of, tensor_shapes
 from minillm.models.base import Model
 from minillm.runner import Runner
 
@@ -79,9 +79,8 @@ def tiny_config(variant: str = "pre-norm", **fields: Any) -> dict[str, Any]:
 
 def tiny_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, RandomTensor]:
     """Every tensor that the config.json asks for."""
-    family = family_of(raw)
-    table = family.tensor_table(family.read_config(raw))
-    return {name: RandomTensor(name, shape, seed, std_of(name, raw)) for name, shape in table.items()}
+    shapes = tensor_shapes(family_of(raw).read_config(raw))
+    return {name: RandomTensor(name, shape, seed, std_of(name, raw)) for name, shape in shapes.items()}
 
 
 class Held:
@@ -106,6 +105,9 @@ class Held:
     def followed_by(self, other: Any) -> None:
         return None
 
+    def part(self, axis: int, first: int, stop: int) -> "Held":
+        return Held(self.values[(slice(None),) * axis + (slice(first, stop),)])
+
 
 def tiny_model(variant: str = "pre-norm", *, seed: int = 0, backend: Backend | None = None, **fields: Any) -> Model:
     """A variant of OPT in memory."""
@@ -114,9 +116,7 @@ def tiny_model(variant: str = "pre-norm", *, seed: int = 0, backend: Backend | N
 
 def model_of(raw: dict[str, Any], *, seed: int = 0, backend: Backend | None = None) -> Model:
     """A model of any family in memory, from its config.json."""
-    family = family_of(raw)
-    model: Model = family.build(family.read_config(raw), tiny_tensors(raw, seed), backend or NumpyBackend())
-    return model
+    return build_model(family_of(raw).read_config(raw), tiny_tensors(raw, seed), backend or NumpyBackend())
 
 
 def write_checkpoint(

@@ -1,21 +1,19 @@
 """The cost of a forward pass from a configuration alone: parameters, memory, FLOPs, bytes, minimum time.
 
 schedule.py   the tokens of each forward pass: from lengths, or recorded from a run
-storage.py    bytes per number in each format
-formulas.py   the cost of each kind of component, in closed form; the conventions
+storage.py    formats of weights, cache and activations
+costs.py      the operations of a forward pass and their costs; other tools' conventions
 memory.py     a model's weights, cache and activations; what fits
 roofline.py   both phases on given hardware: bounds, floors, communication
 
-A model is given by its outline, which its family defines (`models/outline.py`).
+All of it comes from the model itself, run on a backend of shapes (`backends/shapes.py`).
 """
 
 from collections.abc import Iterable
 
 from ..config import ModelConfig
-from ..models import outline_of
-from ..models.outline import Embed
-from .formulas import Conventions, Row, operations
-from .memory import activation_bytes, cache_bytes_per_token, parameter_count, weights_bytes
+from .costs import Conventions, Row, operations
+from .memory import activation_bytes, cache_bytes_per_token, looked_up, parameter_count, weights_bytes
 from .schedule import Part, Step, generation, recording
 from .storage import Storage
 
@@ -29,9 +27,9 @@ __all__ = [
     "cache_bytes_per_token",
     "flops",
     "generation",
+    "looked_up",
     "operations",
     "parameter_count",
-    "position_parameters",
     "recording",
     "step_flops",
     "weights_bytes",
@@ -45,9 +43,4 @@ def flops(config: ModelConfig, steps: Iterable[Step]) -> int:
 
 def step_flops(config: ModelConfig, step: Step) -> int:
     """FLOPs of one forward pass."""
-    return sum(row.flops for row in operations(outline_of(config), step))
-
-
-def position_parameters(config: ModelConfig) -> int:
-    """Parameters of the position table, of which a step reads only one row per token."""
-    return sum(part.positions * part.width for part in outline_of(config).before if isinstance(part, Embed))
+    return sum(row.flops for row in operations(config, step))

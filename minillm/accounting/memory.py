@@ -1,36 +1,43 @@
-"""A model's memory: weights by component, K/V cache, activations; the largest batch and context that fit."""
+"""A model's memory: weights by place, K/V cache, activations; the largest batch and context that fit."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..config import ModelConfig
-from ..models import outline_of
-from ..models.outline import Attend, Component, Embed, Gate, Linear, Norm, Rotate, StoreKV, TakeRows
-from .formulas import parameters_of, weight_bytes_of
-from .storage import VECTOR_BYTES, Storage
+from ..models import shape_model
+from ..models.base import weight_paths
+from .costs import place_of, run, shape_backend
+from .schedule import Part, Step
+from .storage import Storage
 
 CHUNK = 512
 """The engine's prefill chunk in tokens, which bounds a prefill's activations"""
 
 
 class Held(NamedTuple):
-    """Parameters and bytes of one component, summed over all layers."""
+    """Parameters and bytes of the weights in one place of the model, summed over all layers."""
 
     name: str
     parameters: int
     bytes: int
 
 
-def parts_held(config: ModelConfig, storage: Storage) -> list[Held]:
-    """Parameters and bytes of every component that has some."""
-    outline = outline_of(config)
-    groups = (outline.before, *outline.layers, outline.after, outline.head)
+@lru_cache(maxsize=64)
+def parts_held(config: ModelConfig, storage: Storage) -> tuple[Held, ...]:
+    """Parameters and bytes of every place of the model that has some; those of a tied head are the embedding's."""
+    backend = shape_backend(storage)
     held: dict[str, Held] = {}
-    for part in (part for parts in groups for part in parts if parameters_of(part)):
-        before = held.get(part.name, Held(part.name, 0, 0))
-        parameters, size = before.parameters + parameters_of(part), before.bytes + weight_bytes_of(part, storage)
-        held[part.name] = Held(part.name, parameters, size)
-    return list(held.values())
+    for path, found in weight_paths(shape_model(config, backend)):
+        weight = backend.prepared.pop(found.name, None)  # None: a constant, or a tied head
+        if weight is not None:
+            place = place_of(path)
+            before = held.get(place, Held(place, 0, 0))
+            parameters = math.prod(weight.shape) + (0 if weight.bias is None else len(weight.bias))
+            held[place] = Held(place, before.parameters + parameters, before.bytes + weight.nbytes)
+    return tuple(held.values())
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -43,16 +50,26 @@ def weights_bytes(config: ModelConfig, storage: Storage) -> int:
     return sum(held.bytes for held in parts_held(config, storage))
 
 
+def looked_up(config: ModelConfig, storage: Storage | None = None) -> Held:
+    """Parameters and bytes of the tables of which a step reads only a row for each token.
+
+    They are the positions, and the tokens where no head shares them.
+    """
+    names = ("embedding.positions", "embedding.tokens")[: 1 if config.tied_head else 2]
+    tables = [held for held in parts_held(config, storage or Storage()) if held.name in names]
+    return Held("tables", sum(table.parameters for table in tables), sum(table.bytes for table in tables))
+
+
 def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
     """Bytes of one token in the K/V cache: keys and values of one position in L layers."""
-    return config.num_layers * storage.position_bytes(config.num_kv_heads, config.head_dim)
+    return config.num_layers * shape_backend(storage).position_bytes(config.num_kv_heads, config.head_dim)
 
 
+@lru_cache(maxsize=256)
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
 
-    The n-th results of all layers share one buffer, as large as the largest of them. If that buffer still holds the
-    previous layer's last result, a second one is used.
+    The results of all layers have the same shapes, and the arena takes turns between two of them: two stand for all.
 
     Args:
         config: the model
@@ -60,40 +77,10 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         T: new tokens of all sequences
         R: rows that go through the head
     """
-    outline = outline_of(config)
-
-    def results(parts: tuple[Component, ...], rows: int) -> list[int]:
-        wanted = [part for part in parts if not (isinstance(part, TakeRows) and R == T)]
-        return [size for part in wanted for size in result_bytes(part, storage, rows)]
-
-    turns = [results(outline.before, T), *(results(layer, T) for layer in outline.layers)]
-    turns.append(results(outline.after, T) + results(outline.head, R))
-    places: dict[tuple[int, bool], int] = {}
-    last = (-1, False)
-    for sizes in turns:
-        kept = last
-        for number, size in enumerate(sizes):
-            last = number, kept == (number, False)
-            places[last] = max(size, places.get(last, 0))
-    return sum(places.values())
-
-
-def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...]:
-    """Bytes of each array that a component's operation returns."""
-    a = storage.activation_bytes * rows
-    match part:
-        case Embed() | Gate() | TakeRows():
-            return (a * part.width,)
-        case Norm():
-            return (a * part.rows * part.width,)
-        case Linear():
-            return ((VECTOR_BYTES * rows if part.role == "vocabulary" else a) * part.outputs,)
-        case Rotate():
-            return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
-        case Attend():
-            return (a * part.heads * part.head_dim,)
-        case StoreKV():
-            return ()
+    backend = shape_backend(storage)
+    few = replace(config, num_layers=min(config.num_layers, 2))
+    run(shape_model(few, backend), backend, Step((Part(T, T),), R))
+    return backend.arena.nbytes
 
 
 def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from ..config import ModelConfig
 from ..errors import ParameterError
 from ..hardware import Hardware
-from ..models import outline_of
-from .formulas import Conventions, Row, operations
+from .costs import Conventions, Row, operations
 from .memory import largest_batch, largest_context
 from .schedule import Part, Step
 from .storage import Storage
@@ -190,11 +189,7 @@ class Analysis:
         for name in ("prompt_length", "context"):
             if sizes[name] > config.max_positions:
                 raise ParameterError(f"{name} {sizes[name]} is beyond the model's {config.max_positions} positions")
-        for field_name, heads in (("num_heads", config.num_heads), ("num_kv_heads", config.num_kv_heads)):
-            if heads % parallel.tensor:
-                raise ParameterError(
-                    f"tensor_parallel {parallel.tensor} should divide the model's {field_name} {heads}"
-                )
+        config.sharded(parallel.tensor)
         if parallel.pipeline > config.num_layers:
             raise ParameterError(
                 f"pipeline_parallel {parallel.pipeline} is more than the model's num_layers {config.num_layers}"
@@ -212,7 +207,7 @@ class Analysis:
 
     def _phase(self, part: Part) -> Phase:
         step = Step((part,) * self.workload.batch, self.workload.batch)
-        rows = operations(outline_of(self.config), step, self.storage, self.conventions)
+        rows = operations(self.config, step, self.storage, self.conventions)
         return Phase(
             rows, step.tokens, self.config.hidden_size, self.hardware, self.storage, self.conventions, self.parallel
         )

@@ -1,24 +1,15 @@
-"""Bytes per number: weights in each format, K/V cache, activations.
-
-Derived from the formats' descriptions (`reference/quantize.py`, `backends/weights.py`), not from arrays; tests check
-that both agree.
-"""
+"""The formats of a model's weights, K/V cache and activations."""
 
 from dataclasses import dataclass
 
-from ..backends.base import Role
+from ..backends.shapes import DTYPES
+from ..backends.weights import FORMATS
 from ..errors import ParameterError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number"""
-BITS = {"int8": 8, "int4": 4}
-"""Bits of a number in a group that shares a scale of 2 bytes"""
-WEIGHT_FORMATS = (*BYTES, *BITS)
-CACHE_FORMATS = (*BYTES, "int8")
-ID_BYTES = 8
-"""Bytes of a token id or a position"""
-VECTOR_BYTES = 4
-"""Bytes of a number in a bias or gain, and of a logit: always float32"""
+WEIGHT_FORMATS = FORMATS
+CACHE_FORMATS = tuple(DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,27 +46,6 @@ class Storage:
     def all_in(cls, dtype: str) -> "Storage":
         """Weights, cache and activations in one dtype, as on a GPU."""
         return cls(weights=dtype, cache=dtype, activations=dtype, checkpoint=dtype)
-
-    def row_bytes(self, role: Role, width: int) -> int:
-        """Bytes of one row of a matrix, padded to whole groups if quantised.
-
-        With 4-bit projections the vocabulary has 8 bits; positions are never quantised.
-        """
-        stored = self.weights
-        if stored in BITS and role == "positions":
-            stored = self.checkpoint
-        elif stored == "int4" and role == "vocabulary":
-            stored = "int8"
-        if stored in BYTES:
-            return BYTES[stored] * width
-        groups = -(-width // self.group)
-        return groups * (self.group * BITS[stored] // 8 + 2)
-
-    def position_bytes(self, K: int, D: int) -> int:
-        """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector."""
-        if self.cache == "int8":
-            return 2 * K * (D + 4)
-        return 2 * K * D * BYTES[self.cache]
 
     @property
     def activation_bytes(self) -> int:

@@ -7,7 +7,7 @@ reported, and the rest, which is passed on.
 - `CheckingBackend` finds where NaN or infinity begins.
 - `CountingBackend` counts what actually ran: every operation's FLOPs and bytes, by operation and layer. The cost
   functions are defined with the operations in `reference/`, and called here with the shapes of the actual calls.
-  `accounting/` computes the same from a configuration and a schedule alone, and the two must agree. The choice of a
+  `accounting/` runs a model of shapes under it: the costs of a configuration and a schedule alone. The choice of a
   token is not counted: `argmax` takes no FLOPs, and those of `sample` depend on the values of the logits.
 
       with counting(engine.runner) as counted:

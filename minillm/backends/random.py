@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 1 << 20
-"""Random numbers generated at a time."""
+from .weights import CHUNK, Rearranged
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,10 @@ class RandomTensor:
 
     def followed_by(self, other: Any) -> None:
         """Always None: there is no file."""
+
+    def part(self, axis: int, first: int, stop: int) -> Rearranged:
+        """Rows or columns `first` to `stop`: the numbers that they have in the whole tensor."""
+        return Rearranged(self, lambda whole: whole).part(axis, first, stop)
 
     def load(self) -> NDArray[np.float32]:
         """The numbers, float32."""

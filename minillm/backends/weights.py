@@ -1,6 +1,6 @@
 """Parameters in memory: their formats, the conversion of tensors to them, and their expansion for the reference."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from ..reference.quantize import Quantized, dequantize, quantize
 
+CHUNK = 1 << 20
+"""Numbers of a tensor that are made or reordered at a time."""
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 """Storage formats; the last two in groups with a scale each (`reference/quantize.py`)."""
 
@@ -40,6 +42,55 @@ class Tensor(Protocol):
 
     def followed_by(self, other: Any) -> "Tensor | None":
         """This tensor and `other` as one, if their rows are contiguous in a file; else None."""
+
+    def part(self, axis: int, first: int, stop: int) -> "Tensor":
+        """Rows (axis 0) or columns (axis 1) `first` to `stop`; of a file, the rest is not read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rearranged:
+    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place."""
+
+    source: Tensor
+    arrange: Callable[[NDArray[Any]], NDArray[Any]]
+    """Maps the stored order to the wanted one; values unchanged, any dtype"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape after reordering."""
+        return self.arrange(np.broadcast_to(np.uint8(0), self.source.shape)).shape
+
+    @property
+    def dtype(self) -> str:
+        """The stored dtype."""
+        return self.source.dtype
+
+    def stored(self) -> Any:
+        """The stored data, reordered."""
+        return np.ascontiguousarray(self.arrange(self.source.stored()))
+
+    def load(self) -> NDArray[np.float32]:
+        """The values as float32, reordered."""
+        return np.ascontiguousarray(self.arrange(self.source.load()))
+
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out` with the values: as float32, or in the stored dtype."""
+        out[...] = self.arrange(self.source.load() if out.dtype == np.float32 else self.source.stored())
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values as float32, in chunks of rows."""
+        values = self.arrange(self.source.load())
+        rows = max(1, CHUNK // max(1, values[:1].size))
+        for first in range(0, len(values), rows):
+            yield np.ascontiguousarray(values[first : first + rows])
+
+    def followed_by(self, other: Any) -> None:
+        """None: reordered tensors are never adjacent in a file."""
+
+    def part(self, axis: int, first: int, stop: int) -> "Rearranged":
+        """Rows or columns `first` to `stop` of the reordered tensor, of which all of `source` is read."""
+        taken = (slice(None),) * axis + (slice(first, stop),)
+        return Rearranged(self.source, lambda stored: self.arrange(stored)[taken])
 
 
 @dataclass(frozen=True, eq=False)

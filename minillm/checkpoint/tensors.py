@@ -21,6 +21,8 @@ from ..files import opened
 CHUNK_BYTES = 2**19
 """Bytes read at once, so that rounding works in the processor's cache and in reused memory: with 4 MiB converting
 opt-125m to bfloat16 takes three times as long, and with 1 MiB converting it to int4 takes 1 MB more."""
+SHORT_BYTES = 512
+"""A row of a range of columns that is shorter is read together with the gap that follows: a call costs more."""
 _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -139,6 +141,15 @@ class StoredTensor:
         shape = (self.shape[0] + other.shape[0], *self.shape[1:])
         return replace(self, shape=shape, strides=c_strides(shape))
 
+    def part(self, axis: int, first: int, stop: int) -> "StoredTensor":
+        """Rows (axis 0) or columns (axis 1) `first` to `stop`; the rest of the tensor is not read.
+
+        Raises:
+            UnsupportedModelError: the stored type is not float32, float16, bfloat16, int8 or uint8.
+        """
+        offset = self.offset + first * self.strides[axis] * self._stored_type(tuple(_STORED)).itemsize
+        return replace(self, shape=(*self.shape[:axis], stop - first, *self.shape[axis + 1 :]), offset=offset)
+
     def _in_order(self) -> bool:
         """True if the tensor is contiguous in C order."""
         return all(n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True))
@@ -229,10 +240,12 @@ class StoredTensor:
         """Read the part of the tensor that starts at byte `offset` and has `out`'s shape.
 
         A part that spans more of the file than `chunk` is split along its widest stride until each piece fits. Elements
-        do not overlap, so neither do the pieces, and except for gaps the file is read once and in order.
+        do not overlap, so neither do the pieces, and except for gaps the file is read once and in order. Wide gaps are
+        not read: rows of a range of columns are read one by one.
         """
         span = extent(out.shape, self.strides)
-        if span <= chunk.size:
+        row = span - max(((n - 1) * stride for n, stride in zip(out.shape, self.strides, strict=True)), default=0)
+        if span <= chunk.size and (span - out.size < row or row * chunk.itemsize < SHORT_BYTES):
             file.seek(offset)
             if file.readinto(chunk[:span].data) != span * chunk.itemsize:
                 raise self.file.shrank()
@@ -244,8 +257,7 @@ class StoredTensor:
             return
         axis = max((i for i, n in enumerate(out.shape) if n > 1), key=lambda i: self.strides[i])
         count, stride = out.shape[axis], self.strides[axis]
-        row_span = span - (count - 1) * stride
-        rows = max(1, (chunk.size - row_span) // stride + 1)
+        rows = max(1, (chunk.size - row) // stride + 1) if span > chunk.size else 1
         for start in range(0, count, rows):
             part = out[(slice(None),) * axis + (slice(start, start + rows),)]
             self._fill(part, file, offset + start * stride * chunk.itemsize, chunk)

@@ -169,17 +169,16 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
     from ..accounting.storage import BYTES
     from ..checkpoint import find_config
     from ..config import read_config
-    from ..models import family_of, published_config, published_names
+    from ..models import family_of, published, published_config
     from ..models.quantized import read_quantization
 
-    if model in published_names() and not Path(model).exists():
+    if model in published() and not Path(model).exists():
         if revision is not None:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
         return FoundConfig(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
         raise ParameterError(
-            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: "
-            + ", ".join(published_names())
+            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: " + ", ".join(published())
         )
     raw = read_config(find_config(model, revision=revision))
     config: ModelConfig = family_of(raw).read_config(raw)

@@ -1,19 +1,25 @@
 """The supported model families: one file each, named as Hugging Face's model_type."""
 
+import json
 import logging
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..backends.base import Backend
+from ..backends.shapes import ShapeBackend
+from ..backends.weights import Tensor
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
-from .base import Model, random_tensors
-from .outline import Outline
+from . import sources
+from .base import Model
+from .decoder import Decoder
 from .quantized import read_quantization
+from .sources import Shapes, random_tensors
 
 logger = logging.getLogger("minillm")
 
@@ -26,8 +32,9 @@ FAMILIES = (
     "gpt2",
     "gpt_neox",
     "bloom",
+    "starcoder2",
 )
-"""Modules of this package, each with `read_config`, `tensor_table`, `canonical_names`, `build`, `outline`, `SHAPES`."""
+"""Modules of this package, each with `read_config`, `build` and `NAMES`."""
 
 
 def family_named(model_type: str) -> ModuleType:
@@ -49,40 +56,58 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     return family_named(model_type)
 
 
-def load_model(folder: Path, backend: Backend) -> Model:
-    """Load the model of a checkpoint folder.
+def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1) -> Model:
+    """Load the model of a checkpoint folder, or what rank number `rank` of `ranks` has of it.
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
-        ParameterError: the checkpoint is quantised, and the backend asks for another quantised dtype.
+        ParameterError: the checkpoint is quantised, and the backend asks for another quantised dtype; or the ranks
+            cannot share the model equally.
     """
     raw = read_config(folder)
-    family = family_of(raw)
-    config = family.read_config(raw)
+    config = family_of(raw).read_config(raw)
     if raw.get("auto_map"):
         logger.warning(
             "%s: config.json names code of its own (auto_map), which is not run: read as %s", folder, config.model_type
         )
     quantization, stored = read_quantization(raw), open_checkpoint(folder)
+    tensors: Mapping[str, Tensor]
     if quantization is None:
-        tensors = family.canonical_names(stored, config)
+        tensors = canonical_names(stored, config)
     else:
         quantization.check_wanted(backend.weights)
-        tensors = quantization.join(stored, family.tensor_table(config))
-    model: Model = family.build(config, tensors, backend)
+        tensors = quantization.join(stored, tensor_shapes(config))
+    model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
     stored.check_unchanged()
     return model
 
 
-def outline_of(config: ModelConfig) -> Outline:
-    """The model's components in execution order."""
-    outline: Outline = family_named(config.model_type).outline(config)
-    return outline
+def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """A published checkpoint's tensors by the names that `build` asks for (`sources.Names.canonical`)."""
+    names: sources.Names = family_named(config.model_type).NAMES
+    return names.canonical(stored, tied_head=config.tied_head)
 
 
-def published_names() -> list[str]:
-    """Names of the published model sizes of all families."""
-    return [name for family in FAMILIES for name in family_named(family).SHAPES]
+def build_model(config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend, **options: Any) -> Decoder:
+    """A model from tensors by name; options and errors are those of `sources.build_from`."""
+    return sources.build_from(family_named(config.model_type).build, config, tensors, backend, **options)
+
+
+def shape_model(config: ModelConfig, backend: ShapeBackend) -> Decoder:
+    """A model of shapes alone, which takes no memory."""
+    return sources.build_of_shapes(family_named(config.model_type).build, config, backend)
+
+
+def tensor_shapes(config: ModelConfig) -> Shapes:
+    """Name and shape of every tensor that a model of this configuration takes, in its own order."""
+    return sources.tensor_shapes(family_named(config.model_type).build, config)
+
+
+@cache
+def published() -> dict[str, dict[str, Any]]:
+    """The published model sizes of all families: name -> fields of config.json (shapes.json)."""
+    shapes: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "shapes.json").read_text(encoding="utf-8"))
+    return shapes
 
 
 def published_config(shape: str) -> ModelConfig:
@@ -91,11 +116,10 @@ def published_config(shape: str) -> ModelConfig:
     Raises:
         ParameterError: the name is unknown; the message lists the known ones.
     """
-    for family in map(family_named, FAMILIES):
-        if isinstance(shape, str) and shape in family.SHAPES:
-            config: ModelConfig = family.read_config(family.SHAPES[shape])
-            return config
-    raise ParameterError(f"shape {shown(shape)} is not known: expected one of {listed(published_names())}")
+    if not isinstance(shape, str) or shape not in published():
+        raise ParameterError(f"shape {shown(shape)} is not known: expected one of {listed(list(published()))}")
+    config: ModelConfig = family_of(published()[shape]).read_config(published()[shape])
+    return config
 
 
 def random_model(shape: str, seed: int, std: float, backend: Backend) -> Model:
@@ -105,7 +129,4 @@ def random_model(shape: str, seed: int, std: float, backend: Backend) -> Model:
         ParameterError: the name is unknown; the message lists the known ones.
     """
     config = published_config(shape)
-    family = family_named(config.model_type)
-    stored = random_tensors(family.tensor_table(config), seed, std, backend)
-    model: Model = family.build(config, stored, backend)
-    return model
+    return build_model(config, random_tensors(tensor_shapes(config), seed, std, backend), backend)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Backend
-from ..backends.weights import Tensor, Weight
+from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.attention import Attention
@@ -26,11 +26,9 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
-from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
-from .outline import Embed, Norm, Outline, head, mlp, self_attention
-from .reading import merge_names, read_heads, read_layers, refuse_other_layers
-from .rearranged import with_qkv_apart
+from .reading import merge_names, read_heads, read_shared, refuse_other_layers
+from .sources import Names, Weights
 
 ACTIVATION = "gelu_new"
 """The MLP's activation, which config.json does not name."""
@@ -48,8 +46,6 @@ class BloomConfig(ModelConfig):
 
     epsilon: float
     """Added to the variance in each layer norm"""
-    tied_head: bool
-    """The LM head is the token embedding"""
 
 
 def read_config(raw: Mapping[str, Any]) -> BloomConfig:
@@ -68,21 +64,13 @@ def read_config(raw: Mapping[str, Any]) -> BloomConfig:
         raise UnsupportedModelError(
             "config.json: apply_residual_connection_post_layernorm is true; minillm adds to what the norm reads"
         )
-    hidden_size, heads, head_dim = read_heads(fields)
+    shared = read_heads(fields) | read_shared(fields, tied_head=True)
     return BloomConfig(
         model_type="bloom",
-        hidden_size=hidden_size,
-        num_layers=read_layers(fields),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        intermediate_size=4 * hidden_size,
-        vocab_size=fields.size("vocab_size"),
+        **shared,
+        intermediate_size=4 * shared["hidden_size"],
         max_positions=fields.size("seq_length", TRAINED_LENGTH),
-        bos_token_id=fields.token_id("bos_token_id"),
-        eos_token_ids=fields.token_ids("eos_token_id"),
         epsilon=fields.number("layer_norm_epsilon", 1e-5),
-        tied_head=fields.get("tie_word_embeddings", True),
     )
 
 
@@ -98,101 +86,45 @@ def alibi_slopes(H: int) -> NDArray[np.float32]:
     return np.array(slopes, np.float32)
 
 
-def tensor_table(config: BloomConfig) -> Shapes:
-    """Name (without `transformer.`) and shape of every tensor."""
-    E, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
-    table: Shapes = {"word_embeddings.weight": (V, E), **norm_tensors("word_embeddings_layernorm", E)}
-    for i in range(config.num_layers):
-        part = f"h.{i}"
-        table |= norm_tensors(f"{part}.input_layernorm", E) | norm_tensors(f"{part}.post_attention_layernorm", E)
-        table |= linear_tensors(f"{part}.self_attention.query_key_value", 3 * E, E)
-        table |= linear_tensors(f"{part}.self_attention.dense", E, E)
-        table |= linear_tensors(f"{part}.mlp.dense_h_to_4h", F, E) | linear_tensors(f"{part}.mlp.dense_4h_to_h", E, F)
-    table |= norm_tensors("ln_f", E)
-    if not config.tied_head:
-        table["lm_head.weight"] = (V, E)
-    return table
+NAMES = Names(prefixes=("transformer.",), embedding="word_embeddings.weight")
+"""Tensors of checkpoints: h.0.mlp.dense_h_to_4h.weight or transformer.h.0..."""
 
 
-def canonical_names(stored: Mapping[str, Tensor], config: BloomConfig) -> dict[str, Tensor]:
-    """Tensors by canonical name: some checkpoints use the prefix `transformer.`, some store a tied head twice.
-
-    The rows of Q, K and V are reordered: Q of all heads, then K, then V, as in `layers.attention`.
-    """
-    tensors = shorten(stored, "transformer.")
-    if config.tied_head:
-        tensors = without_tied_head(tensors, "word_embeddings.weight")
-    return with_qkv_apart(tensors, config.num_heads)
-
-
-def build(config: BloomConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """Build the model from tensors under canonical names.
-
-    Raises:
-        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
-    """
-    tensors, slopes = (
-        Tensors(stored, tensor_table(config), backend),
-        backend.constant("ALiBi", alibi_slopes(config.num_heads)),
+def build(config: BloomConfig, weights: Weights, backend: Backend) -> Decoder:
+    """Build the model."""
+    E, V = config.hidden_size, config.vocab_size
+    slopes = backend.constant("ALiBi", alibi_slopes(config.num_heads)[weights.share(config.num_heads)])
+    embedding = Embedding(
+        weights.table("word_embeddings", V, E, "vocabulary"), norm=_norm(config, weights, "word_embeddings_layernorm")
     )
-
-    def norm(name: str) -> LayerNorm:
-        return LayerNorm(tensors.norm(name), config.epsilon)
-
-    embedding = Embedding(tensors.table("word_embeddings", "vocabulary"), norm=norm("word_embeddings_layernorm"))
-    lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
-    layers = tuple(
-        PreNorm(
-            norm(f"h.{i}.input_layernorm"),
-            _build_attention(config, tensors, slopes, i),
-            norm(f"h.{i}.post_attention_layernorm"),
-            MLP(tensors.linear(f"h.{i}.mlp.dense_h_to_4h"), tensors.linear(f"h.{i}.mlp.dense_4h_to_h"), ACTIVATION),
-        )
-        for i in range(config.num_layers)
-    )
-    return Decoder(config, embedding, layers, norm("ln_f"), lm_head)
+    lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
+    layers = tuple(_build_layer(config, weights.at(f"h.{i}"), slopes, i) for i in range(config.num_layers))
+    return Decoder(config.sharded(weights.ranks), embedding, layers, _norm(config, weights, "ln_f"), lm_head)
 
 
-def _build_attention(config: BloomConfig, tensors: Tensors, slopes: Weight, i: int) -> Attention:
-    return Attention(
-        layer=i,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        scale=config.head_dim**-0.5,
-        qkv=tensors.linear(f"h.{i}.self_attention.query_key_value"),
-        out=tensors.linear(f"h.{i}.self_attention.dense"),
-        slopes=slopes,
+def _build_layer(config: BloomConfig, weights: Weights, slopes: Weight, i: int) -> PreNorm:
+    E, F, H, local = config.hidden_size, config.intermediate_size, config.num_heads, config.sharded(weights.ranks)
+    return PreNorm(
+        _norm(config, weights, "input_layernorm"),
+        Attention(
+            layer=i,
+            num_heads=local.num_heads,
+            num_kv_heads=local.num_kv_heads,
+            scale=config.head_dim**-0.5,
+            qkv=weights.linear(
+                "self_attention.query_key_value", 3 * E, inputs=E, bias=True, split="outputs", blocks=3, heads=H
+            ),
+            out=weights.linear("self_attention.dense", E, inputs=E, bias=True, split="inputs"),
+            slopes=slopes,
+        ),
+        _norm(config, weights, "post_attention_layernorm"),
+        MLP(
+            weights.linear("mlp.dense_h_to_4h", F, inputs=E, bias=True, split="outputs"),
+            weights.linear("mlp.dense_4h_to_h", E, inputs=F, bias=True, split="inputs"),
+            ACTIVATION,
+        ),
     )
 
 
-def outline(config: BloomConfig) -> Outline:
-    """The components in execution order, for `accounting`."""
-    E = config.hidden_size
-    layer = (
-        Norm(name="attention norm", width=E),
-        *self_attention(config, bias=True, out_bias=True, biased=True),
-        Norm(name="MLP norm", width=E),
-        *mlp(config, ACTIVATION),
-    )
-    return Outline(
-        before=(Embed(name="embedding", width=E, vectors=config.vocab_size), Norm(name="embedding norm", width=E)),
-        layers=(layer,) * config.num_layers,
-        after=(Norm(name="final norm", width=E),),
-        head=head(config, tied=config.tied_head),
-    )
-
-
-def _shape(E: int, L: int, H: int) -> dict[str, Any]:
-    sizes = {"hidden_size": E, "n_layer": L, "num_attention_heads": H}
-    return {"model_type": "bloom", "vocab_size": 250880, "bos_token_id": 1, "eos_token_id": 2, **sizes}
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "bloom-560m": _shape(1024, 24, 16),
-    "bloom-1b1": _shape(1536, 24, 16),
-    "bloom-1b7": _shape(2048, 24, 16),
-    "bloom-3b": _shape(2560, 30, 32),
-    "bloom-7b1": _shape(4096, 30, 32),
-    "bloom": _shape(14336, 70, 112),
-}
-"""The published sizes (paper, table 3), with the values of their config.json."""
+def _norm(config: BloomConfig, weights: Weights, name: str) -> LayerNorm:
+    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.base import Backend
-from ..backends.weights import Tensor
+from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
 from ..layers.attention import Attention
@@ -22,11 +22,9 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
-from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
-from .outline import Embed, Norm, Outline, head, mlp, self_attention
-from .reading import merge_names, read_activation, read_heads, read_layers, refuse_other_layers
-from .rearranged import transposed
+from .reading import merge_names, read_activation, read_heads, read_shared, refuse_other_layers
+from .sources import Names, Split, Weights
 
 END_OF_TEXT = 50256
 """The BOS and EOS token id if config.json has none."""
@@ -39,9 +37,6 @@ OTHER_NAMES = {
 }
 """Names of the sizes in other families; transformers accepts either."""
 
-PROJECTIONS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-"""Projections stored as [in, out]."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(ModelConfig):
@@ -50,8 +45,6 @@ class GPT2Config(ModelConfig):
     epsilon: float
     """Added to the variance in each layer norm"""
     activation: str
-    tied_head: bool
-    """The LM head is the token embedding"""
     scales: tuple[float, ...]
     """Factor of each layer's attention scores: 1 / sqrt D, unless config.json switches it off or divides it by the
     layer's number"""
@@ -70,103 +63,56 @@ def read_config(raw: Mapping[str, Any]) -> GPT2Config:
     if fields.get("add_cross_attention", False):
         raise UnsupportedModelError("config.json: add_cross_attention is true; minillm runs decoders by themselves")
     refuse_other_layers(fields)
-    hidden_size, heads, head_dim = read_heads(fields, "n_embd", "n_head")
-    layers = read_layers(fields, "n_layer")
-    scale = head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
+    heads = read_heads(fields, "n_embd", "n_head")
+    shared = heads | read_shared(fields, width="n_embd", layers="n_layer", tied_head=True)
+    scale = shared["head_dim"] ** -0.5 if fields.get("scale_attn_weights", True) else 1.0
     by_layer = fields.get("scale_attn_by_inverse_layer_idx", False)
     return GPT2Config(
         model_type="gpt2",
-        hidden_size=hidden_size,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        intermediate_size=fields.size("n_inner", 4 * hidden_size),
-        vocab_size=fields.size("vocab_size"),
+        **shared,
+        intermediate_size=fields.size("n_inner", 4 * shared["hidden_size"]),
         max_positions=fields.size("n_positions"),
-        bos_token_id=fields.token_id("bos_token_id"),
-        eos_token_ids=fields.token_ids("eos_token_id"),
         epsilon=fields.number("layer_norm_epsilon", 1e-5),
         activation=read_activation(fields, "activation_function", "gelu_new"),
-        tied_head=fields.get("tie_word_embeddings", True),
-        scales=tuple(scale / (i + 1) if by_layer else scale for i in range(layers)),
+        scales=tuple(scale / (i + 1) if by_layer else scale for i in range(shared["num_layers"])),
     )
 
 
-def tensor_table(config: GPT2Config) -> Shapes:
-    """Name (without `transformer.`) and shape of every tensor; projections are [out, in]."""
-    E, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
-    sizes = dict(zip(PROJECTIONS, [(3 * E, E), (E, E), (F, E), (E, F)], strict=True))
-    table: Shapes = {"wte.weight": (V, E), "wpe.weight": (config.max_positions, E)}
-    for i in range(config.num_layers):
-        for name, (outputs, inputs) in sizes.items():
-            table |= linear_tensors(f"h.{i}.{name}", outputs, inputs)
-        table |= norm_tensors(f"h.{i}.ln_1", E) | norm_tensors(f"h.{i}.ln_2", E)
-    table |= norm_tensors("ln_f", E)
-    if not config.tied_head:
-        table["lm_head.weight"] = (V, E)
-    return table
+NAMES = Names(prefixes=("transformer.",), left_out=(".attn.bias", ".attn.masked_bias"), embedding="wte.weight")
+"""Tensors of checkpoints: h.0.attn.c_attn.weight or transformer.h.0..., and stored causal masks."""
 
 
-def canonical_names(stored: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
-    """Tensors by canonical name, without the prefix `transformer.`, copies of a tied head and stored causal masks."""
-    tensors = shorten(stored, "transformer.", left_out=(".attn.bias", ".attn.masked_bias"))
-    if config.tied_head:
-        tensors = without_tied_head(tensors, "wte.weight")
-    weights = tuple(f".{name}.weight" for name in PROJECTIONS)
-    return {name: transposed(tensor) if name.endswith(weights) else tensor for name, tensor in tensors.items()}
+def build(config: GPT2Config, weights: Weights, backend: Backend) -> Decoder:
+    """Build the model."""
+    E, V = config.hidden_size, config.vocab_size
+    embedding = Embedding(
+        weights.table("wte", V, E, "vocabulary"), weights.table("wpe", config.max_positions, E, "positions")
+    )
+    lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
+    layers = tuple(_build_layer(config, weights.at(f"h.{i}"), i) for i in range(config.num_layers))
+    return Decoder(config.sharded(weights.ranks), embedding, layers, _norm(config, weights, "ln_f"), lm_head)
 
 
-def build(config: GPT2Config, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """Build the model from tensors under canonical names.
+def _build_layer(config: GPT2Config, weights: Weights, i: int) -> PreNorm:
+    E, F, local = config.hidden_size, config.intermediate_size, config.sharded(weights.ranks)
 
-    Raises:
-        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
-    """
-    tensors = Tensors(stored, tensor_table(config), backend)
-    embedding = Embedding(tensors.table("wte", "vocabulary"), tensors.table("wpe", "positions"))
-    lm_head = LMHead(embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"))
-    layers = tuple(_build_layer(config, tensors, i) for i in range(config.num_layers))
-    return Decoder(config, embedding, layers, LayerNorm(tensors.norm("ln_f"), config.epsilon), lm_head)
+    def linear(name: str, outputs: int, inputs: int, split: Split, blocks: int = 1) -> Weight:
+        return weights.linear(name, outputs, inputs=inputs, bias=True, split=split, blocks=blocks, transposed=True)
 
-
-def _build_layer(config: GPT2Config, tensors: Tensors, i: int) -> PreNorm:
-    qkv, out, up, down = (tensors.linear(f"h.{i}.{name}") for name in PROJECTIONS)
     return PreNorm(
-        LayerNorm(tensors.norm(f"h.{i}.ln_1"), config.epsilon),
-        Attention(i, config.num_heads, config.num_kv_heads, config.scales[i], qkv, out),
-        LayerNorm(tensors.norm(f"h.{i}.ln_2"), config.epsilon),
-        MLP(up, down, config.activation),
+        _norm(config, weights, "ln_1"),
+        Attention(
+            layer=i,
+            num_heads=local.num_heads,
+            num_kv_heads=local.num_kv_heads,
+            scale=config.scales[i],
+            qkv=linear("attn.c_attn", 3 * E, E, "outputs", blocks=3),
+            out=linear("attn.c_proj", E, E, "inputs"),
+        ),
+        _norm(config, weights, "ln_2"),
+        MLP(linear("mlp.c_fc", F, E, "outputs"), linear("mlp.c_proj", E, F, "inputs"), config.activation),
     )
 
 
-def outline(config: GPT2Config) -> Outline:
-    """The components in execution order, for `accounting`."""
-    E = config.hidden_size
-    layer = (
-        Norm(name="attention norm", width=E),
-        *self_attention(config, bias=True, out_bias=True),
-        Norm(name="MLP norm", width=E),
-        *mlp(config, config.activation),
-    )
-    return Outline(
-        before=(Embed(name="embedding", width=E, vectors=config.vocab_size, positions=config.max_positions),),
-        layers=(layer,) * config.num_layers,
-        after=(Norm(name="final norm", width=E),),
-        head=head(config, tied=config.tied_head),
-    )
-
-
-def _shape(E: int, L: int, H: int) -> dict[str, Any]:
-    sizes = {"n_embd": E, "n_layer": L, "n_head": H}
-    return {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, **sizes}
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "gpt2": _shape(768, 12, 12),
-    "gpt2-medium": _shape(1024, 24, 16),
-    "gpt2-large": _shape(1280, 36, 20),
-    "gpt2-xl": _shape(1600, 48, 25),
-    "distilgpt2": _shape(768, 6, 12),
-}
-"""The published sizes (paper, table 2, with the sizes of the released weights), and DistilGPT-2."""
+def _norm(config: GPT2Config, weights: Weights, name: str) -> LayerNorm:
+    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.base import Backend
-from ..backends.weights import Tensor
 from ..config import Fields, ModelConfig
 from ..layers.attention import Attention
 from ..layers.block import PostNorm, PreNorm
@@ -21,10 +20,9 @@ from ..layers.embedding import Embedding
 from ..layers.head import LMHead
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
-from .base import Shapes, Tensors, linear_tensors, norm_tensors, shorten, without_tied_head
 from .decoder import Decoder
-from .outline import Component, Embed, Linear, Norm, Outline, head, mlp, self_attention
-from .reading import read_activation, read_heads, read_layers, refuse_other_layers
+from .reading import read_activation, read_heads, read_shared, refuse_other_layers
+from .sources import Names, Weights
 
 POSITION_OFFSET = 2
 """Index of position 0 in the position table, whose first two rows served padded batches."""
@@ -46,8 +44,6 @@ class OPTConfig(ModelConfig):
     biases: bool
     norm_affine: bool
     """Norms have gain and bias"""
-    tied_head: bool
-    """The LM head is the token embedding"""
 
 
 def read_config(raw: Mapping[str, Any]) -> OPTConfig:
@@ -59,132 +55,68 @@ def read_config(raw: Mapping[str, Any]) -> OPTConfig:
     """
     fields = Fields({"bos_token_id": 2, "eos_token_id": 2} | dict(raw))
     refuse_other_layers(fields)
-    hidden_size, heads, head_dim = read_heads(fields)
+    shared = read_heads(fields) | read_shared(fields, tied_head=True)
     pre_norm = fields.get("do_layer_norm_before", True)
     return OPTConfig(
         model_type="opt",
-        hidden_size=hidden_size,
-        num_layers=read_layers(fields),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
+        **shared,
         intermediate_size=fields.size("ffn_dim"),
-        vocab_size=fields.size("vocab_size"),
         max_positions=fields.size("max_position_embeddings"),
-        bos_token_id=fields.token_id("bos_token_id"),
-        eos_token_ids=fields.token_ids("eos_token_id"),
-        embedding_size=fields.size("word_embed_proj_dim", hidden_size),
+        embedding_size=fields.size("word_embed_proj_dim", shared["hidden_size"]),
         pre_norm=pre_norm,
         final_norm=pre_norm and not fields.get("_remove_final_layer_norm", False),
         activation=read_activation(fields, "activation_function", "relu"),
         biases=fields.get("enable_bias", True),
         norm_affine=fields.get("layer_norm_elementwise_affine", True),
-        tied_head=fields.get("tie_word_embeddings", True),
     )
 
 
-def tensor_table(config: OPTConfig) -> Shapes:
-    """Name (without `model.decoder.`) and shape of every tensor."""
-    E, F, V, W = config.hidden_size, config.intermediate_size, config.vocab_size, config.embedding_size
-    table: Shapes = {
-        "embed_tokens.weight": (V, W),
-        "embed_positions.weight": (config.max_positions + POSITION_OFFSET, E),
-    }
-    if W != E:
-        table |= {"project_in.weight": (E, W), "project_out.weight": (W, E)}
-    linears = {f"self_attn.{name}_proj": (E, E) for name in "qkv"}
-    linears |= {"self_attn.out_proj": (E, E), "fc1": (F, E), "fc2": (E, F)}
-    for i in range(config.num_layers):
-        for name, (outputs, inputs) in linears.items():
-            table |= linear_tensors(f"layers.{i}.{name}", outputs, inputs, config.biases)
-        if config.norm_affine:
-            table |= norm_tensors(f"layers.{i}.self_attn_layer_norm", E)
-            table |= norm_tensors(f"layers.{i}.final_layer_norm", E)
-    if config.final_norm and config.norm_affine:
-        table |= norm_tensors("final_layer_norm", E)
-    if not config.tied_head:
-        table["lm_head.weight"] = (V, W)
-    return table
+NAMES = Names(prefixes=("model.", "decoder."), left_out=("version",))
+"""Tensors of checkpoints: layers.0.fc1.weight or (model.)decoder.layers.0.fc1.weight; some hold a version number."""
 
 
-def canonical_names(stored: Mapping[str, Tensor], config: OPTConfig) -> dict[str, Tensor]:
-    """Tensors by canonical name, without `model.decoder.` or `decoder.`, copies of a tied head and version numbers."""
-    tensors = shorten(stored, "model.", "decoder.", left_out=("version",))
-    return without_tied_head(tensors, "embed_tokens.weight") if config.tied_head else tensors
-
-
-def build(config: OPTConfig, stored: Mapping[str, Tensor], backend: Backend) -> Decoder:
-    """Build the model from tensors under canonical names.
-
-    Raises:
-        CheckpointError: a tensor is missing, unexpected or of the wrong shape.
-    """
-    tensors = Tensors(stored, tensor_table(config), backend)
-    narrow = config.embedding_size != config.hidden_size
+def build(config: OPTConfig, weights: Weights, backend: Backend) -> Decoder:
+    """Build the model."""
+    E, V, W = config.hidden_size, config.vocab_size, config.embedding_size
     embedding = Embedding(
-        tensors.table("embed_tokens", "vocabulary"),
-        tensors.table("embed_positions", "positions").rows_from(POSITION_OFFSET),
-        tensors.linear("project_in") if narrow else None,
+        weights.table("embed_tokens", V, W, "vocabulary"),
+        weights.table("embed_positions", config.max_positions + POSITION_OFFSET, E, "positions").rows_from(
+            POSITION_OFFSET
+        ),
+        weights.linear("project_in", E, inputs=W) if W != E else None,
     )
     lm_head = LMHead(
-        embedding.tokens if config.tied_head else tensors.table("lm_head", "vocabulary"),
-        tensors.linear("project_out") if narrow else None,
+        embedding.tokens if config.tied_head else weights.table("lm_head", V, W, "vocabulary"),
+        weights.linear("project_out", W, inputs=E) if W != E else None,
     )
-    layers = tuple(_build_layer(config, tensors, i) for i in range(config.num_layers))
-    final_norm = LayerNorm(tensors.norm("final_layer_norm"), NORM_EPSILON) if config.final_norm else None
-    return Decoder(config, embedding, layers, final_norm, lm_head)
+    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), i) for i in range(config.num_layers))
+    final_norm = _norm(config, weights, "final_layer_norm") if config.final_norm else None
+    return Decoder(config.sharded(weights.ranks), embedding, layers, final_norm, lm_head)
 
 
-def _build_layer(config: OPTConfig, tensors: Tensors, i: int) -> PreNorm | PostNorm:
-    part = f"layers.{i}"
-    qkv = tensors.linear(f"{part}.self_attn.qkv", *(f"{part}.self_attn.{name}_proj" for name in "qkv"))
-    out = tensors.linear(f"{part}.self_attn.out_proj")
+def _build_layer(config: OPTConfig, weights: Weights, i: int) -> PreNorm | PostNorm:
+    E, F, bias, local = config.hidden_size, config.intermediate_size, config.biases, config.sharded(weights.ranks)
+    qkv = {f"self_attn.{name}_proj": E for name in "qkv"}
     block = PreNorm if config.pre_norm else PostNorm
     return block(
-        LayerNorm(tensors.norm(f"{part}.self_attn_layer_norm"), NORM_EPSILON),
-        Attention(i, config.num_heads, config.num_kv_heads, config.head_dim**-0.5, qkv, out),
-        LayerNorm(tensors.norm(f"{part}.final_layer_norm"), NORM_EPSILON),
-        MLP(tensors.linear(f"{part}.fc1"), tensors.linear(f"{part}.fc2"), config.activation),
+        _norm(config, weights, "self_attn_layer_norm"),
+        Attention(
+            layer=i,
+            num_heads=local.num_heads,
+            num_kv_heads=local.num_kv_heads,
+            scale=config.head_dim**-0.5,
+            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=bias, split="outputs"),
+            out=weights.linear("self_attn.out_proj", E, inputs=E, bias=bias, split="inputs"),
+        ),
+        _norm(config, weights, "final_layer_norm"),
+        MLP(
+            weights.linear("fc1", F, inputs=E, bias=bias, split="outputs"),
+            weights.linear("fc2", E, inputs=F, bias=bias, split="inputs"),
+            config.activation,
+        ),
     )
 
 
-def outline(config: OPTConfig) -> Outline:
-    """The components in execution order, for `accounting`."""
-    E, V, W, b = config.hidden_size, config.vocab_size, config.embedding_size, config.biases
-    positions = config.max_positions + POSITION_OFFSET
-    before: tuple[Component, ...] = (Embed(name="embedding", width=E, vectors=V, positions=positions),)
-    if W != E:
-        before = (
-            Embed(name="position embedding", width=E, vectors=0, positions=positions),
-            Embed(name="token embedding", width=W, vectors=V),
-            Linear(name="project in", inputs=W, outputs=E, residual=True),
-        )
-    attention = self_attention(config, bias=b, out_bias=b)
-    ffn = mlp(config, config.activation, bias=b)
-    norms = [Norm(name=f"{part} norm", width=E, affine=config.norm_affine) for part in ("attention", "MLP", "final")]
-    layer = (norms[0], *attention, norms[1], *ffn) if config.pre_norm else (*attention, norms[0], *ffn, norms[1])
-    return Outline(
-        before=before,
-        layers=(layer,) * config.num_layers,
-        after=(norms[2],) if config.final_norm else (),
-        head=head(config, tied=config.tied_head, width=W),
-    )
-
-
-def _shape(E: int, L: int, H: int, **more: Any) -> dict[str, Any]:
-    sizes = {"hidden_size": E, "num_hidden_layers": L, "num_attention_heads": H, "ffn_dim": 4 * E}
-    return {"model_type": "opt", "vocab_size": 50272, "max_position_embeddings": 2048, **sizes, **more}
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "opt-125m": _shape(768, 12, 12),
-    "opt-350m": _shape(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
-    "opt-1.3b": _shape(2048, 24, 32),
-    "opt-2.7b": _shape(2560, 32, 32),
-    "opt-6.7b": _shape(4096, 32, 32),
-    "opt-13b": _shape(5120, 40, 40),
-    "opt-30b": _shape(7168, 48, 56),
-    "opt-66b": _shape(9216, 64, 72),
-    "opt-175b": _shape(12288, 96, 96),
-}
-"""The published sizes (paper, table 1), with the values of their config.json."""
+def _norm(config: OPTConfig, weights: Weights, name: str) -> LayerNorm:
+    affine = config.norm_affine
+    return LayerNorm(weights.norm(name, config.hidden_size, bias=affine, gain=affine), NORM_EPSILON)

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import QUANTIZED
-from ..backends.random import CHUNK
-from ..backends.weights import Tensor
+from ..backends.weights import CHUNK, Tensor
 from ..checkpoint import StoredTensor
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError
 from ..reference.quantize import GROUPS, Quantized, dequantize
-from .base import Shapes
+from .sources import Shapes
 
 METHOD = "minillm"
 """minillm's quant_method."""
@@ -55,6 +54,29 @@ class QuantizedTensor:
         if values is None or scales is None:
             return None
         return QuantizedTensor(values, scales, (self.shape[0] + other.shape[0], self.shape[1]))
+
+    def part(self, axis: int, first: int, stop: int) -> "QuantizedTensor":
+        """Rows (axis 0), or columns (axis 1) of whole groups, `first` to `stop`; the rest is not read.
+
+        Raises:
+            ParameterError: a range of columns that begins or ends within a group.
+        """
+        if axis == 0:
+            shape = stop - first, self.shape[1]
+            return QuantizedTensor(self.values.part(0, first, stop), self.scales.part(0, first, stop), shape)
+        group = self.values.shape[1] * (1 if self.dtype == "int8" else 2) // self.scales.shape[1]
+        if first % group or (stop % group and stop < self.shape[1]):
+            raise ParameterError(
+                f"tensor {self.values.name}: columns {first} to {stop} of {self.shape[1]} are not whole groups of "
+                f"{group} weights: share the model among fewer ranks"
+            )
+        groups = slice(first // group, -(-stop // group))
+        width = self.values.shape[1] // self.scales.shape[1]  # bytes of a group
+        return QuantizedTensor(
+            self.values.part(1, groups.start * width, groups.stop * width),
+            self.scales.part(1, groups.start, groups.stop),
+            (self.shape[0], stop - first),
+        )
 
     def load(self) -> NDArray[np.float32]:
         """The dequantised values."""

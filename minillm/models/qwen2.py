@@ -5,10 +5,10 @@ from typing import Any
 
 from ..config import Fields
 from ..errors import CheckpointError
-from .llama import LlamaConfig, build, canonical_names, outline, read_kin, tensor_table
+from .llama import NAMES, LlamaConfig, build, read_kin
 from .reading import read_layer_types, read_layers, refuse_other_layers
 
-__all__ = ["SHAPES", "build", "canonical_names", "layer_windows", "outline", "read_config", "tensor_table"]
+__all__ = ["NAMES", "build", "layer_windows", "read_config"]
 
 WINDOW, FIRST_WINDOW = 4096, 28
 """Sliding window, and the first layer that has one, if config.json has neither."""
@@ -45,28 +45,3 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     if len(kinds) != layers:
         raise CheckpointError(f"config.json: layer_types should have num_hidden_layers {layers} entries")
     return tuple(window if kind == sliding else None for kind in kinds)
-
-
-def _shape(E: int, L: int, H: int, K: int, F: int, *, tied: bool) -> dict[str, Any]:
-    return {
-        "model_type": "qwen2",
-        "vocab_size": 151936 if E < 3584 else 152064,
-        "hidden_size": E,
-        "intermediate_size": F,
-        "num_hidden_layers": L,
-        "num_attention_heads": H,
-        "num_key_value_heads": K,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": tied,
-    }
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": _shape(896, 24, 14, 2, 4864, tied=True),
-    "qwen2.5-1.5b": _shape(1536, 28, 12, 2, 8960, tied=True),
-    "qwen2.5-3b": _shape(2048, 36, 16, 2, 11008, tied=True),
-    "qwen2.5-7b": _shape(3584, 28, 28, 4, 18944, tied=False),
-    "qwen2.5-14b": _shape(5120, 48, 40, 8, 13824, tied=False),
-}
-"""Published sizes, with the values of their config.json."""

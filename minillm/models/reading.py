@@ -33,8 +33,8 @@ def merge_names(raw: Mapping[str, Any], other_names: Mapping[str, str]) -> dict[
     return merged
 
 
-def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_attention_heads") -> tuple[int, int, int]:
-    """E, H and D = E / H, from the fields of these names.
+def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_attention_heads") -> dict[str, int]:
+    """H heads that share E: K = H, and D = E / H. The fields of `ModelConfig`, from those of these names.
 
     Raises:
         CheckpointError: one is missing or invalid, or E is not a multiple of H.
@@ -42,7 +42,51 @@ def read_heads(fields: Fields, width: str = "hidden_size", heads: str = "num_att
     E, H = fields.size(width), fields.size(heads)
     if E % H:
         raise CheckpointError(f"{fields.source}: {width} {E} should be a multiple of {heads} {H}")
-    return E, H, E // H
+    return {"num_heads": H, "num_kv_heads": H, "head_dim": E // H}
+
+
+def read_grouped_heads(fields: Fields, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, int]:
+    """H, K and D of grouped-query attention, whose heads may have a width of their own: fields of `ModelConfig`.
+
+    Args:
+        fields: config.json
+        kv_heads: K if config.json has none; None: H
+        head_dim: D if config.json has none; None: E / H
+
+    Raises:
+        CheckpointError: one is missing or invalid, H is not a multiple of K, or E of H where D is their quotient.
+    """
+    H = fields.size("num_attention_heads")
+    K = fields.size("num_key_value_heads", kv_heads or H)
+    if H % K:
+        raise CheckpointError(f"config.json: num_attention_heads {H} should be a multiple of num_key_value_heads {K}")
+    if head_dim is None and fields.raw.get("head_dim") is None:
+        return read_heads(fields) | {"num_kv_heads": K}
+    return {"num_heads": H, "num_kv_heads": K, "head_dim": fields.size("head_dim", head_dim)}
+
+
+def read_shared(
+    fields: Fields, *, width: str = "hidden_size", layers: str = "num_hidden_layers", tied_head: bool
+) -> dict[str, Any]:
+    """The fields of `ModelConfig` that all families read alike.
+
+    Args:
+        fields: config.json
+        width: the name of E there
+        layers: the name of L
+        tied_head: whether the head is tied if config.json does not say
+
+    Raises:
+        CheckpointError: a field is missing or invalid.
+    """
+    return {
+        "hidden_size": fields.size(width),
+        "num_layers": read_layers(fields, layers),
+        "vocab_size": fields.size("vocab_size"),
+        "bos_token_id": fields.token_id("bos_token_id"),
+        "eos_token_ids": fields.token_ids("eos_token_id"),
+        "tied_head": fields.get("tie_word_embeddings", tied_head),
+    }
 
 
 def read_layers(fields: Fields, name: str = "num_hidden_layers") -> int:

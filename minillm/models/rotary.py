@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Backend
-from ..config import LARGEST, Fields, ModelConfig
+from ..config import LARGEST, Fields
 from ..errors import CheckpointError, UnsupportedModelError
 from ..reference.rotary import Rotation, Stretch
-from .outline import Rotate
 
 BASE = 10_000.0
 """Base (theta) if config.json has none."""
@@ -50,18 +49,6 @@ class RotaryConfig:
         """The rotation with its frequencies on the backend's device."""
         frequencies = backend.constant("rotary frequencies", np.array(self.frequencies, np.float32))
         return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch)
-
-    def outline(self, config: ModelConfig) -> Rotate:
-        """The rotation as a component of the model's outline."""
-        return Rotate(
-            name="rotate Q, K",
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            pairs=len(self.frequencies),
-            scaled=self.scale != 1,
-            stretched=self.stretch is not None,
-        )
 
 
 def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = BASE) -> RotaryConfig:

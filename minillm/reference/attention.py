@@ -11,8 +11,6 @@ from the score (Press et al., arXiv 2108.12409, section 3).
 
 from typing import Any
 
-import numpy as np
-
 from ..batch import Batch, Span
 from .cost import Cost
 from .softmax import softmax
@@ -165,12 +163,6 @@ def attention_map(
     return maps
 
 
-def visible_pairs(batch: Batch, window: int | None = None) -> int:
-    """Pairs of a query and a visible key: p + 1 at position (or tree depth) p, at most the window."""
-    seen = (span.positions() + 1 for span in batch.spans)
-    return sum(int((rows if window is None else np.minimum(rows, window)).sum()) for rows in seen)
-
-
 def attention_cost(
     batch: Batch,
     H: int,
@@ -189,15 +181,11 @@ def attention_cost(
 
     `position_bytes` is the size of one position's keys and values in one layer of the cache.
     """
-    scores = H * visible_pairs(batch, window)
+    scores = H * batch.visible_pairs(window)
     flops = scores * (4 * D + 4 + 2 * biased) + batch.num_tokens * H * D
-    contexts = 0
-    for span in batch.spans:
-        reach = span.context_len if window is None else window - 1 + span.stop - span.start
-        contexts += min(span.context_len, reach)
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
     saved = number_bytes * scores * (4 + 2 * biased)  # scores written, biased and normalised in place, read
-    return Cost(flops, query_bytes + contexts * position_bytes + 4 * H * biased, query_bytes, saved)
+    return Cost(flops, query_bytes + batch.reach(window) * position_bytes + 4 * H * biased, query_bytes, saved)
 
 
 def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:

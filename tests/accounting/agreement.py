@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable
 
-from minillm.accounting import Step, Storage, operations
+from minillm.accounting import Step, Storage
 from minillm.backends.observe import CountingBackend
 from minillm.config import ModelConfig
-from minillm.models import outline_of
 from minillm.reference.cost import Cost
+
+from .closed_form import operations
 
 
 def predicted(config: ModelConfig, steps: Iterable[Step], storage: Storage | None = None) -> dict[object, Cost]:
     """What a count of these steps should hold: (operation, layer) -> FLOPs, bytes read, written and saved by fusion."""
     costs: dict[object, Cost] = {}
     for step in steps:
-        for row in operations(outline_of(config), step, storage):
+        for row in operations(config, step, storage):
             key = row.kind, row.layer
             costs[key] = costs.get(key, Cost(0)) + Cost(row.flops, row.bytes_read, row.bytes_written, row.fusion_saves)
     return costs

@@ -1,22 +1,24 @@
-"""The closed form against published sizes, against brute force, and against the calls that an engine really makes."""
+"""The closed form against a model of shapes, published figures, brute force, and the calls that an engine makes."""
 
+import itertools
 import math
 
 import pytest
 
 from minillm import Engine, accounting
-from minillm.accounting import Part, Step, generation
+from minillm.accounting import Conventions, Part, Step, Storage, generation
 from minillm.backends.observe import counting
-from minillm.models import opt
+from minillm.models import opt, published, published_config, tensor_shapes
 
 from ..shapes import BASE, VARIANTS
+from . import closed_form
 from .agreement import assert_agree
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda name: name.replace(" ", "-"))
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a random shape, one for each variant of OPT."""
-    monkeypatch.setitem(opt.SHAPES, "variant", VARIANTS[request.param])
+    monkeypatch.setitem(published(), "variant", VARIANTS[request.param])
     return "variant"
 
 
@@ -31,12 +33,12 @@ def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_parameter_count_of_published_sizes(shape: str, parameters: int) -> None:
-    assert accounting.parameter_count(opt.read_config(opt.SHAPES[shape])) == parameters
+    assert accounting.parameter_count(published_config(shape)) == parameters
 
 
 def test_parameter_count_of_every_variant_is_what_its_tensors_hold(variant: str) -> None:
-    config = opt.read_config(opt.SHAPES[variant])
-    held = sum(math.prod(shape) for shape in opt.tensor_table(config).values())
+    config = published_config(variant)
+    held = sum(math.prod(shape) for shape in tensor_shapes(config).values())
     assert accounting.parameter_count(config) == held
 
 
@@ -60,6 +62,51 @@ def test_one_step_worked_out_by_hand() -> None:
     head = 2 * 4 * 10
     expected = embedding + 3 * norm + attention + mlp + head
     assert accounting.step_flops(config, Step((Part(2, 5),), 1)) == expected
+    assert sum(row.flops for row in closed_form.operations(config, Step((Part(2, 5),), 1))) == expected
+
+
+STEPS = {
+    "prefill": Step((Part(512, 512),), 1),
+    "decode": Step((Part(1, 700),) * 3, 3),
+    "ragged": Step((Part(300, 5000), Part(1, 40), Part(7, 7), Part(6, 90, (0, 0, 1, 2))), 9),
+    "a chunk without logits": Step((Part(64, 200),), 0),
+}
+STORAGES = [
+    Storage(),
+    Storage.all_in("float16"),
+    Storage(weights="bfloat16", cache="int8", activations="float32"),
+    Storage(weights="int8", cache="float16", activations="bfloat16", checkpoint="bfloat16"),
+    Storage(weights="int4", cache="bfloat16", activations="float16", checkpoint="float16", group=64),
+]
+CONVENTIONS = [
+    Conventions(),
+    Conventions(full_square=True),
+    Conventions(products_only=True, multiply_add=1),
+    Conventions(full_square=True, multiply_add=3),
+]
+
+
+@pytest.mark.parametrize("shape", published())
+def test_a_model_of_shapes_costs_what_the_formula_says(shape: str) -> None:
+    """Every row of every published size, by name and in order, in every format and convention."""
+    config = published_config(shape)
+    for i, (storage, step) in enumerate(itertools.product(STORAGES, STEPS.values())):
+        conventions = CONVENTIONS[(i + i // 4) % 4]  # in time each with each storage and each step
+        expected = closed_form.operations(config, step, storage, conventions)
+        assert accounting.operations(config, step, storage, conventions) == expected
+
+
+@pytest.mark.parametrize("shape", published())
+def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> None:
+    config = published_config(shape)
+    assert accounting.parameter_count(config) == closed_form.parameter_count(config)
+    for storage in STORAGES:
+        assert accounting.weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
+        token = config.num_layers * closed_form.position_bytes(storage, config.num_kv_heads, config.head_dim)
+        assert accounting.cache_bytes_per_token(config, storage) == token
+        for T, R in ((1, 1), (512, 1), (512, 512), (64, 0), (70, 3)):
+            held = closed_form.activation_bytes(config, storage, T, R)
+            assert accounting.activation_bytes(config, storage, T, R) == held
 
 
 def test_generation_feeds_every_token_but_the_last() -> None:
@@ -95,7 +142,7 @@ def test_logits_of_all_positions_go_through_the_head(variant: str) -> None:
 
 
 def test_chunks_of_a_prompt_and_turns_of_a_batch_take_the_same_flops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(opt.SHAPES, "long", BASE | {"max_position_embeddings": 700})
+    monkeypatch.setitem(published(), "long", BASE | {"max_position_embeddings": 700})
     lengths = [600, 20, 300]  # chunks of 512, and no more than two sequences at once
     with Engine.random("long", max_batch_size=2, backend="numpy") as engine, counting(engine.runner) as counted:
         engine.generate([[3] * length for length in lengths], max_new_tokens=2, eos_token_id=())

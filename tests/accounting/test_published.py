@@ -4,7 +4,7 @@ import pytest
 
 from minillm.accounting import Conventions, Part, Row, Step, Storage, operations
 from minillm.accounting.memory import cache_bytes_per_token, parts_held, weights_bytes
-from minillm.models import opt, outline_of, published_config
+from minillm.models import opt, published, published_config
 
 HALF = Storage(weights="float16", cache="float16", activations="float16")
 
@@ -62,20 +62,20 @@ CACHED = 83_886_080
 @pytest.mark.parametrize("phase", LLM_VIEWER)
 def test_rows_of_a_layer_are_llm_viewers(phase: str) -> None:
     batch, length = 4, 2048
-    config = opt.read_config(opt.SHAPES["opt-13b"] | {"enable_bias": False})  # it counts no biases
+    config = opt.read_config(published()["opt-13b"] | {"enable_bias": False})  # it counts no biases
     theirs = LLM_VIEWER[phase]
     step = Step((Part(length if phase == "prefill" else 1, length),) * batch, batch)
     T, E, H = step.tokens, config.hidden_size, config.num_heads
 
     def rows(conventions: Conventions) -> dict[str, Row]:
-        return {row.name: row for row in operations(outline_of(config), step, HALF, conventions) if row.layer == 7}
+        return {row.name: row for row in operations(config, step, HALF, conventions) if row.layer == 7}
 
     products = rows(Conventions(full_square=True, products_only=True))  # it counts the full square of pairs
     for name, other, times in (
-        ("project Q, K, V", "q_proj", 3),
-        ("attention out", "out_proj", 1),
-        ("MLP up", "up_proj", 1),
-        ("MLP down", "down_proj", 1),
+        ("attention.qkv", "q_proj", 3),
+        ("attention.out", "out_proj", 1),
+        ("mlp.up", "up_proj", 1),
+        ("mlp.down", "down_proj", 1),
     ):
         flops, weights, read, written = theirs[other]
         residual = 2 * T * E if other in ("out_proj", "down_proj") else 0
@@ -83,20 +83,20 @@ def test_rows_of_a_layer_are_llm_viewers(phase: str) -> None:
         assert row.flops == times * flops
         assert row.bytes_read == times * weights + read + residual  # fused, Q, K and V read their input once
         assert row.bytes_written == times * written
-    attention, norm = products["attention"], theirs["attn_norm"]
+    attention, norm = products["attend"], theirs["attn_norm"]
     assert attention.flops == theirs["qk_matmul"][0] + theirs["sv_matmul"][0]
     assert attention.bytes_read == theirs["qk_matmul"][2] + 2 * CACHED
     assert attention.bytes_written == theirs["sv_matmul"][3]
     scores = theirs["qk_matmul"][3] + theirs["softmax"][2] + theirs["softmax"][3] + theirs["sv_matmul"][2]
     assert attention.fusion_saves == scores
-    assert products["attention out"].fusion_saves == sum(theirs["attn_add"][2:])  # its second input is read either way
+    assert products["attention.out"].fusion_saves == sum(theirs["attn_add"][2:])  # its second input is read either way
     everything = rows(Conventions(full_square=True))
-    assert everything["attention out"].flops - products["attention out"].flops == theirs["attn_add"][0]
-    softmax = everything["attention"].flops - attention.flops - T * E  # without the scaling of Q
+    assert everything["attention.out"].flops - products["attention.out"].flops == theirs["attn_add"][0]
+    softmax = everything["attend"].flops - attention.flops - T * E  # without the scaling of Q
     assert softmax == theirs["softmax"][0] * 4 // 5  # its fifth is the maximum, which is no arithmetic here
-    assert everything["attention norm"].flops - 5 * T == norm[0]
-    assert everything["attention norm"].bytes_read - 8 * E == norm[2]  # it reads no gain and bias
-    assert everything["attention norm"].bytes_written == norm[3]
+    assert everything["attention_norm.weight"].flops - 5 * T == norm[0]
+    assert everything["attention_norm.weight"].bytes_read - 8 * E == norm[2]  # it reads no gain and bias
+    assert everything["attention_norm.weight"].bytes_written == norm[3]
     assert H * step.square * 2 == theirs["softmax"][2]
 
 
@@ -104,41 +104,42 @@ T, E, F, V, L = 1024, 768, 4 * 768, 50257, 12
 """GPT-2 with 124 million parameters, and the longest text that it takes."""
 
 NANOGPT_FLOPS: dict[str, tuple[int, ...]] = {
-    "project Q, K, V": (3_623_878_656,),  # "attention/kqv"
-    "attention": (1_610_612_736, 1_610_612_736),  # "attention/scores", "attention/reduce"
-    "attention out": (1_207_959_552,),  # "attention/proj"
-    "MLP up": (4_831_838_208,),  # "mlp/ffw1"
-    "MLP down": (4_831_838_208,),  # "mlp/ffw2"
-    "LM head": (79_047_426_048,),  # "dense"
+    "attention.qkv": (3_623_878_656,),  # "attention/kqv"
+    "attend": (1_610_612_736, 1_610_612_736),  # "attention/scores", "attention/reduce"
+    "attention.out": (1_207_959_552,),  # "attention/proj"
+    "mlp.up": (4_831_838_208,),  # "mlp/ffw1"
+    "mlp.down": (4_831_838_208,),  # "mlp/ffw2"
+    "head.weight": (79_047_426_048,),  # "dense"
 }
 """One forward pass over T tokens, a layer's part alone, as karpathy/nanoGPT's transformer_sizing.ipynb prints it."""
 
 NANOGPT_PARAMETERS: dict[str, tuple[int, ...]] = {
-    "embedding": (786_432, 38_597_376),  # "embedding/position", "embedding/token"
-    "attention norm": (768,),
-    "project Q, K, V": (1_769_472,),
-    "attention out": (589_824,),
-    "MLP norm": (768,),
-    "MLP up": (2_359_296,),
-    "MLP down": (2_359_296,),
-    "final norm": (768,),
+    "embedding.tokens": (38_597_376,),  # "embedding/token"
+    "embedding.positions": (786_432,),  # "embedding/position"
+    "attention_norm.weight": (768,),
+    "attention.qkv": (1_769_472,),
+    "attention.out": (589_824,),
+    "mlp_norm.weight": (768,),
+    "mlp.up": (2_359_296,),
+    "mlp.down": (2_359_296,),
+    "final_norm.weight": (768,),
 }
 """Likewise; it leaves all biases out, and a layer has six: of four products and two norms."""
-BIASES = {"project Q, K, V": 3 * E, "MLP up": F, "embedding": 0}
+BIASES = {"attention.qkv": 3 * E, "mlp.up": F, "embedding.tokens": 0, "embedding.positions": 0}
 """Where there are not E of them."""
 
 
 def test_flops_of_gpt2_are_nanogpts() -> None:
     by_hand = {
-        "project Q, K, V": 2 * T * E * 3 * E,
-        "attention": 2 * T * T * E + 2 * T * T * E,
-        "attention out": 2 * T * E * E,
-        "MLP up": 2 * T * E * F,
-        "MLP down": 2 * T * F * E,
-        "LM head": 2 * T * E * V,
+        "attention.qkv": 2 * T * E * 3 * E,
+        "attend": 2 * T * T * E + 2 * T * T * E,
+        "attention.out": 2 * T * E * E,
+        "mlp.up": 2 * T * E * F,
+        "mlp.down": 2 * T * F * E,
+        "head.weight": 2 * T * E * V,
     }
     everything = operations(
-        outline_of(published_config("gpt2")),
+        published_config("gpt2"),
         Step((Part(T, T),), T),  # a row of logits for each token
         conventions=Conventions(full_square=True, products_only=True),
     )
@@ -153,7 +154,7 @@ def test_parameters_of_gpt2_are_nanogpts_and_its_biases() -> None:
     held = {part.name: part.parameters for part in parts_held(published_config("gpt2"), Storage())}
     assert list(held) == list(NANOGPT_PARAMETERS)
     for name, parameters in NANOGPT_PARAMETERS.items():
-        times = 1 if name in ("embedding", "final norm") else L
+        times = L if "attention" in name or "mlp" in name else 1
         assert held[name] == times * (sum(parameters) + BIASES.get(name, E)), name
     assert sum(held.values()) == 124_439_808
     biases = L * (3 * E + E + F + E + 2 * E) + E

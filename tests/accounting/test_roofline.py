@@ -35,7 +35,7 @@ def analysis(
 def test_prefill_is_bound_by_computing_and_decode_by_memory() -> None:
     """The lecture's two phases; in decode one multiply-add for each weight of two bytes: 1 FLOP/byte."""
     found = analysis()
-    products = {"project Q, K, V", "attention out", "MLP up", "MLP down"}
+    products = {"attention.qkv", "attention.out", "mlp.up", "mlp.down"}
     assert {row.name for row in found.prefill.rows if found.prefill.bound(row) == "compute"} == products
     assert {found.decode.bound(row) for row in found.decode.rows} == {"memory"}
     assert found.decode.flops / found.decode.bytes == pytest.approx(1, rel=0.01)
@@ -44,9 +44,9 @@ def test_prefill_is_bound_by_computing_and_decode_by_memory() -> None:
 def test_floors_by_hand() -> None:
     """MLP up of one layer, 512 rows: 2 x 512 x 5120 x 20480 FLOPs, and bias and ReLU; the decode step reads it all."""
     found = analysis()
-    row = next(row for row in found.prefill.rows if row.name == "MLP up")
+    row = next(row for row in found.prefill.rows if row.name == "mlp.up")
     assert found.prefill.row_seconds(row) == pytest.approx((2 * 512 * 5120 * 20480 + 2 * 512 * 20480) / 312e12)
-    row = next(row for row in found.decode.rows if row.name == "MLP up")
+    row = next(row for row in found.decode.rows if row.name == "mlp.up")
     moved = 2 * 5120 * 20480 + 4 * 20480 + 2 * (5120 + 20480)
     assert found.decode.row_seconds(row) == pytest.approx(moved / 2.039e12)
     assert found.decode.seconds == pytest.approx(found.decode.bytes / 2.039e12)  # since memory bounds every operation
@@ -55,7 +55,7 @@ def test_floors_by_hand() -> None:
 def test_large_batches_move_decode_to_the_other_side_of_the_ridge() -> None:
     found = analysis(batch=1024, prompt_length=16)
     bounds = {row.name: found.decode.bound(row) for row in found.decode.rows}
-    assert bounds["MLP up"] == "compute" and bounds["attention"] == "memory"
+    assert bounds["mlp.up"] == "compute" and bounds["attend"] == "memory"
 
 
 def test_what_fits_is_the_last_that_does() -> None:

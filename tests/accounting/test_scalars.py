@@ -15,14 +15,14 @@ from minillm.backends.base import Backend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.config import ModelConfig
-from minillm.models import family_of, outline_of
-from minillm.models.base import random_tensors
-from minillm.models.outline import Attend, Component, Linear, Norm, Outline
+from minillm.models import build_model, family_of, tensor_shapes
+from minillm.models.sources import random_tensors
 from minillm.runner import Runner
 
 from ..families import CASES, CONFIGS
 from ..reference.test_cost import Module, Number
 from ..shapes import BASE, VARIANTS
+from .closed_form import Attend, Component, Linear, Norm, Outline, outline_of
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
 
@@ -39,12 +39,11 @@ class Scalars(Module):
 
 def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> ModelConfig:
     """Count one forward pass over sequences of (new tokens, context). Returns the model's configuration."""
-    family = family_of(raw)
-    config = family.read_config(raw)
+    config = family_of(raw).read_config(raw)
     backend = Backend(Scalars())
     backend.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
     plain = Backend()
-    model = family.build(config, random_tensors(family.tensor_table(config), 0, 0.3, plain), plain)
+    model = build_model(config, random_tensors(tensor_shapes(config), 0, 0.3, plain), plain)
     runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
     sequences = [TokenSequence([1 + i % 5 for i in range(context)]) for _, context in lengths]
     for sequence, (new, context) in zip(sequences, lengths, strict=True):
@@ -126,9 +125,10 @@ def test_a_whole_model_on_numbers_that_count(
     if "word_embed_proj_dim" in raw:
         raw["word_embed_proj_dim"] = 4
     monkeypatch.setattr(base, "expand", lambda data, rows=slice(None): data[rows])  # they are no floats
-    outline = outline_of(counted(raw, lengths, rows))
+    config = counted(raw, lengths, rows)
+    outline = outline_of(config)
     step = Step(tuple(Part(*length) for length in lengths), rows)
-    formula = sum(row.flops for row in operations(outline, step, None, Conventions(full_square=True)))
+    formula = sum(row.flops for row in operations(config, step, None, Conventions(full_square=True)))
     softmaxes = [part.heads for layer in outline.layers for part in layer if isinstance(part, Attend)]
     maxima = sum(softmaxes) * (step.square - step.tokens)  # which are no arithmetic
     relus = Number.comparisons - maxima

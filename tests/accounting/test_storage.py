@@ -15,8 +15,8 @@ from minillm.backends.pages import Pages
 from minillm.backends.weights import FORMATS, Tensor, Weight
 from minillm.batch import TokenSequence
 from minillm.errors import ParameterError
-from minillm.models import opt
-from minillm.models.base import random_tensors
+from minillm.models import build_model, opt, tensor_shapes
+from minillm.models.sources import random_tensors
 from minillm.runner import Runner
 
 from ..shapes import BASE, VARIANTS
@@ -47,9 +47,8 @@ class StoringBackend(NumpyBackend):
 
 def runner(raw: dict[str, Any], backend: StoringBackend) -> Runner:
     config = opt.read_config(raw)
-    return runner_of(
-        opt.build(config, random_tensors(opt.tensor_table(config), 0, 0.1, backend), backend), backend=backend, pages=2
-    )
+    tensors = random_tensors(tensor_shapes(config), 0, 0.1, backend)
+    return runner_of(build_model(config, tensors, backend), backend=backend, pages=2)
 
 
 @pytest.mark.parametrize("variant", ["pre-norm", "narrow embedding", "untied", "galactica"])

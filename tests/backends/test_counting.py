@@ -10,7 +10,7 @@ from minillm import Engine
 from minillm.backends import observe as module
 from minillm.backends.base import Backend
 from minillm.backends.observe import CountingBackend, counting
-from minillm.models import opt
+from minillm.models import published
 
 from ..shapes import BASE
 
@@ -37,7 +37,7 @@ UNCOUNTED = {
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setitem(opt.SHAPES, "small", BASE)
+    monkeypatch.setitem(published(), "small", BASE)
     with Engine.random("small", std=0.3) as engine:
         yield engine
 

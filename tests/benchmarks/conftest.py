@@ -41,20 +41,20 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a shape that runs in no time."""
-    from minillm.models import opt
+    from minillm.models import published
 
     from ..shapes import BASE
 
-    monkeypatch.setitem(opt.SHAPES, "tiny", BASE)
+    monkeypatch.setitem(published(), "tiny", BASE)
     return "tiny"
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> str:
     """A shape whose rows divide into llama.cpp's groups of 32."""
-    from minillm.models import opt
+    from minillm.models import published
 
-    monkeypatch.setitem(opt.SHAPES, "small", SMALL)
+    monkeypatch.setitem(published(), "small", SMALL)
     return "small"
 
 

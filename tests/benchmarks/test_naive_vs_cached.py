@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minillm import accounting
-from minillm.models import opt
+from minillm.models import opt, tensor_shapes
 
 from ..shapes import BASE
 from .conftest import SCRIPTS
@@ -77,7 +77,7 @@ def test_a_checkpoint_in_place_of_a_shape(tmp_path: Path, capsys: pytest.Capture
     raw: dict[str, Any] = BASE | {"vocab_size": size}
     (folder / "config.json").write_text(json.dumps(raw))
     rng = np.random.default_rng(0)
-    table = opt.tensor_table(opt.read_config(raw))
+    table = tensor_shapes(opt.read_config(raw))
     tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in table.items()}
     safetensors.save_file(tensors, folder / "model.safetensors")
     assert run("--model", folder, "--lengths", 3, "--repeat", 1, "--out", tmp_path) == 0

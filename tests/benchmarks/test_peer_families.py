@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Weight
-from minillm.models import family_named, random_model
+from minillm.models import family_named, published, random_model
 
 from .conftest import SMALL, SMALL_FAMILIES, SMALL_KIN
 
@@ -22,7 +22,7 @@ def shape(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], str]:
     """Publishes a configuration, and gives its name."""
 
     def publish(raw: dict[str, Any]) -> str:
-        monkeypatch.setitem(family_named(raw["model_type"]).SHAPES, "small", raw)
+        monkeypatch.setitem(published(), "small", raw)
         return "small"
 
     return publish

@@ -10,7 +10,7 @@ import pytest
 
 from minillm import accounting
 from minillm.hardware import Hardware
-from minillm.models import opt
+from minillm.models import opt, published
 
 from ..shapes import BASE
 
@@ -56,7 +56,7 @@ def test_a_task_computes_its_prompts_and_its_steps_and_leaves_nothing_behind(mon
 
     from minillm import Engine
 
-    monkeypatch.setitem(opt.SHAPES, "long", BASE | {"max_position_embeddings": 700})
+    monkeypatch.setitem(published(), "long", BASE | {"max_position_embeddings": 700})
     with Engine.random("long", max_batch_size=3, backend="numpy") as engine:
         lengths_and_batches.time_task(engine, lengths_and_batches.Task(3, 400), 4)
         assert not engine.busy
@@ -78,7 +78,7 @@ def test_dtypes(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert 0 <= errors[1] < errors[2] < errors[4]  # 10, 7 and some 3 bits of mantissa
     moved = [int(row["bytes_read_per_step"]) for row in rows]
     config = opt.read_config(BASE)
-    matrices = accounting.parameter_count(config) - accounting.position_parameters(config)
+    matrices = accounting.parameter_count(config) - accounting.looked_up(config).parameters
     assert moved[0] > 4 * matrices  # weights, and what else a step reads
     assert moved[0] - moved[1] > 1.8 * matrices  # vectors stay in float32
     assert moved[3] > moved[4]

@@ -57,7 +57,7 @@ def test_json_of_published_names(model: str, parameters: int, capsys: pytest.Cap
         assert phase["flops"] == sum(op["flops"] for op in phase["ops"])
         assert phase["bytes"] == sum(op["bytes_read"] + op["bytes_written"] for op in phase["ops"])
         assert {op["bound"] for op in phase["ops"]} <= {"compute", "memory"}
-        layers = [op["layer"] for op in phase["ops"] if op["name"] == "attention"]
+        layers = [op["layer"] for op in phase["ops"] if op["name"] == "attend"]
         assert layers == list(range(len(layers)))
 
 
@@ -71,7 +71,7 @@ def test_a_folder_needs_its_config_alone(tmp_path: Path, capsys: pytest.CaptureF
     found = analyzed(capsys, str(tmp_path), "--prompt-length", "5", "--context", "9", "--batch", "3")
     assert found["storage"]["weights"] == found["storage"]["cache"] == "bfloat16"
     assert found["kv_cache_bytes"] == 3 * 9 * found["kv_cache_bytes_per_token"]
-    (embedding,) = [op for op in found["decode"]["ops"] if op["name"] == "embedding"]
+    (embedding,) = [op for op in found["decode"]["ops"] if op["name"] == "embedding.tokens"]
     assert embedding["layer"] is None and embedding["flops"] == 3 * 24
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from minillm.cli.main import run
 from minillm.hardware import Hardware
-from minillm.models import opt
+from minillm.models import published
 
 from ..shapes import BASE
 
@@ -20,7 +20,7 @@ WORK = ["--new-tokens", NEW, "--prompt-length", PROMPT, "--repeat", REPEAT, "--b
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small shape, and a machine that need not be probed."""
-    monkeypatch.setitem(opt.SHAPES, "small", BASE)
+    monkeypatch.setitem(published(), "small", BASE)
     machine = Hardware(name="thin air", rates={"float32": 1e11}, bandwidth=2e10, memory=1, source="none")
     monkeypatch.setattr("minillm.profiling.probe_with", lambda backend, threads: machine)
 

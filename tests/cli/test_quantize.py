@@ -116,11 +116,11 @@ def test_perplexity_of_a_text_by_dtype(tmp_path, capsys):
 
 
 def test_a_random_shape_has_logits_and_no_text(capsys, monkeypatch):
-    from minillm.models import opt
+    from minillm.models import published
 
     from ..tiny import tiny_config
 
-    monkeypatch.setitem(opt.SHAPES, "opt-tiny", tiny_config())
+    monkeypatch.setitem(published(), "opt-tiny", tiny_config())
     assert run(["perplexity", "--shape", "opt-tiny", "--dtype", "int8,int4", "--json", "--backend", "numpy"]) == 0
     eight, four = map(json.loads, capsys.readouterr().out.splitlines())
     assert eight["perplexity"] is None and four["change"] is None

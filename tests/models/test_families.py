@@ -10,7 +10,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.errors import CheckpointError
 from minillm.inspect import attention_maps
-from minillm.models import family_named, family_of, published_config, published_names
+from minillm.models import build_model, canonical_names, family_of, published, published_config, tensor_shapes
 
 from ..comparing import assert_same_tokens
 from ..families import CASES, CONFIGS, IDS, PARAMETERS
@@ -67,10 +67,10 @@ def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
     family, tensors = family_of(raw), tiny_tensors(raw)
     config = family.read_config(raw)
     plain = logits_of(runner_of(model_of(raw)), LINE[:12])
-    for name in family.tensor_table(config):
+    for name in tensor_shapes(config):
         changed = dict(tensors)
         changed[name] = Held(tensors[name].load() * np.float32(1.1))
-        logits = logits_of(runner_of(family.build(config, changed, NumpyBackend())), LINE[:12])
+        logits = logits_of(runner_of(build_model(config, changed, NumpyBackend())), LINE[:12])
         assert np.abs(logits - plain).max() > 0 or "k_proj.bias" in name, (
             name
         )  # softmax takes no notice of a key's bias
@@ -80,16 +80,16 @@ def test_a_copy_of_a_tied_head_is_left_out_or_taken_and_another_is_refused(raw: 
     raw = raw | {"tie_word_embeddings": True}
     family, tensors = family_of(raw), tiny_tensors(raw)
     config = family.read_config(raw)
-    embedding = next(iter(family.tensor_table(config)))
+    embedding = next(iter(tensor_shapes(config)))
     values = tensors[embedding].load()
     head = "lm_head.weight"
-    expected = set(family.canonical_names(tensors, config))
-    assert set(family.canonical_names({**tensors, head: Held(values)}, config)) == expected
+    expected = set(canonical_names(tensors, config))
+    assert set(canonical_names({**tensors, head: Held(values)}, config)) == expected
     alone = {name: tensor for name, tensor in tensors.items() if name != embedding} | {head: Held(values)}
-    assert set(family.canonical_names(alone, config)) == expected
+    assert set(canonical_names(alone, config)) == expected
     for other in (values + 1, values[:-1]):
         with pytest.raises(CheckpointError, match=f"tie_word_embeddings says .* and {embedding} differ"):
-            family.canonical_names({**tensors, head: Held(other)}, config)
+            canonical_names({**tensors, head: Held(other)}, config)
 
 
 def test_a_tensor_under_two_names_is_refused(raw: dict[str, Any]) -> None:
@@ -98,17 +98,16 @@ def test_a_tensor_under_two_names_is_refused(raw: dict[str, Any]) -> None:
     prefix = {"opt": "decoder.", "gpt_neox": "gpt_neox.", "gpt2": "transformer.", "bloom": "transformer."}
     twice = {**tensors, prefix.get(raw["model_type"], "model.") + name: tensors[name]}
     with pytest.raises(CheckpointError, match=f"holds tensor {name} twice"):
-        family.canonical_names(twice, family.read_config(raw))
+        canonical_names(twice, family.read_config(raw))
 
 
 @pytest.mark.parametrize("shape", PARAMETERS)
 def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
     config = published_config(shape)
-    table = family_named(config.model_type).tensor_table(config)
-    assert sum(math.prod(size) for size in table.values()) == PARAMETERS[shape]
+    assert sum(math.prod(size) for size in tensor_shapes(config).values()) == PARAMETERS[shape]
 
 
-@pytest.mark.parametrize("shape", published_names())
+@pytest.mark.parametrize("shape", published())
 def test_published_shapes_can_be_read(shape: str) -> None:
     config = published_config(shape)
     assert config.num_heads % config.num_kv_heads == 0

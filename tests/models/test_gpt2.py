@@ -7,7 +7,7 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import gpt2
+from minillm.models import build_model, canonical_names, gpt2, tensor_shapes
 
 from ..tiny import Held, logits_of, runner_of, tiny_tensors
 
@@ -88,12 +88,12 @@ def test_names_and_leftovers_of_published_checkpoints(prefix: str) -> None:
         stored[f"{prefix}h.{i}.attn.bias"] = Held(np.tril(np.ones((1, 1, 64, 64), bool)))
         stored[f"{prefix}h.{i}.attn.masked_bias"] = Held(np.float32(-1e4))
     stored["lm_head.weight"] = stored[f"{prefix}wte.weight"]
-    tensors = gpt2.canonical_names(stored, config)
-    assert set(tensors) == set(gpt2.tensor_table(config))
+    tensors = canonical_names(stored, config)
+    assert set(tensors) == set(tensor_shapes(config))
     line = list(range(3, 30))
     ours, plain = (
-        logits_of(runner_of(gpt2.build(config, weights, NumpyBackend())), line)
-        for weights in (tensors, tiny_tensors(CONFIG))
+        logits_of(runner_of(build_model(config, weights, NumpyBackend(), as_built=as_built)), line)
+        for weights, as_built in ((tensors, False), (tiny_tensors(CONFIG), True))
     )
     np.testing.assert_array_equal(ours, plain)
 
@@ -101,5 +101,5 @@ def test_names_and_leftovers_of_published_checkpoints(prefix: str) -> None:
 def test_a_projection_of_another_shape_is_named() -> None:
     config = gpt2.read_config(CONFIG)
     stored = stored_as_published() | {"h.1.mlp.c_fc.weight": Held(np.zeros((32, 120), np.float32))}
-    with pytest.raises(CheckpointError, match=r"h\.1\.mlp\.c_fc\.weight should have shape \[128, 32\].*\[120, 32\]"):
-        gpt2.build(config, gpt2.canonical_names(stored, config), NumpyBackend())
+    with pytest.raises(CheckpointError, match=r"h\.1\.mlp\.c_fc\.weight should have shape \[32, 128\].*\[32, 120\]"):
+        build_model(config, canonical_names(stored, config), NumpyBackend(), as_built=False)

@@ -7,7 +7,7 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import gpt_neox
+from minillm.models import build_model, canonical_names, gpt_neox, tensor_shapes
 
 from ..tiny import Held, logits_of, runner_of, tiny_tensors
 
@@ -129,12 +129,12 @@ def test_names_rows_and_leftovers_of_published_checkpoints(prefix: str, head: st
         stored[f"{part}.bias"] = Held(np.tril(np.ones((1, 1, 64, 64), bool)))
         stored[f"{part}.masked_bias"] = Held(np.float32(-1e9))
         stored[f"{part}.rotary_emb.inv_freq"] = Held(np.ones(2, np.float32))
-    tensors = gpt_neox.canonical_names(stored, config)
-    assert set(tensors) == set(gpt_neox.tensor_table(config))
+    tensors = canonical_names(stored, config)
+    assert set(tensors) == set(tensor_shapes(config))
     line = list(range(3, 30))
     ours, plain = (
-        logits_of(runner_of(gpt_neox.build(config, weights, NumpyBackend())), line)
-        for weights in (tensors, tiny_tensors(CONFIG))
+        logits_of(runner_of(build_model(config, weights, NumpyBackend(), as_built=as_built)), line)
+        for weights, as_built in ((tensors, False), (tiny_tensors(CONFIG), True))
     )
     np.testing.assert_array_equal(ours, plain)
 
@@ -144,4 +144,4 @@ def test_a_projection_of_another_shape_is_named(shape: tuple[int, ...]) -> None:
     config = gpt_neox.read_config(CONFIG)
     stored = stored_as_published("") | {"layers.1.attention.query_key_value.weight": Held(np.zeros(shape, np.float32))}
     with pytest.raises(CheckpointError, match=r"layers\.1\.attention\.query_key_value\.weight should have shape \[96"):
-        gpt_neox.build(config, gpt_neox.canonical_names(stored, config), NumpyBackend())
+        build_model(config, canonical_names(stored, config), NumpyBackend(), as_built=False)

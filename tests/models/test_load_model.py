@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from minillm import models
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import load_model, opt
+from minillm.models import build_model, load_model
 
 from ..tiny import write_checkpoint
 
@@ -53,13 +54,12 @@ def test_weights_that_change_while_they_are_loaded(
     change: Callable[[Path], object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_checkpoint(tmp_path / "model")
-    build = opt.build
 
-    def changed_meanwhile(*args: Any) -> Any:
-        model = build(*args)
+    def changed_meanwhile(*args: Any, **options: Any) -> Any:
+        model = build_model(*args, **options)
         change(folder / "model.safetensors")
         return model
 
-    monkeypatch.setattr(opt, "build", changed_meanwhile)
+    monkeypatch.setattr(models, "build_model", changed_meanwhile)
     with pytest.raises(CheckpointError, match=words):
         load_model(folder, NumpyBackend(weight_order="F"))  # which copies: nothing is mapped that could be cut short

@@ -8,8 +8,8 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import family_of, opt
-from minillm.models.base import random_tensors
+from minillm.models import build_model, family_of, opt, published, published_config, tensor_shapes
+from minillm.models.sources import random_tensors
 
 from ..tiny import VARIANTS, tiny_config, tiny_tensors
 
@@ -27,9 +27,9 @@ PARAMETERS = {
 """As transformers counts them in the published checkpoints."""
 
 
-@pytest.mark.parametrize("shape", opt.SHAPES)
+@pytest.mark.parametrize("shape", [name for name in published() if name.startswith("opt-")])
 def test_published_sizes_are_what_their_names_say(shape: str) -> None:
-    table = opt.tensor_table(opt.read_config(opt.SHAPES[shape]))
+    table = tensor_shapes(published_config(shape))
     number, unit = float(shape[4:-1]), {"m": 1e6, "b": 1e9}[shape[-1]]
     assert sum(math.prod(size) for size in table.values()) == pytest.approx(number * unit, rel=0.06)
 
@@ -79,7 +79,7 @@ def test_a_tensor_that_does_not_fit_is_named(change, message: str) -> None:
     tensors = tiny_tensors(raw)
     change(tensors)
     with pytest.raises(CheckpointError, match=message):
-        opt.build(opt.read_config(raw), tensors, NumpyBackend())
+        build_model(opt.read_config(raw), tensors, NumpyBackend())
 
 
 def test_random_tensors_follow_seed_and_name_and_their_spread() -> None:

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.attention import (
-    QUERY_TILE,
-    attend,
-    attention_cost,
-    attention_map,
-    kv_cost,
-    store_kv,
-    visible_pairs,
-)
+from minillm.reference.attention import QUERY_TILE, attend, attention_cost, attention_map, kv_cost, store_kv
 
 D = 8
 LENGTHS = {  # cached positions and new tokens of each sequence
@@ -100,7 +92,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
             pairs += len(shown)
             seen |= set(shown)
         keys += len(seen)
-    assert visible_pairs(case.batch, window) == pairs
+    assert case.batch.visible_pairs(window) == pairs
     position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
     cost = attention_cost(case.batch, 4, D, position_bytes, window=window, biased=True)
     flops = pairs * 4 * (4 * D + 6) + T * 4 * D
@@ -155,7 +147,7 @@ def test_cost_is_a_count_of_the_operations(name: str) -> None:
                 pairs += 1
                 flops += H * (2 * D + 4 + 2 * D)
     read = case.q.nbytes + sum(array.nbytes for array in case.k + case.v)
-    assert visible_pairs(case.batch) == pairs
+    assert case.batch.visible_pairs() == pairs
     assert attention_cost(case.batch, H, D, 2 * K * D * 4) == (flops, read, case.q.nbytes, 4 * pairs * H * 4)
 
 

@@ -13,7 +13,7 @@ from minillm.backends.cuda.kernels import Kernels
 from minillm.backends.cuda.memory import Device
 from minillm.backends.cuda.random import DrawnTensor, draw, fill_normal
 from minillm.backends.random import RandomTensor
-from minillm.models import opt, random_model
+from minillm.models import published, random_model
 from minillm.reference.philox import philox4x32
 from tests.cuda_emulator import Emulator
 from tests.reference.chi_square import p_value
@@ -67,7 +67,7 @@ def test_they_are_normal(emulator: Emulator) -> None:
 @pytest.fixture
 def drawn(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the weights of a tiny model on an emulated GPU, and allows the host vectors only."""
-    monkeypatch.setitem(opt.SHAPES, "tiny", BASE)
+    monkeypatch.setitem(published(), "tiny", BASE)
     chunks = RandomTensor.chunks
 
     def only_vectors(tensor: RandomTensor) -> Any:

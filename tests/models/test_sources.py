@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from minillm.backends.weights import Tensor, gather
 from minillm.checkpoint import open_checkpoint
-from minillm.models.rearranged import qkv_apart, source_of, transposed
+from minillm.models.sources import by_block, source_of, transpose
 
 MATRIX = np.random.default_rng(0).standard_normal((24, 6)).astype(np.float32)
 APART = [head * 12 + part * 4 + row for part in range(3) for head in range(2) for row in range(4)]
@@ -25,8 +25,8 @@ def tensor(tmp_path: Path) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["transposed", "apart"])
 def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minillm.models.rearranged.CHUNK", 60)  # numbers: ten rows of six, two of 24
-    ours, expected = (transposed(tensor), MATRIX.T) if kind == "transposed" else (qkv_apart(tensor, 2), MATRIX[APART])
+    monkeypatch.setattr("minillm.backends.weights.CHUNK", 60)  # numbers: ten rows of six, two of 24
+    ours, expected = (transpose(tensor), MATRIX.T) if kind == "transposed" else (by_block(tensor, 2), MATRIX[APART])
     assert (ours.shape, ours.dtype, source_of(ours)) == (expected.shape, "float32", tensor)
     read = np.empty(expected.shape, np.float32, order="F")
     ours.read_into(read)
@@ -42,13 +42,9 @@ def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypa
 def test_sixteen_bits_stay_as_they_are(tmp_path: Path, dtype: Any) -> None:
     values = MATRIX.astype(dtype)
     save_file({"a": values}, tmp_path / "model.safetensors")
-    ours = transposed(open_checkpoint(tmp_path)["a"])
+    ours = transpose(open_checkpoint(tmp_path)["a"])
     kept, read = np.empty((6, 24), np.float16 if dtype == np.float16 else np.uint16), np.empty((6, 24), np.float32)
     ours.read_into(kept)
     ours.read_into(read)
     np.testing.assert_array_equal(kept.view(dtype), values.T, strict=True)
     np.testing.assert_array_equal(read, values.T.astype(np.float32), strict=True)
-
-
-def test_rows_that_are_no_heads_are_left(tensor: Tensor) -> None:
-    assert qkv_apart(tensor, 3) is tensor

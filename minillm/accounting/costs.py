@@ -1,0 +1,126 @@
+"""The cost of a model's operations: a forward pass on a backend of shapes, under the counting observer.
+
+No number is computed. What counts as a FLOP or a byte is said beside each operation (`reference/cost.py` has the
+conventions); here are other tools' conventions, and the names of the rows.
+"""
+
+import re
+from dataclasses import asdict, dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from ..backends.observe import CountingBackend
+from ..backends.shapes import ShapeBackend, without_numbers
+from ..backends.weights import Weight
+from ..config import ModelConfig
+from ..models import shape_model
+from ..models.base import Model, weight_paths
+from .schedule import Step
+from .storage import Storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """Counting conventions in which tools differ. The defaults are minillm's."""
+
+    full_square: bool = False
+    """Count all pairs of a query and a key in attention, not only the causal ones"""
+    products_only: bool = False
+    """Count only matrix products: no norms, softmax, activations, biases or sums"""
+    multiply_add: int = 2
+    """FLOPs of a multiply-add; 1 counts MACs"""
+
+
+class Row(NamedTuple):
+    """One operation of a step."""
+
+    name: str
+    """The weight's place in the model ("attention.qkv", "mlp.up"), or the operation's name if it has none"""
+    kind: str
+    """Name of the backend's operation"""
+    layer: int | None
+    """None before the first layer, the number of layers after the last, as in `backends.observe`"""
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    fusion_saves: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs per byte moved."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def operations(
+    config: ModelConfig, step: Step, storage: Storage | None = None, conventions: Conventions | None = None
+) -> list[Row]:
+    """The operations of one forward pass in execution order."""
+    backend = shape_backend(storage or Storage())
+    model = shape_model(config, backend)
+    observer = _RowBackend(backend, model, conventions or Conventions())
+    run(model, observer, step, full_square=observer.conventions.full_square)
+    return observer.rows
+
+
+def shape_backend(storage: Storage) -> ShapeBackend:
+    """The backend of shapes for these formats."""
+    return ShapeBackend(**asdict(storage))
+
+
+def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) -> None:
+    """One forward pass on a backend of shapes, or an observer of one: the operations of `Runner.forward`."""
+    batch: Any = _ShapeBatch(step, full_square)
+    cache: Any = SimpleNamespace(heads=model.config.num_kv_heads)
+    x = model.forward(backend, batch, cache)  # [T] -> [T, E]
+    if step.rows < step.tokens:
+        x = backend.take_rows(x, without_numbers((step.rows,), int))  # [T, E] -> [R, E]
+    model.logits(backend, model.states(backend, x))  # [R, E] -> [R, V]
+
+
+class _ShapeBatch:
+    """What operations on shapes, and their costs, ask of a `Batch`: all of it follows from lengths."""
+
+    def __init__(self, step: Step, full_square: bool) -> None:
+        self.num_tokens = step.tokens
+        self.token_ids = self.positions = without_numbers((step.tokens,), int)
+        self.visible_pairs = cache(lambda window=None: step.square if full_square else step.pairs(window))
+        self.reach = cache(step.reach)
+
+
+def place_of(path: str) -> str:
+    """A weight's place in the model, the same in each layer: "attention.qkv" of "layers.3.attention.qkv"."""
+    return re.sub(r"^layers\.\d+\.", "", path)
+
+
+class _RowBackend(CountingBackend):
+    """Makes a row of each operation."""
+
+    def __init__(self, inner: ShapeBackend, model: Model, conventions: Conventions) -> None:
+        super().__init__(inner)
+        self.conventions = conventions
+        self.rows: list[Row] = []
+        self._places: dict[int, list[str]] = {}
+        for path, weight in weight_paths(model):  # in execution order
+            self._places.setdefault(id(weight), []).append(place_of(path))
+
+    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
+        """Add a row."""
+        self.reset()
+        super().observe(operation, weight, result, **arguments)
+        cost = self.total
+        products = 0
+        if operation == "linear" and weight is not None:
+            products = result.size * weight.shape[1]
+        elif operation == "attend":  # for each pair and head D for the score, D for the value
+            products = 2 * result.shape[1] * result.shape[2] * arguments["batch"].visible_pairs(arguments["window"])
+        other = 0 if self.conventions.products_only else cost.flops - 2 * products
+        flops = self.conventions.multiply_add * products + other
+        places = [operation] if weight is None else self._places[id(weight)]
+        name = places.pop(0) if len(places) > 1 else places[0]  # a tied head is the embedding once more
+        self.rows.append(Row(name, operation, self.layer, flops, *cost[1:]))

@@ -1,0 +1,320 @@
+"""Where a model's parameters come from.
+
+`build` of a family asks a `Weights` for each parameter, and says there all that is known of it: the tensors in the
+checkpoint, their shapes and order, its role, and how several devices share it. What answers is
+
+- a checkpoint (`build_from`): all names and shapes are checked before any data is read;
+- random numbers: `build_from` on `random_tensors`;
+- shapes alone (`build_of_shapes`, `tensor_shapes`): nothing is read or allocated;
+- each of the former for one rank of several, which reads only its rows or columns.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import Backend, Role
+from ..backends.random import RandomTensor
+from ..backends.shapes import ShapeBackend
+from ..backends.weights import Rearranged, Tensor, Weight
+from ..errors import CheckpointError, ParameterError
+from ..progress import report
+from .decoder import Decoder
+
+Shapes = dict[str, tuple[int, ...]]
+"""The shape of every tensor that a configuration requires, by name."""
+Build = Callable[[Any, "Weights", Backend], Decoder]
+"""A family's `build`: (configuration, weights, backend) -> model"""
+Split = Literal["outputs", "inputs"]
+"""How ranks share a projection: each has some of its outputs, or some of its inputs (the sum of all ranks' results is
+the product)."""
+
+
+@dataclass
+class _Count:
+    """Numbers prepared so far, for the report of progress."""
+
+    done: int = 0
+
+
+class Weights:
+    """The parameters of a model, or of one rank's share of it, prepared for a backend one by one."""
+
+    def __init__(
+        self,
+        find: Callable[[str, tuple[int, ...]], Tensor],
+        backend: Backend,
+        *,
+        as_built: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
+        total: int = 0,
+    ) -> None:
+        """Set the source.
+
+        Args:
+            find: the whole tensor of a name and shape
+            backend: prepares the weights
+            as_built: tensors are in the order in which the model uses them, as random numbers and the checkpoints that
+                minillm writes; else in that of the family's published checkpoints
+            rank: whose share to take
+            ranks: how many share the model
+            total: how many numbers will be prepared, to report progress; 0: no report
+        """
+        self.rank, self.ranks = rank, ranks
+        self._find, self._backend, self._as_built, self._total = find, backend, as_built, total
+        self._count, self._prefix = _Count(), ""
+
+    @property
+    def prepared(self) -> int:
+        """Numbers prepared so far."""
+        return self._count.done
+
+    def at(self, prefix: str) -> "Weights":
+        """The same source, for names that begin with `prefix` and a dot."""
+        part = copy.copy(self)
+        part._prefix = f"{self._prefix}{prefix}."
+        return part
+
+    def share(self, count: int) -> slice:
+        """This rank's part of `count` rows, columns or heads.
+
+        Raises:
+            ParameterError: they cannot be shared equally.
+        """
+        if count % self.ranks:
+            raise ParameterError(f"{self.ranks} ranks cannot share {count} rows, columns or heads equally")
+        size = count // self.ranks
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    def linear(
+        self,
+        name: str,
+        outputs: int | Mapping[str, int],
+        *,
+        inputs: int,
+        bias: bool = False,
+        split: Split | None = None,
+        blocks: int = 1,
+        heads: int | None = None,
+        transposed: bool = False,
+    ) -> Weight:
+        """A projection [outputs, inputs]; "NAME.weight" and "NAME.bias" in the checkpoint.
+
+        Args:
+            name: of the projection
+            outputs: its rows; several tensors that become one projection: the rows of each, by name
+            inputs: its columns
+            bias: whether it has one
+            split: how ranks share it; None: each has all of it. The bias goes with the outputs; with "inputs" rank 0
+                alone has it, since the ranks' results are added
+            blocks: equal blocks of rows (Q, K, V) that one tensor holds: a rank takes its share of each
+            heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads
+            transposed: the checkpoint has it as [inputs, outputs]
+        """
+        tensors: list[Tensor] = []
+        biases: list[Tensor] = []
+        for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
+            order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads}
+            tensors += self._tensors(f"{part}.weight", (rows, inputs), **order, transposed=transposed)
+            biases += self._tensors(f"{part}.bias", (rows,), **order) if bias else []
+        if split == "inputs" and self.rank:
+            biases = []
+        return self._prepare(name, tensors, biases, "projection")
+
+    def table(self, name: str, rows: int, width: int, role: Role) -> Weight:
+        """An embedding table or the LM head [rows, width]."""
+        return self._prepare(name, self._tensors(f"{name}.weight", (rows, width)), (), role)
+
+    def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True) -> Weight:
+        """The gain of a norm [width], and its bias, or neither."""
+        if not gain:
+            return Weight(self._prefix + name, None)
+        biases = self._tensors(f"{name}.bias", (width,)) if bias else []
+        return self._prepare(name, self._tensors(f"{name}.weight", (width,)), biases, "projection")
+
+    def _tensors(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        split: Split | None = None,
+        blocks: int = 1,
+        heads: int | None = None,
+        transposed: bool = False,
+    ) -> list[Tensor]:
+        """A tensor in the order in which the model uses it, or this rank's parts of it; arguments as of `linear`."""
+        if self._as_built:
+            heads, transposed = None, False
+        tensor = self._find(self._prefix + name, shape[::-1] if transposed else shape)
+        axis = 0 if split == "outputs" else 1
+        parts = [tensor]
+        if self.ranks > 1 and split is not None and axis < len(shape):
+            blocks_here = blocks if axis == 0 and heads is None else 1  # head by head, a rank's rows are contiguous
+            size = shape[axis] // blocks_here
+            share = self.share(heads or size)
+            scale = size // (heads or size)
+            starts = range(0, shape[axis], size)
+            where = 1 - axis if transposed else axis
+            parts = [tensor.part(where, at + share.start * scale, at + share.stop * scale) for at in starts]
+            heads = heads and heads // self.ranks
+        if heads is not None:
+            return [by_block(part, heads, blocks) for part in parts]
+        return [transpose(part) for part in parts] if transposed else parts
+
+    def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
+        weight = self._backend.prepare_weight(self._prefix + name, tensors, biases, role)
+        self._count.done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
+        if self._total:
+            report(self._count.done, self._total)
+        return weight
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def build_from(
+    build: Build,
+    config: Any,
+    tensors: Mapping[str, Tensor],
+    backend: Backend,
+    *,
+    as_built: bool = True,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Decoder:
+    """Build a model, or one rank's share, from tensors by name; arguments as of `Weights`.
+
+    Raises:
+        CheckpointError: a tensor is missing, has the wrong shape or is not asked for. Nothing was read then.
+        ParameterError: the ranks cannot share the model equally.
+    """
+    shapes: Shapes = {}
+    asked = _weights_of_shapes(shapes, ShapeBackend(), as_built=as_built, rank=rank, ranks=ranks)
+    build(config, asked, ShapeBackend())
+    check_tensors(tensors, shapes)
+    options: dict[str, Any] = {"as_built": as_built, "rank": rank, "ranks": ranks, "total": asked.prepared}
+    return build(config, Weights(lambda name, shape: tensors[name], backend, **options), backend)
+
+
+def build_of_shapes(build: Build, config: Any, backend: ShapeBackend) -> Decoder:
+    """The model on a backend of shapes, however large it is."""
+    return build(config, _weights_of_shapes({}, backend), backend)
+
+
+def tensor_shapes(build: Build, config: Any, *, as_built: bool = True) -> Shapes:
+    """Name and shape of every tensor of a model, in the order in which it is built."""
+    shapes: Shapes = {}
+    backend = ShapeBackend()
+    build(config, _weights_of_shapes(shapes, backend, as_built=as_built), backend)
+    return shapes
+
+
+def random_tensors(shapes: Shapes, seed: int, std: float, backend: Backend) -> dict[str, Tensor]:
+    """Random tensors of these shapes, generated on the backend's device when they are prepared."""
+    return {name: backend.random_tensor(name, shape, seed, std) for name, shape in shapes.items()}
+
+
+def _weights_of_shapes(shapes: Shapes, backend: ShapeBackend, **options: Any) -> Weights:
+    """Weights without numbers; `shapes` takes up the name and shape of each tensor that is asked for."""
+
+    def find(name: str, shape: tuple[int, ...]) -> Tensor:
+        shapes[name] = shape
+        return RandomTensor(name, shape, seed=0, std=0)  # makes its numbers when it is read: never, here
+
+    return Weights(find, backend, **options)
+
+
+def check_tensors(stored: Mapping[str, Tensor], wanted: Shapes) -> None:
+    """Compare a checkpoint's tensors with those that the configuration requires."""
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which its config.json asks for")
+    extra = [name for name in stored if name not in wanted]
+    if extra:
+        raise CheckpointError(f"the checkpoint holds {_some(extra)}, which its config.json leaves no place for")
+    for name, shape in wanted.items():
+        if stored[name].shape != shape:
+            raise CheckpointError(
+                f"tensor {name} should have shape {list(shape)} by config.json, found {list(stored[name].shape)}"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first three names and the number of further ones."""
+    more = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{more}"
+
+
+# --- published checkpoints -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """How a family's published checkpoints name the tensors that its `build` asks for."""
+
+    prefixes: tuple[str, ...]
+    """Prefixes that some checkpoints use; they are stripped one after the other"""
+    left_out: tuple[str, ...] = ()
+    """Suffixes of tensors that are computed instead, such as masks and frequencies"""
+    embedding: str = "embed_tokens.weight"
+    head: str = "lm_head.weight"
+    """The LM head; "lm_head.weight", transformers' name in memory, is read in every family"""
+
+    def canonical(self, stored: Mapping[str, Tensor], *, tied_head: bool) -> dict[str, Tensor]:
+        """Tensors by the names that `build` asks for.
+
+        The stored copy of a tied head is dropped; if only the head is stored, it is the embedding.
+
+        Raises:
+            CheckpointError: a tensor occurs twice, with a prefix and without; or the LM head is the embedding by
+                config.json, and the stored ones differ: releases of transformers disagree on which to use then.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in stored.items():
+            short = name
+            for prefix in self.prefixes:
+                short = short.removeprefix(prefix)
+            if short.endswith(self.left_out):
+                continue
+            short = self.head if short == "lm_head.weight" else short
+            if short in tensors:
+                raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
+            tensors[short] = tensor
+        copied = tensors.pop(self.head, None) if tied_head else None
+        if copied is not None and not _equal(tensors.setdefault(self.embedding, copied), copied):
+            raise CheckpointError(
+                f"config.json: tie_word_embeddings says that the LM head is the embedding, but {self.head} and "
+                f"{self.embedding} differ: set it to false, or leave the former out"
+            )
+        return tensors
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """True if two matrices have the same values; compared in chunks of rows."""
+    return a is b or (a.shape == b.shape and len(a.shape) == 2 and all(map(np.array_equal, a.chunks(), b.chunks())))
+
+
+def transpose(tensor: Tensor) -> Rearranged:
+    """[in, out] as [out, in]."""
+    return Rearranged(tensor, np.transpose)
+
+
+def by_block(tensor: Tensor, heads: int, blocks: int = 3) -> Rearranged:
+    """Rows stored head by head (each head's Q, K, V) as Q of all heads, then K, then V. [H 3 D, ...] -> [3 H D, ...]"""
+
+    def apart(stored: NDArray[Any]) -> NDArray[Any]:
+        by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
+        return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
+
+    return Rearranged(tensor, apart)
+
+
+def source_of(tensor: Tensor) -> Tensor:
+    """The underlying tensor, in the file's order."""
+    return tensor.source if isinstance(tensor, Rearranged) else tensor

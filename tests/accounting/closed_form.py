@@ -1,0 +1,636 @@
+"""The cost of a model in closed form: parameters, FLOPs, bytes, and the memory of activations.
+
+What `minillm.accounting` and the counting observer are held against, exactly. Nothing here runs a model or reads a cost
+function: a model is given by an outline of its components, one for each family, and each kind of component has its
+formulas. `reference/cost.py` defines what counts as a FLOP.
+
+With W the width of the token embedding (E except in opt-350m), and b, g, a = 1 or 0 where the model has biases, gains
+in its norms, and so on, an OPT step of T new tokens, of which R go through the head, takes these FLOPs:
+
+    embedding   T E                                       (+ 2 T W E where W < E)
+    norm        T (5 E + 5) + 2 g T E                     each of them
+    attention   2 T E (H + 2 K) D + b T (H + 2 K) D       project Q, K, V
+                + T H D + (4 D + 4) H pairs               scale Q; scores, softmax, values
+                + 2 T H D E + b T E + T E                 project out, residual
+    MLP         2 T E F + b T F + a T F                   up, activation
+                + 2 T F E + b T E + T E                   down, residual
+    head        2 R W V                                   (+ 2 R E W where W < E)
+
+where `pairs` counts, over all sequences, the pairs of a new token and a visible position. Other families have, with r
+of each head's D numbers rotated,
+
+    RMS norm    T (3 E + 4) + g T E                       of each head: H T (3 D + 4) + g H T D, and K for H
+    rotary      3 T (H + K) r + 3 T r / 2                 (+ T r if scaled, + T r if frequencies follow the length)
+    gated MLP   4 T E F + 2 b T F                         gate and up
+                + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
+    ALiBi       2 H pairs
+
+and fewer pairs with a sliding window.
+
+Bytes are those of each operation alone: every array in its formula is read or written once, the weights once for all
+rows, each sequence's keys and values once for all its queries and all heads that share them. Bias, activation and
+residual are fused with their product, and attention's scores are never in memory. `fusion_saves` is the saving: the
+bytes that would move if each of these steps read and wrote its own arrays.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from minillm.accounting import Conventions, Row, Step, Storage
+from minillm.accounting.storage import BYTES
+from minillm.backends.base import Role
+from minillm.config import ModelConfig
+from minillm.models import bloom, opt
+
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
+"""a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
+exponential, a sum and a division."""
+BITS = {"int8": 8, "int4": 4}
+"""Bits of a number in a group that shares a scale of 2 bytes"""
+ID_BYTES = 8
+"""Bytes of a token id or a position"""
+VECTOR_BYTES = 4
+"""Bytes of a number in a bias or gain, and of a logit: always float32"""
+
+
+# --- outlines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """Token embedding, plus learned position embedding if the model has one."""
+
+    kind: ClassVar[str] = "embed"
+    name: str
+    width: int
+    """Numbers in each vector"""
+    vectors: int
+    """Rows of the token table; 0: positions only"""
+    positions: int = 0
+    """Rows of the position table; 0: there is none"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Product with a stored matrix [outputs, inputs]."""
+
+    kind: ClassVar[str] = "linear"
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    activation: str | None = None
+    residual: bool = False
+    role: Role = "projection"
+    tied: bool = False
+    """The matrix is the token embedding, where its parameters are counted"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """Layer norm or RMS norm over rows of `width`."""
+
+    name: str
+    width: int
+    rows: int = 1
+    """Rows of each token: one, or its heads"""
+    mean: bool = True
+    """Layer norm, with gain and bias; False: RMS norm, with gain only"""
+    affine: bool = True
+    """Has gain (and bias)"""
+
+    @property
+    def kind(self) -> str:
+        """Name of the backend's operation."""
+        return "layer_norm" if self.mean else "rms_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate:
+    """Rotary position embedding of queries and keys."""
+
+    kind: ClassVar[str] = "rotary"
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    pairs: int
+    """Rotated pairs of numbers in each head"""
+    scaled: bool = False
+    """Cosines and sines are multiplied by a factor"""
+    stretched: bool = False
+    """Frequencies depend on the length of the text"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """activation(gate) * up in a gated MLP."""
+
+    kind: ClassVar[str] = "glu"
+    name: str
+    width: int
+    """F, of the result"""
+    activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreKV:
+    """Write of new keys and values to the K/V cache."""
+
+    kind: ClassVar[str] = "store_kv"
+    name: str
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attend:
+    """Causal attention over the K/V cache."""
+
+    kind: ClassVar[str] = "attend"
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    """Sliding window: positions that a query sees, its own included; None: no window"""
+    biased: bool = False
+    """ALiBi"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeRows:
+    """Selection of the rows whose logits are needed; skipped if all are."""
+
+    kind: ClassVar[str] = "take_rows"
+    name: str
+    width: int
+
+
+Component = Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows
+
+
+@dataclass(frozen=True)
+class Outline:
+    """All components of a model."""
+
+    before: tuple[Component, ...]
+    """Components before the first layer"""
+    layers: tuple[tuple[Component, ...], ...]
+    """Components of each layer"""
+    after: tuple[Component, ...]
+    """Components after the last layer, run on every new token"""
+    head: tuple[Component, ...]
+    """Components run only on rows whose logits are needed"""
+
+
+def self_attention(
+    config: ModelConfig,
+    *,
+    bias: bool,
+    out_bias: bool,
+    between: tuple[Component, ...] = (),
+    window: int | None = None,
+    biased: bool = False,
+) -> tuple[Component, ...]:
+    """Components of `layers.attention.Attention`.
+
+    Args:
+        config: the model's sizes
+        bias: whether the Q, K, V projection has one
+        out_bias: whether the output projection has one
+        between: components that transform Q and K before they are stored
+        window: see `Attend.window`
+        biased: see `Attend.biased`
+    """
+    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    return (
+        Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
+        *between,
+        StoreKV(name="store_kv", kv_heads=K, head_dim=D),
+        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased),
+        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
+    )
+
+
+def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Component, ...]:
+    """Components of `layers.mlp.MLP`."""
+    E, F = config.hidden_size, config.intermediate_size
+    return (
+        Linear(name="mlp.up", inputs=E, outputs=F, bias=bias, activation=activation),
+        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=True),
+    )
+
+
+def head(config: ModelConfig, *, tied: bool, width: int | None = None) -> tuple[Component, ...]:
+    """Selection of rows, and the components of `layers.head.LMHead`.
+
+    Args:
+        config: the model's sizes
+        tied: the head is the token embedding
+        width: W, if the states are projected to it first
+    """
+    E, W = config.hidden_size, width or config.hidden_size
+    return (
+        TakeRows(name="take_rows", width=E),
+        *((Linear(name="head.project_out", inputs=E, outputs=W),) if W != E else ()),
+        Linear(name="head.weight", inputs=W, outputs=config.vocab_size, role="vocabulary", tied=tied),
+    )
+
+
+def outline_of(config: ModelConfig) -> Outline:
+    """The components of a model, by its family."""
+    kin = {"mistral": _llama, "qwen2": _llama, "qwen3": _llama}
+    outlines = {
+        "opt": _opt,
+        "llama": _llama,
+        "gpt2": _gpt2,
+        "gpt_neox": _gpt_neox,
+        "bloom": _bloom,
+        "starcoder2": _starcoder2,
+    } | kin
+    outline: Outline = outlines[config.model_type](config)
+    return outline
+
+
+def _opt(config: Any) -> Outline:
+    E, V, W, b = config.hidden_size, config.vocab_size, config.embedding_size, config.biases
+    positions = config.max_positions + opt.POSITION_OFFSET
+    before: tuple[Component, ...] = (Embed(name="embedding.tokens", width=E, vectors=V, positions=positions),)
+    if W != E:
+        before = (
+            Embed(name="embedding.positions", width=E, vectors=0, positions=positions),
+            Embed(name="embedding.tokens", width=W, vectors=V),
+            Linear(name="embedding.project_in", inputs=W, outputs=E, residual=True),
+        )
+    attention = self_attention(config, bias=b, out_bias=b)
+    ffn = mlp(config, config.activation, bias=b)
+    affine, names = config.norm_affine, ("attention", "mlp", "final")
+    norms = [Norm(name=f"{name}_norm.weight", width=E, affine=affine) for name in names]
+    layer = (norms[0], *attention, norms[1], *ffn) if config.pre_norm else (*attention, norms[0], *ffn, norms[1])
+    return Outline(
+        before=before,
+        layers=(layer,) * config.num_layers,
+        after=(norms[2],) if config.final_norm else (),
+        head=head(config, tied=config.tied_head, width=W),
+    )
+
+
+def _llama(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=tuple(_llama_layer(config, window) for window in config.windows),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _llama_layer(config: Any, window: int | None) -> tuple[Component, ...]:
+    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
+    between: tuple[Component, ...] = (_rotation(config),)
+    if config.head_norms:
+        rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
+        between = (*(Norm(name=name, width=D, rows=heads, mean=False) for name, heads in rows.items()), *between)
+    return (
+        Norm(name="attention_norm.weight", width=E, mean=False),
+        *self_attention(config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=window),
+        Norm(name="mlp_norm.weight", width=E, mean=False),
+        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=config.mlp_bias),
+        Gate(name="glu", width=F, activation=config.activation),
+        Linear(name="mlp.down", inputs=F, outputs=E, bias=config.mlp_bias, residual=True),
+    )
+
+
+def _gpt2(config: Any) -> Outline:
+    E = config.hidden_size
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=True, out_bias=True),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, config.activation),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, positions=config.max_positions),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _gpt_neox(config: Any) -> Outline:
+    E, b = config.hidden_size, config.attention_bias
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config),)),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, config.activation),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _bloom(config: Any) -> Outline:
+    E = config.hidden_size
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=True, out_bias=True, biased=True),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, bloom.ACTIVATION),
+    )
+    return Outline(
+        before=(
+            Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),
+            Norm(name="embedding.norm.weight", width=E),
+        ),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _starcoder2(config: Any) -> Outline:
+    E, b = config.hidden_size, config.biases
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config),), window=config.window),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, config.activation, bias=b),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _rotation(config: Any) -> Rotate:
+    rotary = config.rotary
+    return Rotate(
+        name="rotary",
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        pairs=len(rotary.frequencies),
+        scaled=rotary.scale != 1,
+        stretched=rotary.stretch is not None,
+    )
+
+
+# --- formulas
+
+
+class Amounts(NamedTuple):
+    """Cost of one component in one step."""
+
+    products: int = 0
+    """Multiply-adds of matrix products"""
+    other: int = 0
+    """All other FLOPs"""
+    read: int = 0
+    """Bytes"""
+    written: int = 0
+    """Bytes"""
+    fusion_saves: int = 0
+    """Bytes"""
+
+
+def operations(
+    config: ModelConfig, step: Step, storage: Storage | None = None, conventions: Conventions | None = None
+) -> list[Row]:
+    """The operations of one forward pass in execution order."""
+    storage, conventions, outline = storage or Storage(), conventions or Conventions(), outline_of(config)
+
+    def rows(parts: tuple[Component, ...], layer: int | None, T: int) -> list[Row]:
+        found = []
+        for part in parts:
+            if isinstance(part, TakeRows) and step.tokens == T:
+                continue
+            amounts = amounts_of(part, T, step, storage, conventions)
+            flops = conventions.multiply_add * amounts.products + (not conventions.products_only) * amounts.other
+            found.append(Row(part.name, part.kind, layer, flops, *amounts[2:]))
+        return found
+
+    L = len(outline.layers)
+    layers = [row for i, layer in enumerate(outline.layers) for row in rows(layer, i, step.tokens)]
+    ends = rows(outline.after, L, step.tokens) + rows(outline.head, L, step.rows)
+    return rows(outline.before, None, step.tokens) + layers + ends
+
+
+def amounts_of(part: Component, T: int, step: Step, storage: Storage, conventions: Conventions) -> Amounts:
+    """Cost of one component for T rows of a step."""
+    match part:
+        case Embed():
+            return _embed(part, T, storage)
+        case Linear():
+            return _linear(part, T, storage)
+        case Norm():
+            return _norm(part, T, storage)
+        case Rotate():
+            return _rotate(part, T, storage)
+        case Gate():
+            result = storage.activation_bytes * T * part.width
+            flops = T * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
+            return Amounts(other=flops, read=2 * result, written=result, fusion_saves=2 * result)
+        case StoreKV():
+            numbers = 2 * T * part.kv_heads * part.head_dim
+            written = T * position_bytes(storage, part.kv_heads, part.head_dim)
+            return Amounts(read=storage.activation_bytes * numbers, written=written)
+        case Attend():
+            return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs(part.window))
+        case TakeRows():
+            numbers = storage.activation_bytes * T * part.width
+            return Amounts(read=ID_BYTES * T + numbers, written=numbers)
+
+
+def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
+    """Copies a row of each table per token; T E additions with two tables."""
+    read = 0
+    if part.vectors:
+        read += T * (ID_BYTES + row_bytes(storage, "vocabulary", part.width))
+    if part.positions:
+        read += T * (ID_BYTES + row_bytes(storage, "positions", part.width))
+    result = storage.activation_bytes * T * part.width
+    both = bool(part.vectors and part.positions)
+    return Amounts(other=both * T * part.width, read=read, written=result, fusion_saves=both * 2 * result)
+
+
+def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
+    """T in out multiply-adds; per result one FLOP each for bias and residual, and the activation's."""
+    results = T * part.outputs
+    extra = part.bias + part.residual + (ACTIVATION_FLOPS[part.activation] if part.activation else 0)
+    a = storage.activation_bytes
+    read = a * T * part.inputs + part.residual * a * results + bool(T) * matrix_bytes(part, storage)
+    passes = part.bias + part.residual + (part.activation is not None)
+    return Amounts(
+        products=results * part.inputs,
+        other=results * extra,
+        read=read,
+        written=(VECTOR_BYTES if part.role == "vocabulary" else a) * results,
+        fusion_saves=passes * 2 * a * results,
+    )
+
+
+def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
+    """Five FLOPs per element: the mean's sum, the difference, the square and its sum, the scaling; gain and bias.
+
+    Five per row: two divisions by E, epsilon's addition, the root, its reciprocal. RMS norm saves two FLOPs per
+    element, one per row and the bias.
+    """
+    E, rows = part.width, T * part.rows
+    result = storage.activation_bytes * rows * E
+    affine = part.affine * (1 + part.mean) * E
+    own = 5 * E + 5 if part.mean else 3 * E + 4
+    return Amounts(other=rows * (own + affine), read=result + VECTOR_BYTES * affine, written=result)
+
+
+def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
+    """Per pair and head four products, two sums; per pair and token an angle, its cosine and sine.
+
+    Scaling takes two more per pair and token, a stretch a power and a division.
+    """
+    heads = part.heads + part.kv_heads
+    numbers = storage.activation_bytes * T * heads * part.head_dim
+    flops = T * part.pairs * (6 * heads + 3 + 2 * part.scaled + 2 * part.stretched)
+    known = bool(T) * (ID_BYTES * T + VECTOR_BYTES * part.pairs)
+    return Amounts(other=flops, read=numbers + known, written=numbers)
+
+
+def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
+    """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
+
+    Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction. Q is
+    scaled once. Unfused, scores would be written by the first product, read and written by ALiBi and softmax, and read
+    by the second product.
+    """
+    H, D, a = part.heads, part.head_dim, storage.activation_bytes
+    queries = T * H * D
+    cached = step.reach(part.window) * position_bytes(storage, part.kv_heads, D)
+    return Amounts(
+        products=2 * D * H * pairs,
+        other=(4 + 2 * part.biased) * H * pairs + queries,
+        read=a * queries + cached + VECTOR_BYTES * H * part.biased,
+        written=a * queries,
+        fusion_saves=(4 + 2 * part.biased) * a * H * pairs,
+    )
+
+
+def parameters_of(part: Component) -> int:
+    """Parameters of one component; a tied head has none of its own."""
+    match part:
+        case Embed():
+            return (part.vectors + part.positions) * part.width
+        case Linear():
+            return 0 if part.tied else part.outputs * (part.inputs + part.bias)
+        case Norm():
+            return (1 + part.mean) * part.width * part.affine
+    return 0
+
+
+def weight_bytes_of(part: Component, storage: Storage) -> int:
+    """Bytes of one component's parameters."""
+    match part:
+        case Embed():
+            vectors = part.vectors * row_bytes(storage, "vocabulary", part.width)
+            return vectors + part.positions * row_bytes(storage, "positions", part.width)
+        case Linear():
+            return 0 if part.tied else matrix_bytes(part, storage)
+        case Norm():
+            return VECTOR_BYTES * parameters_of(part)
+    return 0
+
+
+def matrix_bytes(part: Linear, storage: Storage) -> int:
+    """Bytes of a stored matrix and its bias."""
+    return part.outputs * (row_bytes(storage, part.role, part.inputs) + VECTOR_BYTES * part.bias)
+
+
+def row_bytes(storage: Storage, role: Role, width: int) -> int:
+    """Bytes of one row of a matrix, padded to whole groups if quantised.
+
+    With 4-bit projections the vocabulary has 8 bits; positions are never quantised.
+    """
+    stored = storage.weights
+    if stored in BITS and role == "positions":
+        stored = storage.checkpoint
+    elif stored == "int4" and role == "vocabulary":
+        stored = "int8"
+    if stored in BYTES:
+        return BYTES[stored] * width
+    groups = -(-width // storage.group)
+    return groups * (storage.group * BITS[stored] // 8 + 2)
+
+
+def position_bytes(storage: Storage, K: int, D: int) -> int:
+    """Bytes of one position's keys and values in one layer: 2 K D numbers; int8 adds a 4-byte scale per vector."""
+    if storage.cache == "int8":
+        return 2 * K * (D + 4)
+    return 2 * K * D * BYTES[storage.cache]
+
+
+def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
+    """Bytes of a forward pass's results in minillm's arena.
+
+    The n-th results of all layers share one buffer, as large as the largest of them. If that buffer still holds the
+    previous layer's last result, a second one is used.
+
+    Args:
+        config: the model
+        storage: format of activations
+        T: new tokens of all sequences
+        R: rows that go through the head
+    """
+    outline = outline_of(config)
+
+    def results(parts: tuple[Component, ...], rows: int) -> list[int]:
+        wanted = [part for part in parts if not (isinstance(part, TakeRows) and R == T)]
+        return [size for part in wanted for size in result_bytes(part, storage, rows)]
+
+    turns = [results(outline.before, T), *(results(layer, T) for layer in outline.layers)]
+    turns.append(results(outline.after, T) + results(outline.head, R))
+    places: dict[tuple[int, bool], int] = {}
+    last = (-1, False)
+    for sizes in turns:
+        kept = last
+        for number, size in enumerate(sizes):
+            last = number, kept == (number, False)
+            places[last] = max(size, places.get(last, 0))
+    return sum(places.values())
+
+
+def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...]:
+    """Bytes of each array that a component's operation returns."""
+    a = storage.activation_bytes * rows
+    match part:
+        case Embed() | Gate() | TakeRows():
+            return (a * part.width,)
+        case Norm():
+            return (a * part.rows * part.width,)
+        case Linear():
+            return ((VECTOR_BYTES * rows if part.role == "vocabulary" else a) * part.outputs,)
+        case Rotate():
+            return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
+        case Attend():
+            return (a * part.heads * part.head_dim,)
+        case StoreKV():
+            return ()
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Number of parameters; a tied head counts once, as the token embedding."""
+    return sum(parameters_of(part) for part in _all_parts(config))
+
+
+def weights_bytes(config: ModelConfig, storage: Storage) -> int:
+    """Bytes of all weights."""
+    return sum(weight_bytes_of(part, storage) for part in _all_parts(config))
+
+
+def _all_parts(config: ModelConfig) -> list[Component]:
+    outline = outline_of(config)
+    return [part for parts in (outline.before, *outline.layers, outline.after, outline.head) for part in parts]

@@ -1,0 +1,259 @@
+"""Shares of a model: what each rank reads of a file, and that the ranks together have the whole."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.random import RandomTensor
+from minillm.backends.weights import Tensor, Weight, expand
+from minillm.batch import Batch, TokenSequence
+from minillm.cache import PagedCache
+from minillm.checkpoint import open_checkpoint
+from minillm.checkpoint.tensors import WeightFile
+from minillm.errors import ParameterError
+from minillm.models import build_model, family_of, load_model, tensor_shapes
+from minillm.models.base import weight_paths
+from minillm.models.quantized import Quantization
+from minillm.models.sources import by_block, random_tensors, transpose
+from minillm.quantizing import write_checkpoint
+from minillm.reference.quantize import dequantize, quantize
+
+from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MATRIX = np.random.default_rng(0).standard_normal((12, 1024)).astype(np.float32)
+
+
+class Watched:
+    """A file that notes which bytes are read."""
+
+    def __init__(self, file: Any, read: set[int]) -> None:
+        self.file, self.read_bytes = file, read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def readinto(self, out: Any) -> int:
+        first = self.file.tell()
+        count = self.file.readinto(out)
+        self.read_bytes.update(range(first, first + count))
+        return count
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The bytes that are read of weight files from now on; nothing may be mapped."""
+    found: set[int] = set()
+    opened = WeightFile.opened
+
+    @contextmanager
+    def watched(self: WeightFile) -> Iterator[Watched]:
+        with opened(self) as file:
+            yield Watched(file, found)
+
+    monkeypatch.setattr(WeightFile, "opened", watched)
+    return found
+
+
+def values_of(tensor: Tensor, dtype: Any = np.float32) -> np.ndarray:
+    out = np.empty(tensor.shape, dtype)
+    tensor.read_into(out)
+    return out
+
+
+def bytes_of(offset: int, shape: tuple[int, ...], taken: Any, itemsize: int) -> set[int]:
+    """Where the elements of a C-ordered array of this shape that `taken` picks lie in a file."""
+    picked = np.arange(np.prod(shape)).reshape(shape)[taken].ravel()
+    return {offset + int(i) * itemsize + byte for i in picked for byte in range(itemsize)}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_stored_tensor_reads_its_part_alone(axis: int, dtype: Any, tmp_path: Path, read: set[int]) -> None:
+    stored = MATRIX.astype(dtype)
+    save_file({"a": stored}, tmp_path / "model.safetensors")
+    whole: Any = open_checkpoint(tmp_path)["a"]
+    for rank in range(2):
+        read.clear()
+        size = MATRIX.shape[axis] // 2
+        taken = (slice(None),) * axis + (slice(rank * size, (rank + 1) * size),)
+        part = whole.part(axis, rank * size, (rank + 1) * size)
+        np.testing.assert_array_equal(values_of(part), stored[taken].astype(np.float32), strict=True)
+        assert read == bytes_of(whole.offset, MATRIX.shape, taken, stored.itemsize)
+        np.testing.assert_array_equal(np.concatenate([chunk.copy() for chunk in part.chunks()]), values_of(part))
+        np.testing.assert_array_equal(np.asarray(part.stored()).view(stored.dtype), stored[taken])
+
+
+def test_narrow_columns_are_read_with_their_gaps(tmp_path: Path, read: set[int]) -> None:
+    """A call for each of a few bytes would cost more than it saves."""
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    part = open_checkpoint(tmp_path)["a"].part(1, 3, 7)
+    np.testing.assert_array_equal(values_of(part), MATRIX[:, 3:7])
+    assert len(read) == (11 * 1024 + 4) * 4
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantised_tensor_reads_its_part_alone(bits: int, tmp_path: Path, read: set[int]) -> None:
+    matrix = np.tile(MATRIX, (1, 4))[:, :4064]  # 127 groups of 32
+    stored = quantize(matrix, bits)
+    save_file({"a.weight": stored.values, "a.weight_scale": stored.scales}, tmp_path / "model.safetensors")
+    files = open_checkpoint(tmp_path)
+    (whole,) = Quantization(bits, 32).join(files, {"a.weight": matrix.shape}).values()
+    for first, stop in ((0, 6), (6, 12)):
+        rows = whole.part(0, first, stop).stored()  # mapped: those pages alone
+        np.testing.assert_array_equal(rows.values, stored.values[first:stop])
+        np.testing.assert_array_equal(rows.scales, stored.scales[first:stop])
+    for first, stop in ((0, 2048), (2048, 4064)):
+        read.clear()
+        np.testing.assert_array_equal(
+            values_of(whole.part(1, first, stop)), dequantize(stored)[:, first:stop], strict=True
+        )
+        columns = slice(first * bits // 8, stop * bits // 8)
+        values = bytes_of(files["a.weight"].offset, stored.values.shape, (slice(None), columns), 1)
+        scales = files["a.weight_scale"].offset  # 128 bytes of each row, which are read with their gaps
+        assert read - set(range(scales, scales + stored.scales.nbytes)) == values
+    with pytest.raises(ParameterError, match=r"columns 0 to 2032 of 4064 are not whole groups of 32 weights: share"):
+        whole.part(1, 0, 2032)
+
+
+def test_tensors_in_another_order_read_their_part_alone(tmp_path: Path, read: set[int]) -> None:
+    half = MATRIX.astype(np.float16)  # float32 would be mapped
+    save_file({"a": half}, tmp_path / "model.safetensors")
+    whole: Any = open_checkpoint(tmp_path)["a"]
+    offset = whole.offset
+    rows = transpose(whole.part(1, 512, 1024))  # outputs of a projection that is stored as [in, out]
+    np.testing.assert_array_equal(values_of(rows), half.T[512:].astype(np.float32))
+    assert read == bytes_of(offset, MATRIX.shape, (slice(None), slice(512, 1024)), 2)
+    read.clear()
+    heads = by_block(whole.part(0, 6, 12), heads=1)  # the second of two heads, two wide
+    np.testing.assert_array_equal(values_of(heads), half[6:].astype(np.float32))
+    assert read == bytes_of(offset, MATRIX.shape, slice(6, 12), 2)
+
+
+def test_random_numbers_of_a_part_are_those_of_the_whole() -> None:
+    whole = RandomTensor("a.weight", (12, 40), seed=3, std=0.1)
+    np.testing.assert_array_equal(values_of(whole.part(0, 4, 8)), whole.load()[4:8])
+    np.testing.assert_array_equal(values_of(whole.part(1, 10, 20)), whole.load()[:, 10:20])
+
+
+def joined(whole: Weight, shares: list[Weight], sections: list[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    """The ranks' shares of a weight put together; of one with `sections` of rows, section by section."""
+    if whole.data is None:
+        assert all(share.data is None for share in shares)
+        return np.zeros(0), None
+    data, biases = [expand(share.data) for share in shares], [share.bias for share in shares]
+    if data[0].shape == whole.shape:  # a norm or a table
+        for share in shares:
+            np.testing.assert_array_equal(expand(share.data), data[0])
+        return data[0], biases[0]
+    if data[0].shape[0] == whole.shape[0]:
+        assert not any(bias is not None for bias in biases[1:])
+        return np.concatenate(data, axis=1), biases[0]
+    stops = np.cumsum([0, *(size // len(shares) for size in sections or [whole.shape[0]])])
+
+    def stacked(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([array[a:b] for a, b in itertools.pairwise(stops) for array in arrays])
+
+    return stacked(data), None if biases[0] is None else stacked(biases)
+
+
+def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
+    config = whole.config
+    D, F = config.head_dim, config.intermediate_size
+    qkv = [config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D]
+    sections = {"attention.qkv": qkv, "mlp.gate_up": [F, F]}
+    split = 0
+    for (path, weight), *others in zip(weight_paths(whole), *map(weight_paths, shares), strict=True):
+        if path.endswith(("slopes", "frequencies")):
+            continue
+        place = path.split(".", 2)[-1]
+        parts = [other for _, other in others]
+        data, bias = joined(weight, parts, sections.get(place, []))
+        if weight.data is None:
+            continue
+        np.testing.assert_array_equal(data, expand(weight.data), err_msg=path)
+        np.testing.assert_equal(bias, weight.bias, err_msg=path)
+        split += parts[0].shape != weight.shape
+    assert split == 4 * config.num_layers  # of each layer's attention and MLP both projections
+
+
+@pytest.mark.parametrize(("family", "name"), GOLDEN_CASES, ids=GOLDEN_IDS)
+def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
+    """As published: GPT-2's matrices are transposed, the rows of GPT-NeoX and BLOOM go head by head."""
+    folder = GOLDEN / family / name.replace(" ", "-")
+    shares = [load_model(folder, NumpyBackend(), rank=rank, ranks=2) for rank in range(2)]
+    assert_shares_are_the_whole(load_model(folder, NumpyBackend()), shares)
+
+
+def kv_heads(family: str, name: str) -> int:
+    raw = CONFIGS[family][name]
+    return family_of(raw).read_config(raw).num_kv_heads
+
+
+SHARED = [case for case in CASES if kv_heads(*case) % 2 == 0]
+
+
+@pytest.mark.parametrize(("family", "name"), SHARED, ids=[i for c, i in zip(CASES, IDS, strict=True) if c in SHARED])
+def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, name: str) -> None:
+    """Attention and MLP of a layer: the sum of what the ranks compute is what the whole computes."""
+    raw = CONFIGS[family][name]
+    config, backend = family_of(raw).read_config(raw), NumpyBackend()
+    tensors = random_tensors(tensor_shapes(config), 0, 0.3, backend)
+    x = np.random.default_rng(1).standard_normal((20, config.hidden_size)).astype(np.float32)
+
+    def attended(rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+        model = build_model(config, tensors, backend, rank=rank, ranks=ranks)
+        cache = PagedCache(model.config, backend, 4, 16)
+        sequence = TokenSequence(list(range(20)))
+        cache.reserve(sequence, 20)
+        batch, layer = Batch.of([sequence], [20], 16), model.layers[1]
+        residual = np.zeros_like(x)
+        attention = layer.attention(backend, x, cache.storage, batch, residual=residual).copy()
+        return attention, layer.mlp(backend, x, residual=residual).copy()
+
+    for ranks in (2, 4) if config.num_kv_heads % 4 == 0 else (2,):
+        sums = [np.sum(parts, axis=0) for parts in zip(*(attended(rank, ranks) for rank in range(ranks)), strict=True)]
+        for ours, expected in zip(sums, attended(0, 1), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_ranks_of_a_quantised_checkpoint_have_the_whole(tmp_path: Path) -> None:
+    raw = CONFIGS["llama"]["grouped"] | {"hidden_size": 128, "intermediate_size": 192}
+    config, backend = family_of(raw).read_config(raw), NumpyBackend()
+    tensors = {name: t.load() for name, t in random_tensors(tensor_shapes(config), 0, 0.1, backend).items()}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    write_checkpoint(tmp_path / "in", tmp_path / "out", "int4")
+    shares = [load_model(tmp_path / "out", NumpyBackend(weights="auto"), rank=rank, ranks=2) for rank in range(2)]
+    assert_shares_are_the_whole(load_model(tmp_path / "out", NumpyBackend(weights="auto")), shares)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (3, "tensor_parallel 3 should divide the model's num_heads 4"),
+        (4, "tensor_parallel 4 should divide the model's num_kv_heads 2"),
+    ],
+)
+def test_heads_that_cannot_be_shared_are_named(ranks: int, words: str) -> None:
+    raw = CONFIGS["llama"]["grouped"]
+    config, backend = family_of(raw).read_config(raw), NumpyBackend()
+    with pytest.raises(ParameterError, match=words):
+        build_model(config, random_tensors(tensor_shapes(config), 0, 0.1, backend), backend, ranks=ranks)
+
+
+def test_an_mlp_that_cannot_be_shared_is_refused() -> None:
+    raw = CONFIGS["llama"]["grouped"] | {"intermediate_size": 41}
+    config, backend = family_of(raw).read_config(raw), NumpyBackend()
+    with pytest.raises(ParameterError, match="2 ranks cannot share 41 rows, columns or heads equally"):
+        build_model(config, random_tensors(tensor_shapes(config), 0, 0.1, backend), backend, ranks=2)
