@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minillm.backends.cuda.compiling import CupyLauncher
+from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.memory import CupyDevice
 
 Call = Callable[[], object]
 

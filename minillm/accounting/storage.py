@@ -6,7 +6,7 @@ that both agree.
 
 from dataclasses import dataclass
 
-from ..backends.base import Role
+from ..backends.formats import Role
 from ..errors import ParameterError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -7,8 +7,10 @@ import numpy as np
 
 from ..batch import Batch
 from ..reference.sampling import Draw
-from .base import QUANTIZED, Backend, Result
 from .blas import Watch
+from .formats import INT4, INT8, Format, WeightFormats
+from .memory import Memory, Result
+from .operations import Backend
 from .weights import Weight
 
 
@@ -16,14 +18,38 @@ class NumpyBackend(Backend):
     """Runs on a CPU through NumPy and its BLAS."""
 
     name = "numpy"
-    kept = QUANTIZED
-    """NumPy computes in float32, so 16-bit weights are expanded once, at load. 8- and 4-bit weights are expanded at
-    each product instead: a quantised checkpoint is meant to stay small."""
 
-    def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
-        """As `Backend`."""
+    def __init__(
+        self,
+        xp: Any = np,
+        *,
+        weights: str | WeightFormats = "float32",
+        activations: str | Format = "float32",
+        cache: str | Format = "float32",
+        weight_order: Literal["C", "F"] = "C",
+    ) -> None:
+        """As `Backend`.
+
+        NumPy computes in float32, so "auto" expands 16-bit weights once, at load. 8- and 4-bit weights are expanded at
+        each product instead: a quantised checkpoint is meant to stay small.
+        """
         super().__init__(xp, weights=weights, weight_order=weight_order)
+        self.loader.kept = (INT8, INT4)
         self._watch = Watch()
+        self.memory = NumpyMemory(self._watch, xp, activations=activations, cache=cache)
+
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
+        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
+        with self._watch.product():
+            return super().linear(x, weight, activation=activation, residual=residual)
+
+
+class NumpyMemory(Memory):
+    """The host's memory."""
+
+    def __init__(self, watch: Watch, xp: Any, **formats: Any) -> None:
+        super().__init__(xp, **formats)
+        self._watch = watch
 
     def run(
         self,
@@ -36,8 +62,3 @@ class NumpyBackend(Backend):
         """Run a forward pass, on one thread while other processes use the cores."""
         with self._watch.forward_pass():
             return super().run(owner, batch, rows, compute, draws)
-
-    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
-        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
-        with self._watch.product():
-            return super().linear(x, weight, activation=activation, residual=residual)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
@@ -67,7 +67,7 @@ def load_model(folder: Path, backend: Backend) -> Model:
     if quantization is None:
         tensors = family.canonical_names(stored, config)
     else:
-        quantization.check_wanted(backend.weights)
+        quantization.check_wanted(backend.loader.formats.projection)
         tensors = quantization.join(stored, family.tensor_table(config))
     model: Model = family.build(config, tensors, backend)
     stored.check_unchanged()

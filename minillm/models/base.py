@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..backends.base import Backend, Role
+from ..backends.formats import Role
+from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Tensor, Weight
 from ..batch import Batch
@@ -34,8 +35,10 @@ class Model(Protocol):
 
     config: ModelConfig
 
-    def forward(self, backend: Backend, batch: Batch, cache: Pages) -> Any:
-        """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
+    def forward(
+        self, backend: Backend, batch: Batch, cache: Pages, *, layers: range | None = None, x: Any = None
+    ) -> Any:
+        """The last hidden state of every new token, after the final norm; or a stage (see `Decoder`). [T] -> [T, E]"""
 
     def states(self, backend: Backend, x: Any) -> Any:
         """The input of the language model head's product. [R, E] -> [R, W]"""
@@ -55,7 +58,7 @@ class Tensors:
         """
         check_tensors(stored, table)
         self._stored = stored
-        self._ops = backend
+        self._loader = backend.loader
         self._total, self._done = sum(math.prod(shape) for shape in table.values()), 0
 
     def linear(self, name: str, *parts: str) -> Weight:
@@ -73,7 +76,7 @@ class Tensors:
         return self.linear(name) if f"{name}.weight" in self._stored else Weight(name, None)
 
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
-        weight = self._ops.prepare_weight(name, tensors, biases, role)
+        weight = self._loader.prepare(name, tensors, biases, role)
         self._done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
         report(self._done, self._total)
         return weight
@@ -165,4 +168,4 @@ def _some(names: Sequence[str]) -> str:
 
 def random_tensors(table: Shapes, seed: int, std: float, backend: Backend) -> dict[str, Tensor]:
     """Random tensors for a whole model, generated on the backend's device; for benchmarks of a published size."""
-    return {name: backend.random_tensor(name, shape, seed, std) for name, shape in table.items()}
+    return {name: backend.loader.random(name, shape, seed, std) for name, shape in table.items()}

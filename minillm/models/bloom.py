@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.weights import Tensor, Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
@@ -133,7 +133,7 @@ def build(config: BloomConfig, stored: Mapping[str, Tensor], backend: Backend) -
     """
     tensors, slopes = (
         Tensors(stored, tensor_table(config), backend),
-        backend.constant("ALiBi", alibi_slopes(config.num_heads)),
+        backend.loader.constant("ALiBi", alibi_slopes(config.num_heads)),
     )
 
     def norm(name: str) -> LayerNorm:

@@ -7,7 +7,7 @@ all families. A component runs as one operation of a backend.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..backends.base import Role
+from ..backends.formats import Role
 from ..config import ModelConfig
 
 

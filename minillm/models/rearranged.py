@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.random import CHUNK
-from ..backends.weights import Tensor
+from ..backends.weights import CHUNK, Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,3 +65,10 @@ def cost(
     read = number_bytes * (T * inputs + elements * residual) + (weight_bytes if T else 0)
     steps = bias + (activation is not None) + residual  # each reads and writes the result
     return Cost(flops, read, result_bytes * elements, steps * 2 * number_bytes * elements)
+
+
+def reduce_cost(numbers: int, ranks: int, number_bytes: int = 4) -> Cost:
+    """The sum of `numbers` numbers over ranks: the message of each rank is read, one result written; nothing on one."""
+    if ranks == 1:
+        return Cost(0)
+    return Cost((ranks - 1) * numbers, ranks * number_bytes * numbers, number_bytes * numbers)

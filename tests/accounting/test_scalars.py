@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from minillm.accounting import Conventions, Part, Step, operations
-from minillm.backends import base
-from minillm.backends.base import Backend
+from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.config import ModelConfig
@@ -42,7 +41,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     family = family_of(raw)
     config = family.read_config(raw)
     backend = Backend(Scalars())
-    backend.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
+    backend.memory.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
     plain = Backend()
     model = family.build(config, random_tensors(family.tensor_table(config), 0, 0.3, plain), plain)
     runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
@@ -54,7 +53,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     runner.backend = backend
     pages = runner.cache.storage
     pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
-    backend.finite = lambda logits: True  # type: ignore[method-assign]
+    backend.chooser.finite = lambda logits: True  # type: ignore[method-assign]
     Number.arithmetic = Number.comparisons = 0
     T = sum(new for new, _ in lengths)
     runner.forward(sequences, [new for new, _ in lengths], rows=range(T - rows, T))
@@ -125,7 +124,8 @@ def test_a_whole_model_on_numbers_that_count(
     raw = dict(MODELS[model])
     if "word_embed_proj_dim" in raw:
         raw["word_embed_proj_dim"] = 4
-    monkeypatch.setattr(base, "expand", lambda data, rows=slice(None): data[rows])  # they are no floats
+    expand = "minillm.backends.operations.expand"
+    monkeypatch.setattr(expand, lambda data, rows=slice(None): data[rows])  # they are no floats
     outline = outline_of(counted(raw, lengths, rows))
     step = Step(tuple(Part(*length) for length in lengths), rows)
     formula = sum(row.flops for row in operations(outline, step, None, Conventions(full_square=True)))

@@ -97,7 +97,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
         keys += len(seen)
     assert visible_pairs(case.batch, window) == pairs
     position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
-    cost = module.cost(case.batch, 4, D, position_bytes, window=window, biased=True)
+    cost = module.cost(case.batch, 4, D, position_bytes, window=window, slopes=True)
     flops = pairs * 4 * (4 * D + 6) + T * 4 * D
     assert cost == (flops, case.q.nbytes + keys * position_bytes + SLOPES.nbytes, case.q.nbytes, 4 * pairs * 4 * 6)
 
@@ -106,7 +106,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
 @pytest.mark.parametrize("P", [3, 16])
 def test_the_map_is_the_weights(P: int, window: int | None, slopes: np.ndarray | None) -> None:
     case = Case(LENGTHS["ragged"], 4, 2, P)
-    maps = attention_map(case.q, case.keys, case.batch, 0.7, np, window, slopes)
+    maps = attention_map(case.q, case.keys, case.batch, 0.7, np, window=window, slopes=slopes)
     for ours, expected in zip(maps, case.expected(0.7, window, slopes)[1], strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 

@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from .cachedtypes import NEGLIGIBLE
+from ..pages import NEGLIGIBLE
 from .compiling import FASTMATH
 from .intrinsics import FLOAT, INT8, INT32, bfloat16_to_float32, float32_to_bfloat16, intrinsic
 

@@ -40,7 +40,7 @@ def test_it_is_the_reference_and_keeps_host_and_device_apart(trees: bool, window
     out = xp.asarray(np.full_like(q, np.nan))
     device: list[Any] = [xp.asarray(array) for array in (q, *cache)]
     there = None if slopes is None else xp.asarray(slopes)
-    assert attend_by_reference(*device, batch, 0.3, xp, out, window, there) is out
+    assert attend_by_reference(*device, batch, 0.3, xp, out, window=window, slopes=there) is out
     np.testing.assert_allclose(fetch(out), expected, atol=1e-6)
 
 

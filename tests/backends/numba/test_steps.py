@@ -12,8 +12,9 @@ numba = pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm.backends.numba import steps  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
-from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend  # noqa: E402
+from minillm.backends.numba.backend import NumbaBackend  # noqa: E402
 from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
+from minillm.backends.numba.steps import FEW_ROWS  # noqa: E402
 from minillm.backends.observe import TimingBackend, WrappedBackend  # noqa: E402
 from minillm.batch import TokenSequence  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
@@ -78,7 +79,7 @@ def test_replayed_steps_have_the_bits_of_called_ones(family: str, name: str, rep
 def test_replayed_steps_have_the_bits_of_called_ones_in_every_format(
     weights: str, cache_dtype: str, replays: list[int]
 ) -> None:
-    replaying, calling = pair(WINDOWED, weights=weights, cache_dtype=cache_dtype)
+    replaying, calling = pair(WINDOWED, weights=weights, cache=cache_dtype)
     for got, expected in zip(decode(replaying, [LINE] * 2, [9, 2]), decode(calling, [LINE] * 2, [9, 2]), strict=True):
         assert np.array_equal(got, expected)
     assert len(replays) > 50
@@ -149,7 +150,7 @@ def test_only_so_many_kinds_of_steps_are_kept(replays: list[int]) -> None:
         for sequence in sequences[:size]:
             sequence.token_ids.append(7)
         replaying.decode(sequences[:size])
-    assert len(replaying.backend._steps[replaying]) == steps.MOST_STEPS
+    assert len(replaying.backend.memory._steps[replaying]) == steps.MOST_STEPS
     assert len(replays) == 1  # of twelve, which is known; one has made room
 
 
@@ -213,7 +214,7 @@ def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(replays: l
     replaying, calling = pair(WINDOWED)
     assert isinstance(calling.backend, WrappedBackend)
     watched, plain = TimingBackend(replaying.backend), TimingBackend(calling.backend.inner)
-    plain._replaying = None
+    plain.replays = False
     replaying.backend, calling.backend = watched, plain
     runs = zip(decode(replaying, [LINE] * 2, [9, 2]), decode(calling, [LINE] * 2, [9, 2]), strict=True)
     start, before = time.perf_counter_ns(), len(replays)
