@@ -99,12 +99,12 @@ class StoredVectors:
         vectors: NDArray[np.float32] = expand(self.data, index)
         return vectors if self.scales is None else vectors * self.scales[index][..., None]
 
-    def __setitem__(self, index: Any, vectors: NDArray[np.float32]) -> None:
+    def __setitem__(self, index: Any, vectors: NDArray[Any]) -> None:
         """Round whole vectors [..., D] and store them."""
         if self.scales is not None:
             self.data[index], self.scales[index] = to_int8(vectors)
         elif self.data.dtype == np.uint16:
-            self.data[index] = narrow(np.ascontiguousarray(vectors), BFLOAT16)
+            self.data[index] = narrow(np.ascontiguousarray(vectors, np.float32), BFLOAT16)
         else:
             self.data[index] = vectors
 

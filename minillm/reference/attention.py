@@ -228,9 +228,7 @@ def cost(
     flops = scores * (4 * D + 4 + changes) + batch.num_tokens * H * D
     contexts = 0
     for span in batch.spans:
-        reach = (
-            span.context_len if window is None else window - 1 + span.stop - span.start + (not causal) * (window - 1)
-        )
+        reach = span.context_len if window is None else window - 1 + span.stop - span.start
         contexts += min(span.context_len, reach)
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
     saved = number_bytes * scores * (4 + changes)  # scores written, changed and normalised in place, read

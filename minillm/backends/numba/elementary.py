@@ -179,7 +179,7 @@ def _nearest(typing_context: Any, x: Any) -> Any:
 
 @exact
 def _int8_scale(highest: Any) -> Any:
-    """The scale of a vector whose largest magnitude has these bits, and its inverse, as in `cachedtypes.to_int8`."""
+    """The scale of a vector whose largest magnitude has these bits, and its inverse, as in `pages.to_int8`."""
     if highest >= _INFINITY_BITS:
         return _NAN, _ZERO
     if highest <= _NEGLIGIBLE_BITS:

@@ -1,6 +1,7 @@
 """The whole engine on the kernels, run by the emulator: the same tokens as NumPy's, step by recorded step."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,19 @@ def test_a_step_with_something_that_has_no_kernel_is_not_recorded(
         PROMPTS, ours, generate(tiny_runner(seed=2), PROMPTS[:3], max_new_tokens=6), strict=False
     ):
         assert_same_tokens(tokens, expected, scores_after(prompt))
+
+
+def test_attention_in_a_variant_without_a_kernel_is_the_references(runner: Runner, device: RecordingDevice) -> None:
+    plain = tiny_runner(seed=2)
+    for backend in (runner.backend, plain.backend):
+        backend.attend = partial(backend.attend, softcap=0.5)  # type: ignore[method-assign]
+    sequences = TokenSequence(list(PROMPTS[0])), TokenSequence(list(PROMPTS[0]))
+    for token in (5, 6, 7, 8):
+        ours, theirs = (r.forward([s], [s.pending]).logits for r, s in zip((runner, plain), sequences, strict=True))
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        for sequence in sequences:
+            sequence.token_ids.append(token)
+    assert not device.records
 
 
 def test_more_sequences_than_were_foreseen_are_computed_as_they_come(
