@@ -182,10 +182,9 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
             raise UnsupportedModelError(
                 f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
             )
-    backend = Backend()
-    backend.loader = plan = _Plan(WEIGHT_FORMATS[dtype].in_groups(group))
+    plan = _Plan(WEIGHT_FORMATS[dtype].in_groups(group))
     with watching(lambda done, total: None):  # nothing is loaded yet
-        family.build(config, tensors, backend)
+        family.build(config, tensors, Backend(plan))
     as_built = FORMATS[dtype].scale_bits  # in the order and with the names of the family's table; else as stored
     names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
 

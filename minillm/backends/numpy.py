@@ -3,15 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from ..batch import Batch
 from ..reference.sampling import Draw
 from .blas import Watch
 from .formats import INT4, INT8, Format, WeightFormats
 from .memory import Memory, Result
 from .operations import Backend
-from .weights import Weight
+from .weights import Loader, Weight
 
 
 class NumpyBackend(Backend):
@@ -21,22 +19,22 @@ class NumpyBackend(Backend):
 
     def __init__(
         self,
-        xp: Any = np,
         *,
         weights: str | WeightFormats = "float32",
         activations: str | Format = "float32",
         cache: str | Format = "float32",
         weight_order: Literal["C", "F"] = "C",
     ) -> None:
-        """As `Backend`.
+        """Set the formats, or their names in `formats.py`, and the order of float32 weights (see `Loader`).
 
         NumPy computes in float32, so "auto" expands 16-bit weights once, at load. 8- and 4-bit weights are expanded at
         each product instead: a quantised checkpoint is meant to stay small.
         """
-        super().__init__(xp, weights=weights, weight_order=weight_order)
-        self.loader.kept = (INT8, INT4)
         self._watch = Watch()
-        self.memory = NumpyMemory(self._watch, xp, activations=activations, cache=cache)
+        super().__init__(
+            Loader(weights, kept=(INT8, INT4), order=weight_order),
+            NumpyMemory(self._watch, activations=activations, cache=cache),
+        )
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
@@ -47,8 +45,8 @@ class NumpyBackend(Backend):
 class NumpyMemory(Memory):
     """The host's memory."""
 
-    def __init__(self, watch: Watch, xp: Any, **formats: Any) -> None:
-        super().__init__(xp, **formats)
+    def __init__(self, watch: Watch, **formats: str | Format) -> None:
+        super().__init__(**formats)
         self._watch = watch
 
     def run(

@@ -54,9 +54,9 @@ class WrappedBackend(Backend):
     replays = False  # a replayed pass would report no operation
 
     def __init__(self, inner: Backend) -> None:
+        super().__init__(inner.loader, inner.memory, inner.chooser)
         self.inner = inner
-        self.xp, self.name, self.rank, self.ranks = inner.xp, inner.name, inner.rank, inner.ranks
-        self.loader, self.memory, self.chooser = inner.loader, inner.memory, inner.chooser
+        self.name, self.rank, self.ranks = inner.name, inner.rank, inner.ranks
         self.layer: int | None = None
         """The current layer; None before the first."""
 

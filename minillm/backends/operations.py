@@ -6,15 +6,12 @@ is done by the three objects it carries: `loader` (weights), `memory` (results, 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from .. import reference
 from ..batch import Batch
 from ..reference.rotary import Rotation
 from .chooser import Chooser
-from .formats import Format, WeightFormats
 from .memory import Memory
 from .pages import Pages
 from .weights import Loader, Weight, expand
@@ -28,9 +25,6 @@ class Backend:
     """
 
     name = "reference"
-    loader: Loader
-    memory: Memory
-    chooser: Chooser
     replays = True
     """Whether a forward pass may be replayed by the memory; otherwise its operations are called each time"""
     rank, ranks = 0, 1
@@ -38,22 +32,13 @@ class Backend:
     one override `reduce` and do not replay."""
 
     def __init__(
-        self,
-        xp: Any = np,
-        *,
-        weights: str | WeightFormats = "float32",
-        activations: str | Format = "float32",
-        cache: str | Format = "float32",
-        weight_order: Literal["C", "F"] = "C",
+        self, loader: Loader | None = None, memory: Memory | None = None, chooser: Chooser | None = None
     ) -> None:
-        """Set the array module (NumPy, or a module with its interface), and the formats or their names in `formats.py`.
-
-        `weight_order` is that of `Loader`.
-        """
-        self.xp = xp
-        self.loader = Loader(weights, order=weight_order, xp=xp)
-        self.memory = Memory(xp, activations=activations, cache=cache)
-        self.chooser = Chooser(xp)
+        """Set the parts; those left out are float32 on the array module of the memory, which is NumPy by default."""
+        self.memory = memory or Memory()
+        self.xp = self.memory.xp
+        self.loader = loader or Loader(xp=self.xp)
+        self.chooser = chooser or Chooser(self.xp)
 
     def enter_layer(self, layer: int) -> None:
         """Announce the beginning of layer number `layer`; L stands for what follows the last one."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minillm.accounting import Conventions, Part, Step, operations
+from minillm.backends.memory import Memory
 from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
@@ -40,7 +41,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     """Count one forward pass over sequences of (new tokens, context). Returns the model's configuration."""
     family = family_of(raw)
     config = family.read_config(raw)
-    backend = Backend(Scalars())
+    backend = Backend(memory=Memory(Scalars()))
     backend.memory.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
     plain = Backend()
     model = family.build(config, random_tensors(family.tensor_table(config), 0, 0.3, plain), plain)

@@ -50,14 +50,12 @@ class CudaBackend(Backend):
             max_batch_size: decode steps of more sequences are not recorded
             debug: check indices on the device
         """
-        self.xp = device.xp
         self.device = device
         self.kernels = Kernels(launcher, debug=debug)
         self.products = Products(self.kernels, device.xp, device.timer)
-        self.loader = CudaLoader(device, self.kernels, self._settle)
-        self.chooser = CudaChooser(device, self.kernels)
-        parts = self.loader.uploader, self.chooser, self.products
-        self.memory = CudaMemory(device, self.kernels, *parts, max_batch_size)
+        loader, chooser = CudaLoader(device, self.kernels, self._settle), CudaChooser(device, self.kernels)
+        memory = CudaMemory(device, self.kernels, loader.uploader, chooser, self.products, max_batch_size)
+        super().__init__(loader, memory, chooser)
         if storage != AUTO:
             self._settle(FORMATS[storage])
 

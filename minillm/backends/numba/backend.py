@@ -14,7 +14,7 @@ from ..chooser import Chooser
 from ..formats import Format, WeightFormats
 from ..operations import Backend
 from ..pages import Pages
-from ..weights import Weight
+from ..weights import Loader, Weight
 from . import rows
 from .activations import ACTIVATION_CODES
 from .attention import store_kv
@@ -33,9 +33,8 @@ class NumbaBackend(Backend):
 
     def __init__(self, *, weights: str | WeightFormats = "auto", cache: str | Format = "float32") -> None:
         """Set the formats of weights and of the K/V cache, or their names; activations are float32."""
-        super().__init__(weights=weights)
-        self.memory = NumbaMemory(cache)
-        self.chooser = NumbaChooser(self.memory)
+        memory = NumbaMemory(cache)
+        super().__init__(Loader(weights), memory, NumbaChooser(memory))
 
     def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""

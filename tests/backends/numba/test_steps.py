@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
 from minillm.backends.numba.backend import NumbaBackend  # noqa: E402
 from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
 from minillm.backends.numba.steps import FEW_ROWS  # noqa: E402
-from minillm.backends.observe import TimingBackend, WrappedBackend  # noqa: E402
+from minillm.backends.observe import TimingBackend, WrappedBackend, counting  # noqa: E402
 from minillm.batch import TokenSequence  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
 
@@ -207,6 +208,21 @@ def test_what_is_no_number_is_found_in_a_replayed_step(replays: list[int]) -> No
     with pytest.raises(NumericalError, match=r"layers\.1"):
         replaying.decode([sequence])
     assert len(replays) == 3
+
+
+def test_a_counted_step_is_called_though_it_was_recorded(replays: list[int]) -> None:
+    """A replayed one would show no operation."""
+    replaying, _ = pair(OPT)
+    sequence = TokenSequence(LINE[:5])
+    replaying.prefill(sequence)
+    costs = []
+    for i, token in enumerate(LINE[5:9]):
+        sequence.token_ids.append(token)
+        with counting(replaying) if i >= 2 else nullcontext() as counted:
+            replaying.decode([sequence])
+        costs.append(counted and counted.total.flops)
+    assert len(replays) == 1
+    assert costs[:2] == [None, None] and 0 < costs[2] < costs[3]
 
 
 def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(replays: list[int]) -> None:
