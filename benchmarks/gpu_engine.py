@@ -19,7 +19,7 @@ from minillm.accounting import (
     weights_bytes,
 )
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.cuda.memory import CupyDevice
+from minillm.backends.cuda.device import CupyDevice
 from minillm.batch import TokenSequence
 from minillm.config import ModelConfig
 from minillm.models import published_config

@@ -10,8 +10,8 @@ from gpu_figures import COPY, PREFILL_ATTENTION, PRODUCT, Figure, Sizes, median_
 from minillm.accounting import Part
 from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
+from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.memory import CupyDevice
 from minillm.backends.cuda.random import fill_normal
 from minillm.backends.cuda.weights import number_type
 from minillm.backends.shapes import ShapeBackend

@@ -98,10 +98,18 @@ class Batch:
         """True if any sequence ends in a tree."""
         return any(span.tree is not None for span in self.spans)
 
-    def visible_pairs(self, window: int | None = None) -> int:
-        """Pairs of a query and a key that it sees: p + 1 at position (or tree depth) p, at most the window."""
-        seen = (span.positions() + 1 for span in self.spans)
-        return sum(int((rows if window is None else np.minimum(rows, window)).sum()) for rows in seen)
+    def visible_pairs(self, window: int | None = None, *, causal: bool = True) -> int:
+        """Pairs of a query and a key that it sees: p + 1 at position (or tree depth) p, at most the window.
+
+        If not causal, all of the context, or that of it within the window on either side.
+        """
+        pairs = 0
+        for span in self.spans:
+            at, S = span.positions(), span.context_len
+            first = 0 if window is None else np.maximum(at - window + 1, 0)
+            last = at + 1 if causal else S if window is None else np.minimum(at + window, S)
+            pairs += int(np.broadcast_to(last - first, at.shape).sum())
+        return pairs
 
     def reach(self, window: int | None = None) -> int:
         """Positions that at least one new token of their sequence sees."""

@@ -22,7 +22,7 @@ def footprints(runners: Collection[Runner]) -> list[Footprint]:
     The workspace is predicted as the activations of the largest forward pass so far. It also holds the results of
     recorded decode steps, block tables, and intermediate buffers of kernels.
     """
-    use = next((runner.backend.memory_use() for runner in runners), None)
+    use = next((runner.backend.memory.use() for runner in runners), None)
     if use is None:
         return []
     storage = Storage.all_in("float32" if use.number_bytes == 4 else "float16")  # bfloat16 takes as much

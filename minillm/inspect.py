@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import reference
-from .backends.base import Backend
 from .backends.observe import WrappedBackend
+from .backends.operations import Backend
 from .backends.weights import Weight
 from .batch import TokenSequence
 from .cache import PagedCache
@@ -33,7 +33,7 @@ def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullconte
         The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
     """
     model, backend = runner.model, runner.backend
-    pages = -(-len(token_ids) // backend.page_size)
+    pages = -(-len(token_ids) // backend.memory.page_size)
     apart = Runner(
         model, backend, PagedCache(model.config, backend, pages)
     )  # running requests keep their reserved pages
@@ -41,7 +41,7 @@ def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullconte
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():
-            yield first, backend.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
+            yield first, backend.chooser.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
 
 
 def all_logits(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -> NDArray[np.float32]:
@@ -100,15 +100,18 @@ class AttentionRecorder(WrappedBackend):
         """Recompute the map from the layer's queries and keys."""
         if operation == "attend" and self.layer == self.wanted:
             keys, _ = arguments["cache"].layer(self.wanted)
-            q, keys = self.to_host(arguments["q"]), self.to_host(keys)
-            slopes = arguments["slopes"] and self.to_host(arguments["slopes"].data)
-            how = arguments["batch"], arguments["scale"], np, arguments["window"], slopes
-            self.map = reference.attention_map(q, keys, *how)[0]
+            host = self.chooser.to_host
+            slopes, bias = arguments["slopes"], arguments["bias"]
+            variant = {name: arguments[name] for name in ("causal", "window", "softcap")}
+            variant["slopes"] = None if slopes is None else host(slopes.data)
+            variant["bias"] = None if bias is None else [host(each) for each in bias]
+            q, batch, scale = host(arguments["q"]), arguments["batch"], arguments["scale"]
+            self.map = reference.attention_map(q, host(keys), batch, scale, np, **variant)[0]
 
 
 def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:
     """The attention weights of each head of one layer over a prompt. [T] -> [H, T, T]; rows sum to 1."""
-    pages = -(-len(token_ids) // runner.backend.page_size)
+    pages = -(-len(token_ids) // runner.backend.memory.page_size)
     recorder = AttentionRecorder(runner.backend, layer)
     Runner(runner.model, recorder, PagedCache(runner.model.config, runner.backend, pages)).prefill(
         TokenSequence(list(token_ids))

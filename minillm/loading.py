@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .backends.base import QUANTIZED, Backend
+from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
 from .backends.numpy import NumpyBackend
-from .backends.weights import FORMATS
+from .backends.operations import Backend
 from .chat import ChatTemplate
 from .checkpoint import find_model, find_tokenizer
 from .config import ModelConfig
@@ -25,8 +25,6 @@ from .models.base import Model
 from .tokenizer import Tokenizer
 
 _LOGGER = logging.getLogger("minillm")
-
-CACHE_DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
     _one_of("device", placement.device, ("cpu", "cuda"))
     check_dtype(placement.dtype)
     _one_of("backend", placement.backend, ("auto", "numpy", "numba"))
-    _one_of("cache_dtype", placement.cache_dtype, ("auto", *CACHE_DTYPES))
+    _one_of("cache_dtype", placement.cache_dtype, ("auto", *CACHE_FORMATS))
     if placement.threads is not None:
         _set_threads(placement.threads)
     if placement.device == "cuda":
@@ -81,7 +79,7 @@ def _numba(placement: Placement) -> Backend:
     if placement.threads is not None:
         set_threads(placement.threads)
     cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
-    return NumbaBackend(weights=placement.dtype, cache_dtype=cache_dtype)
+    return NumbaBackend(weights=placement.dtype, cache=cache_dtype)
 
 
 def _cuda(placement: Placement, max_batch_size: int) -> Backend:
@@ -97,13 +95,13 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
             f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of the weights, "
             "which dtype says"
         )
-    if placement.dtype in QUANTIZED:
+    if placement.dtype in FORMATS and FORMATS[placement.dtype].scale_bits:
         raise DeviceError(
             f"dtype {placement.dtype!r} is not offered on 'cuda': expected 'auto', 'float32', 'float16' or 'bfloat16'"
         )
     from .backends.cuda.backend import CudaBackend
     from .backends.cuda.compiling import CupyLauncher
-    from .backends.cuda.memory import CupyDevice
+    from .backends.cuda.device import CupyDevice
 
     launcher = CupyLauncher()  # checks first for a GPU
     debug = os.environ.get("MINILLM_CUDA_DEBUG") == "1"
@@ -126,7 +124,7 @@ def check_dtype(dtype: str) -> None:
     Raises:
         DeviceError: it is unknown; the message lists the known ones.
     """
-    _one_of("dtype", dtype, ("auto", *FORMATS))
+    _one_of("dtype", dtype, tuple(WEIGHT_FORMATS))
 
 
 def has_numba() -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from .backends.base import Backend
+from .backends.chooser import Chooser
 from .batch import TokenSequence
 from .cache import PrefixCache
 from .decoding.continuation import FinishReason, Progress
@@ -145,17 +145,17 @@ class Slice(NamedTuple):
         return Slice(output, 0, self.stop - self.first, own=True)
 
 
-def place_of_choice(group: Sequence[Active], backend: Backend) -> Backend:
-    """Backend on which requests with the same strategy choose tokens: the one that made their logits, or its host.
+def place_of_choice(group: Sequence[Active], chooser: Chooser) -> Chooser:
+    """The chooser of requests with the same strategy: that of the backend that made their logits, or its host.
 
     It is the host if the strategy or a guide does anything with the logits but choose.
     """
     looked_at = any(active.request.guide is not None for active in group) or not group[0].strategy.on_device
-    return backend.host if looked_at else backend
+    return chooser.host if looked_at else chooser
 
 
-def gather(group: Sequence[Active], backend: Backend, place: Backend) -> Rows:
-    """Concatenate the outputs of several requests' feeds, moved from `backend` to `place`."""
+def gather(group: Sequence[Active], chooser: Chooser, place: Chooser) -> Rows:
+    """Concatenate the outputs of several requests' feeds, moved from `chooser` to `place`."""
     slices: list[Slice] = []
     starts, wants_hidden = [0], False
     for active in group:
@@ -164,9 +164,9 @@ def gather(group: Sequence[Active], backend: Backend, place: Backend) -> Rows:
             slices.append(piece)
             starts.append(starts[-1] + piece.stop - piece.first)
             wants_hidden = wants_hidden or feed.hidden
-    logits = _end_to_end(slices, "logits", backend.xp)
-    hidden = backend.to_host(_end_to_end(slices, "hidden", backend.xp)) if wants_hidden else None
-    return Rows(logits if place is backend else backend.to_host(logits), starts, hidden)
+    logits = _end_to_end(slices, "logits", chooser.xp)
+    hidden = chooser.to_host(_end_to_end(slices, "hidden", chooser.xp)) if wants_hidden else None
+    return Rows(logits if place is chooser else chooser.to_host(logits), starts, hidden)
 
 
 def _end_to_end(slices: list[Slice], part: Literal["logits", "hidden"], xp: Any) -> Any:
@@ -476,11 +476,11 @@ class StepLoop:
         states = [active.state for active in group if active.state is not None]
         for active, state in zip(group, states, strict=True):
             state.feeds = len(active.feeds)
-        backend = self.runners["target"].backend
-        place = place_of_choice(group, backend)
+        chooser = self.runners["target"].backend.chooser
+        place = place_of_choice(group, chooser)
         answers: list[list[Feed]] = [[] for _ in group]
         try:
-            answers = group[0].strategy.step(place, states, gather(group, backend, place))
+            answers = group[0].strategy.step(place, states, gather(group, chooser, place))
         except Exception as error:
             for state in states:
                 state.error = state.error or error

@@ -16,9 +16,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from .backends.base import Backend
 from .backends.observe import Call, TimingBackend
-from .backends.random import RandomTensor
+from .backends.operations import Backend
+from .backends.weights import RandomTensor
 from .cache import PagedCache
 from .decoding.resolving import strategy_for
 from .decoding.strategy import Request
@@ -271,13 +271,13 @@ def probe_with(backend: Backend, threads: int | None = None) -> Hardware:
 
 
 def _arithmetic(backend: Backend) -> str:
-    """The dtype in which a backend computes products: on a GPU that of the weights."""
-    return backend.weights if backend.name == "cuda" else "float32"
+    """The dtype in which a backend computes products."""
+    return backend.memory.activations.name
 
 
 def _product_rate(backend: Backend, rows: int = 512, width: int = 1536) -> float:
     """FLOP/s of the backend's product [rows, width] x [width, width], with weights in its own format."""
-    weight = backend.prepare_weight("probe", [RandomTensor("probe", (width, width), 0, 1.0)])
+    weight = backend.loader.prepare("probe", [RandomTensor("probe", (width, width), 0, 1.0)])
     x = backend.xp.ones((rows, width), backend.xp.float32)
 
     def product() -> None:
@@ -294,7 +294,7 @@ def _loop(model: Model, backend: Backend, requests: Sequence[Request]) -> StepLo
         strategy = strategy_for(request.settings)
         longest = len(request.prompt_ids) + request.max_new_tokens + strategy.extra_positions
         width += strategy.max_sequences
-        pages += strategy.max_sequences * -(-longest // backend.page_size)
+        pages += strategy.max_sequences * -(-longest // backend.memory.page_size)
     cache = PagedCache(model.config, backend, pages)
     return StepLoop({"target": Runner(model, backend, cache)}, Limits(width, PREFILL_CHUNK))
 

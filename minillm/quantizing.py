@@ -1,6 +1,6 @@
 """Conversion of a checkpoint to smaller weights: 16 bits, or 8 or 4 bits in groups with one scale each.
 
-`Backend.format_of` selects the format of each weight: with int4 the vocabulary has 8 bits; norms and biases are not
+`backends/formats.py` says the format of each weight: with int4 the vocabulary has 8 bits; norms and biases are not
 rounded, nor positions with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits give an
 ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each other.
 """
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends.base import QUANTIZED, Backend, Role
-from .backends.weights import Tensor, Weight, narrow
+from .backends.formats import FLOAT16, FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
+from .backends.operations import Backend
+from .backends.weights import Loader, Tensor, Weight, narrow
 from .checkpoint import SMALL_FILES, open_checkpoint
 from .checkpoint.safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
 from .checkpoint.tensors import FLOATS
@@ -40,25 +41,24 @@ class Part:
 
     name: str
     tensor: Tensor
-    format: str
-    """One of `weights.FORMATS`; the stored one if unchanged"""
-    group: int
+    format: Format
+    """The stored one if unchanged"""
 
     def entries(self) -> list[Entry]:
         """Its entries in a file: the values and, for 8 and 4 bits, their scales. Rows are padded to whole groups."""
-        if self.format not in QUANTIZED:
-            return [Entry(self.name, self.format, self.tensor.shape)]
+        form = self.format
+        if not form.scale_bits:
+            return [Entry(self.name, form.name, self.tensor.shape)]
         outputs, inputs = self.tensor.shape
-        groups = -(-inputs // self.group)
-        dtype, width = ("int8", groups * self.group) if self.format == "int8" else ("uint8", groups * self.group // 2)
+        groups = -(-inputs // form.group)
         return [
-            Entry(self.name, dtype, (outputs, width)),
+            Entry(self.name, form.dtype.name, (outputs, groups * form.group * form.bits // 8)),
             Entry(self.name + SCALE, "float16", (outputs, groups)),
         ]
 
     def write(self, file: SafetensorsFile, written: Callable[[int], None]) -> None:
         """Round the tensor and write it, some rows at a time; `written` is called with the number of values."""
-        if self.format == self.tensor.dtype:
+        if self.format == FORMATS[self.tensor.dtype]:
             file.write(self.name, self.tensor.stored())
             written(math.prod(self.tensor.shape))
             return
@@ -75,32 +75,32 @@ class Part:
 
     def _round(self, chunk: NDArray[np.float32]) -> list[NDArray[Any]]:
         """Round rows; one array for each of `entries`."""
-        if self.format in QUANTIZED:
+        if self.format.scale_bits:
             with np.errstate(invalid="ignore"):  # NaN is refused later
-                quantized = quantize(chunk, 8 if self.format == "int8" else 4, self.group)
+                quantized = quantize(chunk, self.format.bits, self.format.group)
             return [quantized.values, quantized.scales]
         narrowed = narrow(chunk, self.format)
-        if self.format == "float16" and not np.isfinite(narrowed).all():
+        if self.format == FLOAT16 and not np.isfinite(narrowed).all():
             raise ParameterError("weights in float16 must be finite and below 65,520: bfloat16 holds larger ones")
         return [narrowed]
 
 
-class _Plan(Backend):
-    """Backend that records the tensors and roles of the weights that a model prepares, without storing them."""
+class _Plan(Loader):
+    """Records the tensors and formats of the weights that a model prepares, without storing them."""
 
-    def __init__(self, dtype: str) -> None:
-        super().__init__(weights=dtype)
-        self.fused: list[list[tuple[Tensor, str]]] = []
+    def __init__(self, formats: WeightFormats) -> None:
+        super().__init__(formats)
+        self.fused: list[list[tuple[Tensor, Format]]] = []
         """For each weight its source tensors, with their formats"""
 
-    def prepare_weight(
+    def prepare(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
-        kept = not matrix or self.format_of(role) == "auto"
-        parts = [(tensor, tensor.dtype if kept else self.format_of(role)) for tensor in tensors]
-        self.fused.append(parts + [(bias, bias.dtype) for bias in biases])
+        wanted = self.formats.of(role) if matrix else None
+        self.fused.append([(tensor, wanted or FORMATS[tensor.dtype]) for tensor in tensors])
+        self.fused[-1] += [(bias, FORMATS[bias.dtype]) for bias in biases]
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
@@ -158,7 +158,7 @@ def check_request(target: Path, dtype: str, group: int | None) -> int:
         raise ParameterError(f"dtype {dtype!r} is none to write weights in: expected one of {', '.join(DTYPES)}")
     if group is None:
         return GROUPS[0]
-    if dtype not in QUANTIZED:
+    if not FORMATS[dtype].scale_bits:
         raise ParameterError(f"a group size has no effect on {dtype}: leave it out")
     if group not in GROUPS:
         raise ParameterError(f"a group should have {' or '.join(map(str, GROUPS))} weights, found {group}")
@@ -167,8 +167,8 @@ def check_request(target: Path, dtype: str, group: int | None) -> int:
 
 def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
     """Fields of config.json for the dtype."""
-    if dtype in QUANTIZED:
-        return {"quantization_config": {"quant_method": METHOD, "bits": int(dtype[3:]), "group_size": group}}
+    if FORMATS[dtype].scale_bits:
+        return {"quantization_config": {"quant_method": METHOD, "bits": FORMATS[dtype].bits, "group_size": group}}
     return {name: dtype for name in ("dtype", "torch_dtype") if name in raw} or {"dtype": dtype}
 
 
@@ -182,14 +182,14 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
             raise UnsupportedModelError(
                 f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
             )
-    plan = _Plan(dtype)
+    plan = _Plan(WEIGHT_FORMATS[dtype].in_groups(group))
     with watching(lambda done, total: None):  # nothing is loaded yet
-        build_model(config, tensors, plan, as_built=False)
-    as_built = dtype in QUANTIZED  # under the names and in the order in which the model is built; else as stored
+        build_model(config, tensors, Backend(plan), as_built=False)
+    as_built = FORMATS[dtype].scale_bits  # under the names and in the order in which the model is built; else as stored
     names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
 
-    def part(tensor: Tensor, form: str) -> Part:
-        return Part(names[id(source_of(tensor))], tensor if as_built else source_of(tensor), form, group)
+    def part(tensor: Tensor, form: Format) -> Part:
+        return Part(names[id(source_of(tensor))], tensor if as_built else source_of(tensor), form)
 
     return [[part(*one) for one in fused] for fused in plan.fused]
 

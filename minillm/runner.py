@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backends.base import Backend
 from .backends.observe import CheckingBackend
+from .backends.operations import Backend
 from .batch import Batch, TokenSequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
@@ -19,18 +19,20 @@ class Output(NamedTuple):
     """Output of a forward pass, valid until the next one."""
 
     logits: Any
-    """[R, V], float32"""
+    """[R, V], float32; None of a stage that is not the model's last"""
     hidden: Any
-    """[R, W], the hidden states that the language model head multiplied"""
+    """[R, W], the hidden states that the language model head multiplied; [T, E] of a stage that is not the last"""
 
 
 class Runner:
-    """A model, the backend that runs it, and its K/V cache."""
+    """A model or a range of its layers (a pipeline stage), the backend that runs it, and its K/V cache."""
 
-    def __init__(self, model: Model, backend: Backend, cache: PagedCache) -> None:
+    def __init__(self, model: Model, backend: Backend, cache: PagedCache, layers: range | None = None) -> None:
+        """`layers` are those that are run, by default all; `cache` must hold them."""
         self.model = model
         self.backend = backend
         self.cache = cache
+        self.layers = layers or range(model.config.num_layers)
 
     def prefill(self, sequence: TokenSequence) -> Output:
         """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
@@ -46,6 +48,7 @@ class Runner:
         counts: Sequence[int],
         rows: Sequence[int] | None = None,
         draws: Sequence[Draw | None] = (),
+        x: Any = None,
     ) -> Output:
         """Compute the next `counts[i]` pending tokens of each sequence; their K/V are in the cache afterwards.
 
@@ -53,7 +56,9 @@ class Runner:
             sequences: N of them, each with at least `counts[i]` pending tokens
             counts: at least 1 each; T in all
             rows: rows of the flat batch whose logits to compute; by default each sequence's last
-            draws: as in `Backend.run`
+            draws: as in `Memory.run`
+            x: the hidden state [T, E] that the stage before handed over, if this is not the first; it must not be a
+                result of this runner's own backend, which reuses their memory
 
         Raises:
             CacheFullError: the cache cannot take the new tokens; nothing was computed.
@@ -63,26 +68,34 @@ class Runner:
             self.cache.reserve(sequence, sequence.cached + count)
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
-        output = self._run(self.backend, batch, wanted, draws)
-        if not self.backend.finite(output.logits):
-            self._run(CheckingBackend(self.backend), batch, wanted)  # rerun with a check of each operation: raises
+        output = self._run(self.backend, batch, wanted, draws, x)
+        if output.logits is not None and not self.backend.chooser.finite(output.logits):
+            self._run(CheckingBackend(self.backend), batch, wanted, x=x)  # rerun, checking each operation: raises
             raise NumericalError("NaN or infinity among the logits; computed once more, every operation was finite")
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.cached += count
         return output
 
-    def _run(self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = ()) -> Output:
+    def _run(
+        self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = (), x: Any = None
+    ) -> Output:
         """The forward pass itself. With empty `rows` it only fills the K/V cache."""
+        whole = len(self.layers) == self.model.config.num_layers
+        last = self.layers.stop == self.model.config.num_layers
 
         def compute(batch: Batch, rows: Any) -> Output:
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
-                x = self.model.forward(backend, batch, self.cache.storage)  # [T] -> [T, E]
+                hidden = self.model.forward(backend, batch, self.cache.storage, layers=self.layers, x=x)  # -> [T, E]
+                if not last:
+                    return Output(None, hidden)
                 if len(rows) < batch.num_tokens:
-                    x = backend.take_rows(x, rows)  # [T, E] -> [R, E]
-                hidden = self.model.states(backend, x)  # [R, E] -> [R, W]
+                    hidden = backend.take_rows(hidden, rows)  # [T, E] -> [R, E]
+                hidden = self.model.states(backend, hidden)  # [R, E] -> [R, W]
                 return Output(self.model.logits(backend, hidden), hidden)  # [R, W] -> [R, V]
 
-        return backend.run(self, batch, rows, compute, draws)
+        if whole and backend.replays:
+            return backend.memory.run(self, batch, rows, compute, draws)
+        return compute(*backend.memory.upload(batch, rows))
 
     def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
         """Turn a request's sequences into those of its feeds: fork, truncate, free, and append the tokens.

@@ -144,7 +144,7 @@ def test_no_folder_and_no_shape() -> None:
 
 
 def test_a_request_larger_than_the_cache_is_refused(checkpoint: Path, monkeypatch) -> None:
-    monkeypatch.setattr("minillm.backends.base.Backend.page_size", 4)
+    monkeypatch.setattr("minillm.backends.memory.Memory.page_size", 4)
     engine = Engine(checkpoint, cache_bytes=3 * 4 * 2 * 32 * 2 * 4)
     with pytest.raises(CacheFullError, match="may need 4 pages of the K/V cache, which has 3: raise cache_bytes"):
         engine.generate([5] * 5, max_new_tokens=8)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minillm import Engine
+from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand, narrow
 from minillm.batch import TokenSequence
@@ -87,7 +88,7 @@ def test_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
     for dtype in ("int8", "int4", "bfloat16"):
         write_checkpoint(source, tmp_path / dtype, dtype)
         backend = NumpyBackend(weights="auto")
-        backend.kept = ("int8", "int4", "bfloat16")
+        backend.loader.kept = tuple(FORMATS[name] for name in ("int8", "int4", "bfloat16"))
         matrices = [w.data for w in weights_of(load_model(tmp_path / dtype, backend)) if len(w.shape) == 2]
         assert len(matrices) == 2 + 2 * 4
         for data in matrices:
@@ -156,7 +157,7 @@ def test_a_quantised_folder_expands_piece_by_piece(tmp_path: Path, monkeypatch, 
     kept, loaded = (weights_of(load_model(tmp_path / "out", NumpyBackend(weights=word))) for word in ("auto", dtype))
     for weight, whole in zip(loaded, kept, strict=True):
         exact = expand(whole.data)
-        expected = narrow(exact, dtype) if dtype == "bfloat16" and exact.ndim == 2 else exact
+        expected = narrow(exact, FORMATS[dtype]) if dtype == "bfloat16" and exact.ndim == 2 else exact
         np.testing.assert_array_equal(weight.data, expected, strict=True)
 
 

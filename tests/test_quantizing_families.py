@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand, narrow
 from minillm.checkpoint import open_checkpoint
@@ -58,7 +59,7 @@ def test_16_bits_keep_names_and_layout(source: Path, dtype: str, tmp_path: Path)
     assert set(written) == set(found)
     for name, tensor in found.items():
         matrix = len(tensor.shape) == 2
-        expected = narrow(tensor.load(), dtype) if matrix else tensor.load()
+        expected = narrow(tensor.load(), FORMATS[dtype]) if matrix else tensor.load()
         assert written[name].dtype == (dtype if matrix else "float32")
         np.testing.assert_array_equal(written[name].stored(), expected, strict=True)
 

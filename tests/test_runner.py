@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
+from minillm.cache import PagedCache
 from minillm.errors import NumericalError
 from minillm.runner import Runner
 
@@ -112,3 +114,33 @@ def test_after_the_error_the_sequence_is_as_it_was_and_others_run() -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
     with pytest.raises(NumericalError, match="embed_tokens"):  # the tied head has the bad number too
         runner.prefill(good)
+
+
+# --- stages of a pipeline ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_stages_give_the_logits_of_one_bit_for_bit(variant: str) -> None:
+    """Each has a backend and a cache of its own layers; the hidden state is handed over."""
+    model = tiny_model(variant, seed=2)
+    whole, middle = runner_of(model, page_size=8), len(model.layers) // 2
+    stages = []
+    for layers in (range(middle), range(middle, len(model.layers))):
+        backend = NumpyBackend()
+        cache = PagedCache(model.config, backend, 64, 8, layers)
+        assert cache.storage.keys.shape[0] == len(layers)
+        stages.append(Runner(model, backend, cache, layers))
+    prompts = random_prompts(3, seed=4, longest=15)
+    sequences = [[TokenSequence(list(prompt)) for prompt in prompts] for _ in range(3)]
+    for token in (5, 6, 7):
+        alone, first, last = sequences
+        counts = [sequence.pending for sequence in alone]
+        expected = whole.forward(alone, counts)
+        handed_over = stages[0].forward(first, counts)
+        assert handed_over.logits is None
+        assert handed_over.hidden.shape == (sum(counts), model.config.hidden_size)
+        output = stages[1].forward(last, counts, x=handed_over.hidden.copy())
+        np.testing.assert_array_equal(output.logits, expected.logits)
+        np.testing.assert_array_equal(output.hidden, expected.hidden)
+        for sequence in (*alone, *first, *last):
+            sequence.token_ids.append(token)

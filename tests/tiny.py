@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from minillm.backends.base import Backend
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.random import RandomTensor
+from minillm.backends.operations import Backend
+from minillm.backends.weights import RandomTensor
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.decoding.resolving import resolve, strategy_for

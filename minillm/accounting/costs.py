@@ -5,11 +5,12 @@ conventions); here are other tools' conventions, and the names of the rows.
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from ..backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
 from ..backends.observe import CountingBackend
 from ..backends.shapes import ShapeBackend, without_numbers
 from ..backends.weights import Weight
@@ -70,7 +71,12 @@ def operations(
 
 def shape_backend(storage: Storage) -> ShapeBackend:
     """The backend of shapes for these formats."""
-    return ShapeBackend(**asdict(storage))
+    return ShapeBackend(
+        WEIGHT_FORMATS[storage.weights].in_groups(storage.group),
+        cache=CACHE_FORMATS.get(storage.cache) or FORMATS[storage.cache],
+        activations=FORMATS[storage.activations],
+        checkpoint=FORMATS[storage.checkpoint],
+    )
 
 
 def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) -> None:
@@ -89,7 +95,7 @@ class _ShapeBatch:
     def __init__(self, step: Step, full_square: bool) -> None:
         self.num_tokens = step.tokens
         self.token_ids = self.positions = without_numbers((step.tokens,), int)
-        self.visible_pairs = cache(lambda window=None: step.square if full_square else step.pairs(window))
+        self.visible_pairs = cache(lambda window=None, causal=True: step.square if full_square else step.pairs(window))
         self.reach = cache(step.reach)
 
 
@@ -118,7 +124,8 @@ class _RowBackend(CountingBackend):
         if operation == "linear" and weight is not None:
             products = result.size * weight.shape[1]
         elif operation == "attend":  # for each pair and head D for the score, D for the value
-            products = 2 * result.shape[1] * result.shape[2] * arguments["batch"].visible_pairs(arguments["window"])
+            _, H, D = result.shape
+            products = 2 * H * D * arguments["batch"].visible_pairs(arguments["window"], causal=arguments["causal"])
         other = 0 if self.conventions.products_only else cost.flops - 2 * products
         flops = self.conventions.multiply_add * products + other
         places = [operation] if weight is None else self._places[id(weight)]

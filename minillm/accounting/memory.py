@@ -31,7 +31,7 @@ def parts_held(config: ModelConfig, storage: Storage) -> tuple[Held, ...]:
     backend = shape_backend(storage)
     held: dict[str, Held] = {}
     for path, found in weight_paths(shape_model(config, backend)):
-        weight = backend.prepared.pop(found.name, None)  # None: a constant, or a tied head
+        weight = backend.loader.prepared.pop(found.name, None)  # None: a constant, or a tied head
         if weight is not None:
             place = place_of(path)
             before = held.get(place, Held(place, 0, 0))
@@ -62,7 +62,7 @@ def looked_up(config: ModelConfig, storage: Storage | None = None) -> Held:
 
 def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
     """Bytes of one token in the K/V cache: keys and values of one position in L layers."""
-    return config.num_layers * shape_backend(storage).position_bytes(config.num_kv_heads, config.head_dim)
+    return config.num_layers * shape_backend(storage).memory.position_bytes(config.num_kv_heads, config.head_dim)
 
 
 @lru_cache(maxsize=256)
@@ -80,7 +80,7 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
     backend = shape_backend(storage)
     few = replace(config, num_layers=min(config.num_layers, 2))
     run(shape_model(few, backend), backend, Step((Part(T, T),), R))
-    return backend.arena.nbytes
+    return backend.memory.arena.nbytes
 
 
 def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:

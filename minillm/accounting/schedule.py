@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from ..backends.base import Backend
-from ..backends.observe import Runs, WrappedBackend, put_between
+from ..backends.observe import Replaced, Runs, WrappedBackend, put_between
+from ..backends.operations import Backend
 from ..batch import Batch
 
 
@@ -96,18 +96,22 @@ def generation(
 class Recorder(WrappedBackend):
     """Wraps a backend and records the schedule of its forward passes."""
 
+    memory: Any
+
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
+        self.memory = Replaced(inner.memory, upload=self._upload)
         self.steps: list[Step] = []
 
-    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+    def _upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """Record the step."""
         parts = []
         for span in batch.spans:
             depths = () if span.tree is None else tuple(int(seen) - 1 for seen in span.tree.sum(axis=1))
             parts.append(Part(span.stop - span.start, span.context_len, depths))
         self.steps.append(Step(tuple(parts), len(rows)))
-        return super().upload(batch, rows)
+        uploaded: tuple[Batch, Any] = self.inner.memory.upload(batch, rows)
+        return uploaded
 
 
 def recording(runner: Runs) -> AbstractContextManager[Recorder]:

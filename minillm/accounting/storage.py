@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-from ..backends.shapes import DTYPES
-from ..backends.weights import FORMATS
+from ..backends.formats import FORMATS
 from ..errors import ParameterError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number"""
-WEIGHT_FORMATS = FORMATS
-CACHE_FORMATS = tuple(DTYPES)
+WEIGHT_FORMATS = tuple(FORMATS)
+CACHE_FORMATS = (*BYTES, "int8")
 
 
 @dataclass(frozen=True, kw_only=True)

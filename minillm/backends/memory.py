@@ -1,9 +1,114 @@
-"""Free memory of the host, and memory in use on a device."""
+"""The memory and the time of a backend: results, the K/V cache, batches, and the recording of forward passes."""
 
 import contextlib
+import math
 import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from ..batch import Batch
+from ..reference.sampling import Draw
+from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
+from .pages import Pages, Shape
+
+Result = TypeVar("Result", bound=tuple[Any, ...])
+
+
+_Place = tuple[int, bool]
+"""Number of the call since `turn`, and whether its usual buffer holds the last layer's result, so that a second one is
+used."""
+_NOWHERE: _Place = (-1, False)
+
+
+class Arena:
+    """Memory for results, handed out in call order and reused in every step; float32 unless said otherwise.
+
+    A forward pass asks for the same arrays in the same order each time. The arena keeps them, so a decode step
+    allocates nothing and addresses repeat from step to step. Each layer reuses the memory of the one before: only a
+    layer's last result, which the next one reads, stays valid. So a long prompt needs the memory of one layer rather
+    than of all.
+    """
+
+    def __init__(self, xp: Any, dtype: Any = np.float32, empty: Callable[[tuple[int, ...], Any], Any] | None = None):
+        """Set the array module, the default dtype, and the allocator, which is `xp.empty` unless given."""
+        self.dtype = np.dtype(dtype)
+        self._empty = empty or xp.empty
+        self._buffers: dict[_Place, Any] = {}  # flat, of bytes
+        self._views: dict[_Place, Any] = {}  # the array last returned for each
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a step: free all arrays. The order of buffers does not depend on what ran before."""
+        self._next = 0
+        self._last = self._kept = _NOWHERE
+
+    def turn(self) -> None:
+        """Begin the next layer: free all arrays except the one taken last."""
+        self._next = 0
+        self._kept = self._last
+
+    def take(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        """An uninitialised array, valid until the next `turn`; the last one of a layer until the turn after that."""
+        place = self._next, self._kept == (self._next, False)
+        self._next += 1
+        self._last = place
+        view = self._views.get(place)
+        if view is not None and view.shape == shape and view.dtype == (dtype or self.dtype):
+            return view
+        return self._make(place, shape, np.dtype(dtype or self.dtype))
+
+    def _make(self, place: _Place, shape: tuple[int, ...], dtype: Any) -> Any:
+        size = math.prod(shape) * dtype.itemsize
+        if place not in self._buffers or self._buffers[place].size < size:
+            self._buffers[place] = self._empty((size,), np.uint8)
+        self._views[place] = self._buffers[place][:size].view(dtype).reshape(shape)
+        return self._views[place]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+
+class Clock(Protocol):
+    """Records points in time, and measures the seconds between them.
+
+    On a CPU an operation has ended when its call returns, so a mark is the host's time. A GPU runs asynchronously: a
+    mark is an event in its stream, and `seconds` waits for both events.
+    """
+
+    def mark(self) -> Any:
+        """Record the point in time at which all work queued so far is done."""
+
+    def seconds(self, began: Any, ended: Any) -> float:
+        """Seconds from one mark to another."""
+
+
+class HostClock:
+    """The host's clock, for backends that compute within the call."""
+
+    def mark(self) -> int:
+        """Nanoseconds since an arbitrary point in the past."""
+        return time.perf_counter_ns()
+
+    def seconds(self, began: int, ended: int) -> float:
+        """Seconds from one mark to another."""
+        return (ended - began) / 1e9
+
+
+class Moments(NamedTuple):
+    """End times of the launches of a recorded pass."""
+
+    step: object
+    """The recorded step: the same object each time"""
+    began: Any
+    """A mark of the backend's clock"""
+    ended: Any
+    """A mark for each launch; None where the pass has just been recorded"""
 
 
 def free_memory() -> int:
@@ -30,3 +135,59 @@ class MemoryUse(NamedTuple):
     """The most tokens in one forward pass so far"""
     largest_rows: int
     """The most rows of logits in one forward pass so far"""
+
+
+class Memory:
+    """The memory that a backend computes in, on the host unless a subclass has a device."""
+
+    page_size = 256
+    """P, positions in a page; large on a CPU, where each page costs a call."""
+    clock: Clock = HostClock()
+    """Used by `observe.py` to time operations; a device that runs asynchronously has another."""
+
+    def __init__(self, xp: Any = np, *, activations: str | Format = "float32", cache: str | Format = "float32") -> None:
+        """Set the array module, and the formats of activations and of the K/V cache or their names."""
+        self.xp = xp
+        self.activations = chosen(ACTIVATION_FORMATS, activations)
+        self.cache = chosen(CACHE_FORMATS, cache)
+        self.arena = Arena(xp, self.activations.dtype)
+
+    def position_bytes(self, K: int, D: int) -> int:
+        """Bytes that one position's keys and values take in one layer of the cache."""
+        return 2 * K * self.cache.row_bytes(D)
+
+    def new_pages(self, shape: Shape) -> Pages:
+        """Memory for a K/V cache [L, pages, K, P, D]."""
+        return Pages(self.xp, shape, self.cache)
+
+    def free_bytes(self) -> int:
+        """Bytes that could still be reserved."""
+        return free_memory()
+
+    def use(self) -> MemoryUse | None:
+        """Memory in use on a device; None where it is the host's."""
+        return None
+
+    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+        """Begin a forward pass. Returns the batch and the rows [R] whose logits are wanted, as operations take them."""
+        self.arena.restart()
+        return batch, np.asarray(rows, np.int64)
+
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
+        """Run one forward pass: call `compute` with the batch and rows as operations take them.
+
+        A backend may record what `compute` launches and replay it on the next call with the same owner (a model with
+        its cache). So `compute` must depend on its arguments alone and compute by operations only. Its result is a
+        tuple of arrays with one row for each of `rows`, the logits first.
+
+        `draws`, one for each of `rows` or none at all, are the calls of `Chooser.sample` that will follow, where they
+        are known. They change no result; a backend may sample within the pass, so that the host waits once.
+        """
+        return compute(*self.upload(batch, rows))

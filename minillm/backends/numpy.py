@@ -3,27 +3,51 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from ..batch import Batch
 from ..reference.sampling import Draw
-from .base import QUANTIZED, Backend, Result
 from .blas import Watch
-from .weights import Weight
+from .formats import INT4, INT8, Format, WeightFormats
+from .memory import Memory, Result
+from .operations import Backend
+from .weights import Loader, Weight
 
 
 class NumpyBackend(Backend):
     """Runs on a CPU through NumPy and its BLAS."""
 
     name = "numpy"
-    kept = QUANTIZED
-    """NumPy computes in float32, so 16-bit weights are expanded once, at load. 8- and 4-bit weights are expanded at
-    each product instead: a quantised checkpoint is meant to stay small."""
 
-    def __init__(self, xp: Any = np, *, weights: str = "float32", weight_order: Literal["C", "F"] = "C") -> None:
-        """As `Backend`."""
-        super().__init__(xp, weights=weights, weight_order=weight_order)
+    def __init__(
+        self,
+        *,
+        weights: str | WeightFormats = "float32",
+        activations: str | Format = "float32",
+        cache: str | Format = "float32",
+        weight_order: Literal["C", "F"] = "C",
+    ) -> None:
+        """Set the formats, or their names in `formats.py`, and the order of float32 weights (see `Loader`).
+
+        NumPy computes in float32, so "auto" expands 16-bit weights once, at load. 8- and 4-bit weights are expanded at
+        each product instead: a quantised checkpoint is meant to stay small.
+        """
         self._watch = Watch()
+        super().__init__(
+            Loader(weights, kept=(INT8, INT4), order=weight_order),
+            NumpyMemory(self._watch, activations=activations, cache=cache),
+        )
+
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
+        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
+        with self._watch.product():
+            return super().linear(x, weight, activation=activation, residual=residual)
+
+
+class NumpyMemory(Memory):
+    """The host's memory."""
+
+    def __init__(self, watch: Watch, **formats: str | Format) -> None:
+        super().__init__(**formats)
+        self._watch = watch
 
     def run(
         self,
@@ -36,8 +60,3 @@ class NumpyBackend(Backend):
         """Run a forward pass, on one thread while other processes use the cores."""
         with self._watch.forward_pass():
             return super().run(owner, batch, rows, compute, draws)
-
-    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
-        """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
-        with self._watch.product():
-            return super().linear(x, weight, activation=activation, residual=residual)

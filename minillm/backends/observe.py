@@ -1,8 +1,7 @@
 """Wraps a backend and reports each operation to an observer: to check, count or time a forward pass.
 
 An observer derives from `WrappedBackend` and overrides `observe`, and `before` if it needs the start of an operation.
-Every method of `Backend` that a wrapper does not define itself is in one of the two tables below: operations, which are
-reported, and the rest, which is passed on.
+The operations are those with a cost in `COSTS`; loader, memory and chooser are the wrapped backend's own.
 
 - `CheckingBackend` finds where NaN or infinity begins.
 - `CountingBackend` counts what actually ran: every operation's FLOPs and bytes, by operation and layer. The cost
@@ -22,6 +21,7 @@ reported, and the rest, which is passed on.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from inspect import Parameter, signature
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -32,59 +32,26 @@ from ..errors import NumericalError
 from ..reference.activation import glu_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.cost import Cost
-from ..reference.linear import embed_cost, linear_cost
+from ..reference.linear import embed_cost, linear_cost, reduce_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
-from ..reference.philox import Keys
 from ..reference.rotary import Rotation, rotary_cost
 from ..reference.sampling import Draw
-from .base import Backend, Result
-from .clock import Moments
+from .memory import Moments, Result
+from .operations import Backend
 from .weights import Weight
 
 Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
-Report = tuple[Weight | None, Any, dict[str, Any]]
-"""One call's weight, its result to inspect, and the arguments that the operation's cost depends on."""
-
-OPERATIONS: dict[str, Callable[..., Report]] = {
-    "embed": lambda out, ids, table, positions=None, position_table=None: (
-        *(table, out),
-        {"position_table": position_table},
-    ),
-    "linear": lambda out, x, weight, *, activation=None, residual=None: (
-        *(weight, out),
-        {"x": x, "activation": activation, "residual": residual is not None},
-    ),
-    "layer_norm": lambda out, x, weight, epsilon: (weight, out, {}),
-    "rms_norm": lambda out, x, weight, epsilon: (weight, out, {}),
-    "rotary": lambda out, q, k, batch, rotation: (None, out[0], {"k": out[1], "rotation": rotation}),
-    "glu": lambda out, x, activation: (None, out, {"activation": activation}),
-    "store_kv": lambda out, k, v, cache, layer, batch: (None, k, {}),
-    "attend": lambda out, q, cache, layer, batch, *, scale, window=None, slopes=None: (
-        *(None, out),
-        {"q": q, "cache": cache, "batch": batch, "scale": scale, "window": window, "slopes": slopes},
-    ),
-    "take_rows": lambda out, x, rows: (None, out, {}),
-}
-"""Operation -> function that makes the report from the result and the arguments of a call."""
-
-PASSED_ON = (
-    *("prepare_weight", "constant", "random_tensor", "format_of"),
-    *("position_bytes", "new_pages", "free_memory", "memory_use", "upload"),
-    *("to_host", "finite", "argmax", "sample"),
-)
-"""Methods passed on to the wrapped backend: loading, memory, token choice."""
 
 
 class WrappedBackend(Backend):
     """Runs each operation on another backend and reports it to `observe`."""
 
+    replays = False  # a replayed pass would report no operation
+
     def __init__(self, inner: Backend) -> None:
-        super().__init__(inner.xp, weights=inner.weights, weight_order=inner.weight_order)
+        super().__init__(inner.loader, inner.memory, inner.chooser)
         self.inner = inner
-        self.arena = inner.arena
-        self.page_size = inner.page_size
-        self.name = inner.name
-        self.clock = inner.clock
+        self.name, self.rank, self.ranks = inner.name, inner.rank, inner.ranks
         self.layer: int | None = None
         """The current layer; None before the first."""
 
@@ -92,54 +59,30 @@ class WrappedBackend(Backend):
         """Called before each operation."""
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
-        """Called after each operation, with its result and the arguments that its cost depends on."""
-
-    def run(
-        self,
-        owner: object,
-        batch: Batch,
-        rows: Any,
-        compute: Callable[[Batch, Any], Result],
-        draws: Sequence[Draw | None] = (),
-    ) -> Result:
-        """Call every operation: a replayed pass would report none."""
-        return compute(*self.upload(batch, rows))
+        """Called after each operation, with its weight or table, its result, and its other arguments by name."""
 
     def enter_layer(self, layer: int) -> None:
         """As the wrapped backend."""
         self.layer = layer
         self.inner.enter_layer(layer)
 
-    @property
-    def host(self) -> Backend:
-        """As the wrapped backend."""
-        return self.inner.host
 
+def _reported(operation: str) -> Callable[..., Any]:
+    parameters = list(signature(getattr(Backend, operation)).parameters.values())[1:]  # without self
+    names = [parameter.name for parameter in parameters]
+    defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+    weight = next((name for name in names if name in ("weight", "table")), "")
 
-def _reported(operation: str, report: Callable[..., Report]) -> Callable[..., Any]:
     def call(self: WrappedBackend, *args: Any, **kwargs: Any) -> Any:
         if operation == "embed":  # each forward pass begins here
             self.layer = None
         self.before(operation)
         out = getattr(self.inner, operation)(*args, **kwargs)
-        weight, result, arguments = report(out, *args, **kwargs)
-        self.observe(operation, weight, result, **arguments)
+        arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        self.observe(operation, arguments.pop(weight, None), out, **arguments)
         return out
 
     return call
-
-
-def _passed_on(name: str) -> Callable[..., Any]:
-    def call(self: WrappedBackend, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.inner, name)(*args, **kwargs)
-
-    return call
-
-
-for _name, _report in OPERATIONS.items():
-    setattr(WrappedBackend, _name, _reported(_name, _report))
-for _name in PASSED_ON:
-    setattr(WrappedBackend, _name, _passed_on(_name))
 
 
 class Runs(Protocol):
@@ -164,7 +107,8 @@ class CheckingBackend(WrappedBackend):
 
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Raise `NumericalError` where a number is not finite."""
-        if np.isfinite(self.to_host(result)).all():
+        results = result if isinstance(result, tuple) else () if result is None else (result,)
+        if all(np.isfinite(self.chooser.to_host(each)).all() for each in results):
             return
         where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
         weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]
@@ -185,7 +129,7 @@ class CountingBackend(WrappedBackend):
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
         """Add one call."""
         key = operation, self.layer
-        self.costs[key] = self.costs.get(key, Cost(0)) + _COSTS[operation](self.inner, weight, result, **arguments)
+        self.costs[key] = self.costs.get(key, Cost(0)) + COSTS[operation](self.inner, weight, result, **arguments)
 
     @property
     def total(self) -> Cost:
@@ -217,13 +161,13 @@ def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
     return put_between(runner, CountingBackend(runner.backend))
 
 
-def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None) -> Cost:
+def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None, **__: Any) -> Cost:
     learned = 0 if position_table is None else position_table.nbytes // position_table.shape[0]
     rows, width = result.shape
     return embed_cost(rows, width, table.nbytes // table.shape[0], learned, result.itemsize)
 
 
-def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str | None, residual: bool) -> Cost:
+def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str | None, residual: Any) -> Cost:
     outputs, inputs = weight.shape
     return linear_cost(
         len(result),
@@ -232,61 +176,56 @@ def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str 
         weight.nbytes,
         bias=weight.bias is not None,
         activation=activation,
-        residual=residual,
+        residual=residual is not None,
         number_bytes=x.itemsize,
         result_bytes=result.itemsize,
     )
 
 
-def _layer_norm(_: Backend, weight: Weight, result: Any) -> Cost:
+def _layer_norm(_: Backend, weight: Weight, result: Any, **__: Any) -> Cost:
     return layer_norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
 
 
-def _store_kv(backend: Backend, _: None, k: Any) -> Cost:
-    T, K, D = k.shape
-    return kv_cost(T, K, D, backend.position_bytes(K, D), k.itemsize)
-
-
-def _rms_norm(_: Backend, weight: Weight, result: Any) -> Cost:
+def _rms_norm(_: Backend, weight: Weight, result: Any, **__: Any) -> Cost:
     rows, width = result.size // result.shape[-1], result.shape[-1]
     return rms_norm_cost(rows, width, affine=weight.data is not None, number_bytes=result.itemsize)
 
 
-def _rotary(_: Backend, __: None, q: Any, *, k: Any, rotation: Rotation) -> Cost:
+def _rotary(_: Backend, __: None, result: Any, *, q: Any, k: Any, rotation: Rotation, **___: Any) -> Cost:
     T, H, D = q.shape
     scaled, stretched = rotation.scale != 1, rotation.stretch is not None
     half, heads = len(rotation.frequencies.data), H + k.shape[1]
     return rotary_cost(T, heads, D, half, scaled=scaled, stretched=stretched, number_bytes=q.itemsize)
 
 
-def _glu(_: Backend, __: None, result: Any, *, activation: str) -> Cost:
+def _glu(_: Backend, __: None, result: Any, *, activation: str, **___: Any) -> Cost:
     T, F = result.shape
     return glu_cost(T, F, activation, result.itemsize)
 
 
+def _store_kv(backend: Backend, _: None, __: None, *, k: Any, **___: Any) -> Cost:
+    T, K, D = k.shape
+    return kv_cost(T, K, D, backend.memory.position_bytes(K, D), k.itemsize)
+
+
 def _attend(
-    backend: Backend,
-    _: None,
-    result: Any,
-    *,
-    q: Any,
-    cache: Any,
-    batch: Any,
-    scale: float,
-    window: int | None,
-    slopes: Weight | None,
+    backend: Backend, _: None, __: Any, *, q: Any, cache: Any, layer: int, batch: Batch, scale: float, **variant: Any
 ) -> Cost:
     _, H, D = q.shape
-    position_bytes = backend.position_bytes(cache.heads, D)
-    return attention_cost(batch, H, D, position_bytes, q.itemsize, window=window, biased=slopes is not None)
+    variant |= {name: variant[name] is not None for name in ("slopes", "bias", "softcap")}
+    return attention_cost(batch, H, D, backend.memory.position_bytes(cache.heads, D), q.itemsize, **variant)
 
 
-def _take_rows(_: Backend, __: None, result: Any) -> Cost:
+def _take_rows(_: Backend, __: None, result: Any, **___: Any) -> Cost:
     rows, width = result.shape
     return embed_cost(rows, width, result.itemsize * width, 0, result.itemsize)
 
 
-_COSTS: dict[str, Callable[..., Cost]] = {
+def _reduce(backend: Backend, _: None, result: Any, **__: Any) -> Cost:
+    return reduce_cost(result.size, backend.ranks, result.itemsize)
+
+
+COSTS: dict[str, Callable[..., Cost]] = {
     "embed": _embed,
     "linear": _linear,
     "layer_norm": _layer_norm,
@@ -296,16 +235,18 @@ _COSTS: dict[str, Callable[..., Cost]] = {
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,
+    "reduce": _reduce,
 }
-"""Operation reported by `WrappedBackend` -> its cost. A missing one fails rather than going uncounted."""
+"""Operation -> its cost, of the backend and the arguments of `observe`. An operation that is missing here fails rather
+than going uncounted."""
 
-
-Answer = TypeVar("Answer")
+for _name in COSTS:
+    setattr(WrappedBackend, _name, _reported(_name))
 
 
 @runtime_checkable
 class Replaying(Protocol):
-    """A backend that replays passes, and can record when their launches ended."""
+    """The memory of a backend that replays passes, and can record when their launches ended."""
 
     tells_moments: bool
     """Whether it can record times on this system"""
@@ -313,7 +254,7 @@ class Replaying(Protocol):
     def run_watched(
         self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
     ) -> tuple[Result, Moments | None]:
-        """As `Backend.run`; also returns the times of a pass that was recorded or replayed."""
+        """As `Memory.run`; also returns the times of a pass that was recorded or replayed."""
 
     def recorded_so_far(self) -> int:
         """Launches so far in the pass that is being recorded; 0 if none is."""
@@ -370,24 +311,46 @@ class _Owner:
     """The owner under which a pass is recorded while it is timed."""
 
 
+class Replaced:
+    """An object with other versions of some of its methods."""
+
+    def __init__(self, inner: Any, **methods: Callable[..., Any]) -> None:
+        self._inner = inner
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 class TimingBackend(WrappedBackend):
-    """Records when the operations passed through it begin and end.
+    """Records when operations begin and end, and the uploads, checks of logits and choices of tokens between them.
 
     For a pass that the wrapped backend replays, the operations are those noted when it was recorded (under an owner of
     this wrapper), and their times follow from when each launch ended.
     """
 
+    memory: Any
+    chooser: Any
+
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
-        self._mark = inner.clock.mark
+        memory, chooser = inner.memory, inner.chooser
+        self._replaying: Replaying | None = None
+        if inner.replays and isinstance(memory, Replaying) and memory.tells_moments:
+            self._replaying = memory
+        self.replays = self._replaying is not None
+        self.clock = memory.clock
+        self._mark = self.clock.mark
+        self.memory = Replaced(memory, upload=self._uncounted("upload", memory.upload), run=self._run)
+        choices = {name: getattr(chooser, name) for name in ("to_host", "finite", "argmax", "sample")}
+        self.chooser = Replaced(chooser, **{name: self._uncounted(name, call) for name, call in choices.items()})
         self._began: Any = None
         self._noted: list[Any] = []  # `_Replay`, or `_Noted` as a tuple, which is faster to make
         self._counting = CountingBackend(inner)
-        self._replaying = inner if isinstance(inner, Replaying) and inner.tells_moments else None
         self._owners: WeakKeyDictionary[object, _Owner] = WeakKeyDictionary()
         self._recorded: WeakKeyDictionary[object, list[_Noted]] = WeakKeyDictionary()
 
-    def run(
+    def _run(
         self,
         owner: object,
         batch: Batch,
@@ -395,9 +358,8 @@ class TimingBackend(WrappedBackend):
         compute: Callable[[Batch, Any], Result],
         draws: Sequence[Draw | None] = (),
     ) -> Result:
-        """Call every operation, except in passes that the wrapped backend replays and times."""
-        if self._replaying is None:
-            return super().run(owner, batch, rows, compute)
+        """`Memory.run` of passes that the wrapped backend replays and times."""
+        assert self._replaying is not None
         first = len(self._noted)
         result, moments = self._replaying.run_watched(self._owners.setdefault(owner, _Owner()), batch, rows, compute)
         if moments is not None and moments.ended is None:
@@ -455,30 +417,13 @@ class TimingBackend(WrappedBackend):
         self._counting.observe(noted.operation, noted.weight, noted.result, **noted.arguments)
         return self._counting.total
 
-    def _uncounted(self, operation: str, run: Callable[[], Answer]) -> Answer:
-        """Run and note a call that is not part of the model."""
-        began = self._mark()
-        answer = run()
-        self._noted.append((operation, None, began, self._mark()))
-        return answer
+    def _uncounted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A version of a method that is noted, and is not part of the model."""
 
-    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
-        """As the wrapped backend, timed."""
-        return self._uncounted("upload", lambda: self.inner.upload(batch, rows))
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = self._mark()
+            answer = call(*args, **kwargs)
+            self._noted.append((name, None, began, self._mark()))
+            return answer
 
-    def to_host(self, array: Any) -> Any:
-        """As the wrapped backend, timed."""
-        return self._uncounted("to_host", lambda: self.inner.to_host(array))
-
-    def finite(self, logits: Any) -> bool:
-        """As the wrapped backend, timed."""
-        return self._uncounted("finite", lambda: self.inner.finite(logits))
-
-    def argmax(self, logits: Any) -> Any:
-        """As the wrapped backend, timed."""
-        return self._uncounted("argmax", lambda: self.inner.argmax(logits))
-
-    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """As the wrapped backend, timed."""
-        filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        return self._uncounted("sample", lambda: self.inner.sample(logits, keys, **filters))
+        return timed

@@ -1,20 +1,45 @@
-"""The memory of a K/V cache and the layout of its pages. Which sequence owns which page is decided in `cache/`."""
+"""The memory of a K/V cache: the layout of its pages, and its storage formats in NumPy.
+
+Which sequence owns which page is decided in `cache/`.
+
+bfloat16 is rounded to the nearest and stored as the uint16 of its bits. int8 has a float32 scale for each position and
+head, the largest magnitude / 127: an error of at most half a scale. A position with NaN or infinity gets the scale NaN,
+so that reading it gives NaN. Reading such vectors gives float32, writing rounds, so that the reference operations work
+on every format; kernels read and write the same bits.
+"""
 
 import math
 import mmap
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from .formats import BFLOAT16, FLOAT32, Format
+from .weights import expand, narrow
+
+NEGLIGIBLE = np.float32(1e-36)
+"""A vector with no larger number is stored as zeros in int8: the inverse of its scale would overflow."""
+
+Shape = tuple[int, int, int, int, int]
+"""[L, pages, K, P, D]"""
 
 
 class Pages:
     """One model's keys and values, [L, pages, K, P, D] each, in the format of the backend that made them."""
 
-    def __init__(self, xp: Any, shape: tuple[int, int, int, int, int], dtype: Any) -> None:
+    keys: Any
+    values: Any
+    first_layer = 0
+    """Number of the first of the layers held, where a model is split into stages"""
+
+    def __init__(self, xp: Any, shape: Shape, form: Format = FLOAT32) -> None:
         """Reserve the memory; on a CPU the system provides it as pages are first used."""
         empty = reserve if xp is np else xp.empty
-        self.keys = empty(shape, dtype)  # [L, pages, K, P, D]
-        self.values = empty(shape, dtype)  # [L, pages, K, P, D]
+        self.keys, self.values = (
+            empty(shape, xp.float32) if form == FLOAT32 else StoredVectors.empty(shape, form) for _ in range(2)
+        )
 
     @property
     def heads(self) -> int:
@@ -27,13 +52,61 @@ class Pages:
         return int(self.keys.nbytes + self.values.nbytes)
 
     def layer(self, layer: int) -> tuple[Any, Any]:
-        """One layer's keys and values, in a form the reference can compute with. 2 x [pages, K, P, D]"""
-        return self.keys[layer], self.values[layer]
+        """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
+        held = layer - self.first_layer
+        if isinstance(self.keys, StoredVectors):
+            return self.keys.layer(held), self.values.layer(held)
+        return self.keys[held], self.values[held]
 
     def copy(self, source: int, target: int, part: slice) -> None:
         """Copy some positions of a page to the same places of another, in all layers."""
-        self.keys[:, target, :, part] = self.keys[:, source, :, part]
-        self.values[:, target, :, part] = self.values[:, source, :, part]
+        for stored in (self.keys, self.values):
+            for array in (stored.data, stored.scales) if isinstance(stored, StoredVectors) else (stored,):
+                if array is not None:
+                    array[:, target, :, part] = array[:, source, :, part]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredVectors:
+    """Keys or values, [L, pages, K, P, D] or those of one layer."""
+
+    data: NDArray[Any]
+    """float32, uint16 (bfloat16) or int8"""
+    scales: NDArray[np.float32] | None = None
+    """One for each vector of `data`, where that is int8."""
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], form: Format) -> "StoredVectors":
+        """Memory for vectors in a format of the cache."""
+        return cls(reserve(shape, form.dtype), reserve(shape[:-1], np.float32) if form.scale_bits else None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `data`."""
+        return self.data.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of numbers and scales."""
+        return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+
+    def layer(self, layer: int) -> "StoredVectors":
+        """The vectors of one layer."""
+        return StoredVectors(self.data[layer], None if self.scales is None else self.scales[layer])
+
+    def __getitem__(self, index: Any) -> NDArray[np.float32]:
+        """Whole vectors as float32."""
+        vectors: NDArray[np.float32] = expand(self.data, index)
+        return vectors if self.scales is None else vectors * self.scales[index][..., None]
+
+    def __setitem__(self, index: Any, vectors: NDArray[Any]) -> None:
+        """Round whole vectors [..., D] and store them."""
+        if self.scales is not None:
+            self.data[index], self.scales[index] = to_int8(vectors)
+        elif self.data.dtype == np.uint16:
+            self.data[index] = narrow(np.ascontiguousarray(vectors, np.float32), BFLOAT16)
+        else:
+            self.data[index] = vectors
 
 
 def reserve(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -55,3 +128,15 @@ def reserve(shape: tuple[int, ...], dtype: Any) -> Any:
         raise MemoryError(f"{size} bytes for a K/V cache: {error.strerror}") from None
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def to_int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Vectors [..., D] as int8 and a scale for each [...]."""
+    largest = np.abs(x).max(axis=-1)
+    usable = (largest > NEGLIGIBLE) & np.isfinite(largest)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=usable)
+    whole = np.rint(np.multiply(x, inverse[..., None], out=np.zeros_like(x), where=usable[..., None]))
+    scales = np.where(
+        usable, largest / np.float32(127), np.where(np.isfinite(largest), np.float32(0), np.float32(np.nan))
+    )
+    return whole.astype(np.int8), scales

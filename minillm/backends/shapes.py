@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from ..batch import Batch
 from ..reference.quantize import Quantized
 from ..reference.rotary import Rotation
-from .arena import Arena
-from .base import QUANTIZED, Backend, Role
-from .weights import Tensor, Weight
+from .formats import FLOAT32, WEIGHT_FORMATS, Format, Role, WeightFormats
+from .memory import Arena, Memory
+from .operations import Backend
+from .weights import Loader, Tensor, Weight
 
-DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}
-"""Format -> NumPy type of its numbers; bfloat16 is held as its bits"""
 _NOTHING = bytes(8)
 
 
@@ -29,7 +28,7 @@ def without_numbers(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[
 
 @dataclass(frozen=True)
 class _Buffer:
-    """What an arena asks of a flat buffer of `nbytes` bytes."""
+    """As much of a flat buffer as an arena asks for."""
 
     nbytes: int
     dtype: Any
@@ -48,94 +47,86 @@ class _Buffer:
         return without_numbers(shape, self.dtype)
 
 
+class ShapeLoader(Loader):
+    """Makes weights of the tensors' shapes; the tensors are not read."""
+
+    def __init__(self, weights: WeightFormats, checkpoint: Format) -> None:
+        """Set the formats; `checkpoint` is that of matrices for which `weights` has none."""
+        super().__init__(weights)
+        self.checkpoint = checkpoint
+        self.prepared: dict[str, Weight] = {}
+        """Every parameter, by its name"""
+
+    def prepare(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        """A weight without numbers, whose arrays have the shapes and types of the format."""
+        shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
+        bias = without_numbers((sum(tensor.shape[0] for tensor in biases),)) if biases else None
+        data = without_numbers(shape) if len(shape) == 1 else self._matrix(shape[0], shape[1], role)
+        self.prepared[name] = Weight(name, data, bias, role)
+        return self.prepared[name]
+
+    def _matrix(self, rows: int, columns: int, role: Role) -> Any:
+        form = self.formats.of(role) or self.checkpoint
+        if not form.scale_bits:
+            return without_numbers((rows, columns), form.dtype)
+        groups = -(-columns // form.group)
+        values = without_numbers((rows, groups * form.group * form.bits // 8), form.dtype)
+        return Quantized(values, without_numbers((rows, groups), np.float16), columns)
+
+
 class ShapeBackend(Backend):
     """Returns results of the right shape and dtype, without numbers."""
 
     name = "shapes"
+    loader: ShapeLoader
 
     def __init__(
         self,
+        weights: WeightFormats = WEIGHT_FORMATS["float32"],
         *,
-        weights: str = "float32",
-        cache: str = "float32",
-        activations: str = "float32",
-        checkpoint: str = "float32",
-        group: int = 32,
+        cache: Format = FLOAT32,
+        activations: Format = FLOAT32,
+        checkpoint: Format = FLOAT32,
     ) -> None:
-        """Set the formats, as in `accounting.Storage`.
-
-        Args:
-            weights: of matrices, one of `weights.FORMATS`
-            cache: of keys and values, a key of `DTYPES`
-            activations: of results but logits, which are float32: a floating-point key of `DTYPES`
-            checkpoint: of the position table where weights have 8 or 4 bits
-            group: weights that share a scale
-        """
-        super().__init__(weights=weights)
-        self.arena = Arena(np, DTYPES[activations], lambda shape, dtype: _Buffer(shape[0], dtype))
-        self.prepared: dict[str, Weight] = {}
-        """Every parameter, by its name"""
-        self._vocabulary: set[str] = set()
-        self._cache, self._checkpoint, self._group = cache, checkpoint, group
-
-    def prepare_weight(
-        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
-    ) -> Weight:
-        """A weight of the tensors' shape; they are not read."""
-        shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
-        bias = without_numbers((sum(tensor.shape[0] for tensor in biases),)) if biases else None
-        data = without_numbers(shape) if len(shape) == 1 else self._matrix(shape[0], shape[1], role)
-        self.prepared[name] = Weight(name, data, bias)
-        if role == "vocabulary":
-            self._vocabulary.add(name)
-        return self.prepared[name]
-
-    def _matrix(self, rows: int, columns: int, role: Role) -> Any:
-        form = self.format_of(role)
-        if form not in QUANTIZED:
-            return without_numbers((rows, columns), DTYPES[self._checkpoint if form == "auto" else form])
-        groups = -(-columns // self._group)
-        padded = groups * self._group
-        values = without_numbers(*(((rows, padded), np.int8) if form == "int8" else ((rows, padded // 2), np.uint8)))
-        return Quantized(values, without_numbers((rows, groups), np.float16), columns)
-
-    def position_bytes(self, K: int, D: int) -> int:
-        """Bytes that one position's keys and values take in one layer; int8 has a float32 scale for each vector."""
-        number_bytes: int = np.dtype(DTYPES[self._cache]).itemsize
-        return 2 * K * (D * number_bytes + (4 if self._cache == "int8" else 0))
+        """Set the formats: of matrices, of keys and values, of results but logits, and of the checkpoint's matrices."""
+        memory = Memory(np, activations=activations, cache=cache)
+        memory.arena = Arena(np, activations.dtype, lambda shape, dtype: _Buffer(shape[0], dtype))
+        super().__init__(ShapeLoader(weights, checkpoint), memory)
 
     def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """[T], [T] -> [T, E]"""
-        return self.arena.take((len(ids), table.shape[1]))
+        return self.memory.arena.take((len(ids), table.shape[1]))
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """[T, in] -> [T, out]"""
-        dtype = np.float32 if weight.name in self._vocabulary else None
-        return self.arena.take((len(x), weight.shape[0]), dtype)
+        dtype = np.float32 if weight.role == "vocabulary" else None
+        return self.memory.arena.take((len(x), weight.shape[0]), dtype)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """[T, E] -> [T, E]"""
-        return self.arena.take(x.shape)
+        return self.memory.arena.take(x.shape)
 
     def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """[T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
-        return self.arena.take(x.shape)
+        return self.memory.arena.take(x.shape)
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """[T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
-        return self.arena.take(q.shape), self.arena.take(k.shape)
+        return self.memory.arena.take(q.shape), self.memory.arena.take(k.shape)
 
     def glu(self, x: Any, activation: str) -> Any:
         """[T, 2 F] -> [T, F]"""
-        return self.arena.take((len(x), x.shape[1] // 2))
+        return self.memory.arena.take((len(x), x.shape[1] // 2))
 
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""
 
-    def attend(self, q: Any, cache: Any, layer: int, batch: Batch, **options: Any) -> Any:
+    def attend(self, q: Any, cache: Any, layer: int, batch: Batch, **variant: Any) -> Any:
         """[T, H, D] -> [T, H, D]"""
-        return self.arena.take(q.shape)
+        return self.memory.arena.take(q.shape)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """[T, E], [R] -> [R, E]"""
-        return self.arena.take((len(rows), x.shape[1]))
+        return self.memory.arena.take((len(rows), x.shape[1]))

@@ -1,5 +1,7 @@
-"""Parameters in memory: their formats, the conversion of tensors to them, and their expansion for the reference."""
+"""Parameters: tensors where they are stored, weights in memory, and the loader that turns the ones into the others."""
 
+import math
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -8,14 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reference.quantize import Quantized, dequantize, quantize
+from .formats import FLOAT16, FLOAT32, FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats, chosen
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""
-FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
-"""Storage formats; the last two in groups with a scale each (`reference/quantize.py`)."""
-
-_BITS = {"int8": 8, "int4": 4}
-_DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}  # bfloat16: its bits
 
 
 class Tensor(Protocol):
@@ -26,7 +24,7 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The type it is stored as, one of `FORMATS`."""
+        """The format it is stored in, by its name in `FORMATS`."""
 
     def load(self) -> NDArray[np.float32]:
         """The values, memory-mapped if possible."""
@@ -103,6 +101,7 @@ class Weight:
     """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
     bias: Any | None = None
     """[out]"""
+    role: Role = "projection"
 
     def rows_from(self, first: int) -> "Weight":
         """The same table without its first rows, which are never looked up."""
@@ -120,6 +119,99 @@ class Weight:
         return sum(array.nbytes for array in (self.data, self.bias) if array is not None)
 
 
+class Loader:
+    """Turns tensors into the weights of a backend, once, at load."""
+
+    def __init__(
+        self,
+        weights: str | WeightFormats = "float32",
+        *,
+        kept: Collection[Format] = tuple(FORMATS.values()),
+        order: Literal["C", "F"] = "C",
+        xp: Any = np,
+    ) -> None:
+        """Set the formats of matrices.
+
+        Args:
+            weights: a format for each role, or the name of such formats in `WEIGHT_FORMATS`
+            kept: the formats of a checkpoint that stay where `weights` names none; others become float32
+            order: of float32 projections [out, in] in memory. "C" is that of checkpoints, so files are mapped and not
+                copied. "F" copies at load; a product with several rows of activations then runs faster.
+            xp: the array module of constants
+        """
+        self.formats = chosen(WEIGHT_FORMATS, weights)
+        self.kept = kept
+        self.order = order
+        self.xp = xp
+
+    def prepare(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        """Convert a parameter to the backend's layout.
+
+        Several tensors [out_i, in] become one weight [sum of out_i, in], such as a fused Q/K/V projection. A single one
+        whose format and layout stay is mapped and not copied. Vectors are copied, as float32.
+        """
+        bias = join(biases) if biases else None
+        if len(tensors[0].shape) == 1:
+            return Weight(name, join(tensors), bias, role)
+        return Weight(name, gather(tensors, self.formats.of(role), self.order, self.kept), bias, role)
+
+    def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """A weight of given values, which are in no checkpoint. [n]"""
+        return Weight(name, self.xp.asarray(values))
+
+    def random(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+        """A tensor of normal random numbers, the same for the same backend, seed and name."""
+        return RandomTensor(name, shape, seed, std)
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """A tensor of normal random numbers, the same for the same seed and name; for benchmarks and tests."""
+
+    name: str
+    shape: tuple[int, ...]
+    seed: int
+    std: float
+    dtype = "float32"
+
+    def stored(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        return self.load()
+
+    def followed_by(self, other: Any) -> None:
+        """Always None: there is no file."""
+
+    def part(self, axis: int, first: int, stop: int) -> Rearranged:
+        """Rows or columns `first` to `stop`: the numbers that they have in the whole tensor."""
+        return Rearranged(self, lambda whole: whole).part(axis, first, stop)
+
+    def load(self) -> NDArray[np.float32]:
+        """The numbers, float32."""
+        out = np.empty(self.shape, np.float32)
+        self.read_into(out)
+        return out
+
+    def read_into(self, out: NDArray[np.float32]) -> None:
+        """Fill `out` with the numbers. A norm's gain is drawn around 1."""
+        first = 0
+        for chunk in self.chunks():
+            out[first : first + len(chunk)] = chunk
+            first += len(chunk)
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The numbers, some rows at a time."""
+        rng = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())])
+        rows = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
+        for first in range(0, self.shape[0], rows):
+            chunk = rng.standard_normal((min(rows, self.shape[0] - first), *self.shape[1:]), np.float32)
+            chunk *= self.std
+            if len(self.shape) == 1 and self.name.endswith(".weight"):
+                chunk += 1
+            yield chunk
+
+
 def expand(data: Any, rows: Any = slice(None)) -> Any:
     """Convert any format to float32, all rows or those that `rows` picks; float32 itself is not copied."""
     if isinstance(data, Quantized):
@@ -132,10 +224,9 @@ def expand(data: Any, rows: Any = slice(None)) -> Any:
 
 def gather(
     tensors: Sequence[Tensor],
-    wanted: str,
+    wanted: Format | None,
     order: Literal["C", "F"] = "C",
-    group: int = 32,
-    kept: Collection[str] = FORMATS,
+    kept: Collection[Format] = tuple(FORMATS.values()),
 ) -> Any:
     """Concatenate tensors along the first axis, as one array or `Quantized`.
 
@@ -143,19 +234,18 @@ def gather(
 
     Args:
         tensors: [out_i, in] each
-        wanted: one of `FORMATS`, or "auto": as they are stored
+        wanted: the format; None: as they are stored
         order: memory order of float32; "F" is column-major
-        group: weights per scale, for weights that are quantised here
-        kept: the formats that "auto" keeps; all others become float32
+        kept: the formats that stay where none is wanted; all others become float32
     """
-    stored = {tensor.dtype for tensor in tensors}
-    if wanted == "auto":
-        wanted = tensors[0].dtype if len(stored) == 1 and stored <= set(kept) else "float32"
-    if wanted == "float32":
+    stored = {FORMATS.get(tensor.dtype) for tensor in tensors}
+    if wanted is None:
+        wanted = next((each for each in kept if stored == {each}), FLOAT32)
+    if wanted == FLOAT32:
         return join(tensors, order)
     if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
         return whole.stored()
-    return _quantized(tensors, wanted, group) if wanted in _BITS else _narrowed(tensors, wanted)
+    return _quantized(tensors, wanted) if wanted.scale_bits else _narrowed(tensors, wanted)
 
 
 def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -182,9 +272,9 @@ def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[n
     return joined
 
 
-def narrow(values: NDArray[np.float32], wanted: str) -> NDArray[Any]:
-    """Round float32 to 16 bits, to the nearest, ties to even. NaN stays NaN."""
-    if wanted == "float16":
+def narrow(values: NDArray[np.float32], wanted: Format) -> NDArray[Any]:
+    """Round float32 to float16 or bfloat16, to the nearest, ties to even. NaN stays NaN."""
+    if wanted == FLOAT16:
         with np.errstate(over="ignore"):
             return values.astype(np.float16)
     bits = values.view(np.uint32)
@@ -192,12 +282,12 @@ def narrow(values: NDArray[np.float32], wanted: str) -> NDArray[Any]:
     return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
 
 
-def _narrowed(tensors: Sequence[Tensor], wanted: str) -> NDArray[Any]:
+def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
     rows = sum(tensor.shape[0] for tensor in tensors)
-    out = np.empty((rows, *tensors[0].shape[1:]), _DTYPES[wanted])
+    out = np.empty((rows, *tensors[0].shape[1:]), wanted.dtype)
     first = 0
     for tensor in tensors:
-        if tensor.dtype == wanted:
+        if FORMATS.get(tensor.dtype) == wanted:
             tensor.read_into(out[first : first + tensor.shape[0]])
             first += tensor.shape[0]
             continue
@@ -207,11 +297,12 @@ def _narrowed(tensors: Sequence[Tensor], wanted: str) -> NDArray[Any]:
     return out
 
 
-def _quantized(tensors: Sequence[Tensor], wanted: str, group: int) -> Quantized:
+def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
     for tensor in tensors:
-        already = tensor.dtype == wanted
-        for part in [tensor.stored()] if already else (quantize(c, _BITS[wanted], group) for c in tensor.chunks()):
+        already = FORMATS.get(tensor.dtype) == wanted
+        rounded = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
+        for part in [tensor.stored()] if already else rounded:
             if whole is None:
                 values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
                 whole = Quantized(values, scales, part.inputs)

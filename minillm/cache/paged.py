@@ -7,7 +7,7 @@ both write to is copied on write.
 
 from collections.abc import Callable, Iterable
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..batch import TokenSequence, common_prefix
 from ..config import ModelConfig
 from ..errors import CacheFullError, ParameterError
@@ -16,12 +16,24 @@ from ..errors import CacheFullError, ParameterError
 class PagedCache:
     """One model's paged K/V cache. Memory is reserved at once; the system commits it as pages are first used."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, num_pages: int, page_size: int | None = None) -> None:
-        """Reserve `num_pages` pages of P = `page_size` positions (the backend's choice unless given)."""
-        self.page_size = page_size or backend.page_size
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: Backend,
+        num_pages: int,
+        page_size: int | None = None,
+        layers: range | None = None,
+    ) -> None:
+        """Reserve `num_pages` pages of P = `page_size` positions (the backend's choice unless given).
+
+        `layers` are those whose keys and values it holds; by default all.
+        """
+        layers = layers or range(config.num_layers)
+        self.page_size = page_size or backend.memory.page_size
         self.num_pages = num_pages
-        shape = (config.num_layers, num_pages, config.num_kv_heads, self.page_size, config.head_dim)
-        self.storage = backend.new_pages(shape)
+        shape = (len(layers), num_pages, config.num_kv_heads, self.page_size, config.head_dim)
+        self.storage = backend.memory.new_pages(shape)
+        self.storage.first_layer = layers.start
         self._references = [0] * num_pages
         self.copied_positions = 0
         """Positions copied so far because of forks, each in all layers."""
@@ -169,11 +181,12 @@ def affordable_pages(
         ParameterError: the budget is less than one page.
     """
     models = (config, *others)
-    position = sum(m.num_layers * backend.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
-    page = position * backend.page_size
-    wanted = sequences * (config.max_positions // backend.page_size + 1)
+    memory = backend.memory
+    position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
+    page = position * memory.page_size
+    wanted = sequences * (config.max_positions // memory.page_size + 1)
     if budget is None:
-        budget = max(page, backend.free_memory() // 2)
+        budget = max(page, memory.free_bytes() // 2)
     if budget < page:
-        raise ParameterError(f"cache_bytes should be at least {page} (one page of {backend.page_size}), found {budget}")
+        raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
     return min(wanted, budget // page)

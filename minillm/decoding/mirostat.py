@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend
+from ..backends.chooser import Chooser
 from ..reference.sampling import scale
 from ..reference.softmax import softmax
 from .continuation import Continuation
@@ -45,14 +45,14 @@ class Mirostat(Sampling):
         mu = dict.fromkeys(request.indices, 2 * self.settings.mirostat_tau)
         return MirostatState(state.request, state.results, growing=state.growing, mu=mu), feeds
 
-    def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """Draw one token for each row of processed logits. [R, V] -> R ids"""
-        xp, rows = backend.xp, np.arange(len(growing))
+        xp, rows = chooser.xp, np.arange(len(growing))
         scores = scale(logits, self.settings.temperature)
         probs = softmax(scores, xp)
         mus = np.asarray([max(0.0, self._state(state).mu[c.index]) for state, c in growing], np.float32)
         kept = probs >= xp.minimum(xp.exp2(-xp.asarray(mus)), probs.max(axis=-1))[:, None]  # below 0: only the best
-        tokens = backend.sample(xp.where(kept, scores, -xp.inf), keys_of(growing), **UNFILTERED)
+        tokens = chooser.sample(xp.where(kept, scores, -xp.inf), keys_of(growing), **UNFILTERED)
         mass = xp.where(kept, probs, 0).sum(axis=-1, dtype=xp.float64)  # [R, V] -> [R]
         surprises = -xp.log2(probs[rows, tokens] / mass)
         for (state, continuation), surprise in zip(growing, surprises, strict=True):

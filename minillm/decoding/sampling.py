@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..backends.base import Backend
+from ..backends.chooser import Chooser
 from ..reference.philox import Keys
 from ..reference.sampling import Draw
 from ..reference.softmax import chosen_log_probs, top_log_probs
@@ -24,14 +24,14 @@ from .strategy import Feed, Request, Rows, State, Strategy
 class Report:
     """Log-probabilities of the model's own distribution, before processors; computed only if requested."""
 
-    def __init__(self, backend: Backend, logits: Any, settings: Settings, *, changing: bool) -> None:
+    def __init__(self, chooser: Chooser, logits: Any, settings: Settings, *, changing: bool) -> None:
         self._wanted = settings.logprobs
         self._top: tuple[Any, Any] | None = None
         if self._wanted:
             self._raw = logits.copy() if changing else logits
             if settings.top_logprobs:
-                self._top = top_log_probs(logits, settings.top_logprobs, backend.xp)
-        self._xp = backend.xp
+                self._top = top_log_probs(logits, settings.top_logprobs, chooser.xp)
+        self._xp = chooser.xp
 
     def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
         """The chosen token's log-probability and the top n, for `Continuation.push`."""
@@ -79,23 +79,23 @@ class GreedySearch(Strategy):
         """The draw from unmodified logits that `choose` will make for a continuation's next token, if it will."""
         return None
 
-    def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
-        return [int(token) for token in backend.argmax(logits)]
+        return [int(token) for token in chooser.argmax(logits)]
 
-    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
         growing = [(state, c) for state in states if isinstance(state, TokenState) for c in state.growing]
-        self.extend(backend, _row_per_continuation(backend, rows, states), growing)  # [feeds, V] -> [R, V]
+        self.extend(chooser, _row_per_continuation(chooser, rows, states), growing)  # [feeds, V] -> [R, V]
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
     def extend(
-        self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None
+        self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None
     ) -> None:
         """Give each continuation its next token.
 
         Args:
-            backend: the backend
+            chooser: the chooser of tokens
             logits: [R, V], one row per continuation; may be changed in place
             growing: the continuations, each with its request's state
             raw: the model's own logits, if `logits` are something else
@@ -105,10 +105,10 @@ class GreedySearch(Strategy):
         """
         guided = any(continuation.guide is not None for _, continuation in growing)
         changing = raw is None and (guided or bool(self.processors or self.filters))
-        report = Report(backend, logits if raw is None else raw, self.settings, changing=changing)
+        report = Report(chooser, logits if raw is None else raw, self.settings, changing=changing)
         if guided or self.processors or self.filters:
-            logits = self._processed(backend, logits, growing, guided=guided)
-        tokens = self._chosen(backend, logits, growing)
+            logits = self._processed(chooser, logits, growing, guided=guided)
+        tokens = self._chosen(chooser, logits, growing)
         for row, (token, (state, continuation)) in enumerate(zip(tokens, growing, strict=True)):
             if state.error is None:
                 try:
@@ -116,34 +116,34 @@ class GreedySearch(Strategy):
                 except Exception as error:
                     state.error = error
 
-    def _chosen(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def _chosen(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """`choose` for all rows; on failure row by row, so that only the request with the bad row ends."""
         try:
-            return self.choose(backend, logits, growing)
+            return self.choose(chooser, logits, growing)
         except Exception as error:
             if len(growing) == 1:
                 growing[0][0].error = error
                 return [0]
             return [
-                self._chosen(backend, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
+                self._chosen(chooser, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
             ]
 
     def _processed(
-        self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
+        self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
     ) -> Any:
         """Apply processors, then guides, then filters. [R, V] -> [R, V]"""
         unprocessed = logits.copy() if guided and self.processors else logits
         history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
         for processor in self.processors:
-            logits = processor(history, logits, backend.xp)
+            logits = processor(history, logits, chooser.xp)
         if guided:
-            restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, backend.xp)
+            restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, chooser.xp)
         # Before the filters: they keep a token in each row that has one, and fail on a row that has none.
-        for row in backend.xp.flatnonzero(rows_without_a_token(logits, backend.xp)).tolist():
+        for row in chooser.xp.flatnonzero(rows_without_a_token(logits, chooser.xp)).tolist():
             growing[row][0].error = no_token_left()
             logits[row] = 0.0  # any choice will do: it is discarded
         for filter_ in self.filters:
-            logits = filter_(history, logits, backend.xp)
+            logits = filter_(history, logits, chooser.xp)
         return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
@@ -160,7 +160,7 @@ class GreedySearch(Strategy):
         return feeds
 
 
-def _row_per_continuation(backend: Backend, rows: Rows, states: Sequence[State]) -> Any:
+def _row_per_continuation(chooser: Chooser, rows: Rows, states: Sequence[State]) -> Any:
     """One row of logits per continuation; after the prompt a request's continuations share the same row."""
     sources: list[int] = []
     first = 0
@@ -171,7 +171,7 @@ def _row_per_continuation(backend: Backend, rows: Rows, states: Sequence[State])
         first += state.feeds
     if sources == list(range(len(rows.logits))):
         return rows.logits
-    return backend.xp.take(rows.logits, backend.xp.asarray(sources), axis=0)
+    return chooser.xp.take(rows.logits, chooser.xp.asarray(sources), axis=0)
 
 
 UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -200,9 +200,9 @@ class Sampling(GreedySearch):
         place = _place(request, continuation)
         return Draw(**self.drawn, seed=request.settings.seed, sequence=continuation.index, position=place)
 
-    def choose(self, backend: Backend, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
         """Draw one token for each row of processed logits. [R, V] -> R ids"""
-        return [int(token) for token in backend.sample(logits, keys_of(growing), **self.drawn)]
+        return [int(token) for token in chooser.sample(logits, keys_of(growing), **self.drawn)]
 
 
 def keys_of(growing: Sequence[tuple[State, Continuation]], purpose: int = 0, ahead: ArrayLike = 0) -> Keys:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ..backends.base import Backend
+from ..backends.chooser import Chooser
 from ..reference.sampling import Draw
 from ..stats import Speculation
 from .continuation import Continuation, TextStream
@@ -54,7 +54,7 @@ class Feed(NamedTuple):
     hidden: bool = False
     """Also return the hidden states before the LM head."""
     draw: Draw | None = None
-    """The `Backend.sample` call for its last row, if known in advance: it can then run with the forward pass."""
+    """The `Chooser.sample` call for its last row, if known in advance: it can then run with the forward pass."""
 
 
 class Candidate(NamedTuple):
@@ -138,7 +138,7 @@ class Strategy(ABC):
 
     @property
     def on_device(self) -> bool:
-        """True if it only calls `Backend.argmax` or `Backend.sample` on logits; otherwise they are copied to the host.
+        """True if it only calls `Chooser.argmax` or `Chooser.sample` on logits; otherwise they are copied to the host.
 
         Logits of a guided request always are.
         """
@@ -154,11 +154,11 @@ class Strategy(ABC):
         """Start a request. The first feeds usually hold the prompt."""
 
     @abstractmethod
-    def step(self, backend: Backend, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
+    def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Advance each request by one step.
 
         Args:
-            backend: the backend that made the logits, or its `host`
+            chooser: the chooser for the logits, or its `host`
             states: of N requests; request i made `states[i].feeds` feeds
             rows: outputs of those feeds, concatenated over requests
 

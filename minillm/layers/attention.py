@@ -7,7 +7,7 @@ are one fused weight, since one large product is faster than three; `project_qkv
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
@@ -93,4 +93,4 @@ class Attention:
         backend.store_kv(k, v, cache, self.layer, batch)
         z = backend.attend(q, cache, self.layer, batch, scale=self.scale, window=self.window, slopes=self.slopes)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
-        return backend.linear(z, self.out, residual=residual)  # [T, H D] -> [T, E]
+        return backend.linear_reduced(z, self.out, residual)  # [T, H D] -> [T, E]

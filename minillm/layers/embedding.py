@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.weights import Weight
 from ..batch import Batch
 from .norm import Norm

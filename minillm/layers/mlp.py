@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.weights import Weight
 
 
@@ -20,7 +20,7 @@ class MLP:
     def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
         """residual + activation(x W1 + b1) W2 + b2. [T, E] -> [T, E]"""
         hidden = backend.linear(x, self.up, activation=self.activation)  # [T, E] -> [T, F]
-        return backend.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]
+        return backend.linear_reduced(hidden, self.down, residual)  # [T, F] -> [T, E]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,4 +36,4 @@ class GatedMLP:
     def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
         """residual + (activation(x W_gate) * (x W_up)) W_down. [T, E] -> [T, E]"""
         hidden = backend.glu(backend.linear(x, self.gate_up), self.activation)  # [T, E] -> [T, 2 F] -> [T, F]
-        return backend.linear(hidden, self.down, residual=residual)  # [T, F] -> [T, E]
+        return backend.linear_reduced(hidden, self.down, residual)  # [T, F] -> [T, E]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import Tensor
 from ..checkpoint import open_checkpoint
@@ -75,7 +75,7 @@ def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1)
     if quantization is None:
         tensors = canonical_names(stored, config)
     else:
-        quantization.check_wanted(backend.weights)
+        quantization.check_wanted(backend.loader.formats.projection)
         tensors = quantization.join(stored, tensor_shapes(config))
     model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
     stored.check_unchanged()

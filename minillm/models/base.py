@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..backends.weights import Weight
 from ..batch import Batch
@@ -18,8 +18,10 @@ class Model(Protocol):
     def config(self) -> ModelConfig:
         """Its sizes: those of this rank, if several share it."""
 
-    def forward(self, backend: Backend, batch: Batch, cache: Pages) -> Any:
-        """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
+    def forward(
+        self, backend: Backend, batch: Batch, cache: Pages, *, layers: range | None = None, x: Any = None
+    ) -> Any:
+        """The last hidden state of every new token, after the final norm; or a stage (see `Decoder`). [T] -> [T, E]"""
 
     def states(self, backend: Backend, x: Any) -> Any:
         """The input of the language model head's product. [R, E] -> [R, W]"""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.weights import Weight
 from ..config import Fields, ModelConfig
 from ..errors import UnsupportedModelError
@@ -93,7 +93,7 @@ NAMES = Names(prefixes=("transformer.",), embedding="word_embeddings.weight")
 def build(config: BloomConfig, weights: Weights, backend: Backend) -> Decoder:
     """Build the model."""
     E, V = config.hidden_size, config.vocab_size
-    slopes = backend.constant("ALiBi", alibi_slopes(config.num_heads)[weights.share(config.num_heads)])
+    slopes = backend.loader.constant("ALiBi", alibi_slopes(config.num_heads)[weights.share(config.num_heads)])
     embedding = Embedding(
         weights.table("word_embeddings", V, E, "vocabulary"), norm=_norm(config, weights, "word_embeddings_layernorm")
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from ..config import ModelConfig
@@ -23,12 +23,22 @@ class Decoder:
     final_norm: Norm | None
     head: LMHead
 
-    def forward(self, backend: Backend, batch: Batch, cache: Pages) -> Any:
-        """The last hidden state of every new token, after the final norm. [T] -> [T, E]"""
-        x = self.embedding(backend, batch)  # [T] -> [T, E]
-        for i, layer in enumerate(self.layers):
+    def forward(
+        self, backend: Backend, batch: Batch, cache: Pages, *, layers: range | None = None, x: Any = None
+    ) -> Any:
+        """The last hidden state of every new token, after the final norm. [T] -> [T, E]
+
+        Or a stage of it: the layers of a range, from the hidden state x [T, E] before the first of them (the embedding
+        where there is none), to the hidden state after the last of them, with the final norm if it is the model's last.
+        """
+        layers = range(len(self.layers)) if layers is None else layers
+        if x is None:
+            x = self.embedding(backend, batch)  # [T] -> [T, E]
+        for i in layers:
             backend.enter_layer(i)
-            x = layer(backend, x, cache, batch)
+            x = self.layers[i](backend, x, cache, batch)
+        if layers.stop < len(self.layers):
+            return x
         backend.enter_layer(len(self.layers))
         return x if self.final_norm is None else self.final_norm(backend, x)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError
 from ..layers.attention import Attention

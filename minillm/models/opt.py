@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
 from ..layers.attention import Attention
 from ..layers.block import PostNorm, PreNorm

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend
+from ..backends.operations import Backend
 from ..config import LARGEST, Fields
 from ..errors import CheckpointError, UnsupportedModelError
 from ..reference.rotary import Rotation, Stretch
@@ -47,7 +47,7 @@ class RotaryConfig:
 
     def rotation(self, backend: Backend) -> Rotation:
         """The rotation with its frequencies on the backend's device."""
-        frequencies = backend.constant("rotary frequencies", np.array(self.frequencies, np.float32))
+        frequencies = backend.loader.constant("rotary frequencies", np.array(self.frequencies, np.float32))
         return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch)
 
 

@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend, Role
-from ..backends.random import RandomTensor
+from ..backends.formats import Role
+from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import Rearranged, Tensor, Weight
+from ..backends.weights import RandomTensor, Rearranged, Tensor, Weight
 from ..errors import CheckpointError, ParameterError
 from ..progress import report
 from .decoder import Decoder
@@ -168,7 +168,7 @@ class Weights:
         return [transpose(part) for part in parts] if transposed else parts
 
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
-        weight = self._backend.prepare_weight(self._prefix + name, tensors, biases, role)
+        weight = self._backend.loader.prepare(self._prefix + name, tensors, biases, role)
         self._count.done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
         if self._total:
             report(self._count.done, self._total)
@@ -217,7 +217,7 @@ def tensor_shapes(build: Build, config: Any, *, as_built: bool = True) -> Shapes
 
 def random_tensors(shapes: Shapes, seed: int, std: float, backend: Backend) -> dict[str, Tensor]:
     """Random tensors of these shapes, generated on the backend's device when they are prepared."""
-    return {name: backend.random_tensor(name, shape, seed, std) for name, shape in shapes.items()}
+    return {name: backend.loader.random(name, shape, seed, std) for name, shape in shapes.items()}
 
 
 def _weights_of_shapes(shapes: Shapes, backend: ShapeBackend, **options: Any) -> Weights:

@@ -1,15 +1,21 @@
-"""Causal scaled dot-product attention over a paged K/V cache, and the writing of that cache.
+"""Scaled dot-product attention over a paged K/V cache, and the writing of that cache.
 
 For each head: Z = softmax(Q K^T / sqrt D) V, where a query sees the keys at its own position and before (Vaswani et
-al., arXiv 1706.03762, section 3.2.1). The new tokens' keys and values are in the cache already. Pages are read as views
-and never gathered into one array, which would cost several times the attention itself.
+al., arXiv 1706.03762, section 3.2.1); or, if it is not causal, all keys of its sequence's context, as in an encoder or
+from a decoder to its encoder. The new tokens' keys and values are in the cache already. Pages are read as views and
+never gathered into one array, which would cost several times the attention itself.
 
-Two variants: with a sliding window W a query at position p sees the positions p - W + 1 to p (Jiang et al., "Mistral
-7B", arXiv 2310.06825, section 2). With ALiBi each head subtracts its slope m times the distance between query and key
-from the score (Press et al., arXiv 2108.12409, section 3).
+Four variants, in the order in which they change a score: a soft cap c bounds it, c tanh(score / c) (Gemma Team,
+arXiv 2408.00118, section 2). A bias of the model's own is added, such as T5's relative positions (Raffel et al., arXiv
+1910.10683, section 2.1). With a sliding window W a query at position p sees the positions p - W + 1 to p (Jiang et al.,
+"Mistral 7B", arXiv 2310.06825, section 2), and up to p + W - 1 if it is not causal. With ALiBi each head subtracts its
+slope m times the distance between query and key (Press et al., arXiv 2108.12409, section 3).
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ..batch import Batch, Span
 from .cost import Cost
@@ -29,8 +35,11 @@ def attend(
     xp: Any,
     out: Any,
     *,
+    causal: bool = True,
     window: int | None = None,
     slopes: Any | None = None,
+    bias: Sequence[Any] | None = None,
+    softcap: float | None = None,
 ) -> Any:
     """Attention of every sequence of a ragged batch.
 
@@ -42,13 +51,18 @@ def attend(
         scale: 1 / sqrt D, or the family's own
         xp: the array module
         out: [T, H, D], filled and returned
-        window: W, positions that a query sees, its own included; None: no window
+        causal: False: a query sees the keys after it too
+        window: W, positions that a query sees, its own included, and as many after it if not causal; None: no window
         slopes: [H], ALiBi's m; None: no ALiBi
+        bias: added to the scores, [H, n, S] for each sequence; None: nothing
+        softcap: c; None: no cap
     """
-    for span in batch.spans:
+    variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes, "softcap": softcap}
+    for i, span in enumerate(batch.spans):
+        own = None if bias is None else bias[i]
         for first in range(span.start, span.stop, QUERY_TILE):
             last = min(first + QUERY_TILE, span.stop)
-            scores = attention_scores(q[first:last], keys, span, last, scale, xp, window, slopes)  # -> [K, G n, S]
+            scores = attention_scores(q[first:last], keys, span, last, scale, xp, **variant, bias=own)  # [K, G n, S]
             weights = softmax(scores, xp, out=scores)
             merge_values(weights, values, span, out[first:last], xp)
     return out
@@ -61,27 +75,36 @@ def attention_scores(
     last: int,
     scale: float,
     xp: Any,
+    *,
+    causal: bool = True,
     window: int | None = None,
     slopes: Any | None = None,
+    bias: Any | None = None,
+    softcap: float | None = None,
 ) -> Any:
-    """Q K^T * scale of one tile of queries, -inf where a key is after its query or before its window.
+    """Q K^T * scale of one tile of queries, -inf where a key is after its query or outside its window.
 
     Args:
         q: [n, H, D], the rows last - n : last of the batch
         keys: [pages, K, P, D]
         span: the sequence
-        last: the batch row after the tile's last query; it sees S = context_len - (span.stop - last) keys
+        last: the batch row after the tile's last query; it sees S = context_len - (span.stop - last) keys, or all of
+            the context if it is not causal
         scale: 1 / sqrt D
         xp: the array module
-        window: as in `attend`
+        causal: as in `attend`
+        window: likewise
         slopes: likewise
+        bias: [H, all n of the sequence, its context], or None
+        softcap: as in `attend`
 
     Returns:
         [K, G n, S]: G = H / K query heads share each K/V head; the queries of one head are contiguous.
     """
     n, H, D = q.shape
     _, K, P, _ = keys.shape
-    S = span.context_len - (span.stop - last)
+    after = span.stop - last  # queries of the sequence after this tile
+    S = span.context_len - (after if causal else 0)
     grouped = xp.multiply(q, scale).reshape(n, K, H // K, D).transpose(1, 2, 0, 3)  # [n, H, D] -> [K, G, n, D]
     grouped = grouped.reshape(K, H // K * n, D)  # [K, G, n, D] -> [K, G n, D]
     scores = xp.empty((K, H // K * n, S), q.dtype)
@@ -89,18 +112,27 @@ def attention_scores(
         size = min(P, S - start)
         page_keys = keys[page, :, :size].swapaxes(1, 2)  # [K, size, D] -> [K, D, size]
         xp.matmul(grouped, page_keys, out=scores[:, :, start : start + size])
-    if n > 1:
-        newest = scores.reshape(K, H // K, n, S)[..., S - n :]  # the keys of the tile itself
+    by_head = scores.reshape(K, H // K, n, S)  # a view
+    if softcap is not None:
+        scores /= softcap
+        xp.tanh(scores, out=scores)
+        scores *= softcap
+    if bias is not None:
+        stop = span.stop - span.start - after
+        by_head += bias[:, stop - n : stop, :S].reshape(K, H // K, n, S)
+    if causal and n > 1:
+        newest = by_head[..., S - n :]  # the keys of the tile itself
         newest += xp.triu(xp.full((n, n), -xp.inf, q.dtype), 1)
-    if span.tree is not None:
-        _hide_other_branches(scores.reshape(K, H // K, n, S), span, last, xp)
+    if causal and span.tree is not None:
+        _hide_other_branches(by_head, span, last, xp)
     if slopes is not None or (window is not None and window < S):
-        stop = len(span.positions()) - (span.stop - last)
-        back = xp.asarray(span.positions()[stop - n : stop, None] - span.key_positions()[:S])  # [n, S], distances
+        stop = len(span.positions()) - after
+        back = span.positions()[stop - n : stop, None] - span.key_positions()[:S]  # [n, S]
+        back = xp.asarray(back if causal else np.abs(back))  # distances
         if window is not None:
-            scores.reshape(K, H // K, n, S)[...] += xp.where(back < window, 0, -xp.inf).astype(scores.dtype)
+            by_head += xp.where(back < window, 0, -xp.inf).astype(scores.dtype)
         if slopes is not None:
-            scores.reshape(K, H // K, n, S)[...] -= slopes.reshape(K, H // K, 1, 1) * back.astype(scores.dtype)
+            by_head -= slopes.reshape(K, H // K, 1, 1) * back.astype(scores.dtype)
     return scores
 
 
@@ -145,20 +177,13 @@ def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> No
     out.reshape(n, K, H // K, D)[...] = z.reshape(K, H // K, n, D).transpose(2, 0, 1, 3)
 
 
-def attention_map(
-    q: Any,
-    keys: Any,
-    batch: Batch,
-    scale: float,
-    xp: Any,
-    window: int | None = None,
-    slopes: Any | None = None,
-) -> list[Any]:
-    """Attention weights of each sequence [H, n, S], for inspection."""
-    maps = []
-    for span in batch.spans:
+def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any, **variant: Any) -> list[Any]:
+    """Attention weights of each sequence [H, n, S], for inspection; arguments as of `attend`."""
+    maps, biases = [], variant.pop("bias", None)
+    for i, span in enumerate(batch.spans):
         n, H, _ = q[span.start : span.stop].shape
-        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp, window, slopes)
+        variant["bias"] = None if biases is None else biases[i]
+        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp, **variant)
         maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
     return maps
 
@@ -170,22 +195,27 @@ def attention_cost(
     position_bytes: int,
     number_bytes: int = 4,
     *,
+    causal: bool = True,
     window: int | None = None,
-    biased: bool = False,
+    slopes: bool = False,
+    bias: bool = False,
+    softcap: bool = False,
 ) -> Cost:
     """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
 
-    Softmax's four: subtraction of the maximum, exponential, sum, division. ALiBi takes two more, a product and a
-    subtraction. Each sequence's visible keys and values are read once, as are the slopes and the queries; the result is
-    written once.
+    Softmax's four: subtraction of the maximum, exponential, sum, division. A soft cap takes three more (division,
+    hyperbolic tangent, product), a bias one, ALiBi two (a product and a subtraction). Each sequence's visible keys and
+    values are read once, as are slopes, the bias of visible pairs (float32) and the queries; the result is written
+    once.
 
     `position_bytes` is the size of one position's keys and values in one layer of the cache.
     """
-    scores = H * batch.visible_pairs(window)
-    flops = scores * (4 * D + 4 + 2 * biased) + batch.num_tokens * H * D
+    scores, changes = H * batch.visible_pairs(window, causal=causal), 3 * softcap + bias + 2 * slopes
+    flops = scores * (4 * D + 4 + changes) + batch.num_tokens * H * D
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
-    saved = number_bytes * scores * (4 + 2 * biased)  # scores written, biased and normalised in place, read
-    return Cost(flops, query_bytes + batch.reach(window) * position_bytes + 4 * H * biased, query_bytes, saved)
+    saved = number_bytes * scores * (4 + changes)  # scores written, changed and normalised in place, read
+    read = query_bytes + batch.reach(window) * position_bytes + 4 * H * slopes + 4 * scores * bias
+    return Cost(flops, read, query_bytes, saved)
 
 
 def store_kv(k: Any, v: Any, keys: Any, values: Any, batch: Batch) -> None:

@@ -67,6 +67,13 @@ def linear_cost(
     return Cost(flops, read, result_bytes * elements, steps * 2 * number_bytes * elements)
 
 
+def reduce_cost(numbers: int, ranks: int, number_bytes: int = 4) -> Cost:
+    """The sum of `numbers` numbers over ranks: the message of each rank is read, one result written; nothing on one."""
+    if ranks == 1:
+        return Cost(0)
+    return Cost((ranks - 1) * numbers, ranks * number_bytes * numbers, number_bytes * numbers)
+
+
 def embed(table: Any, ids: Any, xp: Any, out: Any, positions: Any = None, position_table: Any = None) -> Any:
     """Token embedding: table[ids], plus position_table[positions] if the model learned one.
 

@@ -38,7 +38,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from minillm.accounting import Conventions, Row, Step, Storage
 from minillm.accounting.storage import BYTES
-from minillm.backends.base import Role
+from minillm.backends.formats import Role
 from minillm.config import ModelConfig
 from minillm.models import bloom, opt
 

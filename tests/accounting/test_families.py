@@ -71,7 +71,7 @@ def test_memory_of_activations_is_what_the_arena_holds(raw: dict[str, Any]) -> N
     runner = runner_of(model_of(raw), page_size=16)
     for _ in range(3):  # each pass in the memory of the one before
         runner.forward([TokenSequence(list(range(3, 20)))], [17], rows=[2, 16])
-        assert runner.backend.arena.nbytes == activation_bytes(runner.model.config, Storage(), 17, 2)
+        assert runner.backend.memory.arena.nbytes == activation_bytes(runner.model.config, Storage(), 17, 2)
 
 
 def test_visible_pairs_by_brute_force() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minillm.accounting import Conventions, Part, Step, operations
-from minillm.backends import base
-from minillm.backends.base import Backend
+from minillm.backends.memory import Memory
+from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.config import ModelConfig
@@ -40,8 +40,8 @@ class Scalars(Module):
 def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> ModelConfig:
     """Count one forward pass over sequences of (new tokens, context). Returns the model's configuration."""
     config = family_of(raw).read_config(raw)
-    backend = Backend(Scalars())
-    backend.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
+    backend = Backend(memory=Memory(Scalars()))
+    backend.memory.arena.take = lambda shape, dtype=None: np.empty(shape, object)  # type: ignore[method-assign]
     plain = Backend()
     model = build_model(config, random_tensors(tensor_shapes(config), 0, 0.3, plain), plain)
     runner = Runner(model, plain, PagedCache(config, plain, 8, 16))
@@ -53,7 +53,7 @@ def counted(raw: dict[str, Any], lengths: list[tuple[int, int]], rows: int) -> M
     runner.backend = backend
     pages = runner.cache.storage
     pages.keys, pages.values = numbers(pages.keys), numbers(pages.values)
-    backend.finite = lambda logits: True  # type: ignore[method-assign]
+    backend.chooser.finite = lambda logits: True  # type: ignore[method-assign]
     Number.arithmetic = Number.comparisons = 0
     T = sum(new for new, _ in lengths)
     runner.forward(sequences, [new for new, _ in lengths], rows=range(T - rows, T))
@@ -124,7 +124,8 @@ def test_a_whole_model_on_numbers_that_count(
     raw = dict(MODELS[model])
     if "word_embed_proj_dim" in raw:
         raw["word_embed_proj_dim"] = 4
-    monkeypatch.setattr(base, "expand", lambda data, rows=slice(None): data[rows])  # they are no floats
+    expand = "minillm.backends.operations.expand"
+    monkeypatch.setattr(expand, lambda data, rows=slice(None): data[rows])  # they are no floats
     config = counted(raw, lengths, rows)
     outline = outline_of(config)
     step = Step(tuple(Part(*length) for length in lengths), rows)

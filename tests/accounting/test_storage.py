@@ -1,18 +1,15 @@
 """Bytes in every format: what the formula says against what arrays take and what a count adds up."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from minillm.accounting import Part, Step, Storage
 from minillm.accounting.memory import activation_bytes, cache_bytes_per_token, parts_held, weights_bytes
-from minillm.backends.base import Role
-from minillm.backends.numba.cachedtypes import StoredPages, position_bytes
+from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
-from minillm.backends.pages import Pages
-from minillm.backends.weights import FORMATS, Tensor, Weight
+from minillm.backends.weights import Loader, Weight
 from minillm.batch import TokenSequence
 from minillm.errors import ParameterError
 from minillm.models import build_model, opt, tensor_shapes
@@ -24,25 +21,26 @@ from ..tiny import runner_of
 from .agreement import assert_agree
 
 
-class StoringBackend(NumpyBackend):
-    """The reference on any format of weights and cache, which remembers its weights."""
+class Holding(Loader):
+    """Remembers the weights it has prepared."""
 
-    def __init__(self, weights: str, cache: str) -> None:
-        super().__init__(weights=weights)
-        self.cache = cache
+    def __init__(self, weights: str) -> None:
+        super().__init__(weights)
         self.held: list[Weight] = []
 
-    def prepare_weight(
-        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
-    ) -> Weight:
-        self.held.append(super().prepare_weight(name, tensors, biases, role))
+    def prepare(self, *args: Any) -> Weight:
+        self.held.append(super().prepare(*args))
         return self.held[-1]
 
-    def position_bytes(self, K: int, D: int) -> int:
-        return position_bytes(K, D, self.cache)
 
-    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
-        return StoredPages(shape, self.cache)
+class StoringBackend(NumpyBackend):
+    """Any format of weights and cache, with a loader that remembers its weights."""
+
+    loader: Holding
+
+    def __init__(self, weights: str, cache: str) -> None:
+        super().__init__(cache=cache)
+        self.loader = Holding(weights)
 
 
 def runner(raw: dict[str, Any], backend: StoringBackend) -> Runner:
@@ -58,7 +56,7 @@ def test_weights_are_as_large_as_stored_and_counted_bytes_are_the_formulas(weigh
     backend = StoringBackend(weights, "float32")
     model = runner(VARIANTS[variant], backend)
     config, storage = model.model.config, Storage(weights=weights)
-    assert sum(weight.nbytes for weight in backend.held) == weights_bytes(config, storage)
+    assert sum(weight.nbytes for weight in backend.loader.held) == weights_bytes(config, storage)
     assert sum(held.bytes for held in parts_held(config, storage)) == weights_bytes(config, storage)
     with counting(model) as counted:
         a, b = TokenSequence([1, 2, 3, 4, 5]), TokenSequence([6, 7])
@@ -73,7 +71,7 @@ def test_cache_in_every_format(cache: str) -> None:
     backend = StoringBackend("float32", cache)
     model = runner(BASE, backend)
     storage = Storage(cache=cache)
-    positions = 2 * backend.page_size
+    positions = 2 * backend.memory.page_size
     reserved = model.cache.storage.keys.nbytes + model.cache.storage.values.nbytes
     assert reserved == positions * cache_bytes_per_token(model.model.config, storage)
     with counting(model) as counted:
@@ -87,7 +85,7 @@ def test_activations_are_what_the_arena_keeps(variant: str, tokens: int) -> None
     backend = StoringBackend("float32", "float32")
     model = runner(VARIANTS[variant], backend)
     model.prefill(TokenSequence([3] * tokens))
-    assert activation_bytes(model.model.config, Storage(), tokens, 1) == backend.arena.nbytes
+    assert activation_bytes(model.model.config, Storage(), tokens, 1) == backend.memory.arena.nbytes
 
 
 @pytest.mark.parametrize("field", ["weights", "cache", "activations", "checkpoint"])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minillm.backends.arena import Arena
+from minillm.backends.memory import Arena
 from minillm.batch import TokenSequence
 
 from ..tiny import tiny_runner
@@ -69,7 +69,7 @@ def test_a_decode_step_takes_no_more_memory_than_the_one_before() -> None:
     for token in range(20, 30):
         sequence.token_ids.append(token)
         runner.decode([sequence])
-        held.append(runner.backend.arena.nbytes)
+        held.append(runner.backend.memory.arena.nbytes)
     assert len(set(held[2:])) == 1
 
 

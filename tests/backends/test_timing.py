@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from minillm.backends.chooser import Chooser
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import Call, CountingBackend, TimingBackend
 from minillm.batch import TokenSequence
@@ -32,7 +33,8 @@ class Slow(NumpyBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Hand()
+        self.clock = self.memory.clock = Hand()
+        self.chooser = SlowChooser(self.clock)
 
     def linear(self, x: Any, weight: Any, **options: Any) -> Any:
         self.clock.now += 7 * weight.name.endswith("fc1")
@@ -42,6 +44,12 @@ class Slow(NumpyBackend):
         result = super().attend(*arguments, **options)
         self.clock.now += 5
         return result
+
+
+class SlowChooser(Chooser):
+    def __init__(self, clock: Hand) -> None:
+        super().__init__()
+        self.clock = clock
 
     def argmax(self, logits: Any) -> Any:
         self.clock.now += 3
@@ -59,7 +67,7 @@ def watched(backend: Any, line: list[int]) -> tuple[np.ndarray, list[Call]]:
     runner = Runner(model, timing, PagedCache(model.config, timing, 4))
     start = timing.clock.mark()
     logits = runner.prefill(TokenSequence(line)).logits
-    timing.argmax(logits)
+    timing.chooser.argmax(logits)
     return logits.copy(), timing.take(start)
 
 

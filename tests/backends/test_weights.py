@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.random import RandomTensor
-from minillm.backends.weights import FORMATS, expand, gather, narrow
+from minillm.backends.weights import RandomTensor, expand, gather, narrow
 from minillm.checkpoint.safetensors import read_safetensors
 
 from ..tiny import logits_of, runner_of, tiny_model
@@ -29,7 +29,7 @@ def test_several_tensors_in_one_format(wanted: str, step: float) -> None:
     """Each number is within half a step of what it was; a step is relative to the largest of its group."""
     tensors = random_tensors(3, 5)
     whole = np.concatenate([tensor.load() for tensor in tensors])
-    data = gather(tensors, wanted)
+    data = gather(tensors, FORMATS[wanted])
     assert data.shape == (8, 70)
     assert data.nbytes < {"float16": 2.01, "bfloat16": 2.01, "int8": 1.5, "int4": 0.8}[wanted] * whole.size
     np.testing.assert_allclose(expand(data), whole, atol=step * np.abs(whole).max())
@@ -42,7 +42,7 @@ def test_rounding_to_16_bits_is_that_of_the_field() -> None:
     with np.errstate(all="ignore"):
         for wanted, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
             expected = values.astype(dtype)
-            got = narrow(values, wanted).view(np.uint16)
+            got = narrow(values, FORMATS[wanted]).view(np.uint16)
             numbers = ~np.isnan(values)
             np.testing.assert_array_equal(got[numbers], expected.view(np.uint16)[numbers])
             assert np.isnan(got.view(dtype)[~numbers].astype(np.float32)).all()
@@ -53,15 +53,15 @@ def test_sixteen_bits_stay_in_their_file(tmp_path: Path, dtype: Any) -> None:
     values = RNG.standard_normal((6, 8)).astype(dtype)
     save_file({"a": values, "b": values}, tmp_path / "m.safetensors")
     stored = read_safetensors(tmp_path / "m.safetensors")
-    alone = gather([stored["a"]], "auto")
+    alone = gather([stored["a"]], None)
     assert not alone.flags.owndata and not alone.flags.writeable
     np.testing.assert_array_equal(expand(alone), values.astype(np.float32))
     for names in ("ab", "ba"):  # side by side in the file, and not
-        both = expand(gather([stored[name] for name in names], "auto"))
+        both = expand(gather([stored[name] for name in names], None))
         np.testing.assert_array_equal(both, np.concatenate([values, values]).astype(np.float32))
     other = "float16" if dtype == ml_dtypes.bfloat16 else "bfloat16"
     np.testing.assert_array_equal(
-        gather([stored["a"], stored["b"]], other)[:6], narrow(values.astype(np.float32), other)
+        gather([stored["a"], stored["b"]], FORMATS[other])[:6], narrow(values.astype(np.float32), FORMATS[other])
     )
 
 
@@ -71,7 +71,7 @@ def test_a_float32_matrix_stays_in_its_file_and_a_vector_does_not(tmp_path: Path
     save_file(arrays, tmp_path / "m.safetensors")
     stored = read_safetensors(tmp_path / "m.safetensors")
     for order in ("C", "F"):
-        weight = NumpyBackend(weights="float32", weight_order=order).prepare_weight("w", [stored["w"]], [stored["b"]])
+        weight = NumpyBackend(weights="float32", weight_order=order).loader.prepare("w", [stored["w"]], [stored["b"]])
         assert weight.data.flags.owndata is (order == "F")
         assert weight.bias.flags.owndata
         np.testing.assert_array_equal(weight.bias, arrays["b"])
@@ -86,12 +86,12 @@ def test_rows_side_by_side_in_a_file_are_mapped_as_one(tmp_path: Path) -> None:
     first, second = (read_safetensors(tmp_path / file) for file in ("m.safetensors", "n.safetensors"))
     assert [t.name for t in sorted(first.values(), key=lambda t: t.offset)] == ["a", "b", "c", "d"]
     for names, one_piece in (("ab", True), ("abc", True), ("ba", False), ("ac", False)):
-        whole = gather([first[name] for name in names], "auto")
+        whole = gather([first[name] for name in names], None)
         np.testing.assert_array_equal(whole, np.concatenate([arrays[name] for name in names]))
         assert (not whole.flags.owndata) is one_piece
     assert first["c"].followed_by(first["d"]) is None
     assert first["a"].followed_by(second["b"]) is None
-    assert gather([first["a"], second["b"]], "auto").flags.owndata
+    assert gather([first["a"], second["b"]], None).flags.owndata
 
 
 def test_random_numbers_are_the_same_in_parts() -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import Weight
+from minillm.backends.weights import Loader, Weight
 from minillm.models import family_named, published, random_model
 
 from .conftest import SMALL, SMALL_FAMILIES, SMALL_KIN
@@ -103,14 +103,14 @@ def test_weights_are_counted_as_they_are_kept(
     tables = {"embed_positions", "wpe"} | ({"embed_tokens"} if name == "llama" else set())
     for plan in (plan for plan in PLANS if plan.engine == "minillm-numpy"):
         held: list[Weight] = []
-        prepare = NumpyBackend.prepare_weight
+        prepare = Loader.prepare
 
         def note(self: Any, *args: Any, held: list[Weight] = held, prepare: Any = prepare) -> Weight:
             held.append(prepare(self, *args))
             return held[-1]
 
         with monkeypatch.context() as patch:
-            patch.setattr(NumpyBackend, "prepare_weight", note)
+            patch.setattr(Loader, "prepare", note)
             random_model(small, 0, 0.02, NumpyBackend(weights=plan.form))
         config = family.read_config(raw)
         assert weight_bytes(plan, config, {}) == sum(w.nbytes for w in held if w.name not in tables), plan

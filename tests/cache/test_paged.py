@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minillm.backends.memory import Memory
 from minillm.backends.numpy import NumpyBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache, affordable_pages
@@ -55,7 +56,7 @@ def test_keys_and_values_have_the_documented_shape() -> None:
 
 
 def test_the_back_end_chooses_the_page_size_unless_one_is_given() -> None:
-    assert PagedCache(tiny_model().config, NumpyBackend(), 1).page_size == NumpyBackend.page_size
+    assert PagedCache(tiny_model().config, NumpyBackend(), 1).page_size == Memory.page_size
 
 
 # --- fork -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.numpy import NumpyBackend
+from minillm.backends.chooser import Chooser
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.filters import build_filters
 from minillm.decoding.strategy import Request, Rows
@@ -19,7 +19,7 @@ from minillm.reference.sampling import keep_min_p, keep_top_p, sample_without_re
 from ..reference.chi_square import p_value
 from ..tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model
 
-OPS = NumpyBackend()
+CHOOSER = Chooser()
 DRAWS = 20_000
 
 
@@ -102,7 +102,7 @@ def test_a_step_draws_from_the_sums_of_all_beams() -> None:
         state = search.first_beams(request)
         state.beams = [beam for beam in (request.continuation(0), request.continuation(1)) if not beam.push(0)]
         state.scores, state.feeds = sums.copy(), 2
-        [feeds] = search.step(OPS, [state], Rows(logits.copy(), [0, 1, 2]))
+        [feeds] = search.step(CHOOSER, [state], Rows(logits.copy(), [0, 1, 2]))
         drawn.append(tuple(3 * feed.parent + feed.tokens[0] for feed in feeds))  # type: ignore[operator]
     assert p_of(drawn, expected) > 0.001
 

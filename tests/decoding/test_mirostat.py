@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.backends.numpy import NumpyBackend
+from minillm.backends.chooser import Chooser
 from minillm.decoding.mirostat import Mirostat
 from minillm.decoding.resolving import resolve
 from minillm.decoding.settings import GenerationConfig
@@ -11,7 +11,7 @@ from minillm.decoding.strategy import Request, Rows
 from minillm.reference.philox import uniform
 
 V = 400
-OPS = NumpyBackend()
+CHOOSER = Chooser()
 
 
 def request(length: int, **fields: object) -> Request:
@@ -32,7 +32,7 @@ def surprises(requests: list[Request], steps: list[np.ndarray]) -> tuple[list[li
     seen = []
     for logits in steps:
         mus = [max(0.0, state.mu[0]) for state in states]
-        strategy.step(OPS, states, Rows(logits.copy(), list(range(len(states) + 1))))
+        strategy.step(CHOOSER, states, Rows(logits.copy(), list(range(len(states) + 1))))
         for state, row, mu in zip(states, logits, mus, strict=True):
             bits = -np.log2(np.exp(row.astype(float)) / np.exp(row.astype(float)).sum())
             kept = bits <= max(mu, bits.min()) + 1e-5
@@ -61,7 +61,7 @@ def test_it_is_its_algorithm() -> None:
         token = kept[int(np.searchsorted(cumulative, u))]
         mu -= eta * (-np.log2(p[token] / cumulative[-1]) - tau)
         expected.append(token)
-        strategy.step(OPS, [state], Rows(logits.copy(), [0, 1]))
+        strategy.step(CHOOSER, [state], Rows(logits.copy(), [0, 1]))
         assert state.mu[0] == pytest.approx(mu, abs=1e-3)
     assert state.results[0].token_ids == expected
     assert len(cuts) > 10

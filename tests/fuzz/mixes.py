@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from minillm import Engine
-from minillm.backends.numpy import NumpyBackend
+from minillm.backends.memory import Memory
 from minillm.errors import CacheFullError, MinillmError, ParameterError
 
 from ..tiny import write_checkpoint
@@ -125,7 +125,7 @@ class Bench:
     """Engines of every kind: with much room, where requests run alone, and with little."""
 
     def __init__(self, folder: Path) -> None:
-        NumpyBackend.page_size = PAGE  # in this process
+        Memory.page_size = PAGE  # in this process
         model = write_checkpoint(folder / "model", seed=2)
         helper = write_checkpoint(folder / "helper", seed=3)
         options = {"backend": "numpy", "threads": 1}

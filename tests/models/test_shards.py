@@ -13,8 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.random import RandomTensor
-from minillm.backends.weights import Tensor, Weight, expand
+from minillm.backends.weights import RandomTensor, Tensor, Weight, expand
 from minillm.batch import Batch, TokenSequence
 from minillm.cache import PagedCache
 from minillm.checkpoint import open_checkpoint

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from minillm.backends.formats import FLOAT32
 from minillm.backends.weights import Tensor, gather
 from minillm.checkpoint import open_checkpoint
 from minillm.models.sources import by_block, source_of, transpose
@@ -32,7 +33,7 @@ def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypa
     ours.read_into(read)
     chunks = list(ours.chunks())
     assert len(chunks) == 3
-    for array in (read, ours.load(), ours.stored(), np.concatenate(chunks), gather([ours], "float32", "F")):
+    for array in (read, ours.load(), ours.stored(), np.concatenate(chunks), gather([ours], FLOAT32, "F")):
         np.testing.assert_array_equal(array, expected, strict=True)
     assert ours.stored().flags.c_contiguous and all(chunk.flags.c_contiguous for chunk in chunks)
     assert ours.followed_by(ours) is None

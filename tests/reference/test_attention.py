@@ -1,5 +1,7 @@
 """Attention over pages against a plain masked softmax in float64, one sequence and one head at a time."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -38,20 +40,42 @@ class Case:
     def attend(self, scale: float, **how) -> np.ndarray:
         return attend(self.q, self.keys, self.values, self.batch, scale, np, np.full_like(self.q, np.nan), **how)
 
+    def bias(self) -> list[np.ndarray]:
+        """A bias [H, n, S] for each sequence."""
+        rng, H = np.random.default_rng(1), self.q.shape[1]
+        return [rng.standard_normal((H, new, cached + new)).astype(np.float32) for cached, new in self.lengths]
+
     def expected(
-        self, scale: float, window: int | None = None, slopes: np.ndarray | None = None
+        self,
+        scale: float,
+        window: int | None = None,
+        slopes: np.ndarray | None = None,
+        *,
+        causal: bool = True,
+        bias: list[np.ndarray] | None = None,
+        softcap: float | None = None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """The result [T, H, D], and each sequence's weights [H, n, S]."""
         results, weights = [], []
-        for (cached, new), span, k, v in zip(self.lengths, self.batch.spans, self.k, self.v, strict=True):
+        for i, ((cached, new), span, k, v) in enumerate(
+            zip(self.lengths, self.batch.spans, self.k, self.v, strict=True)
+        ):
             H, group = self.q.shape[1], self.q.shape[1] // k.shape[1]
             q = self.q[span.start : span.stop].astype(np.float64)
             back = cached + np.arange(new)[:, None] - np.arange(cached + new)  # [n, S]
             seen = (back >= 0) & (back < (window or cached + new))
+            if not causal:
+                seen = np.abs(back) < (window or cached + new)
             maps = np.empty((H, new, cached + new))
             for h in range(H):
-                bias = 0 if slopes is None else slopes[h] * back
-                weight = np.exp(q[:, h] @ k[:, h // group].T * scale - bias) * seen
+                score = q[:, h] @ k[:, h // group].T * scale
+                if softcap is not None:
+                    score = softcap * np.tanh(score / softcap)
+                if bias is not None:
+                    score = score + bias[i][h]
+                if slopes is not None:
+                    score = score - slopes[h] * np.abs(back)
+                weight = np.exp(score) * seen
                 maps[h] = weight / weight.sum(axis=-1, keepdims=True)
             weights.append(maps)
             results.append(np.stack([maps[h] @ v[:, h // group] for h in range(H)], axis=1))
@@ -81,6 +105,49 @@ def test_windows_and_slopes(
     np.testing.assert_allclose(ours, case.expected(0.3, window, slopes)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("how", "biased"),
+    [
+        ({"causal": False}, False),
+        ({"causal": False, "window": 4, "slopes": SLOPES}, False),
+        ({"causal": False}, True),
+        ({}, True),
+        ({"softcap": 0.7}, False),
+        ({"softcap": 0.7, "window": 5, "slopes": SLOPES}, True),
+    ],
+    ids=["both ways", "window and slopes both ways", "both ways with a bias", "bias", "soft cap", "all"],
+)
+@pytest.mark.parametrize("P", [3, 512])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_encoders_biases_and_soft_caps(
+    lengths: list[tuple[int, int]], how: dict[str, Any], biased: bool, P: int
+) -> None:
+    """Encoders see both ways, T5 adds a bias, Gemma 2 bounds its scores."""
+    case = Case(lengths, 4, 2, P)
+    how = how | ({"bias": case.bias()} if biased else {})
+    expected, maps = case.expected(0.9, **how)
+    np.testing.assert_allclose(case.attend(0.9, **how), expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(attention_map(case.q, case.keys, case.batch, 0.9, np, **how), maps, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_cost_of_attention_both_ways_is_a_count_of_what_is_seen(window: int | None) -> None:
+    case = Case(LENGTHS["ragged"], 4, 2, 4)
+    pairs = keys = bias = 0
+    for cached, new in case.lengths:
+        shown = [
+            {j for j in range(cached + new) if window is None or abs(i - j) < window}
+            for i in range(cached, cached + new)
+        ]
+        pairs += sum(map(len, shown))
+        keys += len(set().union(*shown))
+        bias += 4 * sum(map(len, shown))
+    assert case.batch.visible_pairs(window, causal=False) == pairs
+    cost = attention_cost(case.batch, 4, D, 100, causal=False, window=window, bias=True)
+    assert cost.bytes_read == case.q.nbytes + 100 * keys + 4 * bias
+
+
 @pytest.mark.parametrize("window", [1, 3, 6])
 def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
     case = Case(LENGTHS["ragged"], 4, 2, 4)
@@ -94,7 +161,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
         keys += len(seen)
     assert case.batch.visible_pairs(window) == pairs
     position_bytes, T = 2 * 2 * D * 4, case.batch.num_tokens
-    cost = attention_cost(case.batch, 4, D, position_bytes, window=window, biased=True)
+    cost = attention_cost(case.batch, 4, D, position_bytes, window=window, slopes=True)
     flops = pairs * 4 * (4 * D + 6) + T * 4 * D
     assert cost == (flops, case.q.nbytes + keys * position_bytes + SLOPES.nbytes, case.q.nbytes, 4 * pairs * 4 * 6)
 
@@ -103,7 +170,7 @@ def test_cost_of_a_window_is_a_count_of_what_it_shows(window: int) -> None:
 @pytest.mark.parametrize("P", [3, 16])
 def test_the_map_is_the_weights(P: int, window: int | None, slopes: np.ndarray | None) -> None:
     case = Case(LENGTHS["ragged"], 4, 2, P)
-    maps = attention_map(case.q, case.keys, case.batch, 0.7, np, window, slopes)
+    maps = attention_map(case.q, case.keys, case.batch, 0.7, np, window=window, slopes=slopes)
     for ours, expected in zip(maps, case.expected(0.7, window, slopes)[1], strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 

@@ -5,6 +5,7 @@ can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, 
 `attend_by_reference`.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -198,20 +199,24 @@ def attend_by_reference(
     scale: float,
     xp: Any,
     out: Any,
-    window: int | None = None,
-    slopes: Any | None = None,
+    *,
+    bias: Sequence[Any] | None = None,
+    **variant: Any,
 ) -> Any:
     """`reference.attend` in float32, each sequence's pages first gathered into one.
 
     Pages are small here, and a loop over them would take a launch for each. Arguments as of `reference.attend`.
     """
-    for span in batch.spans:
+    for i, span in enumerate(batch.spans):
         n = span.stop - span.start
         alone = span._replace(start=0, stop=n, pages=(0,))
         queries = q[span.start : span.stop].astype(xp.float32)
-        scores = attention_scores(queries, _gathered(keys, span.pages, xp), alone, n, scale, xp, window, slopes)
+        paged = _gathered(keys, span.pages, xp)
+        own = None if bias is None else bias[i]
+        scores = attention_scores(queries, paged, alone, n, scale, xp, **variant, bias=own)  # -> [K, G n, S]
+        softmax(scores, xp, out=scores)
         z = xp.empty(queries.shape, xp.float32)
-        merge_values(softmax(scores, xp, out=scores), _gathered(values, span.pages, xp), alone, z, xp)
+        merge_values(scores, _gathered(values, span.pages, xp), alone, z, xp)
         out[span.start : span.stop] = z.astype(out.dtype)
     return out
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...batch import Batch, Span
-from .memory import Device, Parcel
+from .device import Device, StagingBuffer
 
 LEAST_PAGES = 16
 """The fewest columns of a block table; larger ones are a power of two, so that there are few shapes."""
@@ -45,14 +45,14 @@ class BatchBuffers:
     """Reusable memory for one batch at a time."""
 
     def __init__(self, device: Device) -> None:
-        self._parcel = Parcel(device)
+        self._staging = StagingBuffer(device)
         self._pages: list[tuple[int, ...]] = []  # what each row of the block table holds
         self._shape: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        return self._parcel.nbytes
+        return self._staging.nbytes
 
     def fill(self, batch: Batch, rows: Any, page_size: int, bucket: Bucket | None = None) -> tuple[DeviceBatch, Any]:
         """Send a batch and its rows [R] that are wanted, padded to a bucket if one is given."""
@@ -61,7 +61,7 @@ class BatchBuffers:
         padded_T, padded_N, padded_R = (T, N, R) if bucket is None else (bucket.sequences,) * 3
         B = pages_of(batch.spans) if bucket is None else bucket.pages
         self._lay_out(padded_T, padded_N, padded_R, B)
-        host = self._parcel.host
+        host = self._staging.host
         host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
         host["positions"][:T], host["positions"][T:] = batch.positions, 0
         host["slots"][:T], host["slots"][T:] = batch.slot_pages * page_size + batch.slot_offsets, -1
@@ -74,8 +74,8 @@ class BatchBuffers:
             if self._pages[i] != span.pages:
                 host["block_table"][i, : len(span.pages)] = span.pages
                 self._pages[i] = span.pages
-        self._parcel.send()
-        there = self._parcel.there
+        self._staging.send()
+        there = self._staging.there
         names = ("token_ids", "positions", "query_starts", "context_lens", "text_lens")
         return DeviceBatch(
             **{name: there[name] for name in names},
@@ -91,10 +91,10 @@ class BatchBuffers:
         sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
         sizes |= {"context_lens": N, "text_lens": N}
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
-        self._parcel.lay_out(**fields, block_table=((N, B), np.int32))
+        self._staging.lay_out(**fields, block_table=((N, B), np.int32))
         if self._shape != (T, N, R, B):
             self._shape = T, N, R, B
-            self._parcel.host["block_table"][...] = 0
+            self._staging.host["block_table"][...] = 0
             self._pages = [()] * N
 
 

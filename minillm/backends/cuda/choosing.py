@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NumericalError
+from ...reference.philox import Keys
 from ...reference.sampling import Draw
+from ..chooser import Chooser
+from .device import WORKSPACE, Device, StagingBuffer
 from .kernels import Kernels
-from .memory import WORKSPACE, Device, Parcel
 from .sampling import Draws, Workspace, argmax, sample
 
 Answer = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -28,7 +30,7 @@ class Choice:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._draws = Parcel(device)
+        self._draws = StagingBuffer(device)
         self._workspace: Workspace | None = None
         self._chosen: Any = None  # on the device: ids and flags, then those of draws, [4, rows] int32
         self._pinned: NDArray[np.int32] | None = None
@@ -119,10 +121,12 @@ _COLUMNS: list[tuple[str, Any]] = [
 """The fields of `Draw`, under the names and types of `Draws`."""
 
 
-class Chooser:
-    """Answers a backend's queries about logits."""
+class CudaChooser(Chooser):
+    """Chooses tokens from logits on the device; what the last pass has chosen in advance is already known."""
 
     def __init__(self, device: Device, kernels: Kernels) -> None:
+        super().__init__(device.xp)
+        self._host = Chooser()
         self._device, self._kernels = device, kernels
         self._last: Choice | None = None  # from the logits of the pass that ran last
         self._other = Choice(device)
@@ -142,7 +146,38 @@ class Chooser:
         if any(draw is not None for draw in draws):
             choice.draw(self._kernels, draws)
 
-    def likeliest(self, logits: Any) -> Answer:
+    @property
+    def host(self) -> Chooser:
+        """The chooser on NumPy."""
+        return self._host
+
+    def to_host(self, array: Any) -> Any:
+        """A copy on the host, as float32."""
+        return self._device.copy_of(array).astype(np.float32, copy=False)
+
+    def finite(self, logits: Any) -> bool:
+        """Whether no logit is NaN or plus infinity. The chosen tokens arrive in the same copy. [R, V]"""
+        return not len(logits) or not self._likeliest(logits)[1].any()
+
+    def argmax(self, logits: Any) -> Any:
+        """The most likely token of each row, on the host; already known for the last pass's logits. [R, V] -> [R]"""
+        return self._likeliest(logits)[0]
+
+    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+        """Sample one token per row, returned on the host; already known if in the `draws` of `run`. [R, V] -> [R]
+
+        Raises:
+            NumericalError: a row holds NaN or +inf, or nothing but -inf.
+        """
+        assert keys.purpose == 0, "the kernel draws tokens; other draws are made on the host"
+        columns = keys.seeds.tolist(), keys.sequences.tolist(), keys.positions.tolist()
+        draws: list[Draw | None] = [Draw(temperature, top_k, top_p, min_p, *key) for key in zip(*columns, strict=True)]
+        ids, flags = self._drawn(logits, draws)
+        if flags.any():
+            raise NumericalError(f"row {int(flags.argmax())} of the logits cannot be sampled from: it is not finite")
+        return ids
+
+    def _likeliest(self, logits: Any) -> Answer:
         """The most likely tokens, with flags for NaN and plus infinity. [R, V] -> [R], [R]"""
         self._device.activate()
         rows = self._last.rows_of(logits) if self._last is not None else None
@@ -151,12 +186,8 @@ class Chooser:
         self._other.take_likeliest(self._kernels, logits)
         return self._other.likeliest(slice(len(logits)))
 
-    def drawn(self, logits: Any, draws: list[Draw | None]) -> NDArray[np.int32]:
-        """One draw for each row. [R, V] -> [R]
-
-        Raises:
-            NumericalError: a row holds NaN or +inf, or nothing but -inf.
-        """
+    def _drawn(self, logits: Any, draws: list[Draw | None]) -> Answer:
+        """One draw for each row, with flags of the rows that have no choice. [R, V] -> [R], [R]"""
         self._device.activate()
         rows = self._last.rows_of(logits) if self._last is not None else None
         answer = self._last.drawn(rows, draws) if self._last is not None and rows is not None else None
@@ -165,10 +196,7 @@ class Chooser:
             self._other.draw(self._kernels, draws)
             answer = self._other.drawn(slice(len(logits)), draws)
         assert answer is not None
-        ids, flags = answer
-        if flags.any():
-            raise NumericalError(f"row {int(flags.argmax())} of the logits cannot be sampled from: it is not finite")
-        return ids
+        return answer
 
 
 class _Empty:

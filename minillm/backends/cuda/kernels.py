@@ -47,11 +47,13 @@ class Launcher(Protocol):
 class Kernels:
     """All kernels for one storage type, compiled when first asked for."""
 
-    def __init__(self, launcher: Launcher, storage: str, *, debug: bool = False) -> None:
-        """`storage` is a key of `STORAGE`; `debug` enables index checks on the device."""
+    def __init__(self, launcher: Launcher, storage: str = "float32", *, debug: bool = False) -> None:
+        """`storage` is a key of `STORAGE`, and may be set until a kernel is asked for; `debug` enables index checks on
+        the device.
+        """
         self.storage = storage
         self._launcher = launcher
-        self._options = (f"-DMINILLM_STORAGE={STORAGE[storage]}", *(["-DMINILLM_CUDA_DEBUG"] if debug else []))
+        self._debug = ("-DMINILLM_CUDA_DEBUG",) if debug else ()
         self._modules: dict[tuple[str, tuple[str, ...]], Module] = {}
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
 
@@ -64,7 +66,8 @@ class Kernels:
         if key not in self._kernels:
             defines = tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
             if (module, defines) not in self._modules:
-                options = (*self._options, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
+                storage = f"-DMINILLM_STORAGE={STORAGE[self.storage]}"
+                options = (storage, *self._debug, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
                 self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
             self._kernels[key] = self._modules[module, defines].get_function(kernel)
         found = self._kernels[key]

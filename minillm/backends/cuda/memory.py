@@ -1,273 +1,227 @@
-"""The device apart from its kernels: memory, ordered copies, and recording of steps.
+"""The memory of the GPU: the K/V cache, and the recording of decode steps.
 
-`Device` defines the interface and implements it with host memory and NumPy, so that the whole engine runs without a
-GPU, its kernels through an emulator. `CupyDevice` is a real GPU.
+Each is padded to a bucket and recorded as a CUDA graph, with the workspace that it uses.
+
+A graph repeats launches with the same addresses. So each bucket has its own workspace, reserved when its step first
+runs, from which everything that changes between steps is read. The first run launches call by call, and compiles the
+kernels; the second is recorded; later ones replay it.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...errors import DeviceError
-from ..clock import Clock, HostClock
-from ..memory import free_memory
-from .compiling import import_cupy
-from .linear import Timer
-
-Wait = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Purpose:
-    """The use of an allocation, and the advice given when it fails."""
-
-    what: str
-    remedy: str
+from ...batch import Batch
+from ...reference.sampling import Draw
+from ..formats import Format
+from ..memory import Arena, Memory, MemoryUse, Result
+from ..pages import Pages, Shape
+from . import attention
+from .batches import BatchBuffers, Bucket, bucket_of
+from .choosing import Choice, CudaChooser
+from .device import CACHE, WORKSPACE, Device
+from .kernels import Kernels
+from .linear import Products
+from .weights import Uploader, number_type
 
 
-WEIGHTS = Purpose("the weights", "choose dtype 'float16' or 'bfloat16', or a smaller model")
-CACHE = Purpose("the K/V cache", "lower cache_bytes or max_batch_size")
-WORKSPACE = Purpose("the results of a step", "lower max_batch_size, or cache_bytes to leave more")
+class CudaPages(Pages):
+    """One model's keys and values, in the storage type."""
 
-
-class Device:
-    """The host as a substitute for a GPU: copies are synchronous, and no step is recorded."""
-
-    def __init__(self, xp: Any = np) -> None:
-        """`xp` is the array module."""
-        self.xp = xp
-        self.waits = 0
-        """Number of times the host has waited for the device."""
-        self.timer: Timer | None = None
-        """Measures the seconds of a call on the device; None where they would be meaningless."""
-        self.clock: Clock = HostClock()
-        """Times the work of the device."""
-
-    def activate(self) -> None:
-        """Make this thread's calls of `xp` part of this device's stream."""
-
-    def empty(self, shape: tuple[int, ...], dtype: Any, purpose: Purpose) -> Any:
-        """An uninitialised array on the device.
+    def __init__(self, device: Device, kernels: Kernels, shape: Shape, dtype: Any) -> None:
+        """Reserve keys and values, [L, pages, K, P, D] each.
 
         Raises:
-            DeviceError: there is not enough memory; the message says what to lower.
+            DeviceError: the device lacks the memory.
         """
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        with self.out_of_memory(purpose, size):
-            try:
-                return self.xp.empty(shape, dtype)
-            except MemoryError:
-                self.release_unused()
-                return self.xp.empty(shape, dtype)
+        self.keys = device.empty(shape, dtype, CACHE)  # [L, pages, K, P, D]
+        self.values = device.empty(shape, dtype, CACHE)  # [L, pages, K, P, D]
+        self._device, self._kernels = device, kernels
+        self._layers = [(self.keys[i], self.values[i]) for i in range(shape[0])]  # a view costs as much as a launch
 
-    @contextlib.contextmanager
-    def out_of_memory(self, purpose: Purpose, size: int | None = None) -> Iterator[None]:
-        """Turn a MemoryError into a `DeviceError`: what was requested, what is free, and what to lower."""
-        try:
-            yield
-        except MemoryError:
-            asked = "" if size is None else f" {_mib(size)} were asked for,"
-            raise DeviceError(
-                f"out of device memory for {purpose.what}:{asked} {_mib(self.free_bytes())} are free: {purpose.remedy}"
-            ) from None
+    def layer(self, layer: int) -> tuple[Any, Any]:
+        """One layer's keys and values. 2 x [pages, K, P, D]"""
+        return self._layers[layer - self.first_layer]
 
-    def release_unused(self) -> None:
-        """Free the memory that the array module caches."""
-
-    def free_bytes(self) -> int:
-        """Bytes that can still be allocated."""
-        return free_memory()
-
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An uninitialised host array that the device can copy from and to asynchronously."""
-        return np.empty(shape, dtype)
-
-    def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
-        """Copy a pinned, contiguous host array into a contiguous device array, `offset` bytes after its beginning."""
-        flat = target.reshape(-1).view(np.uint8)
-        flat[offset : offset + source.nbytes] = source.reshape(-1).view(np.uint8)
-
-    def fetch(self, source: Any, target: NDArray[Any]) -> None:
-        """Copy a contiguous device array to a pinned host array, which is complete after `wait`."""
-        target[...] = source
-
-    def copy_of(self, array: Any) -> NDArray[Any]:
-        """Copy a device array to the host, and wait for it."""
-        self.activate()
-        copy = self.pinned(array.shape, array.dtype)
-        if array.size:
-            contiguous = self.xp.ascontiguousarray(array)  # kept alive until the copy is done
-            self.fetch(contiguous, copy)
-            self.wait()
-        return copy
-
-    def wait(self) -> None:
-        """Wait until all work queued so far is done."""
-        self.waits += 1
-
-    def mark(self) -> Wait:
-        """Returns a function that waits for all work queued so far."""
-        return lambda: None
-
-    def address(self, array: Any) -> int:
-        """The address of an array's first element."""
-        return int(array.__array_interface__["data"][0])
-
-    def record(self, launch: Callable[[], object]) -> Callable[[], object] | None:
-        """Record what `launch` launches, without running it. Returns a function that replays it, or None."""
-        return None
+    def copy(self, source: int, target: int, part: slice) -> None:
+        """Copy some positions of a page to the same places of another, in all layers, in one launch."""
+        self._device.activate()
+        attention.copy_positions(self._kernels, self.keys, self.values, source, target, part.start, part.stop)
 
 
-class CupyDevice(Device):
-    """The GPU that CuPy uses, with a stream of its own."""
+class StepWorkspace:
+    """Device memory of steps of one kind: the batch, results, and scratch memory of attention and token choice."""
 
-    def __init__(self) -> None:
-        cupy = import_cupy()
-        super().__init__(cupy)
-        self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.timer = self._time
-        self.clock = EventClock(cupy.cuda, self.stream)
-
-    def activate(self) -> None:
-        """Make our stream the thread's current one; CuPy's own calls between two steps use it too."""
-        self.stream.use()
-
-    def release_unused(self) -> None:
-        """Empty CuPy's pool."""
-        self.stream.synchronize()
-        self.xp.get_default_memory_pool().free_all_blocks()
-
-    def free_bytes(self) -> int:
-        """Free bytes of the driver, and unused bytes of CuPy's pool."""
-        free, _ = self.xp.cuda.runtime.memGetInfo()
-        return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
-
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Page-locked memory, from CuPy's pool."""
-        import cupyx
-
-        array: NDArray[Any] = cupyx.empty_pinned(shape, dtype)
-        return array
-
-    def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
-        """Copy asynchronously, in stream order: `source` must not change until the copy is done."""
-        (target.data + offset).copy_from_host_async(source.ctypes.data, source.nbytes, self.stream)
-
-    def fetch(self, source: Any, target: NDArray[Any]) -> None:
-        """Copy asynchronously, in stream order."""
-        source.data.copy_to_host_async(target.ctypes.data, target.nbytes, self.stream)
-
-    def wait(self) -> None:
-        """Wait until all work queued so far is done."""
-        super().wait()
-        self.stream.synchronize()
-
-    def mark(self) -> Wait:
-        """Record an event. Returns a function that waits for it."""
-        wait: Wait = self.stream.record().synchronize
-        return wait
-
-    def address(self, array: Any) -> int:
-        """The address of an array's first element."""
-        return int(array.data.ptr)
-
-    def record(self, launch: Callable[[], object]) -> Callable[[], object]:
-        """Capture a CUDA graph."""
-        self.stream.begin_capture()
-        try:
-            launch()
-        except BaseException:
-            with contextlib.suppress(Exception):  # a capture that is broken ends with an error of its own
-                self.stream.end_capture()
-            raise
-        return partial(self.stream.end_capture().launch, self.stream)
-
-    def _time(self, call: Callable[[], object], repeats: int = 5) -> float:
-        """Seconds of a call on the device, the best of `repeats`."""
-        events = [(self.xp.cuda.Event(), self.xp.cuda.Event()) for _ in range(repeats)]
-        call()
-        for start, stop in events:
-            start.record(self.stream)
-            call()
-            stop.record(self.stream)
-        self.stream.synchronize()
-        return float(1e-3 * min(self.xp.cuda.get_elapsed_time(start, stop) for start, stop in events))
-
-
-class EventClock:
-    """The clock of a device: marks are events in its stream, recorded without waiting."""
-
-    def __init__(self, cuda: Any, stream: Any) -> None:
-        """`cuda` is `cupy.cuda`."""
-        self._cuda = cuda
-        self._stream = stream
-
-    def mark(self) -> Any:
-        """Record an event after all work queued so far."""
-        return self._stream.record()
-
-    def seconds(self, began: Any, ended: Any) -> float:
-        """Seconds on the device from one event to another; waits for the later one."""
-        ended.synchronize()
-        return float(1e-3 * self._cuda.get_elapsed_time(began, ended))
-
-
-class Parcel:
-    """Staging buffer: arrays of several shapes and types that go to the device in one copy; its memory is reused."""
-
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, dtype: Any) -> None:
         self._device = device
-        self._host: NDArray[np.uint8] | None = None
-        self._there: Any = None
-        self._layout: tuple[Any, ...] = ()
-        self._used = 0
-        self._waits = -1
-        self.host: dict[str, NDArray[Any]] = {}
-        """Host arrays by name, to be filled before `send`."""
-        self.there: dict[str, Any] = {}
-        """The same arrays on the device."""
+        self.batch = BatchBuffers(device)
+        self.arena = Arena(device.xp, dtype, self._empty)
+        self.choice = Choice(device)
+        self._partials = self._empty((0,), "float32")
+        self._arrived = self._empty((0,), "int32")
+
+    def attention(self, N: int, H: int, D: int, positions: int) -> attention.Workspace:
+        """Scratch memory of the decode kernel."""
+        size = attention.partials_size(N, H, D, positions)
+        if self._partials.size < size:
+            self._partials = self._empty((size,), "float32")
+        if self._arrived.size < N * H:
+            self._arrived = self._empty((N * H,), "int32")
+            self._arrived[...] = 0
+        return attention.Workspace(self._partials, self._arrived)
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        return 0 if self._there is None else int(self._there.nbytes)
+        parts = (self.batch, self.arena, self.choice, self._partials, self._arrived)
+        return int(sum(part.nbytes for part in parts))
 
-    def lay_out(self, **fields: tuple[tuple[int, ...], Any]) -> None:
-        """Set names, shapes and types; memory grows by doubling, and an unchanged layout keeps its addresses."""
-        self._before_writing()
-        layout = tuple(fields.items())
-        if layout == self._layout:
-            return
-        offsets, used = [], 0
-        for shape, dtype in fields.values():
-            offsets.append(used)
-            used += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 16) * 16
-        if self._host is None or self._host.size < used:
-            size = max(256, 1 << (used - 1).bit_length())
-            self._there = self._device.empty((size,), np.uint8, WORKSPACE)
-            self._host = self._device.pinned((size,), np.uint8)
-        for (name, (shape, dtype)), offset in zip(fields.items(), offsets, strict=True):
-            stop = offset + int(np.prod(shape)) * np.dtype(dtype).itemsize
-            self.host[name] = self._host[offset:stop].view(dtype).reshape(shape)
-            self.there[name] = self._there[offset:stop].view(dtype).reshape(shape)
-        self._layout, self._used = layout, used
-
-    def send(self) -> None:
-        """Copy all arrays to the device."""
-        assert self._host is not None
-        self._device.send(self._host[: self._used], self._there)
-        self._waits = self._device.waits
-
-    def _before_writing(self) -> None:
-        """Wait for the last copy, unless the host has waited since."""
-        if self._waits == self._device.waits:
-            self._device.wait()
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self._device.empty(shape, dtype, WORKSPACE)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+class DecodeStep(Generic[Result]):
+    """One bucket's step for one owner."""
+
+    def __init__(self, device: Device, dtype: Any) -> None:
+        self.workspace = StepWorkspace(device, dtype)
+        self.plain = False
+        """Whether some operation has no kernel, so that the step is not recorded; set while it runs."""
+        self._device = device
+        self._replay: Callable[[], object] | None = None
+        self._result: Result | None = None
+
+    def run(self, launch: Callable[[], Result]) -> Result:
+        """Run `launch`, or replay it. Returns its result, padded."""
+        if self._replay is None and self._result is not None and not self.plain:
+            self._replay = self._device.record(launch)
+        if self._replay is None:
+            self._result = launch()
+        else:
+            self._replay()
+            self.workspace.choice.repeated()
+        assert self._result is not None
+        return self._result
+
+
+def cut(result: Result, rows: int, padded: int) -> Result:
+    """The first rows of each array of a padded result."""
+    if rows == padded:
+        return result
+    shorter: Result = type(result)(*(array[:rows] for array in result))
+    return shorter
+
+
+class CudaMemory(Memory):
+    """The device's memory. Results and cache have the storage type of the kernels."""
+
+    page_size = 16
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Kernels,
+        uploader: Uploader,
+        chooser: CudaChooser,
+        products: Products,
+        max_batch_size: int,
+    ) -> None:
+        """`max_batch_size`: decode steps of more sequences are not recorded. `settle` must follow."""
+        super().__init__(device.xp)
+        self.clock = device.clock
+        self.step: DecodeStep[Any] | None = None
+        """The recorded step that runs; None in other passes"""
+        self._device, self._kernels, self._uploader = device, kernels, uploader
+        self._chooser, self._products, self._max_batch_size = chooser, products, max_batch_size
+        self._caches: WeakSet[CudaPages] = WeakSet()
+        self._steps: WeakKeyDictionary[object, dict[Bucket, DecodeStep[Any]]] = WeakKeyDictionary()
+        self._largest = (0, 0)  # tokens and rows of a pass
+
+    def settle(self, form: Format) -> None:
+        """Set the storage type of activations and cache, and reserve the workspace of unrecorded passes."""
+        self.activations = self.cache = form
+        self._dtype = number_type(form.name)
+        self.workspace = self._plain = StepWorkspace(self._device, self._dtype)
+
+    def new_pages(self, shape: Shape) -> Pages:
+        """A K/V cache on the device.
+
+        Raises:
+            DeviceError: the device lacks the memory.
+        """
+        assert shape[3] == self.page_size, "slots are numbered by this backend's page size"
+        self._device.activate()
+        pages = CudaPages(self._device, self._kernels, shape, self._dtype)
+        self._caches.add(pages)
+        return pages
+
+    def free_bytes(self) -> int:
+        """Free bytes of the device's memory."""
+        return self._device.free_bytes()
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Bytes of the workspaces of recorded steps; those of a model are freed with its runner."""
+        return sum(step.workspace.nbytes for steps in self._steps.values() for step in steps.values())
+
+    def use(self) -> MemoryUse:
+        """Memory in use on the device."""
+        return MemoryUse(
+            self._uploader.sent_bytes,
+            sum(pages.nbytes for pages in self._caches),
+            self._plain.nbytes + self.recorded_bytes + self._chooser.nbytes,
+            int(self._dtype.itemsize),
+            *self._largest,
+        )
+
+    def upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
+        """Send a batch without padding."""
+        self._largest = max(self._largest[0], batch.num_tokens), max(self._largest[1], len(rows))
+        return self._begin(None, batch, rows)
+
+    def _begin(
+        self, step: DecodeStep[Any] | None, batch: Batch, rows: Any, bucket: Bucket | None = None
+    ) -> tuple[Batch, Any]:
+        """Send a batch to the workspace of a step, or to that of all unrecorded passes if `step` is None."""
+        self._device.activate()
+        self._chooser.forget()
+        self.step = step
+        self.workspace = self._plain if step is None else step.workspace
+        self.arena = self.workspace.arena
+        self.arena.restart()
+        return self.workspace.batch.fill(batch, rows, self.page_size, bucket)
+
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
+        """Run a decode step padded and recorded, or any other pass as it is; then choose tokens.
+
+        Raises:
+            DeviceError: the device lacks the memory. Only this pass is lost.
+        """
+
+        def launch() -> Result:
+            result = compute(*arrays)
+            self.workspace.choice.take_likeliest(self._kernels, result[0])
+            return result
+
+        with self._device.out_of_memory(WORKSPACE):
+            bucket = bucket_of(batch, rows, self._max_batch_size)
+            if bucket is None:
+                arrays = self.upload(batch, rows)
+                result = launch()
+            else:
+                steps = self._steps.setdefault(owner, {})
+                if bucket not in steps:
+                    steps[bucket] = DecodeStep(self._device, self._dtype)
+                step: DecodeStep[Result] = steps[bucket]
+                arrays = self._begin(step, batch, rows, bucket)
+                with self._products.only_ours():
+                    result = cut(step.run(launch), len(rows), bucket.sequences)
+            self._chooser.follow(self.workspace.choice, draws)
+            return result

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..random import RandomTensor
+from ..weights import RandomTensor
 from .kernels import Kernels
 
 THREADS = 256

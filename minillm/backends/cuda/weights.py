@@ -1,28 +1,55 @@
-"""Uploads parameters to the device: rounds them to the storage type, and sends them while the next ones are read."""
+"""The loader of the GPU: rounds parameters to the storage type, and sends them while the next ones are read."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
-from ..base import Role
-from ..weights import Tensor, Weight, join, narrow
+from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, Format, Role
+from ..weights import Loader, RandomTensor, Tensor, Weight, join, narrow
+from .device import WEIGHTS, Device, Wait
 from .kernels import Kernels
-from .memory import WEIGHTS, Device, Wait
 from .random import DrawnTensor, draw
 
 STAGE_BYTES = 8 << 20
 """Bytes of one copy, and of each of two staging buffers: one is filled while the other is sent."""
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceWeight(Weight):
-    """A parameter on the device."""
+class CudaLoader(Loader):
+    """Rounds matrices to the storage type of the kernels and sends them to the device."""
 
-    role: Role = "projection"
+    def __init__(self, device: Device, kernels: Kernels, settle: Callable[[Format], None]) -> None:
+        """`settle` is called with the format of the first matrix, if no format has been set."""
+        super().__init__("auto", xp=device.xp)
+        self.uploader = Uploader(device)
+        self._device, self._kernels, self._settle = device, kernels, settle
+
+    def prepare(
+        self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
+    ) -> Weight:
+        """Round to the storage type and send to the device. Vectors (biases, gains) stay float32.
+
+        Raises:
+            DeviceError: the device lacks the memory.
+        """
+        self._device.activate()
+        bias = self.uploader.vector(biases) if biases else None
+        if len(tensors[0].shape) == 1:
+            return Weight(name, self.uploader.vector(tensors), bias, role)
+        if self.formats.projection is None:
+            self._settle(storage_of(FORMATS[tensors[0].dtype]))
+        return Weight(name, self.uploader.matrix(tensors, self._kernels), bias, role)
+
+    def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """A vector on the device."""
+        self._device.activate()
+        return super().constant(name, values)
+
+    def random(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+        """Random numbers: matrices are drawn on the device, with other values than on the host; vectors on the host."""
+        return DrawnTensor(name, shape, seed, std) if len(shape) == 2 else RandomTensor(name, shape, seed, std)
 
 
 class Uploader:
@@ -91,12 +118,12 @@ def stored_as(tensor: Tensor, storage: str) -> Iterator[NDArray[Any]]:
         yield tensor.stored()
         return
     for chunk in tensor.chunks():
-        yield chunk if storage == "float32" else narrow(chunk, storage)
+        yield chunk if storage == FLOAT32.name else narrow(chunk, FORMATS[storage])
 
 
-def storage_of(stored: str) -> str:
+def storage_of(stored: Format) -> Format:
     """The storage type for weights of a checkpoint: their own, or float16 for 8 and 4 bits, which have no kernel."""
-    return stored if stored in ("float32", "bfloat16") else "float16"
+    return stored if stored in (FLOAT32, BFLOAT16) else FLOAT16
 
 
 def number_type(storage: str) -> Any:

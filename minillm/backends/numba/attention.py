@@ -12,9 +12,9 @@ from numba import types
 from numpy.typing import NDArray
 
 from ...batch import Batch, Span
+from ..pages import StoredVectors
 from . import attention_rows, attention_tiles
 from .arguments import as_numbers, row_at, share_of, stored_vectors, vector
-from .cachedtypes import StoredVectors
 from .compiling import num_threads, shared_kernel
 from .elementary import store_vector
 from .launching import launch, most_shares, not_recorded, rows_of

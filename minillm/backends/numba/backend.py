@@ -4,126 +4,41 @@ Weights keep their stored format, 32, 16, 8 or 4 bits, and each is read from mem
 that are not overridden here run as in the reference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from ...batch import Batch
 from ...reference.philox import Keys
 from ...reference.rotary import Rotation
-from ...reference.sampling import Draw
-from ..base import Backend, Result
-from ..clock import Moments
-from ..numpy import NumpyBackend
+from ..chooser import Chooser
+from ..formats import Format, WeightFormats
+from ..operations import Backend
 from ..pages import Pages
-from ..weights import Weight
+from ..weights import Loader, Weight
 from . import rows
 from .activations import ACTIVATION_CODES
 from .attention import store_kv
-from .cachedtypes import StoredPages, position_bytes
 from .choice import Sampler
 from .fewrows import linear_few
-from .launching import not_recorded, recorded_so_far
-from .likeliest import Likeliest
+from .launching import not_recorded
 from .manyrows import linear_many
-from .steps import MOST_STEPS, Kind, RecordedStep, Workspace, kind_of
-from .workers import TELLS_TIME
-
-FEW_ROWS = 16
-"""Up to this many rows a product is bound by reading its weights; beyond, by arithmetic."""
+from .steps import FEW_ROWS, NumbaMemory
 
 
 class NumbaBackend(Backend):
     """Runs on a CPU with the kernels of this package."""
 
     name = "numba"
-    tells_moments = TELLS_TIME
+    memory: NumbaMemory
 
-    def __init__(self, *, weights: str = "auto", cache_dtype: str = "float32") -> None:
-        """Set the format of weights, of `weights.FORMATS` or "auto", and the dtype of the K/V cache.
-
-        Raises:
-            ParameterError: `cache_dtype` is unknown.
-        """
-        super().__init__(np, weights=weights)
-        self.cache_dtype = cache_dtype
-        self._host = NumbaHost()
-        self._likeliest: Likeliest | None = None  # in the logits of the pass that ran last
-        self._plain = Workspace()
-        self._steps: WeakKeyDictionary[object, dict[Kind, RecordedStep[Any]]] = WeakKeyDictionary()
-        self._use(self._plain)
-
-    def _use(self, workspace: Workspace) -> None:
-        self._workspace, self.arena = workspace, workspace.arena
-
-    def position_bytes(self, K: int, D: int) -> int:
-        """Bytes that one position's keys and values take in one layer of the cache."""
-        return position_bytes(K, D, self.cache_dtype)
-
-    def new_pages(self, shape: tuple[int, int, int, int, int]) -> Pages:
-        """Memory for a K/V cache [L, pages, K, P, D]."""
-        return StoredPages(shape, self.cache_dtype)
-
-    # --- a forward pass -------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        owner: object,
-        batch: Batch,
-        rows: Any,
-        compute: Callable[[Batch, Any], Result],
-        draws: Sequence[Draw | None] = (),
-    ) -> Result:
-        """Run a small pass as a program, recorded when its kind first runs, and any other pass call by call."""
-        result, _ = self._run(owner, batch, rows, compute, watched=False)
-        return result
-
-    def run_watched(
-        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
-    ) -> tuple[Result, Moments | None]:
-        """As `run`; programs also record when each launch ended."""
-        return self._run(owner, batch, rows, compute, watched=True)
-
-    def recorded_so_far(self) -> int:
-        """Launches so far in the program being recorded."""
-        return recorded_so_far()
-
-    def _run(
-        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result], *, watched: bool
-    ) -> tuple[Result, Moments | None]:
-        kind = kind_of(batch, rows, FEW_ROWS)
-        self._likeliest = None
-        if kind is None:
-            return compute(*self.upload(batch, rows)), None
-        steps = self._steps.setdefault(owner, {})
-        step: RecordedStep[Result] | None = steps.pop(kind, None)
-        moments: Moments | None = None
-        if step is None:
-            step = RecordedStep()
-            self._use(step.workspace)
-            try:
-                result = step.record(batch, rows, compute)
-            finally:
-                self._use(self._plain)
-            moments = Moments(step, None, None)
-        elif step.complete:
-            result = step.run(batch, watched=watched)
-            moments = step.moments() if watched else None
-        else:
-            result = compute(*self.upload(batch, rows))
-        self._likeliest = step.likeliest if step.complete else None
-        steps[kind] = step  # most recently used last
-        if len(steps) > MOST_STEPS:
-            del steps[next(iter(steps))]
-        return result, moments
-
-    # --- operations -----------------------------------------------------------------------------------------------
+    def __init__(self, *, weights: str | WeightFormats = "auto", cache: str | Format = "float32") -> None:
+        """Set the formats of weights and of the K/V cache, or their names; activations are float32."""
+        memory = NumbaMemory(cache)
+        super().__init__(Loader(weights), memory, NumbaChooser(memory))
 
     def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
         """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
-        out = self.arena.take((len(ids), table.shape[1]))
+        out = self.memory.arena.take((len(ids), table.shape[1]))
         return rows.embed(ids, table.data, out, positions, position_table and position_table.data)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
@@ -131,28 +46,29 @@ class NumbaBackend(Backend):
         if activation not in ACTIVATION_CODES:
             not_recorded()
             return super().linear(x, weight, activation=activation, residual=residual)
-        out = self.arena.take((len(x), weight.shape[0]))
+        out = self.memory.arena.take((len(x), weight.shape[0]))
         product = linear_few if len(x) <= FEW_ROWS else linear_many
         return product(x, weight.data, weight.bias, out, activation=activation, residual=residual)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
-        return rows.layer_norm(x, weight.data, weight.bias, epsilon, self.arena.take(x.shape))
+        return rows.layer_norm(x, weight.data, weight.bias, epsilon, self.memory.arena.take(x.shape))
 
     def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
-        return rows.rms_norm(x, weight.data, epsilon, self.arena.take(x.shape))
+        return rows.rms_norm(x, weight.data, epsilon, self.memory.arena.take(x.shape))
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
-        return self._workspace.rotary.rotate(q, k, batch, rotation, self.arena.take(q.shape), self.arena.take(k.shape))
+        take = self.memory.arena.take
+        return self.memory.workspace.rotary.rotate(q, k, batch, rotation, take(q.shape), take(k.shape))
 
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
         if activation not in ACTIVATION_CODES:
             not_recorded()
             return super().glu(x, activation)
-        return rows.glu(x, activation, self.arena.take((len(x), x.shape[1] // 2)))
+        return rows.glu(x, activation, self.memory.arena.take((len(x), x.shape[1] // 2)))
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Round the new tokens' keys and values to the cache's dtype and write them to their slots. k, v: [T, K, D]"""
@@ -166,34 +82,51 @@ class NumbaBackend(Backend):
         batch: Batch,
         *,
         scale: float,
+        causal: bool = True,
         window: int | None = None,
         slopes: Weight | None = None,
+        bias: Sequence[Any] | None = None,
+        softcap: float | None = None,
     ) -> Any:
-        """Causal attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
-        bias = None if slopes is None else slopes.data
-        out = self.arena.take(q.shape)
-        return self._workspace.attention.attend(q, *cache.layer(layer), batch, scale, out, window=window, slopes=bias)
+        """Attention over the cache, sequence by sequence; variants without a kernel run as in the reference.
+
+        [T, H, D] -> [T, H, D]
+        """
+        if not causal or bias is not None or softcap is not None:
+            not_recorded()
+            variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes}
+            return super().attend(q, cache, layer, batch, scale=scale, **variant, bias=bias, softcap=softcap)
+        alibi = None if slopes is None else slopes.data
+        out, attention = self.memory.arena.take(q.shape), self.memory.workspace.attention
+        return attention.attend(q, *cache.layer(layer), batch, scale, out, window=window, slopes=alibi)
 
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E] -> [R, E]"""
         not_recorded()
         return super().take_rows(x, rows)
 
-    # --- logits ---------------------------------------------------------------------------------------------------
+
+class NumbaChooser(Chooser):
+    """Knows the argmax of a program's own logits, and samples by a kernel."""
+
+    def __init__(self, memory: NumbaMemory) -> None:
+        super().__init__()
+        self._memory = memory
+        self._host = NumbaHost()
 
     @property
-    def host(self) -> Backend:
-        """A backend without results kept from a pass, since its callers may change logits in place."""
+    def host(self) -> Chooser:
+        """A chooser without results kept from a pass, since its callers may change logits in place."""
         return self._host
 
     def finite(self, logits: Any) -> bool:
         """Whether no logit is NaN or plus infinity; already known for a program's own logits. [R, V]"""
-        found = self._likeliest
+        found = self._memory.likeliest
         return super().finite(logits) if found is None or found.logits is not logits else found.finite()
 
     def argmax(self, logits: Any) -> Any:
         """The most likely token of each row; already known for a program's own logits. [R, V] -> [R]"""
-        found = self._likeliest
+        found = self._memory.likeliest
         return super().argmax(logits) if found is None or found.logits is not logits else found.tokens()
 
     def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
@@ -201,8 +134,8 @@ class NumbaBackend(Backend):
         return self._host.sample(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
-class NumbaHost(NumpyBackend):
-    """The NumPy backend with sampling by a kernel."""
+class NumbaHost(Chooser):
+    """The chooser of the host, with sampling by a kernel."""
 
     def __init__(self) -> None:
         super().__init__()

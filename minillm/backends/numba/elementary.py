@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from .cachedtypes import NEGLIGIBLE
+from ..pages import NEGLIGIBLE
 from .compiling import FASTMATH
 from .intrinsics import FLOAT, INT8, INT32, bfloat16_to_float32, float32_to_bfloat16, intrinsic
 
@@ -179,7 +179,7 @@ def _nearest(typing_context: Any, x: Any) -> Any:
 
 @exact
 def _int8_scale(highest: Any) -> Any:
-    """The scale of a vector whose largest magnitude has these bits, and its inverse, as in `cachedtypes.to_int8`."""
+    """The scale of a vector whose largest magnitude has these bits, and its inverse, as in `pages.to_int8`."""
     if highest >= _INFINITY_BITS:
         return _NAN, _ZERO
     if highest <= _NEGLIGIBLE_BITS:

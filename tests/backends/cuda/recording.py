@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.kernels import Kernel, Launcher, Module
-from minillm.backends.cuda.memory import Device
 
 
 class Launch(NamedTuple):

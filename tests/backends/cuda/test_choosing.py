@@ -122,14 +122,14 @@ def draws_of(rows: int) -> list[Draw | None]:
 
 
 def ask(runner: Runner, logits: Any, draws: Sequence[Any]) -> list[int]:
-    """`Backend.sample` for draws whose filters are alike."""
+    """`Chooser.sample` for draws whose filters are alike."""
     keys = Keys(
         np.array([draw.seed for draw in draws], np.uint64),
         np.array([draw.sequence for draw in draws]),
         np.array([draw.position for draw in draws]),
     )
     filters = {name: getattr(draws[0], name) for name in PLAIN}
-    tokens: list[int] = runner.backend.sample(logits, keys, **filters).tolist()
+    tokens: list[int] = runner.backend.chooser.sample(logits, keys, **filters).tolist()
     expected = sample(np.array(logits), keys.uniforms(), **filters, xp=np).tolist()
     assert tokens == expected
     return tokens
@@ -161,7 +161,7 @@ def test_draws_that_were_told_are_made_when_they_are_asked_for(
     waits, launches = device.waits, len(device.recorder.launches)
     tokens = ask(runner, logits, draws)
     assert ask(runner, logits[2:5], draws[2:5]) == tokens[2:5]
-    np.testing.assert_array_equal(runner.backend.argmax(logits), logits.argmax(-1))
+    np.testing.assert_array_equal(runner.backend.chooser.argmax(logits), logits.argmax(-1))
     assert (device.waits, len(device.recorder.launches)) == (waits, launches)
 
 

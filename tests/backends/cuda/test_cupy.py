@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.backends.cuda import memory
-from minillm.backends.cuda.memory import CupyDevice
+from minillm.backends.cuda.device import CupyDevice
 from minillm.errors import DeviceError
 
 
@@ -84,7 +83,9 @@ class FakeStream:
 
 
 def test_a_step_is_captured_on_our_stream_and_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream)))
+    monkeypatch.setattr(
+        "minillm.backends.cuda.device.import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Stream=FakeStream))
+    )
     device = CupyDevice()
     calls = device.stream.calls
     device.activate()

@@ -10,14 +10,15 @@ import pytest
 
 from minillm import Engine
 from minillm.accounting import Part, Step, Storage
-from minillm.backends.cuda import linear, memory, weights
+from minillm.backends.cuda import device as devices
+from minillm.backends.cuda import linear, weights
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.device import CACHE, Device, StagingBuffer
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.memory import CACHE, Device, Parcel
 from minillm.backends.cuda.weights import Uploader, number_type
+from minillm.backends.formats import FORMATS
 from minillm.backends.observe import counting
-from minillm.backends.random import RandomTensor
-from minillm.backends.weights import narrow
+from minillm.backends.weights import RandomTensor, narrow
 from minillm.batch import TokenSequence
 from minillm.errors import DeviceError, NumericalError
 from minillm.footprint import footprints
@@ -60,7 +61,7 @@ class Stored(RandomTensor):
         object.__setattr__(self, "dtype", storage)
 
     def stored(self) -> Any:
-        return self.load() if self.dtype in ("float32", "int8") else narrow(self.load(), self.dtype)
+        return self.load() if self.dtype in ("float32", "int8") else narrow(self.load(), FORMATS[self.dtype])
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
@@ -108,17 +109,17 @@ def test_a_stage_is_not_filled_before_its_last_copy_is_done(monkeypatch: pytest.
     matrix = Uploader(device).matrix([tensor], Kernels(Recorder(launcher()), "float32"))
     device.wait()
     np.testing.assert_array_equal(matrix, tensor.load())
-    parcel = Parcel(device)
+    staging = StagingBuffer(device)
     for number in (1, 2):
-        parcel.lay_out(a=((3,), np.int32), b=((2,), np.float64))
-        parcel.host["a"][:], parcel.host["b"][:] = number, -number
-        parcel.send()
+        staging.lay_out(a=((3,), np.int32), b=((2,), np.float64))
+        staging.host["a"][:], staging.host["b"][:] = number, -number
+        staging.send()
         if number == 1:
-            parcel.lay_out(a=((3,), np.int32), b=((2,), np.float64))
-            assert parcel.there["a"].tolist() == [1, 1, 1], "laying it out for what comes next waits for the copy"
+            staging.lay_out(a=((3,), np.int32), b=((2,), np.float64))
+            assert staging.there["a"].tolist() == [1, 1, 1], "laying it out for what comes next waits for the copy"
     device.wait()
-    assert parcel.there["a"].tolist() == [2, 2, 2]
-    assert parcel.there["b"].tolist() == [-2, -2]
+    assert staging.there["a"].tolist() == [2, 2, 2]
+    assert staging.there["b"].tolist() == [-2, -2]
 
 
 @pytest.mark.parametrize(
@@ -128,10 +129,10 @@ def test_a_stage_is_not_filled_before_its_last_copy_is_done(monkeypatch: pytest.
 def test_auto_keeps_the_type_that_weights_are_stored_in(stored: str, storage: str) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
     backend = CudaBackend(Device(), launcher())
-    weight = backend.prepare_weight("w", [Stored(stored)], [RandomTensor("b", (7,), 0, 1.0)])
-    assert (backend.weights, weight.data.dtype.name, weight.bias.dtype.name) == (storage, storage, "float32")
-    assert backend.prepare_weight("v", [RandomTensor("v", (7, 5), 0, 1.0)]).data.dtype.name == storage
-    assert backend.position_bytes(K=2, D=8) == 2 * 2 * 8 * number_type(storage).itemsize
+    weight = backend.loader.prepare("w", [Stored(stored)], [RandomTensor("b", (7,), 0, 1.0)])
+    assert (backend.memory.cache.name, weight.data.dtype.name, weight.bias.dtype.name) == (storage, storage, "float32")
+    assert backend.loader.prepare("v", [RandomTensor("v", (7, 5), 0, 1.0)]).data.dtype.name == storage
+    assert backend.memory.position_bytes(K=2, D=8) == 2 * 2 * 8 * number_type(storage).itemsize
 
 
 # --- how much there is ------------------------------------------------------------------------------------------------
@@ -142,12 +143,12 @@ def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
     model = tiny_model(seed=2, backend=backend)
     runner = runner_of(model, backend=backend, pages=8)
-    sent = backend.memory_use().weights
+    sent = backend.memory.use().weights
     runner.forward([TokenSequence(list(range(3, 50)))], [47], rows=range(rows))
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
     assert taken["weights"] == (sent, sent)
     assert taken["cache"] == (2 * 2 * 8 * 16 * 32 * 2,) * 2
-    assert backend._plain.arena.nbytes == taken["workspace"][1]
+    assert backend.memory._plain.arena.nbytes == taken["workspace"][1]
     assert taken["workspace"][0] >= taken["workspace"][1]
     assert footprints([tiny_runner()]) == []
 
@@ -240,7 +241,7 @@ def test_a_library_call_that_runs_out_of_memory_is_told_as_well(
     backend = CudaBackend(device, device.recorder, "float32")
     runner = runner_of(tiny_model(backend=backend), backend=backend)
 
-    def compute(*_: Any) -> Any:
+    def compute(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(type(runner.model), "forward", compute)
@@ -265,7 +266,7 @@ def test_nan_is_named_as_on_a_cpu(on_device: Callable[..., Engine], tmp_path: Pa
 def test_a_debug_build_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     built: dict[str, Any] = {}
     monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda: None)
-    monkeypatch.setattr(memory, "CupyDevice", lambda: None)
+    monkeypatch.setattr(devices, "CupyDevice", lambda: None)
 
     def note(*_: Any, **options: Any) -> None:
         built.update(options)

@@ -1,14 +1,15 @@
 """The whole engine on the kernels, run by the emulator: the same tokens as NumPy's, step by recorded step."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from minillm.backends.chooser import Chooser
 from minillm.backends.cuda import batches, linear
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
 from minillm.decoding.resolving import strategy_for
@@ -215,7 +216,7 @@ def test_a_tree_of_guesses_is_seen_branch_by_branch(runner: Runner) -> None:
     def logits(runner: Runner) -> np.ndarray:
         sequences = [TokenSequence([*PROMPTS[1], 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), TokenSequence(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
-        return runner.backend.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+        return runner.backend.chooser.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
     np.testing.assert_allclose(logits(runner), logits(tiny_runner(seed=2)), atol=1e-4)
 
@@ -226,11 +227,12 @@ def test_the_likeliest_tokens_are_those_of_the_logits_at_hand(runner: Runner) ->
     with counting(runner):
         output = runner.prefill(TokenSequence(PROMPTS[4]))
         expected = logits_of(tiny_runner(seed=2), PROMPTS[4])[-1].argmax()
-        assert runner.backend.argmax(output.logits).tolist() == [expected]
+        assert runner.backend.chooser.argmax(output.logits).tolist() == [expected]
     batch = runner.forward(
         [TokenSequence(PROMPTS[0]), TokenSequence(PROMPTS[4])], [len(PROMPTS[0]), len(PROMPTS[4])]
     ).logits
-    assert runner.backend.argmax(batch[1:].copy()).tolist() == runner.backend.argmax(batch)[1:].tolist() == [expected]
+    argmax = runner.backend.chooser.argmax
+    assert argmax(batch[1:].copy()).tolist() == argmax(batch)[1:].tolist() == [expected]
 
 
 def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -> None:
@@ -238,7 +240,7 @@ def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -
     logits[1, 5] = np.nan
     keys = Keys(np.zeros(3, np.uint64), np.arange(3), np.arange(3))
     with pytest.raises(NumericalError, match="row 1 of the logits cannot be sampled from"):
-        backend.sample(logits, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        backend.chooser.sample(logits, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 # --- the decode step --------------------------------------------------------------------------------------------------
@@ -290,6 +292,19 @@ def test_a_step_with_something_that_has_no_kernel_is_not_recorded(
         assert_same_tokens(tokens, expected, scores_after(prompt))
 
 
+def test_attention_in_a_variant_without_a_kernel_is_the_references(runner: Runner, device: RecordingDevice) -> None:
+    plain = tiny_runner(seed=2)
+    for backend in (runner.backend, plain.backend):
+        backend.attend = partial(backend.attend, softcap=0.5)  # type: ignore[method-assign]
+    sequences = TokenSequence(list(PROMPTS[0])), TokenSequence(list(PROMPTS[0]))
+    for token in (5, 6, 7, 8):
+        ours, theirs = (r.forward([s], [s.pending]).logits for r, s in zip((runner, plain), sequences, strict=True))
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        for sequence in sequences:
+            sequence.token_ids.append(token)
+    assert not device.records
+
+
 def test_more_sequences_than_were_foreseen_are_computed_as_they_come(
     device: RecordingDevice,
 ) -> None:
@@ -308,11 +323,11 @@ def test_a_pass_may_want_no_logits(runner: Runner, device: RecordingDevice) -> N
 def test_recorded_steps_go_with_their_runner(backend: CudaBackend) -> None:
     runner = runner_on(backend)
     generate(runner, PROMPTS[:1], max_new_tokens=4)
-    before = backend.memory_use()
-    assert backend._steps.nbytes > 0
+    before = backend.memory.use()
+    assert backend.memory.recorded_bytes > 0
     del runner
-    after = backend.memory_use()
-    assert backend._steps.nbytes == 0
+    after = backend.memory.use()
+    assert backend.memory.recorded_bytes == 0
     assert after.cache == 0 < before.cache
     assert after.workspace < before.workspace
 
@@ -325,7 +340,7 @@ def test_operations_are_counted_as_they_are_on_a_cpu(runner: Runner) -> None:
 
     generate(runner, PROMPTS[:2], max_new_tokens=5)  # a step that is recorded must still be seen
     assert flops(runner) == flops(tiny_runner(seed=2))
-    assert isinstance(runner.backend.host, NumpyBackend)
+    assert type(runner.backend.chooser.host) is Chooser
 
 
 @pytest.mark.parametrize("fields", [{}, {"do_sample": True, "seed": 4}, {"num_beams": 2}], ids=str)

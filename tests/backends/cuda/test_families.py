@@ -122,7 +122,7 @@ def test_a_tree_of_guesses_has_numpys_logits(raw: dict[str, Any], device: Record
     def logits(runner: Runner) -> Any:
         sequences = [TokenSequence([*LONG, 7, 8, 9, 8, 7], tree=(-1, 0, -1, 2, 0)), TokenSequence(PROMPTS[2])]
         counts = [sequence.pending for sequence in sequences]
-        return runner.backend.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
+        return runner.backend.chooser.to_host(runner.forward(sequences, counts, rows=range(sum(counts))).logits)
 
     np.testing.assert_allclose(logits(runner_on(device, raw)), logits(reference_of(raw)), atol=2e-4)
 
@@ -145,4 +145,4 @@ def test_memory_is_what_the_shape_predicts(raw: dict[str, Any], device: Recordin
     taken = {kind: (taken, predicted) for kind, taken, predicted in footprints([runner])}
     assert taken["weights"][0] == taken["weights"][1]
     assert taken["cache"][0] == taken["cache"][1]
-    assert backend._plain.arena.nbytes == taken["workspace"][1]
+    assert backend.memory._plain.arena.nbytes == taken["workspace"][1]

@@ -8,7 +8,7 @@ import pytest
 from minillm import Engine
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.compiling import CupyLauncher
-from minillm.backends.cuda.memory import CupyDevice
+from minillm.backends.cuda.device import CupyDevice
 from minillm.batch import TokenSequence
 from tests.comparing import assert_same_tokens
 from tests.families import CONFIGS
@@ -65,7 +65,7 @@ def test_every_family_on_arrays_of_the_device(family: str) -> None:
     for runner in (ours, reference):
         sequence = TokenSequence([*line, 7, 8, 9], tree=(-1, 0, -1))
         logits.append(
-            runner.backend.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy()
+            runner.backend.chooser.to_host(runner.forward([sequence], [sequence.pending], rows=range(3)).logits).copy()
         )
     np.testing.assert_allclose(*logits, atol=1e-3)
 
@@ -98,5 +98,5 @@ def test_memory_that_is_not_there_is_one_line_and_harms_nothing() -> None:
         backend = engine.runner.backend
         assert isinstance(backend, CudaBackend)
         with pytest.raises(DeviceError, match=r"out of device memory for the K/V cache:.* are free: lower"):
-            backend.new_pages((1, 1 << 20, 1 << 12, backend.page_size, 1 << 10))
+            backend.memory.new_pages((1, 1 << 20, 1 << 12, backend.memory.page_size, 1 << 10))
         assert engine.generate(PROMPTS[0], max_new_tokens=3).text == before

@@ -9,10 +9,10 @@ import pytest
 
 from minillm.accounting import Storage, weights_bytes
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.memory import Device
 from minillm.backends.cuda.random import DrawnTensor, draw, fill_normal
-from minillm.backends.random import RandomTensor
+from minillm.backends.weights import RandomTensor
 from minillm.models import published, random_model
 from minillm.reference.philox import philox4x32
 from tests.cuda_emulator import Emulator
@@ -93,7 +93,7 @@ def test_a_models_matrices_are_drawn_on_the_device(drawn: Any) -> None:
     np.testing.assert_array_equal(layers[0], same.layers[0].mlp.up.data)
     parts = np.split(model.layers[0].attention.qkv.data, 3)
     assert (parts[0] != parts[1]).mean() > 0.9, "Q, K and V are tensors of their own"
-    assert backend.memory_use().weights == weights_bytes(model.config, Storage.all_in("float16")), (
+    assert backend.memory.use().weights == weights_bytes(model.config, Storage.all_in("float16")), (
         "what is drawn counts as what is sent"
     )
 

@@ -40,8 +40,25 @@ def test_it_is_the_reference_and_keeps_host_and_device_apart(trees: bool, window
     out = xp.asarray(np.full_like(q, np.nan))
     device: list[Any] = [xp.asarray(array) for array in (q, *cache)]
     there = None if slopes is None else xp.asarray(slopes)
-    assert attend_by_reference(*device, batch, 0.3, xp, out, window, there) is out
+    assert attend_by_reference(*device, batch, 0.3, xp, out, window=window, slopes=there) is out
     np.testing.assert_allclose(fetch(out), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", [{"causal": False, "window": 5}, {"softcap": 0.5}, {"bias": True}], ids=str)
+def test_variants_are_the_references_and_keep_host_and_device_apart(variant: dict[str, Any]) -> None:
+    batch, rng = ragged(trees=False), np.random.default_rng(1)
+    H, K, D, pages = 4, 2, 8, 1 + max(page for span in batch.spans for page in span.pages)
+    q = rng.standard_normal((batch.num_tokens, H, D)).astype(np.float32)
+    cache = rng.standard_normal((2, pages, K, P, D)).astype(np.float32)
+    here, there = dict(variant), dict(variant)
+    if "bias" in variant:
+        shapes = [(H, span.stop - span.start, span.context_len) for span in batch.spans]
+        here["bias"] = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+        there["bias"] = [xp.asarray(bias) for bias in here["bias"]]
+    expected = reference.attend(q, *cache, batch, 0.3, np, np.empty_like(q), **here)
+    out = xp.asarray(np.full_like(q, np.nan))
+    device: list[Any] = [xp.asarray(array) for array in (q, *cache)]
+    np.testing.assert_allclose(fetch(attend_by_reference(*device, batch, 0.3, xp, out, **there)), expected, atol=1e-6)
 
 
 def test_the_wall_holds() -> None:

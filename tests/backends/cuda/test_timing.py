@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.clock import HostClock
 from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.cuda.memory import Device, EventClock
+from minillm.backends.cuda.device import Device, EventClock
+from minillm.backends.memory import HostClock
 from minillm.backends.observe import CountingBackend, TimingBackend
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
@@ -50,7 +50,7 @@ def test_the_back_end_has_its_devices_clock() -> None:
     device = Device()
     assert isinstance(device.clock, HostClock)
     device.clock = EventClock(None, None)
-    assert CudaBackend(device, None).clock is device.clock  # type: ignore[arg-type]
+    assert CudaBackend(device, None).memory.clock is device.clock  # type: ignore[arg-type]
 
 
 def test_a_prompt_and_a_decode_step_are_the_same_and_cost_what_is_counted(
@@ -66,7 +66,7 @@ def test_a_prompt_and_a_decode_step_are_the_same_and_cost_what_is_counted(
         runner, sequence = Runner(model, wrapped, PagedCache(model.config, wrapped, 4)), TokenSequence([3, 4, 5])
         runner.prefill(sequence)
         sequence.token_ids.append(6)
-        logits.append(wrapped.to_host(runner.decode([sequence]).logits).copy())
+        logits.append(wrapped.chooser.to_host(runner.decode([sequence]).logits).copy())
     for other in logits[1:]:
         np.testing.assert_allclose(other, logits[0], atol=2e-2)  # other kernels where a step is recorded
     calls = timing.take(0)

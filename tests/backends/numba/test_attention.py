@@ -9,12 +9,13 @@ import pytest
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
 from minillm import reference
+from minillm.backends.formats import CACHE_FORMATS
 from minillm.backends.numba.attention import MOST_ROWS, Attention, _Plan, chunks_in_reach, store_kv
 from minillm.backends.numba.attention_rows import CHUNK
 from minillm.backends.numba.attention_tiles import BLOCK, LANES
-from minillm.backends.numba.cachedtypes import StoredVectors
 from minillm.backends.numba.compiling import num_threads, set_threads
 from minillm.backends.numba.elementary import with_whole_rows
+from minillm.backends.pages import StoredVectors
 from minillm.batch import Batch, Span, TokenSequence
 
 TREE = (-1, 0, 0, 2, 1, -1, 5, 6, 3)
@@ -50,7 +51,7 @@ class Case:
         self.q, self.k, self.v = (
             part.reshape(len(part), -1, D) for part in np.split(qkv, [H * D, (H + K) * D], axis=1)
         )
-        self.keys, self.values = (StoredVectors.empty((sum(needed), K, P, D), dtype) for _ in range(2))
+        self.keys, self.values = (StoredVectors.empty((sum(needed), K, P, D), CACHE_FORMATS[dtype]) for _ in range(2))
         for pages in (self.keys, self.values):  # what nobody stored must not be read
             pages.data[...] = {"float32": np.nan, "bfloat16": 0x7FC0, "int8": 99}[dtype]
             if pages.scales is not None:

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm import Engine
+from minillm.backends.formats import FORMATS
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import FORMATS
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.loading import Placement, choose_backend
@@ -45,7 +45,7 @@ def test_the_logits_are_the_references(variant: str, weights: str, chunk: int) -
 @pytest.mark.parametrize("chunk", [1, 40])
 def test_a_narrower_cache_moves_the_logits_a_little(cache_dtype: str, within: float, chunk: int) -> None:
     expected = logits_of(NumpyBackend(), "pre-norm", LINE, 40)
-    got = logits_of(NumbaBackend(cache_dtype=cache_dtype), "pre-norm", LINE, chunk)
+    got = logits_of(NumbaBackend(cache=cache_dtype), "pre-norm", LINE, chunk)
     assert 0 < np.abs(got - expected).max() / np.abs(expected).max() < within
 
 
@@ -56,7 +56,7 @@ def test_a_narrower_cache_takes_less_memory(checkpoint: Path) -> None:
             cache = engine.runner.cache
             sizes[cache_dtype] = cache.storage.nbytes / cache.num_pages
             config = engine.config
-            position = engine.runner.backend.position_bytes(config.num_kv_heads, config.head_dim)
+            position = engine.runner.backend.memory.position_bytes(config.num_kv_heads, config.head_dim)
             assert sizes[cache_dtype] == config.num_layers * position * cache.page_size
     D = config.head_dim
     assert sizes["float32"] / sizes["bfloat16"] == 2 and sizes["float32"] / sizes["int8"] == 4 * D / (D + 4)

@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
-from minillm.backends.base import Backend
-from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
+from minillm.backends.numba.backend import NumbaBackend
+from minillm.backends.numba.steps import FEW_ROWS
 from minillm.backends.numpy import NumpyBackend
+from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
 
 from ...comparing import assert_same_tokens
@@ -91,7 +92,7 @@ def test_a_narrower_cache_moves_the_logits_a_little(
     raw: dict[str, Any], cache_dtype: str, within: float, chunk: int
 ) -> None:
     expected = all_logits(raw, NumpyBackend(), len(LINE))
-    got = all_logits(raw, NumbaBackend(cache_dtype=cache_dtype), chunk)
+    got = all_logits(raw, NumbaBackend(cache=cache_dtype), chunk)
     assert 1e-5 < error(got, expected) < within
 
 
@@ -101,7 +102,7 @@ def test_an_activation_without_a_kernel_runs_as_the_reference_says(monkeypatch: 
     monkeypatch.setitem(reference.activation.ACTIVATIONS, "cube", lambda y, xp: xp.power(y, 3, out=y))
     backend, rng = NumbaBackend(weights="int8"), np.random.default_rng(0)
     x, residual = rng.standard_normal((2, 64)).astype(np.float32), rng.standard_normal((2, 6)).astype(np.float32)
-    weight = backend.prepare_weight("w", [backend.random_tensor("w", (6, 64), 0, 0.1)])
+    weight = backend.loader.prepare("w", [backend.loader.random("w", (6, 64), 0, 0.1)])
     plain = backend.linear(x, weight).copy()
     got = backend.linear(x, weight, activation="cube", residual=residual)
     np.testing.assert_allclose(got, plain**3 + residual, rtol=1e-5, atol=1e-6)

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("numba", reason="these kernels are compiled by Numba")
 
 from minillm import reference
+from minillm.backends.formats import FORMATS
 from minillm.backends.numba.activations import ACTIVATION_CODES
 from minillm.backends.numba.rows import THREADED, embed, finish, glu, layer_norm, rms_norm
 from minillm.backends.weights import expand, narrow
@@ -181,7 +182,7 @@ def table(form: str, V: int, E: int, seed: int) -> object:
     if form == "float32":
         return x
     if form in ("float16", "bfloat16"):
-        return narrow(x, form)
+        return narrow(x, FORMATS[form])
     bits, group = form.split("x")
     return quantize(x, int(bits), int(group))
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +13,10 @@ numba = pytest.importorskip("numba", reason="this backend is compiled by Numba")
 
 from minillm.backends.numba import steps  # noqa: E402
 from minillm.backends.numba.activations import ACTIVATION_CODES  # noqa: E402
-from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend  # noqa: E402
+from minillm.backends.numba.backend import NumbaBackend  # noqa: E402
 from minillm.backends.numba.compiling import num_threads, set_threads  # noqa: E402
-from minillm.backends.observe import TimingBackend, WrappedBackend  # noqa: E402
+from minillm.backends.numba.steps import FEW_ROWS  # noqa: E402
+from minillm.backends.observe import TimingBackend, WrappedBackend, counting  # noqa: E402
 from minillm.batch import TokenSequence  # noqa: E402
 from minillm.runner import Runner  # noqa: E402
 
@@ -78,7 +80,7 @@ def test_replayed_steps_have_the_bits_of_called_ones(family: str, name: str, rep
 def test_replayed_steps_have_the_bits_of_called_ones_in_every_format(
     weights: str, cache_dtype: str, replays: list[int]
 ) -> None:
-    replaying, calling = pair(WINDOWED, weights=weights, cache_dtype=cache_dtype)
+    replaying, calling = pair(WINDOWED, weights=weights, cache=cache_dtype)
     for got, expected in zip(decode(replaying, [LINE] * 2, [9, 2]), decode(calling, [LINE] * 2, [9, 2]), strict=True):
         assert np.array_equal(got, expected)
     assert len(replays) > 50
@@ -149,7 +151,7 @@ def test_only_so_many_kinds_of_steps_are_kept(replays: list[int]) -> None:
         for sequence in sequences[:size]:
             sequence.token_ids.append(7)
         replaying.decode(sequences[:size])
-    assert len(replaying.backend._steps[replaying]) == steps.MOST_STEPS
+    assert len(replaying.backend.memory._steps[replaying]) == steps.MOST_STEPS
     assert len(replays) == 1  # of twelve, which is known; one has made room
 
 
@@ -208,12 +210,27 @@ def test_what_is_no_number_is_found_in_a_replayed_step(replays: list[int]) -> No
     assert len(replays) == 3
 
 
+def test_a_counted_step_is_called_though_it_was_recorded(replays: list[int]) -> None:
+    """A replayed one would show no operation."""
+    replaying, _ = pair(OPT)
+    sequence = TokenSequence(LINE[:5])
+    replaying.prefill(sequence)
+    costs = []
+    for i, token in enumerate(LINE[5:9]):
+        sequence.token_ids.append(token)
+        with counting(replaying) if i >= 2 else nullcontext() as counted:
+            replaying.decode([sequence])
+        costs.append(counted and counted.total.flops)
+    assert len(replays) == 1
+    assert costs[:2] == [None, None] and 0 < costs[2] < costs[3]
+
+
 def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(replays: list[int]) -> None:
     """The same operations, layers and costs, one after the other within the pass; nothing of the pass before."""
     replaying, calling = pair(WINDOWED)
     assert isinstance(calling.backend, WrappedBackend)
     watched, plain = TimingBackend(replaying.backend), TimingBackend(calling.backend.inner)
-    plain._replaying = None
+    plain.replays = False
     replaying.backend, calling.backend = watched, plain
     runs = zip(decode(replaying, [LINE] * 2, [9, 2]), decode(calling, [LINE] * 2, [9, 2]), strict=True)
     start, before = time.perf_counter_ns(), len(replays)

@@ -1,0 +1,272 @@
+"""The device apart from its kernels: memory, ordered copies, and recording of steps.
+
+`Device` defines the interface and implements it with host memory and NumPy, so that the whole engine runs without a
+GPU, its kernels through an emulator. `CupyDevice` is a real GPU.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DeviceError
+from ..memory import Clock, HostClock, free_memory
+from .compiling import import_cupy
+from .linear import Timer
+
+Wait = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """The use of an allocation, and the advice given when it fails."""
+
+    what: str
+    remedy: str
+
+
+WEIGHTS = Purpose("the weights", "choose dtype 'float16' or 'bfloat16', or a smaller model")
+CACHE = Purpose("the K/V cache", "lower cache_bytes or max_batch_size")
+WORKSPACE = Purpose("the results of a step", "lower max_batch_size, or cache_bytes to leave more")
+
+
+class Device:
+    """The host as a substitute for a GPU: copies are synchronous, and no step is recorded."""
+
+    def __init__(self, xp: Any = np) -> None:
+        """`xp` is the array module."""
+        self.xp = xp
+        self.waits = 0
+        """Number of times the host has waited for the device."""
+        self.timer: Timer | None = None
+        """Measures the seconds of a call on the device; None where they would be meaningless."""
+        self.clock: Clock = HostClock()
+        """Times the work of the device."""
+
+    def activate(self) -> None:
+        """Make this thread's calls of `xp` part of this device's stream."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, purpose: Purpose) -> Any:
+        """An uninitialised array on the device.
+
+        Raises:
+            DeviceError: there is not enough memory; the message says what to lower.
+        """
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        with self.out_of_memory(purpose, size):
+            try:
+                return self.xp.empty(shape, dtype)
+            except MemoryError:
+                self.release_unused()
+                return self.xp.empty(shape, dtype)
+
+    @contextlib.contextmanager
+    def out_of_memory(self, purpose: Purpose, size: int | None = None) -> Iterator[None]:
+        """Turn a MemoryError into a `DeviceError`: what was requested, what is free, and what to lower."""
+        try:
+            yield
+        except MemoryError:
+            asked = "" if size is None else f" {_mib(size)} were asked for,"
+            raise DeviceError(
+                f"out of device memory for {purpose.what}:{asked} {_mib(self.free_bytes())} are free: {purpose.remedy}"
+            ) from None
+
+    def release_unused(self) -> None:
+        """Free the memory that the array module caches."""
+
+    def free_bytes(self) -> int:
+        """Bytes that can still be allocated."""
+        return free_memory()
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An uninitialised host array that the device can copy from and to asynchronously."""
+        return np.empty(shape, dtype)
+
+    def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
+        """Copy a pinned, contiguous host array into a contiguous device array, `offset` bytes after its beginning."""
+        flat = target.reshape(-1).view(np.uint8)
+        flat[offset : offset + source.nbytes] = source.reshape(-1).view(np.uint8)
+
+    def fetch(self, source: Any, target: NDArray[Any]) -> None:
+        """Copy a contiguous device array to a pinned host array, which is complete after `wait`."""
+        target[...] = source
+
+    def copy_of(self, array: Any) -> NDArray[Any]:
+        """Copy a device array to the host, and wait for it."""
+        self.activate()
+        copy = self.pinned(array.shape, array.dtype)
+        if array.size:
+            contiguous = self.xp.ascontiguousarray(array)  # kept alive until the copy is done
+            self.fetch(contiguous, copy)
+            self.wait()
+        return copy
+
+    def wait(self) -> None:
+        """Wait until all work queued so far is done."""
+        self.waits += 1
+
+    def mark(self) -> Wait:
+        """Returns a function that waits for all work queued so far."""
+        return lambda: None
+
+    def address(self, array: Any) -> int:
+        """The address of an array's first element."""
+        return int(array.__array_interface__["data"][0])
+
+    def record(self, launch: Callable[[], object]) -> Callable[[], object] | None:
+        """Record what `launch` launches, without running it. Returns a function that replays it, or None."""
+        return None
+
+
+class CupyDevice(Device):
+    """The GPU that CuPy uses, with a stream of its own."""
+
+    def __init__(self) -> None:
+        cupy = import_cupy()
+        super().__init__(cupy)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.timer = self._time
+        self.clock = EventClock(cupy.cuda, self.stream)
+
+    def activate(self) -> None:
+        """Make our stream the thread's current one; CuPy's own calls between two steps use it too."""
+        self.stream.use()
+
+    def release_unused(self) -> None:
+        """Empty CuPy's pool."""
+        self.stream.synchronize()
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def free_bytes(self) -> int:
+        """Free bytes of the driver, and unused bytes of CuPy's pool."""
+        free, _ = self.xp.cuda.runtime.memGetInfo()
+        return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Page-locked memory, from CuPy's pool."""
+        import cupyx
+
+        array: NDArray[Any] = cupyx.empty_pinned(shape, dtype)
+        return array
+
+    def send(self, source: NDArray[Any], target: Any, offset: int = 0) -> None:
+        """Copy asynchronously, in stream order: `source` must not change until the copy is done."""
+        (target.data + offset).copy_from_host_async(source.ctypes.data, source.nbytes, self.stream)
+
+    def fetch(self, source: Any, target: NDArray[Any]) -> None:
+        """Copy asynchronously, in stream order."""
+        source.data.copy_to_host_async(target.ctypes.data, target.nbytes, self.stream)
+
+    def wait(self) -> None:
+        """Wait until all work queued so far is done."""
+        super().wait()
+        self.stream.synchronize()
+
+    def mark(self) -> Wait:
+        """Record an event. Returns a function that waits for it."""
+        wait: Wait = self.stream.record().synchronize
+        return wait
+
+    def address(self, array: Any) -> int:
+        """The address of an array's first element."""
+        return int(array.data.ptr)
+
+    def record(self, launch: Callable[[], object]) -> Callable[[], object]:
+        """Capture a CUDA graph."""
+        self.stream.begin_capture()
+        try:
+            launch()
+        except BaseException:
+            with contextlib.suppress(Exception):  # a capture that is broken ends with an error of its own
+                self.stream.end_capture()
+            raise
+        return partial(self.stream.end_capture().launch, self.stream)
+
+    def _time(self, call: Callable[[], object], repeats: int = 5) -> float:
+        """Seconds of a call on the device, the best of `repeats`."""
+        events = [(self.xp.cuda.Event(), self.xp.cuda.Event()) for _ in range(repeats)]
+        call()
+        for start, stop in events:
+            start.record(self.stream)
+            call()
+            stop.record(self.stream)
+        self.stream.synchronize()
+        return float(1e-3 * min(self.xp.cuda.get_elapsed_time(start, stop) for start, stop in events))
+
+
+class EventClock:
+    """The clock of a device: marks are events in its stream, recorded without waiting."""
+
+    def __init__(self, cuda: Any, stream: Any) -> None:
+        """`cuda` is `cupy.cuda`."""
+        self._cuda = cuda
+        self._stream = stream
+
+    def mark(self) -> Any:
+        """Record an event after all work queued so far."""
+        return self._stream.record()
+
+    def seconds(self, began: Any, ended: Any) -> float:
+        """Seconds on the device from one event to another; waits for the later one."""
+        ended.synchronize()
+        return float(1e-3 * self._cuda.get_elapsed_time(began, ended))
+
+
+class StagingBuffer:
+    """Arrays of several shapes and types that go to the device in one copy; the memory is reused."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host: NDArray[np.uint8] | None = None
+        self._there: Any = None
+        self._layout: tuple[Any, ...] = ()
+        self._used = 0
+        self._waits = -1
+        self.host: dict[str, NDArray[Any]] = {}
+        """Host arrays by name, to be filled before `send`."""
+        self.there: dict[str, Any] = {}
+        """The same arrays on the device."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return 0 if self._there is None else int(self._there.nbytes)
+
+    def lay_out(self, **fields: tuple[tuple[int, ...], Any]) -> None:
+        """Set names, shapes and types; memory grows by doubling, and an unchanged layout keeps its addresses."""
+        self._before_writing()
+        layout = tuple(fields.items())
+        if layout == self._layout:
+            return
+        offsets, used = [], 0
+        for shape, dtype in fields.values():
+            offsets.append(used)
+            used += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 16) * 16
+        if self._host is None or self._host.size < used:
+            size = max(256, 1 << (used - 1).bit_length())
+            self._there = self._device.empty((size,), np.uint8, WORKSPACE)
+            self._host = self._device.pinned((size,), np.uint8)
+        for (name, (shape, dtype)), offset in zip(fields.items(), offsets, strict=True):
+            stop = offset + int(np.prod(shape)) * np.dtype(dtype).itemsize
+            self.host[name] = self._host[offset:stop].view(dtype).reshape(shape)
+            self.there[name] = self._there[offset:stop].view(dtype).reshape(shape)
+        self._layout, self._used = layout, used
+
+    def send(self) -> None:
+        """Copy all arrays to the device."""
+        assert self._host is not None
+        self._device.send(self._host[: self._used], self._there)
+        self._waits = self._device.waits
+
+    def _before_writing(self) -> None:
+        """Wait for the last copy, unless the host has waited since."""
+        if self._waits == self._device.waits:
+            self._device.wait()
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,98 @@
+"""Formats of numbers: of weights, of activations and of the K/V cache, each chosen on its own.
+
+Users choose a format by its name; the tables below are the only place where a name becomes a format.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+Role = Literal["projection", "vocabulary", "positions"]
+"""The use of a matrix: projection; token embeddings and LM head; position embeddings."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the numbers of a row are stored: each alone, or as integers of which a group shares a scale."""
+
+    kind: Literal["float", "bfloat", "int"]
+    bits: int
+    """Of a number"""
+    scale_bits: int = 0
+    """Of a scale; 0: there are no scales"""
+    group: int = 0
+    """Neighbours in a row that share a scale; 0: the whole row"""
+
+    @property
+    def name(self) -> str:
+        """The name that users know it by: "bfloat16"."""
+        return f"{self.kind}{self.bits}"
+
+    @property
+    def dtype(self) -> Any:
+        """The NumPy type of the array that holds it on a CPU: bfloat16 as its bits, int4 as two numbers a byte."""
+        if self.kind == "float":
+            return np.dtype(f"float{self.bits}")
+        if self.kind == "bfloat":
+            return np.dtype(np.uint16)
+        return np.dtype(np.int8 if self.bits == 8 else np.uint8)
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of a row of `width` numbers, padded to whole groups, with its scales."""
+        group = self.group or width
+        groups = -(-width // group) if self.scale_bits and width else 0
+        return (groups * (group * self.bits + self.scale_bits) if self.scale_bits else width * self.bits) // 8
+
+
+FLOAT32, FLOAT16, BFLOAT16 = Format("float", 32), Format("float", 16), Format("bfloat", 16)
+INT8, INT4 = Format("int", 8, scale_bits=16, group=32), Format("int", 4, scale_bits=16, group=32)
+
+FORMATS = {each.name: each for each in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
+"""Formats of a matrix; those with scales are defined in `reference/quantize.py`."""
+
+CACHE_FORMATS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Format("int", 8, scale_bits=32)}
+"""Formats of the K/V cache; int8 has a scale for the vector of each position and head."""
+
+ACTIVATION_FORMATS = {each.name: each for each in (FLOAT32, FLOAT16)}
+"""Formats of results that NumPy computes with. Logits are always float32."""
+
+
+@dataclass(frozen=True)
+class WeightFormats:
+    """The format of each role of matrix; None keeps the checkpoint's."""
+
+    projection: Format | None
+    vocabulary: Format | None
+    positions: Format | None
+
+    def of(self, role: Role) -> Format | None:
+        """The format of a matrix with this role."""
+        formats: dict[Role, Format | None] = {
+            "projection": self.projection,
+            "vocabulary": self.vocabulary,
+            "positions": self.positions,
+        }
+        return formats[role]
+
+    def in_groups(self, group: int) -> "WeightFormats":
+        """The same, with another number of weights that share a scale."""
+        each = (self.projection, self.vocabulary, self.positions)
+        return WeightFormats(*(form and (replace(form, group=group) if form.scale_bits else form) for form in each))
+
+
+WEIGHT_FORMATS = {
+    "auto": WeightFormats(None, None, None),
+    **{each.name: WeightFormats(each, each, each) for each in (FLOAT32, FLOAT16, BFLOAT16)},
+    "int8": WeightFormats(INT8, INT8, None),
+    "int4": WeightFormats(INT4, INT8, None),
+}
+"""The formats that a dtype stands for. With 4-bit projections the vocabulary has 8 bits; position embeddings, of which
+few rows are read, are not quantised."""
+
+Chosen = TypeVar("Chosen", Format, WeightFormats)
+
+
+def chosen(known: dict[str, Chosen], choice: str | Chosen) -> Chosen:
+    """A format given by its name in a table, or as it is."""
+    return known[choice] if isinstance(choice, str) else choice

@@ -1,0 +1,146 @@
+"""The operations of the model, by default those of `reference/` on an array module.
+
+A backend overrides the operations it has a faster implementation of; the others run as in the reference, so a missing
+kernel never blocks a feature. Layers and models call these methods, never an array library. What else a backend does
+is done by the three objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import reference
+from ..batch import Batch
+from ..reference.rotary import Rotation
+from .chooser import Chooser
+from .memory import Memory
+from .pages import Pages
+from .weights import Loader, Weight, expand
+
+
+class Backend:
+    """Runs every operation as `reference/` defines it, on the array module of its memory.
+
+    Results are allocated from the memory's arena: each is valid until the next layer begins, a layer's last one until
+    the next layer has ended (see `Arena`).
+    """
+
+    name = "reference"
+    replays = True
+    """Whether a forward pass may be replayed by the memory; otherwise its operations are called each time"""
+    rank, ranks = 0, 1
+    """This process's number and the number of processes that share each layer (tensor parallelism). Those of more than
+    one override `reduce` and do not replay."""
+
+    def __init__(
+        self, loader: Loader | None = None, memory: Memory | None = None, chooser: Chooser | None = None
+    ) -> None:
+        """Set the parts; those left out are float32 on the array module of the memory, which is NumPy by default."""
+        self.memory = memory or Memory()
+        self.xp = self.memory.xp
+        self.loader = loader or Loader(xp=self.xp)
+        self.chooser = chooser or Chooser(self.xp)
+
+    def enter_layer(self, layer: int) -> None:
+        """Announce the beginning of layer number `layer`; L stands for what follows the last one."""
+        self.memory.arena.turn()
+
+    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+        out = self.memory.arena.take((len(ids), table.shape[1]))
+        looked_up = expand(table.data, ids)  # converts only the rows that are looked up
+        learned = None if position_table is None else expand(position_table.data, positions)
+        return reference.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
+
+    def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
+        """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
+        dtype = self.xp.float32 if weight.role == "vocabulary" else None
+        out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
+        return reference.linear(
+            x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
+        )
+
+    def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
+        return reference.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.memory.arena.take(x.shape))
+
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+        """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
+        return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape))
+
+    def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
+        """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        frequencies, growth = rotation.frequencies.data, rotation.growth(batch)
+        turns = reference.cosines_and_sines(
+            batch.positions, frequencies, growth, rotation.scale, self.xp
+        )  # 2 x [T, r / 2]
+        turned = [reference.rotary(x, *turns, self.xp, self.memory.arena.take(x.shape)) for x in (q, k)]
+        return turned[0], turned[1]
+
+    def glu(self, x: Any, activation: str) -> Any:
+        """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
+        return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), x.shape[1] // 2)))
+
+    def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
+        """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
+        reference.store_kv(k, v, *cache.layer(layer), batch)
+
+    def attend(
+        self,
+        q: Any,
+        cache: Pages,
+        layer: int,
+        batch: Batch,
+        *,
+        scale: float,
+        causal: bool = True,
+        window: int | None = None,
+        slopes: Weight | None = None,
+        bias: Sequence[Any] | None = None,
+        softcap: float | None = None,
+    ) -> Any:
+        """Attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]
+
+        Args:
+            q: queries [T, H, D]
+            cache: keys and values, those of the new tokens included
+            layer: number of the layer
+            batch: which rows belong to which sequence, and its pages
+            scale: factor of the scores: 1 / sqrt D, or the family's own
+            causal: False: each query sees its sequence's whole context
+            window: how many positions each query sees on one side, its own included; None: no limit
+            slopes: [H], ALiBi's
+            bias: added to the scores, [H, n, S] for each sequence, n its new tokens
+            softcap: scores become softcap tanh(score / softcap), before a bias is added
+        """
+        return reference.attend(
+            q,
+            *cache.layer(layer),
+            batch,
+            scale,
+            self.xp,
+            self.memory.arena.take(q.shape),
+            causal=causal,
+            window=window,
+            slopes=None if slopes is None else slopes.data,
+            bias=bias,
+            softcap=softcap,
+        )
+
+    def take_rows(self, x: Any, rows: Any) -> Any:
+        """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
+        return self.xp.take(x, rows, axis=0, out=self.memory.arena.take((len(rows), x.shape[1])), mode="clip")
+
+    def reduce(self, x: Any) -> Any:
+        """The sum of x over all ranks, on each of them; on one rank x itself. [T, E] -> [T, E]"""
+        return x
+
+    # --- what ranks share -----------------------------------------------------------------------------------------
+
+    def linear_reduced(self, x: Any, weight: Weight, residual: Any) -> Any:
+        """x W^T + b + residual, where each rank has some of the inputs: x and the columns of W. [T, in] -> [T, out]
+
+        One rank adds the residual, and has the bias.
+        """
+        if self.ranks == 1:
+            return self.linear(x, weight, residual=residual)
+        return self.reduce(self.linear(x, weight, residual=residual if self.rank == 0 else None))
