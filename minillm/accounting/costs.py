@@ -82,8 +82,8 @@ def shape_backend(storage: Storage) -> ShapeBackend:
 def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) -> None:
     """One forward pass on a backend of shapes, or an observer of one: the operations of `Runner.forward`."""
     batch: Any = _ShapeBatch(step, full_square)
-    cache: Any = SimpleNamespace(heads=model.config.num_kv_heads)
-    x = model.forward(backend, batch, cache)  # [T] -> [T, E]
+    pages: Any = SimpleNamespace(heads=model.config.num_kv_heads)
+    x = model.forward(backend, batch, pages)  # [T] -> [T, E]
     if step.rows < step.tokens:
         x = backend.take_rows(x, without_numbers((step.rows,), int))  # [T, E] -> [R, E]
     model.logits(backend, model.states(backend, x))  # [R, E] -> [R, V]
