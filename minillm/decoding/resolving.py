@@ -34,9 +34,9 @@ STRATEGIES = {
 
 SEARCHES = {
     "num_beams": "set num_beams=1",
-    "penalty_alpha": "leave it out",
-    "prompt_lookup_num_tokens": "leave it out",
-    "lookahead_window": "leave it out",
+    "penalty_alpha": "leave penalty_alpha out",
+    "prompt_lookup_num_tokens": "leave prompt_lookup_num_tokens out",
+    "lookahead_window": "leave lookahead_window out",
     "num_assistant_tokens": "set num_assistant_tokens=0 to leave the draft model out",
     "amateur": "use an engine without an amateur",
 }
@@ -45,7 +45,7 @@ SEARCHES = {
 SYNONYMS = {
     ("max_new_tokens", "max_length"): " are two names of one limit: leave one of them out",
     ("min_new_tokens", "min_length"): " are two names of one limit: leave one of them out",
-    GUIDES: ": one text has one guide; leave one of them out",
+    GUIDES: ": a text has at most one guide; leave one of them out",
 }
 """Fields of which a request has at most one -> how an error about two of them ends."""
 
@@ -194,12 +194,9 @@ class _Resolution:
     def check_searches(self) -> None:
         """At most one strategy that excludes others. The engine's models win over the checkpoint's fields."""
         if len(names := self.searches()) > 1:
-            first, second = names[:2]
-            raise _ContradictionError(
-                f"{first}={self.resolved[first]} and {second}={self.resolved[second]} each say how tokens are found:"
-                f" {SEARCHES[first]}, or {SEARCHES[second]}",
-                *names,
-            )
+            both = " and ".join(f"{name}={self.resolved[name]}" for name in names[:2])
+            leave = ", or ".join(SEARCHES[name] for name in names[:2])
+            raise _ContradictionError(f"{both} each select a strategy, and a request has one: {leave}", *names)
 
     def check_groups(self) -> None:
         """Groups of beams are equally large, do not sample, and have a penalty."""

@@ -403,11 +403,9 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
         if name in FIELDS or (value is None and (name in NOT_OFFERED or name in NO_MEANING)):
             continue
         if name in NOT_OFFERED:
-            raise ParameterError(
-                f"{name} is a field of transformers that this version of minillm does not do: leave it out"
-            )
+            raise ParameterError(f"{name} is a field of transformers that minillm does not support: leave it out")
         if name in NO_MEANING:
-            raise ParameterError(f"{name} is a field of transformers that means nothing to minillm: leave it out")
+            raise ParameterError(f"{name} is a field of transformers that has no effect in minillm: leave it out")
         import difflib  # only needed here
 
         nearest = difflib.get_close_matches(name, FIELDS, n=1) if isinstance(name, str) else []
