@@ -102,7 +102,7 @@ class Held:
     def chunks(self) -> Iterator[np.ndarray]:
         yield self.values
 
-    def followed_by(self, other: Any) -> None:
+    def merged_with(self, other: Any) -> None:
         return None
 
     def part(self, axis: int, first: int, stop: int) -> "Held":

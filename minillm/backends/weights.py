@@ -38,7 +38,7 @@ class Tensor(Protocol):
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The values, some rows at a time; a chunk may reuse the memory of the one before."""
 
-    def followed_by(self, other: Any) -> "Tensor | None":
+    def merged_with(self, other: Any) -> "Tensor | None":
         """This tensor and `other` as one, if their rows are contiguous in a file; else None."""
 
     def part(self, axis: int, first: int, stop: int) -> "Tensor":
@@ -82,7 +82,7 @@ class Rearranged:
         for first in range(0, len(values), rows):
             yield np.ascontiguousarray(values[first : first + rows])
 
-    def followed_by(self, other: Any) -> None:
+    def merged_with(self, other: Any) -> None:
         """None: reordered tensors are never adjacent in a file."""
 
     def part(self, axis: int, first: int, stop: int) -> "Rearranged":
@@ -180,7 +180,7 @@ class RandomTensor:
         """The numbers, float32."""
         return self.load()
 
-    def followed_by(self, other: Any) -> None:
+    def merged_with(self, other: Any) -> None:
         """Always None: there is no file."""
 
     def part(self, axis: int, first: int, stop: int) -> Rearranged:
@@ -252,7 +252,7 @@ def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
     """All tensors as one, if their rows are contiguous in a file; else None."""
     whole: Tensor | None = tensors[0]
     for tensor in tensors[1:]:
-        whole = whole and whole.followed_by(tensor)
+        whole = whole and whole.merged_with(tensor)
     return whole
 
 

@@ -129,7 +129,7 @@ class StoredTensor:
             return None
         return np.frombuffer(self.file.mapping, dtype, count, self.offset).reshape(self.shape)
 
-    def followed_by(self, other: Any) -> "StoredTensor | None":
+    def merged_with(self, other: Any) -> "StoredTensor | None":
         """This tensor and `other` concatenated by rows, if they are adjacent in the file; else None."""
         if not isinstance(other, StoredTensor) or other.file is not self.file or other.dtype != self.dtype:
             return None

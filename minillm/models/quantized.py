@@ -46,11 +46,11 @@ class QuantizedTensor:
         values, scales = self.values.stored((self.values.dtype,)), self.scales.stored()
         return Quantized(values, scales, self.shape[1])
 
-    def followed_by(self, other: Any) -> "QuantizedTensor | None":
+    def merged_with(self, other: Any) -> "QuantizedTensor | None":
         """Both as one matrix if their values and their scales are adjacent in the file, else None."""
         if not isinstance(other, QuantizedTensor) or other.shape[1] != self.shape[1]:
             return None
-        values, scales = self.values.followed_by(other.values), self.scales.followed_by(other.scales)
+        values, scales = self.values.merged_with(other.values), self.scales.merged_with(other.scales)
         if values is None or scales is None:
             return None
         return QuantizedTensor(values, scales, (self.shape[0] + other.shape[0], self.shape[1]))

@@ -1,8 +1,8 @@
-"""Two ranks that share each layer, as two threads: weights cut by hand, hidden states summed at a barrier."""
+"""Two ranks that share each layer, as two threads: each reads its share of the files; a barrier sums their results."""
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,14 @@ import pytest
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import CountingBackend
-from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
-from minillm.layers.mlp import GatedMLP
+from minillm.models import load_model
 from minillm.runner import Runner
 
-from ..families import CONFIGS
-from ..tiny import logits_of, model_of, runner_of
+from ..tiny import logits_of, runner_of
 
-MODELS = [
-    CONFIGS["llama"]["grouped"],  # gated MLP, grouped heads, rotary embedding
-    CONFIGS["opt"]["pre-norm"],  # biases
-    CONFIGS["opt"]["post-norm"],
-    CONFIGS["gpt_neox"]["parallel"],  # one residual for attention and MLP
-]
+GOLDEN = Path(__file__).parents[1] / "golden"
+FOLDERS = [folder.parent for folder in sorted(GOLDEN.rglob("config.json"))]
 LINE = np.random.default_rng(3).integers(3, 96, 12).tolist()
 
 
@@ -55,41 +49,10 @@ class Rank(NumpyBackend):
         return x
 
 
-def rows(weight: Weight, parts: list[int], rank: int) -> Weight:
-    """Half of the rows of each part of a fused projection, with their biases."""
-    of_parts = np.split(np.arange(sum(parts)), np.cumsum(parts)[:-1])
-    picked = np.concatenate([part.reshape(2, -1)[rank] for part in of_parts])
-    return replace(weight, data=weight.data[picked], bias=None if weight.bias is None else weight.bias[picked])
-
-
-def columns(weight: Weight, rank: int) -> Weight:
-    """Half of the columns; the bias is the first rank's."""
-    half = weight.shape[1] // 2
-    return replace(
-        weight, data=weight.data[:, rank * half : (rank + 1) * half], bias=weight.bias if rank == 0 else None
-    )
-
-
-def shard(model: Any, rank: int) -> Any:
-    """One of two ranks' parts of a model: half of the heads and of the MLP's width in each layer."""
-
-    def of(layer: Any) -> Any:
-        attention, mlp = layer.attention, layer.mlp
-        H, K, D = attention.num_heads, attention.num_kv_heads, attention.out.shape[1] // attention.num_heads
-        attention = replace(
-            attention,
-            num_heads=H // 2,
-            num_kv_heads=K // 2,
-            qkv=rows(attention.qkv, [H * D, K * D, K * D], rank),
-            out=columns(attention.out, rank),
-        )
-        F = mlp.down.shape[1]
-        gated = isinstance(mlp, GatedMLP)
-        up = {"gate_up": rows(mlp.gate_up, [F, F], rank)} if gated else {"up": rows(mlp.up, [F], rank)}
-        return replace(layer, attention=attention, mlp=replace(mlp, down=columns(mlp.down, rank), **up))
-
-    halves = {name: getattr(model.config, name) // 2 for name in ("num_heads", "num_kv_heads")}
-    return replace(model, config=replace(model.config, **halves), layers=tuple(map(of, model.layers)))
+def rank_of(folder: Path, rank: int, total: Sum) -> Runner:
+    """A runner of one of two ranks, which has read its share of a checkpoint: half of the heads and of the MLP."""
+    backend = Rank(rank, 2, total)
+    return runner_of(load_model(folder, backend, rank=rank, ranks=2), backend=backend, page_size=8)
 
 
 def together(ranks: list[Callable[[], None]]) -> None:
@@ -111,15 +74,15 @@ def together(ranks: list[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-@pytest.mark.parametrize("raw", MODELS, ids=lambda raw: raw["model_type"])
-def test_two_ranks_give_the_logits_of_one(raw: dict[str, Any]) -> None:
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: "-".join(folder.relative_to(GOLDEN).parts))
+def test_two_ranks_give_the_logits_of_one(folder: Path) -> None:
     """A prompt, then tokens one by one; the residual and the bias are added once, not by each rank."""
-    model, total = model_of(raw, seed=2), Sum(2)
+    model, total = load_model(folder, NumpyBackend()), Sum(2)
     expected = logits_of(runner_of(model), LINE)
     found: list[list[np.ndarray]] = [[], []]
 
     def run(rank: int) -> Callable[[], None]:
-        runner = runner_of(shard(model, rank), backend=Rank(rank, 2, total), page_size=8)
+        runner = rank_of(folder, rank, total)
         sequence = TokenSequence(LINE[:8])
 
         def steps() -> None:
@@ -138,15 +101,16 @@ def test_two_ranks_give_the_logits_of_one(raw: dict[str, Any]) -> None:
 
 def test_messages_are_counted_and_one_rank_sends_none() -> None:
     """2 sums a layer; each rank reads the two messages of T E numbers, and writes one."""
-    model, total = model_of(MODELS[0], seed=2), Sum(2)
+    model, total = load_model(FOLDERS[0], NumpyBackend()), Sum(2)
     alone = CountingBackend(NumpyBackend())
     runner_of(model, backend=alone).prefill(TokenSequence(list(LINE)))
     assert "reduce" not in alone.by_operation()
     counted: list[Any] = []
 
     def run(rank: int) -> Callable[[], None]:
-        counted.append(CountingBackend(Rank(rank, 2, total)))
-        runner: Runner = runner_of(shard(model, rank), backend=counted[rank])
+        runner = rank_of(FOLDERS[0], rank, total)
+        counted.append(CountingBackend(runner.backend))
+        runner.backend = counted[rank]
         return lambda: runner.prefill(TokenSequence(list(LINE))) and None
 
     together([run(0), run(1)])

@@ -89,8 +89,8 @@ def test_rows_side_by_side_in_a_file_are_mapped_as_one(tmp_path: Path) -> None:
         whole = gather([first[name] for name in names], None)
         np.testing.assert_array_equal(whole, np.concatenate([arrays[name] for name in names]))
         assert (not whole.flags.owndata) is one_piece
-    assert first["c"].followed_by(first["d"]) is None
-    assert first["a"].followed_by(second["b"]) is None
+    assert first["c"].merged_with(first["d"]) is None
+    assert first["a"].merged_with(second["b"]) is None
     assert gather([first["a"], second["b"]], None).flags.owndata
 
 

@@ -36,7 +36,7 @@ def test_every_way_to_read_it_gives_the_same(tensor: Tensor, kind: str, monkeypa
     for array in (read, ours.load(), ours.stored(), np.concatenate(chunks), gather([ours], FLOAT32, "F")):
         np.testing.assert_array_equal(array, expected, strict=True)
     assert ours.stored().flags.c_contiguous and all(chunk.flags.c_contiguous for chunk in chunks)
-    assert ours.followed_by(ours) is None
+    assert ours.merged_with(ours) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
