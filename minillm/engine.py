@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import read, refuse_unknown
-from .cache import PagedCache, affordable_pages
+from .cache import PagedCache
 from .chat import RENDER_ARGUMENTS, Messages, refuse_tools
 from .config import ModelConfig
 from .decoding.resolving import strategy_for
@@ -23,7 +23,7 @@ from .decoding.settings import GenerationConfig
 from .decoding.strategy import Request
 from .errors import EngineStateError, PromptError
 from .inspect import all_logits, score_tokens
-from .loading import Parts, Placement, choose_backend, load_parts
+from .loading import Parts, Placement, affordable_pages, choose_backend, load_parts
 from .loop import Limits, StepLoop
 from .models import random_model
 from .request import (

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import reference
 from .backends.observe import WrappedBackend
 from .backends.operations import Backend
 from .backends.weights import Weight
-from .batch import TokenSequence
+from .batch import Batch, TokenSequence
 from .cache import PagedCache
-from .reference.softmax import chosen_log_probs, top_log_probs
+from .reference.attention import attention_scores
+from .reference.softmax import chosen_log_probs, softmax, top_log_probs
 from .runner import Runner
 
 Turn = Callable[[], AbstractContextManager[None]]
@@ -106,7 +106,18 @@ class AttentionRecorder(WrappedBackend):
             variant["slopes"] = None if slopes is None else host(slopes.data)
             variant["bias"] = None if bias is None else [host(each) for each in bias]
             q, batch, scale = host(arguments["q"]), arguments["batch"], arguments["scale"]
-            self.map = reference.attention_map(q, host(keys), batch, scale, np, **variant)[0]
+            self.map = attention_map(q, host(keys), batch, scale, np, **variant)[0]
+
+
+def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any, **variant: Any) -> list[Any]:
+    """Attention weights of each sequence [H, n, S], for inspection; arguments as of `attend`."""
+    maps, biases = [], variant.pop("bias", None)
+    for i, span in enumerate(batch.spans):
+        n, H, _ = q[span.start : span.stop].shape
+        variant["bias"] = None if biases is None else biases[i]
+        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp, **variant)
+        maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
+    return maps
 
 
 def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:

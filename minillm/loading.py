@@ -5,7 +5,7 @@ Also the choice of backend, device and dtype.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -276,3 +276,34 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     tokens = named | (further if isinstance(further, dict) else {})
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def affordable_pages(
+    config: ModelConfig,
+    backend: Backend,
+    sequences: int,
+    budget: int | None,
+    others: Iterable[ModelConfig] = (),
+) -> int:
+    """Number of pages for `sequences` full contexts plus a few guesses, or as many as the budget allows.
+
+    Args:
+        config: the model's shape
+        backend: decides the page size
+        sequences: number that run at once
+        budget: bytes; None for half of the free memory
+        others: shapes of further models, each of which needs as many pages
+
+    Raises:
+        ParameterError: the budget is less than one page.
+    """
+    models = (config, *others)
+    memory = backend.memory
+    position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
+    page = position * memory.page_size
+    wanted = sequences * (config.max_positions // memory.page_size + 1)
+    if budget is None:
+        budget = max(page, memory.free_bytes() // 2)
+    if budget < page:
+        raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
+    return min(wanted, budget // page)

@@ -1,6 +1,6 @@
 """Runs a forward pass over pending tokens, the same for prefill and decode."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,13 +125,3 @@ class Runner:
         sequence.token_ids += feed.tokens
         sequence.tree = tuple(feed.tree)
         return sequence
-
-    def chunks(self, sequence: TokenSequence, stop: int, chunk: int) -> Iterator[tuple[int, Output]]:
-        """Compute a sequence up to position `stop` in chunks, with the logits of every position.
-
-        Yields:
-            The position of the chunk's first token, and the output [chunk, V].
-        """
-        while sequence.cached < stop:
-            first, count = sequence.cached, min(chunk, stop - sequence.cached)
-            yield first, self.forward([sequence], [count], rows=range(count))

@@ -7,9 +7,9 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.numpy import NumpyBackend
-from minillm.cache import affordable_pages
 from minillm.cli.main import run
 from minillm.errors import ParameterError
+from minillm.loading import affordable_pages
 
 from .tiny import tiny_model, write_checkpoint
 

@@ -207,3 +207,12 @@ def logits_of(runner: Runner, token_ids: Sequence[int]) -> np.ndarray:
     apart = runner_of(runner.model, backend=NumpyBackend(), pages=1, page_size=len(token_ids))
     output = apart.forward([TokenSequence(list(token_ids))], [len(token_ids)], rows=range(len(token_ids)))
     return output.logits.copy()
+
+
+def chunks(runner: Runner, line: list[int], size: int) -> np.ndarray:
+    """The logits of every position of a line, computed `size` tokens at a time. [T, V]"""
+    sequence, rows = TokenSequence(list(line)), []
+    while sequence.pending:
+        count = min(size, sequence.pending)
+        rows.append(runner.forward([sequence], [count], rows=range(count)).logits.copy())
+    return np.concatenate(rows)

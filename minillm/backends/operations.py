@@ -98,20 +98,7 @@ class Backend:
         bias: Sequence[Any] | None = None,
         softcap: float | None = None,
     ) -> Any:
-        """Attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]
-
-        Args:
-            q: queries [T, H, D]
-            cache: keys and values, those of the new tokens included
-            layer: number of the layer
-            batch: which rows belong to which sequence, and its pages
-            scale: factor of the scores: 1 / sqrt D, or the family's own
-            causal: False: each query sees its sequence's whole context
-            window: how many positions each query sees on one side, its own included; None: no limit
-            slopes: [H], ALiBi's
-            bias: added to the scores, [H, n, S] for each sequence, n its new tokens
-            softcap: scores become softcap tanh(score / softcap), before a bias is added
-        """
+        """Attention over the cache, sequence by sequence: see `reference.attend`. [T, H, D] -> [T, H, D]"""
         return reference.attend(
             q,
             *cache.layer(layer),

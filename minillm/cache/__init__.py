@@ -1,6 +1,6 @@
 """The KV cache."""
 
-from .paged import PagedCache, affordable_pages
+from .paged import PagedCache
 from .prefix import PrefixCache
 
-__all__ = ["PagedCache", "PrefixCache", "affordable_pages"]
+__all__ = ["PagedCache", "PrefixCache"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ..backends.operations import Backend
 from ..batch import TokenSequence, common_prefix
 from ..config import ModelConfig
-from ..errors import CacheFullError, ParameterError
+from ..errors import CacheFullError
 
 
 class PagedCache:
@@ -159,34 +159,3 @@ class PagedCache:
         self._references[page] -= 1
         if not self._references[page]:
             self._free.append(page)
-
-
-def affordable_pages(
-    config: ModelConfig,
-    backend: Backend,
-    sequences: int,
-    budget: int | None,
-    others: Iterable[ModelConfig] = (),
-) -> int:
-    """Number of pages for `sequences` full contexts plus a few guesses, or as many as the budget allows.
-
-    Args:
-        config: the model's shape
-        backend: decides the page size
-        sequences: number that run at once
-        budget: bytes; None for half of the free memory
-        others: shapes of further models, each of which needs as many pages
-
-    Raises:
-        ParameterError: the budget is less than one page.
-    """
-    models = (config, *others)
-    memory = backend.memory
-    position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
-    page = position * memory.page_size
-    wanted = sequences * (config.max_positions // memory.page_size + 1)
-    if budget is None:
-        budget = max(page, memory.free_bytes() // 2)
-    if budget < page:
-        raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
-    return min(wanted, budget // page)

@@ -21,10 +21,15 @@ import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import numpy as np
+
+from ..backends.chooser import Chooser
 from ..errors import ParameterError, shown
+from ..reference.softmax import chosen_log_probs, top_log_probs
 from .guided import Guide
+from .settings import Settings
 
 
 class StopStrings:
@@ -278,3 +283,26 @@ class Continuation:
         )
         self._taken_tokens, self._taken_text, self._taken_end = len(self.token_ids), self._taken_text + len(text), ended
         return progress
+
+
+class Report:
+    """Log-probabilities of the model's own distribution, before processors; computed only if requested."""
+
+    def __init__(self, chooser: Chooser, logits: Any, settings: Settings, *, changing: bool) -> None:
+        self._wanted = settings.logprobs
+        self._top: tuple[Any, Any] | None = None
+        if self._wanted:
+            self._raw = logits.copy() if changing else logits
+            if settings.top_logprobs:
+                self._top = top_log_probs(logits, settings.top_logprobs, chooser.xp)
+        self._xp = chooser.xp
+
+    def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
+        """The chosen token's log-probability and the top n, for `Continuation.push`."""
+        if not self._wanted:
+            return None, None
+        log_prob = float(chosen_log_probs(self._raw[row : row + 1], np.asarray([token]), self._xp)[0])
+        if self._top is None:
+            return log_prob, None
+        ids, values = self._top
+        return log_prob, [(int(i), float(v)) for i, v in zip(ids[row], values[row], strict=True)]

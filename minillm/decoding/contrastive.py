@@ -30,9 +30,9 @@ import numpy as np
 from ..backends.chooser import Chooser
 from ..errors import ParameterError
 from ..reference.softmax import log_softmax, softmax, top_indices
-from .continuation import Continuation
+from .continuation import Continuation, Report
 from .processors import History, build_processors, no_token_left, rows_without_a_token
-from .sampling import GreedySearch, Report, Sampling, TokenState
+from .sampling import GreedySearch, Sampling, TokenState
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 

@@ -12,36 +12,12 @@ from numpy.typing import ArrayLike
 from ..backends.chooser import Chooser
 from ..reference.philox import Keys
 from ..reference.sampling import Draw
-from ..reference.softmax import chosen_log_probs, top_log_probs
-from .continuation import Continuation, TopLogProbs
+from .continuation import Continuation, Report
 from .filters import MinP, Temperature, TopK, TopP, build_filters
 from .guided import restrict
 from .processors import History, LogitsProcessor, build_processors, no_token_left, rows_without_a_token
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
-
-
-class Report:
-    """Log-probabilities of the model's own distribution, before processors; computed only if requested."""
-
-    def __init__(self, chooser: Chooser, logits: Any, settings: Settings, *, changing: bool) -> None:
-        self._wanted = settings.logprobs
-        self._top: tuple[Any, Any] | None = None
-        if self._wanted:
-            self._raw = logits.copy() if changing else logits
-            if settings.top_logprobs:
-                self._top = top_log_probs(logits, settings.top_logprobs, chooser.xp)
-        self._xp = chooser.xp
-
-    def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
-        """The chosen token's log-probability and the top n, for `Continuation.push`."""
-        if not self._wanted:
-            return None, None
-        log_prob = float(chosen_log_probs(self._raw[row : row + 1], np.asarray([token]), self._xp)[0])
-        if self._top is None:
-            return log_prob, None
-        ids, values = self._top
-        return log_prob, [(int(i), float(v)) for i, v in zip(ids[row], values[row], strict=True)]
 
 
 @dataclass(eq=False)

@@ -1,11 +1,11 @@
 """Reference implementation of every operation on an array module `xp`, each with its cost."""
 
 from .activation import glu
-from .attention import attend, attention_map, store_kv
+from .attention import attend, store_kv
 from .linear import embed, linear
 from .norm import layer_norm, rms_norm
 from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample
 
-__all__ = ["Rotation", "attend", "attention_map", "cosines_and_sines", "embed", "glu", "layer_norm", "linear"]
+__all__ = ["Rotation", "attend", "cosines_and_sines", "embed", "glu", "layer_norm", "linear"]
 __all__ += ["rms_norm", "rotary", "sample", "store_kv"]

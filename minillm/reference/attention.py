@@ -177,17 +177,6 @@ def merge_values(weights: Any, values: Any, span: Span, out: Any, xp: Any) -> No
     out.reshape(n, K, H // K, D)[...] = z.reshape(K, H // K, n, D).transpose(2, 0, 1, 3)
 
 
-def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any, **variant: Any) -> list[Any]:
-    """Attention weights of each sequence [H, n, S], for inspection; arguments as of `attend`."""
-    maps, biases = [], variant.pop("bias", None)
-    for i, span in enumerate(batch.spans):
-        n, H, _ = q[span.start : span.stop].shape
-        variant["bias"] = None if biases is None else biases[i]
-        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp, **variant)
-        maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
-    return maps
-
-
 def attention_cost(
     batch: Batch,
     H: int,

@@ -14,7 +14,7 @@ from minillm.models import build_model, canonical_names, family_of, published, p
 
 from ..comparing import assert_same_tokens
 from ..families import CASES, CONFIGS, IDS, PARAMETERS
-from ..tiny import Held, generate, logits_of, model_of, random_prompts, runner_of, tiny_tensors
+from ..tiny import Held, chunks, generate, logits_of, model_of, random_prompts, runner_of, tiny_tensors
 
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 
@@ -32,8 +32,7 @@ def test_chunks_and_pages_of_any_size_give_the_logits_of_one_pass(
 ) -> None:
     model = model_of(raw)
     runner = runner_of(model, pages=64, page_size=page_size)
-    rows = [output.logits.copy() for _, output in runner.chunks(TokenSequence(LINE), len(LINE), chunk)]
-    np.testing.assert_allclose(np.concatenate(rows), logits_of(runner_of(model), LINE), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(chunks(runner, LINE, chunk), logits_of(runner_of(model), LINE), rtol=0, atol=1e-4)
 
 
 def test_cached_naive_and_single_tokens_are_the_same(raw: dict[str, Any]) -> None:

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import TokenSequence
 from minillm.config import Fields
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.models import load_model
 from minillm.models.rotary import read_rotary
 
-from ..tiny import generate, runner_of
+from ..tiny import chunks, generate, runner_of
 from .test_llama import CONFIG
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -124,8 +123,7 @@ def test_texts_beyond_the_original_length(name: str, tmp_path: Path) -> None:
     ours, theirs = load_model(tmp_path, NumpyBackend()), huggingface.logits(model, line)
     for chunk in (100, 37):
         runner = runner_of(ours, page_size=16)
-        rows = [output.logits.copy() for _, output in runner.chunks(TokenSequence(line), len(line), chunk)]
-        np.testing.assert_allclose(np.concatenate(rows), theirs, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(chunks(runner, line, chunk), theirs, rtol=0, atol=1e-4)
     prompt = line[:50]
     expected = huggingface.generate(huggingface.build_model(raw, 7), prompt, max_new_tokens=40)[0][0]
     assert len(set(expected)) >= 8

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.attention import QUERY_TILE, attend, attention_cost, attention_map, kv_cost, store_kv
+from minillm.inspect import attention_map
+from minillm.reference.attention import QUERY_TILE, attend, attention_cost, kv_cost, store_kv
 
 D = 8
 LENGTHS = {  # cached positions and new tokens of each sequence

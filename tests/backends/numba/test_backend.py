@@ -12,12 +12,11 @@ from minillm import Engine
 from minillm.backends.formats import FORMATS
 from minillm.backends.numba.backend import FEW_ROWS, NumbaBackend
 from minillm.backends.numpy import NumpyBackend
-from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.loading import Placement, choose_backend
 from minillm.runner import Runner
 
-from ...tiny import VARIANTS, tiny_model
+from ...tiny import VARIANTS, chunks, tiny_model
 
 LINE = [3 + (7 * i) % 50 for i in range(40)]
 
@@ -26,7 +25,7 @@ def logits_of(backend: Any, variant: str, line: list[int], chunk: int) -> np.nda
     """The logits of every position, computed in chunks."""
     model = tiny_model(variant, backend=backend)
     runner = Runner(model, backend, PagedCache(model.config, backend, 16, 8))
-    return np.concatenate([out.logits.copy() for _, out in runner.chunks(TokenSequence(list(line)), len(line), chunk)])
+    return chunks(runner, line, chunk)
 
 
 @pytest.mark.parametrize("chunk", [1, 11, 40])

@@ -15,7 +15,7 @@ from minillm.batch import TokenSequence
 
 from ...comparing import assert_same_tokens
 from ...families import CASES, CONFIGS, IDS
-from ...tiny import generate, logits_of, model_of, random_prompts, runner_of
+from ...tiny import chunks, generate, logits_of, model_of, random_prompts, runner_of
 
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 ROUNDING = 2e-5
@@ -32,7 +32,7 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
 def all_logits(raw: dict[str, Any], backend: Backend, chunk: int) -> np.ndarray:
     """The logits of every position, computed in chunks. [T, V]"""
     runner = runner_of(model_of(raw, backend=backend), backend=backend, page_size=16)
-    return np.concatenate([output.logits.copy() for _, output in runner.chunks(TokenSequence(LINE), len(LINE), chunk)])
+    return chunks(runner, LINE, chunk)
 
 
 def error(got: np.ndarray, expected: np.ndarray) -> float:
