@@ -67,7 +67,8 @@ def load_model(folder: Path, backend: Backend) -> Model:
     if quantization is None:
         tensors = family.canonical_names(stored, config)
     else:
-        quantization.check_wanted(backend.loader.formats.projection)
+        wanted = backend.loader.formats.projection
+        quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, family.tensor_table(config))
     model: Model = family.build(config, tensors, backend)
     stored.check_unchanged()
