@@ -75,7 +75,8 @@ def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1)
     if quantization is None:
         tensors = canonical_names(stored, config)
     else:
-        quantization.check_wanted(backend.loader.formats.projection)
+        wanted = backend.loader.formats.projection
+        quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
     model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
     stored.check_unchanged()

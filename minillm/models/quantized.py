@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.formats import Format
+from ..backends.formats import FORMATS
 from ..backends.weights import CHUNK, Tensor
 from ..checkpoint import StoredTensor
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError
@@ -111,16 +111,17 @@ class Quantization:
         """The equivalent dtype of an engine."""
         return f"int{self.bits}"
 
-    def check_wanted(self, wanted: Format | None) -> None:
+    def check_wanted(self, dtype: str) -> None:
         """Refuse to quantise a second time.
 
         Raises:
-            ParameterError: the format of projections wanted is a different quantised one.
+            ParameterError: the dtype wanted is a different quantised one.
         """
+        wanted = FORMATS.get(dtype)
         if wanted is not None and wanted.scale_bits and wanted.bits != self.bits:
             raise ParameterError(
                 f"the checkpoint is already quantised to {self.dtype}: dtype should be 'auto', which keeps that, or "
-                f"another than {wanted.name!r}; or quantise the checkpoint that it was made from"
+                f"another than {dtype!r}; or quantise the checkpoint that it was made from"
             )
 
     def join(self, stored: Mapping[str, StoredTensor], table: Shapes) -> dict[str, Tensor]:
