@@ -67,7 +67,7 @@ def top_indices(scores: NDArray[Any], n: int, xp: ModuleType) -> NDArray[np.int6
 
 
 def top_log_probs(logits: NDArray[Any], n: int, xp: ModuleType = np) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The `n` likeliest tokens of each row, likeliest first, ties by ascending id.
+    """The `n` most likely tokens of each row, best first, ties by ascending id.
 
     `logits` [N, V], `n` from 0 to V -> their ids [N, n] int64 and their log-probabilities [N, n] float32.
     """
