@@ -33,7 +33,6 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
         usage="%(prog)s [-h] [NAME ... | all] [OPTION OF THE SCRIPT ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to run; without one they are listed")
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

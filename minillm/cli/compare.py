@@ -29,11 +29,7 @@ EPILOG = """examples:
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
-        "compare",
-        help="one prompt under every decoding strategy",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "compare", help="one prompt under every decoding strategy", description=DESCRIPTION, epilog=EPILOG
     )
     add_prompt_options(parser)
     add_model_options(parser)

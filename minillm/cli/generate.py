@@ -48,7 +48,6 @@ def add_parser(commands: Any) -> None:
         help="continue a prompt",
         description="Continue a prompt and print the text as it comes.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_prompt_options(parser)
     add_model_options(parser)

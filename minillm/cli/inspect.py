@@ -23,12 +23,7 @@ of what follows. Read one after the other the answers are gibberish."""
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
-    parser = commands.add_parser(
-        "inspect",
-        help="what the model would say at each position",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("inspect", help="what the model would say at each position", description=DESCRIPTION)
     add_prompt_options(parser)
     add_model_options(parser)
     parser.add_argument("--top", type=int, default=3, metavar="N", help="answers shown at each position (default: 3)")

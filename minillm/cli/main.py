@@ -25,6 +25,11 @@ class _Parser(argparse.ArgumentParser):
 
     _common: frozenset[str] = frozenset()
 
+    def __init__(self, **options: Any) -> None:
+        if "\n" in f"{options.get('description')}{options.get('epilog')}":  # keep their lines
+            options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        super().__init__(**options)
+
     def error(self, message: str) -> NoReturn:
         """Print usage and a message, which may quote any argument, and exit."""
         super().error(printable(message))

@@ -38,12 +38,7 @@ class Accuracy:
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
-    parser = commands.add_parser(
-        "perplexity",
-        help="what each dtype costs in accuracy",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("perplexity", help="what each dtype costs in accuracy", description=DESCRIPTION)
     add_model_options(parser, dtypes=DTYPES)
     parser.add_argument("--shape", metavar="NAME", help="random weights in a published shape, such as opt-125m")
     parser.add_argument("--text", type=Path, metavar="FILE", help="the text to predict")

@@ -38,13 +38,7 @@ EPILOG = """examples:
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
-    parser = commands.add_parser(
-        "profile",
-        help="where the time of a run goes",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("profile", help="where the time of a run goes", description=DESCRIPTION, epilog=EPILOG)
     add_model_options(parser)
     parser.add_argument("--shape", help="a published shape with random weights in place of a model: opt-125m ...")
     work = parser.add_argument_group("work")

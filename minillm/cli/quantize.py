@@ -17,9 +17,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "quantize",
         help="write a checkpoint with smaller weights",
-        description="Write a checkpoint with smaller weights. It loads at once: its files are mapped, not read.",
+        description="Write a checkpoint with smaller weights.\nIt loads at once: its files are mapped, not read.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SRC", help="checkpoint folder or Hugging Face hub id")
     parser.add_argument("target", metavar="DST", type=Path, help="a folder to be made")
