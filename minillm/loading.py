@@ -206,7 +206,7 @@ def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) 
     helper = load_model(find_model(where), backend)
     if helper.config.vocab_size != config.vocab_size:
         raise ParameterError(
-            f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model of "
+            f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
             f"{config.vocab_size}: they should be equal"
         )
     return helper

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from ..models.quantized import Quantization
 
 
-DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and for
-prefill and decode each operation's FLOPs, bytes, arithmetic intensity and least
-time.
+DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and
+for prefill and decode each operation's FLOPs, bytes, arithmetic intensity and
+least time.
 
-A multiply-add is two FLOPs. Attention counts the pairs of a query and a key that
-the mask leaves. Bytes are those of each operation alone; "fusion saves" is
-what would move in addition if biases, activations, residuals and softmax read and
-wrote arrays of their own. A floor is a lower bound of the time on that hardware,
-not an estimate. Vectors (biases, gains) and logits are float32, as in minillm."""
+A multiply-add is two FLOPs. Attention counts the pairs of a query and a key
+that the mask leaves. Bytes are those of each operation alone; "fusion saves" is
+what would move in addition if biases, activations, residuals and softmax read
+and wrote arrays of their own. A floor is a lower bound of the time on that
+hardware, not an estimate. Vectors (biases, gains) and logits are float32, as in
+minillm."""
 
 EPILOG = """examples:
   minillm analyze opt-13b --hardware a100

@@ -26,7 +26,9 @@ class _Parser(argparse.ArgumentParser):
     _common: frozenset[str] = frozenset()
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        if "\n" in f"{options.get('description')}{options.get('epilog')}":  # keep their lines
+            options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
         """Print usage and a message, which may quote any argument, and exit."""

@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "quantize",
         help="write a checkpoint with smaller weights",
-        description="Write a checkpoint with smaller weights. It loads at once: its files are mapped, not read.",
+        description="Write a checkpoint with smaller weights.\nIt loads at once: its files are mapped, not read.",
         epilog=EPILOG,
     )
     parser.add_argument("source", metavar="SRC", help="checkpoint folder or Hugging Face hub id")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minillm import Engine
-from minillm.cli.main import build_parser, run
+from minillm.cli.main import COMMANDS, build_parser, run
 
 from ..tiny import write_checkpoint
 
@@ -217,7 +217,7 @@ def test_ctrl_c_ends_cleanly():
 
 
 def test_help_of_every_command_reads_well(capsys):
-    for command in ("generate", "chat", "compare", "inspect", "tokenize"):
+    for command in (module.__name__.rpartition(".")[2] for module in COMMANDS):
         with pytest.raises(SystemExit) as stop:
             run([command, "--help"])
         assert stop.value.code == 0
