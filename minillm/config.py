@@ -61,10 +61,6 @@ class ModelConfig:
                 raise ParameterError(f"tensor_parallel {ranks} should divide the model's {name} {heads}")
         return replace(self, num_heads=self.num_heads // ranks, num_kv_heads=self.num_kv_heads // ranks)
 
-    def cache_values_per_token(self) -> int:
-        """Numbers (not bytes) that one token leaves in the K/V cache: 2 L K D."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
 
 LARGEST = 2**24
 """Upper bound of any size in a config; a larger one would fill the memory before the tensors could contradict it."""

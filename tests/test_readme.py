@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,23 @@ def test_the_python_example_runs(tmp_path, capsys):
     names = {"prompt": "A list of colors: red,", "prompt_a": "1, 2,", "prompt_b": "Monday,", "text": "a b c"}
     exec(code, {**names, "token_ids": [2, 5, 6]})
     assert capsys.readouterr().out
+
+
+def test_the_loop_of_the_guide_generates(capsys):
+    guide = (ROOT / "minillm" / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    expected = names["engine"].generate("A list of colors: red,", max_new_tokens=8).token_ids
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+def test_the_guides_first_reading_is_short():
+    guide = (ROOT / "minillm" / "README.md").read_text(encoding="utf-8")
+    order = guide[guide.index("## Where to begin") : guide.index("Generation is then a loop")]
+    files = [ROOT / "minillm" / name for name in re.findall(r"`([a-z0-9_/]+\.py)`", order)]
+    assert len(files) == 11
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 1500
 
 
 def test_what_it_links_to_is_there():

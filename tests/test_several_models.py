@@ -75,7 +75,11 @@ def test_the_shortest_context_counts(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_models_share_the_memory_for_their_caches() -> None:
     config, backend = tiny_model().config, NumpyBackend()
-    page = config.cache_values_per_token() * backend.memory.page_size * 4
+    page = (
+        config.num_layers
+        * backend.memory.position_bytes(config.num_kv_heads, config.head_dim)
+        * backend.memory.page_size
+    )
     assert affordable_pages(config, backend, 16, 6 * page, [config]) == 3
     with pytest.raises(ParameterError, match=f"at least {2 * page}"):
         affordable_pages(config, backend, 16, page, [config])

@@ -1,8 +1,7 @@
-"""The operations of the model, by default those of `reference/` on an array module.
+"""The operations of the model, by default those of `reference/`. Layers call these methods, never an array library.
 
-A backend overrides the operations it has a faster implementation of; the others run as in the reference, so a missing
-kernel never blocks a feature. Layers and models call these methods, never an array library. What else a backend does
-is done by the three objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
+A backend overrides those it has a faster implementation of, so a missing kernel never blocks a feature. The rest is
+done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
 """
 
 from collections.abc import Sequence
