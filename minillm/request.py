@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .config import ModelConfig
 from .decoding.continuation import FinishReason, Progress, StopStrings, TextStream, TopLogProbs
 from .decoding.guided import Guide, GuideMaker
-from .decoding.resolving import resolve
+from .decoding.resolving import new_token_limit, resolve
 from .decoding.settings import GenerationConfig, Settings
 from .decoding.strategy import Request
 from .errors import ParameterError, PromptError, shown
@@ -298,7 +298,7 @@ class RequestMaker:
                 f"forced_bos_token_id={settings.forced_bos_token_id} has no effect on a prompt of {prompt_length}"
                 " tokens, only on a prompt of one: leave it out"
             )
-        limit, room = settings.new_token_limit(prompt_length), self.config.max_positions - prompt_length
+        limit, room = new_token_limit(settings, prompt_length), self.config.max_positions - prompt_length
         if limit > room:
             context = self.config.max_positions
             logger.warning("%d new tokens exceed the context of %d: %d fit after the prompt", limit, context, room)

@@ -305,6 +305,33 @@ class _Resolution:
         resolved["logprobs"] = resolved["logprobs"] or count > 0
 
 
+def new_token_limit(settings: Settings, prompt_length: int) -> int:
+    """Maximum number of tokens generated after a prompt of `prompt_length` tokens.
+
+    Raises:
+        ParameterError: max_length leaves no room for any, or a minimum that the user set cannot be reached.
+    """
+    if settings.max_new_tokens is not None:
+        name, limit = f"max_new_tokens={settings.max_new_tokens}", settings.max_new_tokens
+    else:
+        assert settings.max_length is not None
+        name, limit = f"max_length={settings.max_length}", settings.max_length - prompt_length
+    if limit < 1:
+        raise ParameterError(
+            f"{name} leaves no room for new tokens: the prompt has {prompt_length}; raise it, or set max_new_tokens"
+        )
+    for minimum, value, least in (
+        ("min_new_tokens", settings.min_new_tokens, settings.min_new_tokens),
+        ("min_length", settings.min_length, settings.min_length - prompt_length),
+    ):
+        if least > limit and minimum in settings.explicit:
+            raise ParameterError(
+                f"{minimum}={value} cannot be reached: {name} allows {limit} new tokens after a prompt of"
+                f" {prompt_length}"
+            )
+    return limit
+
+
 def strategy_for(settings: Settings) -> "Strategy":
     """The strategy for a request.
 

@@ -315,8 +315,8 @@ GenerationConfig.__signature__ = inspect.Signature(
 class Settings(Fields[Never]):
     """Resolved generation parameters. Hashable; the attributes are those of GenerationConfig.
 
-    Exactly one of `max_new_tokens` and `max_length` is a number: see `new_token_limit`. `seed` is always one: fresh if
-    none was set, 0 without sampling. `num_assistant_tokens` is 0 without a draft model.
+    Exactly one of `max_new_tokens` and `max_length` is a number: see `resolving.new_token_limit`. `seed` is always one:
+    fresh if none was set, 0 without sampling. `num_assistant_tokens` is 0 without a draft model.
     """
 
     eos_token_id: tuple[int, ...]
@@ -344,32 +344,6 @@ class Settings(Fields[Never]):
     def guide(self) -> tuple[str, Any] | None:
         """Name and value of the `guided_...` field that is set, if any."""
         return next(((name, value) for name in GUIDES if (value := getattr(self, name)) is not None), None)
-
-    def new_token_limit(self, prompt_length: int) -> int:
-        """Maximum number of tokens generated after a prompt of `prompt_length` tokens.
-
-        Raises:
-            ParameterError: max_length leaves no room for any, or a minimum that the user set cannot be reached.
-        """
-        if self.max_new_tokens is not None:
-            name, limit = f"max_new_tokens={self.max_new_tokens}", self.max_new_tokens
-        else:
-            assert self.max_length is not None
-            name, limit = f"max_length={self.max_length}", self.max_length - prompt_length
-        if limit < 1:
-            raise ParameterError(
-                f"{name} leaves no room for new tokens: the prompt has {prompt_length}; raise it, or set max_new_tokens"
-            )
-        for minimum, value, least in (
-            ("min_new_tokens", self.min_new_tokens, self.min_new_tokens),
-            ("min_length", self.min_length, self.min_length - prompt_length),
-        ):
-            if least > limit and minimum in self.explicit:
-                raise ParameterError(
-                    f"{minimum}={value} cannot be reached: {name} allows {limit} new tokens after a prompt of"
-                    f" {prompt_length}"
-                )
-        return limit
 
 
 # fmt: off

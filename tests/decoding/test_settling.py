@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from minillm.decoding.resolving import new_token_limit
 from minillm.errors import ParameterError
 
 from .settled import settle
@@ -51,10 +52,10 @@ def test_two_names_of_one_limit(first: str, second: str) -> None:
 
 
 def test_new_token_limit() -> None:
-    assert settle().new_token_limit(7) == 20
-    assert settle(max_length=30).new_token_limit(7) == 23
+    assert new_token_limit(settle(), 7) == 20
+    assert new_token_limit(settle(max_length=30), 7) == 23
     with pytest.raises(ParameterError, match=r"max_length=7 .* the prompt has 7"):
-        settle(max_length=7).new_token_limit(7)
+        new_token_limit(settle(max_length=7), 7)
 
 
 def test_minima_that_the_maxima_forbid() -> None:
@@ -63,15 +64,15 @@ def test_minima_that_the_maxima_forbid() -> None:
     with pytest.raises(ParameterError, match="min_length=31 is more than max_length=30"):
         settle(min_length=31, max_length=30)
     with pytest.raises(ParameterError, match=r"min_length=30 .* max_new_tokens=20 allows 20"):
-        settle(min_length=30).new_token_limit(9)
+        new_token_limit(settle(min_length=30), 9)
     with pytest.raises(ParameterError, match=r"min_new_tokens=22 .* max_length=30 allows 21"):
-        settle(min_new_tokens=22, max_length=30).new_token_limit(9)
-    assert settle(min_length=30).new_token_limit(10) == 20
+        new_token_limit(settle(min_new_tokens=22, max_length=30), 9)
+    assert new_token_limit(settle(min_length=30), 10) == 20
 
 
 def test_minima_of_the_checkpoint_are_not_an_error() -> None:
-    assert settle({"min_new_tokens": 56}, max_new_tokens=5).new_token_limit(9) == 5
-    assert settle({"min_length": 56}).new_token_limit(9) == 20
+    assert new_token_limit(settle({"min_new_tokens": 56}, max_new_tokens=5), 9) == 5
+    assert new_token_limit(settle({"min_length": 56}), 9) == 20
     assert settle({"min_length": 56}, eos=None).min_length == 56
 
 
