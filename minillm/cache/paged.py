@@ -24,7 +24,7 @@ class PagedCache:
         page_size: int | None = None,
         layers: range | None = None,
     ) -> None:
-        """Reserve `num_pages` pages of P = `page_size` positions, by default the backend's choice, of all or some layers."""
+        """Reserve `num_pages` pages of P = `page_size` positions (or the backend's choice) of some layers, or all."""
         layers = layers or range(config.num_layers)
         self.page_size = page_size or backend.memory.page_size
         self.num_pages = num_pages
