@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -404,7 +405,7 @@ class Engine:
         self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
         self._mail: dict[int, deque[Event]] = {}  # events of requests that a generate or stream is waiting for
         self._unclaimed: deque[Event] = deque()  # events of requests made by `add`
-        self._forgotten: deque[int] = deque()  # requests whose streams were garbage collected
+        self._streams: dict[int, weakref.ref[EventStream]] = {}  # by request; a dead one is to be dropped
         self._turns = Turns()
         self._closed = False
 
@@ -421,10 +422,12 @@ class Engine:
             for request_id in request_ids:
                 self._loop.abort(request_id)
                 self._mail.pop(request_id, None)
+                self._streams.pop(request_id, None)
 
     def _drop_forgotten(self) -> None:
-        while self._forgotten:
-            self._drop([self._forgotten.popleft()])
+        """Abort the requests whose streams were garbage collected: in any thread, perhaps in the middle of a step."""
+        if forgotten := [request_id for request_id, stream in list(self._streams.items()) if stream() is None]:
+            self._drop(forgotten)
 
     def _advance(self) -> None:
         """Run one step and deliver its events to the waiting calls."""
@@ -517,6 +520,7 @@ class EventStream(Iterator[Event]):
         self._request_id = request_id
         self._open = True
         self._engine._mail[request_id] = self._mail
+        self._engine._streams[request_id] = weakref.ref(self)
         if prompt_text is not None:
             self._mail += (Event(request_id, index, prompt_text, ()) for index in range(self._growing))
 
@@ -547,10 +551,6 @@ class EventStream(Iterator[Event]):
         if self._open:
             self._engine._drop([self._request_id])
             self._open = False
-
-    def __del__(self) -> None:
-        if self._open:  # in any thread, perhaps in the middle of a step: the next call of the engine drops it
-            self._engine._forgotten.append(self._request_id)
 
 
 def merge(config: GenerationConfig | None, fields: Mapping[str, Any]) -> GenerationConfig:

@@ -195,7 +195,7 @@ def test_no_token_left_is_one_requests_affair(engine: Engine) -> None:
     assert tokens(events[fits]) == [tuple(first)]
     assert ends(events[fits]) == {"length"}
     assert isinstance(events[fails][-1].error, MinillmError)
-    assert "no token" in str(events[fails][-1].error)
+    assert "forbid every token" in str(events[fails][-1].error)
 
 
 # --- NaN --------------------------------------------------------------------------------------------------------------
