@@ -23,15 +23,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+def files_below(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
 def test_kernels_are_found_inside_the_package(installed: Path) -> None:
     code = "from minillm.backends.cuda.kernels import kernel_folder; print(kernel_folder())"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True, env={"PATH": ""}
     )
     folder = Path(result.stdout.strip())
-    assert folder == installed / "minillm" / "kernels"
-    assert {path.name for path in folder.iterdir()} == {path.name for path in (ROOT / "kernels").iterdir()}
+    assert folder == installed / "minillm" / "kernels" / "cuda"
     assert list(folder.glob("*.cu"))
+    assert files_below(folder.parent) == files_below(ROOT / "kernels")
 
 
 def test_the_pages_are_inside(installed: Path) -> None:

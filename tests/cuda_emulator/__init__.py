@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/*.cu` on a CPU: g++ compiles the very same files, and NumPy arrays are their memory.
+"""Runs the kernels of `kernels/cuda/*.cu` on a CPU: g++ compiles the same files, and NumPy arrays are their memory.
 
     emulator = Emulator("forward")
     kernels = Kernels(emulator, "float32")          # as with CuPy's launcher

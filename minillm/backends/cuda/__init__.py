@@ -1,1 +1,1 @@
-"""The CUDA backend: launches the hand-written kernels of `kernels/*.cu`."""
+"""The CUDA backend: launches the hand-written kernels of `kernels/cuda/*.cu`."""

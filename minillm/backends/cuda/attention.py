@@ -1,4 +1,4 @@
-"""Launches attention and the writing of the K/V cache (`kernels/attention_*.cu`, `kv.cu`).
+"""Launches attention and the writing of the K/V cache (`kernels/cuda/attention_*.cu`, `kv.cu`).
 
 `attend` selects a kernel, splits its work, and sizes its workspace. All decisions depend on shapes alone, so a launch
 can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, heads of an unsupported width) is
@@ -110,7 +110,7 @@ def attend(
 
 
 class Mask(NamedTuple):
-    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/mask.cuh`)."""
+    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/cuda/mask.cuh`)."""
 
     window: int
     slopes: Any

@@ -1,4 +1,4 @@
-"""The CUDA backend: runs every operation by a kernel of `kernels/`, and decode steps as CUDA graphs.
+"""The CUDA backend: runs every operation by a kernel of `kernels/cuda/`, and decode steps as CUDA graphs.
 
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator without one. The kernels
 are compiled for one storage type, so weights, activations and K/V cache have the same format; sums and logits are

@@ -1,4 +1,4 @@
-"""Finds, compiles and calls the kernels of `kernels/*.cu`.
+"""Finds, compiles and calls the kernels of `kernels/cuda/*.cu`.
 
 Each `.cu` file is one module of `extern "C"` kernels, compiled for one storage type and for the constants that a caller
 defines (`HEAD_DIM=64`). A `Launcher` compiles and launches: `cupy.RawModule` on a GPU, g++ and fibers in the tests.
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from .. import kernel_sources
 
 STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
 """dtype of weights, activations and K/V cache -> its number in `common.cuh`."""
@@ -58,7 +60,7 @@ class Kernels:
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
 
     def get(self, module: str, kernel: str, *, shared_mem: int = 0, **constants: int) -> Kernel:
-        """A kernel of `kernels/{module}.cu`, compiled with `constants` as macros.
+        """A kernel of `kernels/cuda/{module}.cu`, compiled with `constants` as macros.
 
         `shared_mem` is the most dynamic shared memory it will be launched with; above 48 KiB a kernel must allow it.
         """
@@ -78,10 +80,8 @@ class Kernels:
 
 @cache
 def kernel_folder() -> Path:
-    """The folder of the sources: inside an installed package, or next to the package in a checkout."""
-    package = Path(__file__).parents[2]
-    inside = package / "kernels"
-    return inside if inside.is_dir() else package.parent / "kernels"
+    """The folder of the sources."""
+    return kernel_sources("cuda")
 
 
 @cache

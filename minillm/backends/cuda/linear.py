@@ -1,6 +1,6 @@
 """The products of every projection on a GPU: y = activation(x W^T + b) + residual.
 
-Few rows (a decode step) go to `kernels/gemv.cu`, which reads each weight once; many (a prefill) to `kernels/gemm.cu`.
+Few rows (a decode step) go to `kernels/cuda/gemv.cu`, which reads each weight once; many (a prefill) to `gemm.cu`.
 Both finish in one launch. The constants they are compiled for are chosen here, from the shapes alone.
 
 `Products` replaces our GEMM by the library's (cuBLAS, through CuPy's matmul) for the shapes at which that is faster.
@@ -16,7 +16,7 @@ import numpy as np
 from .kernels import NULL, STORAGE, Kernels, row_stride
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
-"""Name of an activation in config.json -> its number in `kernels/activation.cuh`."""
+"""Name of an activation in config.json -> its number in `kernels/cuda/activation.cuh`."""
 
 FEW_ROWS = 16
 """The most rows that gemv.cu takes."""

@@ -1,4 +1,4 @@
-"""Random weights generated on the device (`kernels/random.cu`), so that the host need not generate and send them."""
+"""Random weights generated on the device (`kernels/cuda/random.cu`), so the host need not generate and send them."""
 
 import zlib
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, the gate of an MLP.
 
-Their sources are `kernels/embed.cu`, `norm.cu`, `rotary.cu` and `glu.cu`.
+Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu` and `glu.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """

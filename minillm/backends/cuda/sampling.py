@@ -1,4 +1,4 @@
-"""Launches argmax and sampling of each row's next token (`kernels/sampling.cu`).
+"""Launches argmax and sampling of each row's next token (`kernels/cuda/sampling.cu`).
 
 The token is that of `reference.sample` with the uniform of `reference.philox.uniform(seed, sequence, position)`, except
 where rounding decides: if the uniform lies within 1e-5 of the boundary between two candidates, or the threshold of

@@ -1,4 +1,4 @@
-"""With which constants each module of kernels/*.cu is built, for the tests that compile all of them.
+"""With which constants each module of kernels/cuda/*.cu is built, for the tests that compile all of them.
 
 A module that needs no constants need not be listed. `"storage"` names the storage types where not all make sense.
 """

@@ -1,5 +1,5 @@
 // What philox.cuh gives, stored, so that a test can hold it against NumPy.
-#include "../../../kernels/philox.cuh"
+#include "../../../kernels/cuda/philox.cuh"
 
 extern "C" __global__ void words(unsigned* out, const unsigned* counters, const unsigned* keys) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,6 +1,6 @@
 // Kernels with a fault that the argument `plant` brings about: the tests of test_emulator.py see each fault found, and
 // the same kernel pass without it. No kernel of the engine is here.
-#include "../../../kernels/tensor_core.cuh"
+#include "../../../kernels/cuda/tensor_core.cuh"
 
 enum Plant {
     NONE,

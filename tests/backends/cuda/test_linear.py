@@ -1,4 +1,4 @@
-"""The products of kernels/gemv.cu and gemm.cu against x W^T in float64, for every storage type.
+"""The products of kernels/cuda/gemv.cu and gemm.cu against x W^T in float64, for every storage type.
 
 Around every array that a kernel reads lie NaNs, and around every result lies a number that must still be there: a sum
 that reaches too far becomes NaN, a store that does is seen.

@@ -1,4 +1,4 @@
-// The host bodies of kernels/tensor_core.cuh.
+// The host bodies of kernels/cuda/tensor_core.cuh.
 #pragma once
 
 inline void emulated_mma_16816(float d[4], const unsigned a[4], const unsigned b[2], bool is_bfloat16, EMULATED_PLACE) {

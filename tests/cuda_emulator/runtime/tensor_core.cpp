@@ -1,4 +1,4 @@
-// mma, ldmatrix and cp.async, after the tables of the PTX manual that kernels/tensor_core.cuh names.
+// mma, ldmatrix and cp.async, after the tables of the PTX manual that kernels/cuda/tensor_core.cuh names.
 #include "scheduler.h"
 
 #include "faults.h"
