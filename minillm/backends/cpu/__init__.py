@@ -1,0 +1,1 @@
+"""The CPU backend: compiles and calls the kernels of `kernels/cpu/*.c`."""

@@ -1,0 +1,349 @@
+"""Compiles the C kernels of `kernels/cpu/` for this processor, once, and loads them.
+
+The compiled library is kept in the user's cache folder. Loading it runs its code, so a folder is used only if no one
+but its owner, this user, can write to it (`why_unusable`), and a file only if its content has the digest in its name.
+That name, `KEY-COMPILER-DIGEST.so`, also says what it was compiled from, for which processor and with which compiler:
+machines may share a home directory.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import itertools
+import logging
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from ...errors import DeviceError, one_line, shown
+from ...output_files import replace_file, undone_by_signals
+from .. import kernel_sources
+
+_LOGGER = logging.getLogger("minillm.kernels")
+_LOGGER.addFilter(one_line)
+
+SOURCES = kernel_sources("cpu")
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
+"""Contraction is off: kernels name their fused multiply-adds, so that a sum has the same bits in every loop."""
+
+_LOADING = threading.Lock()
+_PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|flags|Features|CPU \w+)\s*:")
+"""The lines of /proc/cpuinfo that name a processor; others change from one moment to the next, such as its clock."""
+
+
+def load() -> ctypes.CDLL:
+    """The library of all C kernels; compiled if it is not stored, and loaded once per process.
+
+    Environment variables: CC names the compiler, with arguments; MINILLM_MARCH a target in place of "native", such as
+    x86-64-v3; XDG_CACHE_HOME the folder that has the cache.
+
+    Raises:
+        DeviceError: there is no compiler, or it refuses the sources.
+    """
+    with _LOADING:
+        return _load()
+
+
+def available() -> bool:
+    """Whether there are kernels for this system and a compiler for them, or a stored library. Compiles nothing."""
+    try:
+        if os.name != "posix" or not any(SOURCES.glob("*.c")):
+            return False
+        if find_compiler() is not None:
+            return True
+        folder = cache_folder()
+        return why_unusable(folder) is None and _stored(folder, _key()) is not None
+    except (DeviceError, OSError):
+        return False
+
+
+@cache
+def _load() -> ctypes.CDLL:
+    if os.name != "posix":
+        raise DeviceError(f"the C kernels need Linux or macOS: found {platform.system()}")
+    compiler, key, folder = find_compiler(), _key(), cache_folder()
+    if compiler is not None:
+        key += f"-{_identity(compiler)}"
+    why = why_unusable(folder)
+    if why is None and (path := _stored(folder, key)):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:  # a disk from which nothing may be run
+            why = str(error)
+    if compiler is None:
+        raise DeviceError(
+            f"the C kernels need a C compiler: found neither CC nor {', '.join(COMPILERS)}; install gcc "
+            "(apt install gcc libc6-dev), clang (xcode-select --install), or pip install ziglang"
+        )
+    if why is None:
+        _LOGGER.warning("compiling kernels for this processor; this happens once and takes some seconds")
+    else:
+        _LOGGER.warning(
+            "compiling kernels, in every run, since none are kept: %s; XDG_CACHE_HOME names another folder", why
+        )
+    with _private_folder() as scratch:
+        began = time.perf_counter()
+        compiled = _compile(compiler, scratch)
+        _LOGGER.info("compiled the kernels by %s in %.1f s", compiler[0], time.perf_counter() - began)
+        stored = _store(folder, key, compiled) if why is None else compiled
+        try:
+            return ctypes.CDLL(str(stored))
+        except OSError as error:
+            raise DeviceError(f"the compiled kernels cannot be loaded: {error}") from None
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def find_compiler() -> list[str] | None:
+    """The command of the C compiler: CC, else one on PATH, else that of the Python package ziglang; None without one.
+
+    Raises:
+        DeviceError: CC names none.
+    """
+    if named := os.environ.get("CC", "").strip():
+        try:
+            program, *arguments = shlex.split(named)
+        except ValueError as error:
+            raise DeviceError(f"CC should be a compiler's command: found {shown(named)} ({error})") from None
+        if (found := shutil.which(program)) is None:
+            raise DeviceError(f"CC should be a compiler's command: there is no program {shown(program)}")
+        return [os.path.abspath(found), *arguments]  # noqa: PTH100  a link's own name may matter, as ccache's does
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return [os.path.abspath(found)]  # noqa: PTH100
+    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
+
+
+def _flags() -> tuple[str, ...]:
+    """The compiler's flags, with the target."""
+    if target := os.environ.get("MINILLM_MARCH"):
+        return (*FLAGS, f"-march={target}")
+    return (*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native")
+
+
+def _compile(compiler: list[str], scratch: Path) -> Path:
+    """Compile every source by a process of its own, and link the library. -> its path, in `scratch`"""
+    names = sorted(path.name for path in SOURCES.glob("*.c"))
+    objects = [str(scratch / f"{name}.o") for name in names]
+    library = scratch / "kernels.so"
+    flags = _flags()
+    _run(compiler, [[*flags, "-c", name, "-o", to] for name, to in zip(names, objects, strict=True)], scratch)
+    _run(compiler, [[*flags, "-shared", *objects, "-o", str(library), "-lm"]], scratch)
+    return library
+
+
+def _identity(compiler: list[str]) -> str:
+    """A digest of a compiler's version and arguments."""
+    with _private_folder() as scratch:
+        version = _run(compiler, [["--version"]], scratch)
+    return hashlib.sha256(repr((version, compiler[1:])).encode()).hexdigest()[:8]
+
+
+def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path) -> str:
+    """Run a compiler among the sources, with the arguments of all calls at once. -> its output
+
+    Each process has a group of its own, which is killed with its children on Ctrl-C or a failure of another, and puts
+    temporary files into `scratch`.
+
+    Raises:
+        DeviceError: a call fails; with the first line that says why.
+    """
+    environment = os.environ | {"TMPDIR": str(scratch), "LC_ALL": "C"}
+    running: list[subprocess.Popen[str]] = []
+
+    def kill() -> None:
+        for process in running:
+            if process.returncode is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    with undone_by_signals(kill), contextlib.ExitStack() as ended:
+        try:
+            for arguments in calls:
+                process = subprocess.Popen(
+                    [*compiler, *arguments],
+                    cwd=SOURCES,
+                    env=environment,
+                    process_group=0,
+                    text=True,
+                    errors="replace",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+                running.append(ended.enter_context(process))
+            return "".join(_output_of(process, compiler) for process in running)
+        except OSError as error:
+            raise DeviceError(f"the C compiler {shlex.join(compiler)} cannot be run: {error.strerror}") from None
+        finally:
+            kill()
+
+
+def _output_of(process: subprocess.Popen[str], compiler: list[str]) -> str:
+    output, messages = process.communicate()
+    if process.returncode:
+        reason = _first_error(messages) or f"exit code {process.returncode}"
+        raise DeviceError(f"the C kernels do not compile by {shlex.join(compiler)}: {reason}")
+    return output
+
+
+def _first_error(messages: str) -> str:
+    """The first error in a compiler's messages, else their first line."""
+    lines = [line.strip() for line in messages.splitlines() if line.strip()]
+    return next((line for line in lines if "error:" in line), lines[0] if lines else "")
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """The folder of the compiled library, in the user's cache folder."""
+    try:
+        if named := os.environ.get("XDG_CACHE_HOME"):
+            base = Path(named)
+        else:
+            base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    except RuntimeError:  # neither HOME nor an entry for this user
+        base = Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"
+    return base.absolute() / "minillm" / "kernels"
+
+
+def _key() -> str:
+    """A digest of what the library depends on, but for the compiler: sources, flags, processor and C library."""
+    sources = sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
+    if not sources:
+        raise DeviceError(f"the C kernels are not in {SOURCES}: install minillm again")
+    parts = (
+        [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sources],
+        _flags(),
+        _processor(),
+        platform.libc_ver(),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    system = os.uname()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        first = itertools.takewhile(str.strip, file)  # the others are alike
+        return system.machine + "".join(line for line in first if _PROCESSOR.match(line))
+    return system.machine + system.version  # on macOS with the chip's name
+
+
+def _name(key: str, content: bytes) -> str:
+    return f"{key}-{hashlib.sha256(key.encode() + content).hexdigest()[:32]}.so"
+
+
+def _stored(folder: Path, key: str) -> Path | None:
+    """The stored library whose name begins with `key`; removes those whose content has changed."""
+    for path in sorted(folder.glob(f"{key}-*.so")):
+        if path.name == _name(path.name.rpartition("-")[0], _read(path)):
+            return path
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def _store(folder: Path, key: str, compiled: Path) -> Path:
+    """Keep a compiled library for the next run. -> its path; that of `compiled` if it cannot be kept"""
+    content = compiled.read_bytes()
+    path = folder / _name(key, content)
+    try:
+        replace_file(path, content, mode=0o600)
+    except OSError as error:
+        _LOGGER.warning("kernels cannot be kept for the next run: %s: %s", folder, error.strerror)
+        return compiled
+    return path
+
+
+def _read(path: Path) -> bytes:
+    """The content of a regular file of this user; empty if there is none."""
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file,
+    ):
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+            return file.read()
+    return b""
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A new folder for this process alone, removed at the end."""
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix="minillm-kernels-"))
+    except OSError as error:
+        raise DeviceError(f"the C kernels need a temporary folder to be compiled in: {error}") from None
+    try:
+        with undone_by_signals(lambda: shutil.rmtree(scratch, ignore_errors=True)):
+            yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def why_unusable(folder: Path) -> str | None:
+    """Create a folder for kernels. Returns None, or a clause that says why none may be stored there.
+
+    It must belong to this user and be writable by nobody else. The folders above it, whose owners could replace it,
+    must belong to this user or to root, and others may not write to them unless they are sticky.
+    """
+    try:
+        missing = [path for path in _chain(folder) if not os.path.lexists(path)]
+        if missing and (why := _why_unsafe(missing[-1].parent, own=False)):
+            return why
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+        if not folder.is_dir():
+            return f"{folder} is no folder"
+        return _why_unsafe(folder, own=True)
+    except OSError as error:
+        return f"{folder} cannot be used: {error.strerror}"
+
+
+def _why_unsafe(folder: Path, *, own: bool) -> str | None:
+    """Why other users could write files there, or None; `own` is the check for the folder that holds the kernels."""
+    real = folder.resolve()
+    for path in {*_chain(folder), *_chain(real)}:
+        status = path.lstat()
+        strict = own and path in (folder, real)
+        if status.st_uid not in ({os.getuid()} if strict else {os.getuid(), 0}):
+            return f"{path} belongs to another user"
+        if not stat.S_ISLNK(status.st_mode) and _writable_by_others(status, strict=strict):
+            return f"other users may write to {path}"
+    return None
+
+
+def _chain(path: Path) -> list[Path]:
+    return [path, *path.parents]
+
+
+def _writable_by_others(status: os.stat_result, *, strict: bool) -> bool:
+    """Whether others may replace what is in a folder.
+
+    Unless `strict`, a sticky folder is safe, and so is write access for a group with the user's own number: many
+    systems give each user a private group of that number.
+    """
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if not strict:
+        if status.st_mode & stat.S_ISVTX:
+            return False
+        if status.st_gid == os.getgid() == os.getuid():
+            others = stat.S_IWOTH
+    return bool(status.st_mode & others)
