@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -130,10 +130,10 @@ def find_compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
 
 
-def _flags() -> tuple[str, ...]:
-    """The compiler's flags, with the target."""
+def _flags(compiler: Collection[str] = ()) -> tuple[str, ...]:
+    """The flags for a compiler, with the target; zig spells x86-64-v3 with underscores."""
     if target := os.environ.get("MINILLM_MARCH"):
-        return (*FLAGS, f"-march={target}")
+        return (*FLAGS, f"-march={target.replace('-', '_') if 'ziglang' in compiler else target}")
     return (*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native")
 
 
@@ -142,7 +142,7 @@ def _compile(compiler: list[str], scratch: Path) -> Path:
     names = sorted(path.name for path in SOURCES.glob("*.c"))
     objects = [str(scratch / f"{name}.o") for name in names]
     library = scratch / "kernels.so"
-    flags = _flags()
+    flags = _flags(compiler)
     _run(compiler, [[*flags, "-c", name, "-o", to] for name, to in zip(names, objects, strict=True)], scratch)
     _run(compiler, [[*flags, "-shared", *objects, "-o", str(library), "-lm"]], scratch)
     return library
@@ -158,20 +158,20 @@ def _identity(compiler: list[str]) -> str:
 def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path) -> str:
     """Run a compiler among the sources, with the arguments of all calls at once. -> its output
 
-    Each process has a group of its own, which is killed with its children on Ctrl-C or a failure of another, and puts
-    temporary files into `scratch`.
+    The processes form a group, which is killed with their children on Ctrl-C or when one fails. Temporary files go to
+    `scratch`.
 
     Raises:
         DeviceError: a call fails; with the first line that says why.
     """
-    environment = os.environ | {"TMPDIR": str(scratch), "LC_ALL": "C"}
+    folders = dict.fromkeys(("TMPDIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(scratch))
+    environment = os.environ | folders | {"LC_ALL": "C"}
     running: list[subprocess.Popen[str]] = []
 
     def kill() -> None:
-        for process in running:
-            if process.returncode is None:
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        if any(process.returncode is None for process in running):
+            with contextlib.suppress(OSError):
+                os.killpg(running[0].pid, signal.SIGKILL)
 
     with undone_by_signals(kill), contextlib.ExitStack() as ended:
         try:
@@ -180,7 +180,7 @@ def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path) -> str:
                     [*compiler, *arguments],
                     cwd=SOURCES,
                     env=environment,
-                    process_group=0,
+                    process_group=running[0].pid if running else 0,
                     text=True,
                     errors="replace",
                     stdin=subprocess.DEVNULL,

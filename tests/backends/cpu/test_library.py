@@ -123,6 +123,12 @@ def test_a_target_named_by_the_environment(monkeypatch, sources: Path, caplog) -
         load(caplog)
 
 
+def test_zig_spells_targets_with_underscores(monkeypatch) -> None:
+    monkeypatch.setenv("MINILLM_MARCH", "x86-64-v3")
+    assert library._flags(["python", "-m", "ziglang", "cc"])[-1] == "-march=x86_64_v3"
+    assert library._flags(["gcc"])[-1] == "-march=x86-64-v3"
+
+
 # --- no compiler, or one that fails -----------------------------------------------------------------------------------
 
 
