@@ -16,7 +16,7 @@ from minillm.runner import Runner
 
 from .tiny import write_checkpoint
 
-BACKENDS = ["numpy", *(["numba"] if find_spec("numba") else [])]
+BACKENDS = ["numpy", "cpu", *(["numba"] if find_spec("numba") else [])]
 LENGTH = {"max_new_tokens": 12, "eos_token_id": []}
 BAD_POSITION = 12
 """Of the poisoned model: who gets that far reads NaN."""

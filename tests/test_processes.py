@@ -86,7 +86,7 @@ print(0 if results == [before] * 30 else 1)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("backend", ["numpy", "cpu", "numba"])
 @pytest.mark.parametrize("case", CASES)
 def test_an_engine_beside(case: str, backend: str) -> None:
     if backend == "numpy" and "whose other thread generates" in case:

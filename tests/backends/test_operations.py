@@ -12,6 +12,7 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.backends.operations import Backend
 from minillm.batch import TokenSequence
+from minillm.loading import Placement, choose_backend
 from minillm.models.base import weights_of
 from minillm.reference.quantize import Quantized
 
@@ -23,11 +24,10 @@ LINE = np.random.default_rng(5).integers(3, 96, 24).tolist()
 CAP = 0.5
 
 
-def numba_backend() -> Backend:
-    pytest.importorskip("numba", reason="this backend is compiled by Numba")
-    from minillm.backends.numba.backend import NumbaBackend
-
-    return NumbaBackend()
+def compiled_backend(name: str) -> Backend:
+    if name == "numba":
+        pytest.importorskip("numba", reason="this backend is compiled by Numba")
+    return choose_backend(Placement(backend=name), 1)
 
 
 BACK = np.arange(64)[:, None] - np.arange(64)
@@ -49,11 +49,12 @@ def vary_attention(backend: Any, bias: np.ndarray | None = None, **variant: Any)
 
 
 @pytest.mark.parametrize("variant", [{"softcap": CAP}, {"causal": False}, {}, {"softcap": CAP, "window": 7}], ids=str)
-def test_numba_runs_variants_as_the_reference(variant: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["cpu", "numba"])
+def test_compiled_backends_run_variants_as_the_reference(name: str, variant: dict[str, Any]) -> None:
     """Steps with them are never replayed: their operations are not launches of kernels."""
     logits = []
     bias = None if variant.get("causal") is False else BIAS  # both ways a prompt is one pass, without a step
-    for backend in (NumpyBackend(), numba_backend()):
+    for backend in (NumpyBackend(), compiled_backend(name)):
         vary_attention(backend, bias, **variant)
         runner = runner_of(model_of(CONFIGS["llama"]["grouped"], backend=backend), backend=backend, page_size=8)
         sequence = TokenSequence(LINE[:20])

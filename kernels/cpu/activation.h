@@ -1,0 +1,76 @@
+/* exp, and the activations of the MLP, on vectors. NaN stays NaN.
+ *
+ *     relu      max(x, 0)
+ *     gelu      x Phi(x), Phi the normal distribution          (Hendrycks and Gimpel, arXiv 1606.08415)
+ *     gelu_new  x (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2))) / 2
+ *     silu      x / (1 + e^-x)
+ *
+ * The polynomials were fitted to the least largest relative error (Lawson's algorithm).
+ */
+#ifndef MINILLM_ACTIVATION_H
+#define MINILLM_ACTIVATION_H
+#include "simd.h"
+
+/* Codes of the activations, as Python numbers them. */
+enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU };
+
+/* e^x, within 1 ulp; 0 below -104, infinity above 88.8, subnormal results too. e^0 is exactly 1.
+ *
+ * x = n ln 2 + r with an integer n, and e^r = 1 + r + r^2 q(r); q's error is 3e-9. */
+INLINE floats exponential(floats x) {
+    x = at_most(splat(89.0f), at_least(splat(-104.0f), x));
+    const floats big = splat(0x1.8p23f); /* adding it rounds to an integer, which is then in the lowest bits */
+    floats shifted = multiply_add(x, splat(1.4426950408889634f), big), n = shifted - big;
+    floats r = multiply_add(n, splat(-0.693359375f), x); /* ln 2 in two parts; this product is exact */
+    r = multiply_add(n, splat(2.12194440e-4f), r);
+    floats q = splat(0.001381459878757596f);
+    q = multiply_add(q, r, splat(0.008368716575205326f));
+    q = multiply_add(q, r, splat(0.04166838899254799f));
+    q = multiply_add(q, r, splat(0.1666652113199234f));
+    q = multiply_add(q, r, splat(0.4999999403953552f));
+    floats y = multiply_add(q, r * r, r) + 1.0f;
+    ints power = (ints)shifted - 0x4B400000, half = power >> 1; /* 2^n as two factors: n goes from -150 to 128 */
+    return y * (floats)((half + 127) << 23) * (floats)((power - half + 127) << 23);
+}
+
+/* x / (1 + e^-z) */
+INLINE floats logistic(floats x, floats z) {
+    return x / (1.0f + exponential(-z));
+}
+
+/* x Phi(x). The tail 1 - Phi(a) of a = |x| is e^(-a^2 / 2) t Q(t - 1/2), t = 1 / (1 + 0.35 a); Q's error is 3e-8. */
+INLINE floats gelu(floats x) {
+    floats a = at_most(splat(14.5f), magnitude(x)); /* the tail is 0 in float32 from there on */
+    floats t = 1.0f / multiply_add(a, splat(0.35f), splat(1.0f)), s = t - 0.5f;
+    floats q = splat(-0.02915745973587036f);
+    q = multiply_add(q, s, splat(0.027399210259318352f));
+    q = multiply_add(q, s, splat(0.04416390508413315f));
+    q = multiply_add(q, s, splat(-0.05614015460014343f));
+    q = multiply_add(q, s, splat(-0.08173985034227371f));
+    q = multiply_add(q, s, splat(0.08187086135149002f));
+    q = multiply_add(q, s, splat(0.2843957841396332f));
+    q = multiply_add(q, s, splat(0.3429916203022003f));
+    q = multiply_add(q, s, splat(0.2532442808151245f));
+    floats square = a * a, lost = multiply_add(a, a, -square); /* a^2 = square + lost, exactly */
+    floats density = exponential(-0.5f * square);
+    density = multiply_add(density * -0.5f, lost, density);
+    floats tail = density * t * q;
+    return x * pick(x < 0.0f, tail, 1.0f - tail);
+}
+
+/* (1 + tanh u) / 2 = 1 / (1 + e^-2u) */
+INLINE floats gelu_new(floats x) {
+    return logistic(x, 1.5957691216057308f * x * multiply_add(0.044715f * x, x, splat(1.0f)));
+}
+
+/* With a constant code the switch leaves no trace. */
+INLINE floats activate(floats x, int64_t activation) {
+    switch (activation) {
+    case RELU: return at_least(splat(0.0f), x);
+    case GELU: return gelu(x);
+    case GELU_NEW: return gelu_new(x);
+    case SILU: return logistic(x, x);
+    default: return x;
+    }
+}
+#endif

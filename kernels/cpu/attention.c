@@ -1,0 +1,588 @@
+/* The paged K/V cache: storing in it, and causal attention over it.
+ *
+ *     store_kv   keys[slot_pages, :, slot_offsets], values[slot_pages, :, slot_offsets] = k, v
+ *     attention  out = softmax(q @ keys.T * scale + mask) @ values, for each query of each sequence, by head
+ *
+ * A query sees the keys at its own position and before: of these, those in its window if there is one, and of a tree of
+ * guesses at the end of the sequence its own ancestors. ALiBi lowers a score by the head's slope times the distance.
+ *
+ * Keys and values are [pages, K, P, D] of float, of bfloat16 (its 16 bits), or of int8 with a float scale for each
+ * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P.
+ *
+ * Bytes moved: at decode each visible key and value is read once for all query heads of its K/V head.
+ * Floor: decode, these bytes / memory bandwidth; prefill, 4 D FLOPs per (query, visible key, head) / peak of FMA.
+ *
+ * Order of summation. The context is divided into blocks of BLOCK positions, at fixed places. A query attends to each
+ * block by itself: dot products summed by lane and then across lanes, the block's maximum, weights exp(score - maximum)
+ * summed by lane, values added by ascending position. Then the blocks are merged by ascending position, as in Dao et
+ * al., "Flash-Decoding", 2023. Nothing in this depends on the other queries, the batch or the number of workers: a
+ * query alone has the same bits as within a prefill.
+ *
+ * Versions:
+ * - Few query rows (decode; a row is a query and a head): a piece of work is one block of one K/V head. Its result is
+ *   kept, and who completes the last block of a head merges them. Numbers of the cache are converted in registers.
+ * - Many (prefill): a piece of work is TILE rows of one K/V head. Keys and values are converted to float once for all
+ *   of them, in strips that stay in the L1 cache. Products are register tiles of GROUP rows by 4 keys, or 4 vectors.
+ */
+#include "activation.h"
+#include "pool.h"
+#include <math.h>
+#include <stdbool.h>
+
+enum {
+    BLOCK = 256,                              /* positions in a block */
+    TILE = 48,                                /* query rows in a tile */
+    FEW = 16,                                 /* query rows up to which a sequence's work is divided by blocks */
+    STRIP = 64,                               /* positions converted together */
+    GROUP = VECTOR_REGISTERS == 32 ? 4 : 3,   /* rows of a register tile: GROUP * 4 sums, GROUP + 1 operands */
+    ROW = BLOCK + 8                           /* scores of a row; the last register tile may write beyond the block */
+};
+
+/* --- storing ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const float *k, *v;          /* [T, K, D], `stride` numbers from one token to the next */
+    void *keys, *values;         /* [pages, K, P, D] */
+    float *key_scales, *value_scales; /* [pages, K, P], int8 only */
+    const int64_t *slot_pages, *slot_offsets; /* [T] */
+    int64_t T, K, P, D, k_stride, v_stride, format;
+} store_kv_arguments;
+
+/* Rounds a vector to int8 and returns its scale, the largest magnitude / 127. NaN or infinity give the scale NaN, and a
+ * vector without a number above 1e-36 zeros: the inverse of its scale would overflow. */
+static float store_int8(const float *x, int64_t D, int8_t *out) {
+    ints highest = {0}; /* magnitudes as integers: ordered like the numbers, infinity and NaN above all */
+    for (int64_t d = 0; d < D; d += LANES) {
+        ints size = (ints)magnitude(load_part(x + d, D - d));
+        ints mask = size > highest;
+        highest = (mask & size) | (~mask & highest);
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits = highest[i] > bits ? highest[i] : bits;
+    float most;
+    memcpy(&most, &bits, sizeof most);
+    bool finite = most < INFINITY, usable = finite && most > 1e-36f;
+    float inverse = usable ? 127 / most : 0;
+    for (int64_t d = 0; d < D; d++) out[d] = usable ? (int8_t)rintf(x[d] * inverse) : 0;
+    return usable ? most / 127 : finite ? 0 : NAN;
+}
+
+/* Rounds a vector and writes it to slot number `slot` of the pages. */
+static void store_vector(const float *x, int64_t D, int64_t format, int64_t slot, void *pages, float *scales) {
+    if (format == FLOAT32) {
+        memcpy((float *)pages + slot * D, x, sizeof(float) * D);
+    } else if (format == INT8) {
+        scales[slot] = store_int8(x, D, (int8_t *)pages + slot * D);
+    } else {
+        uint16_t *target = (uint16_t *)pages + slot * D, part[LANES];
+        int64_t d = 0;
+        for (; d + LANES <= D; d += LANES) store_bfloat16(target + d, load(x + d));
+        if (d == D) return;
+        store_bfloat16(part, load_part(x + d, D - d));
+        memcpy(target + d, part, sizeof(uint16_t) * (D - d));
+    }
+}
+
+void store_kv(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const store_kv_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        for (int64_t head = 0; head < a->K; head++) {
+            int64_t slot = (a->slot_pages[t] * a->K + head) * a->P + a->slot_offsets[t];
+            const float *k = a->k + t * a->k_stride + head * a->D, *v = a->v + t * a->v_stride + head * a->D;
+            store_vector(k, a->D, a->format, slot, a->keys, a->key_scales);
+            store_vector(v, a->D, a->format, slot, a->values, a->value_scales);
+        }
+    }
+}
+
+/* --- register tiles ----------------------------------------------------------------------------------------------- */
+
+/* Address of number i of an array in a format of the cache. */
+INLINE const void *number_at(const void *p, int64_t format, int64_t i) {
+    return (const char *)p + i * (format == FLOAT32 ? 4 : format == BFLOAT16 ? 2 : 1);
+}
+
+INLINE floats load_cached(const void *p, int format, int64_t i) {
+    if (format == FLOAT32) return load((const float *)p + i);
+    if (format == BFLOAT16) return load_bfloat16((const uint16_t *)p + i);
+    return load_int8((const int8_t *)p + i);
+}
+
+/* scores[r, j] = queries[r] @ keys[j] for R rows and `count` keys, C (4 or 8) at a time. queries [R, width] */
+INLINE void multiply_keys(const int R, const int C, const int format, const float *queries, const void *keys,
+                          int64_t width, int64_t count, float *scores) {
+    for (int64_t j = 0; j < count; j += C) {
+        floats total[4][8];
+        int64_t key[8];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) key[c] = (j + c < count ? j + c : count - 1) * width;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) total[r][c] = (floats){0};
+        for (int64_t d = 0; d < width; d += LANES) {
+            floats q[4];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                q[r] = load(queries + r * width + d);
+                keep(&q[r]);
+            }
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) {
+                floats k = load_cached(keys, format, key[c] + d);
+                if (R > 1) keep(&k);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) total[r][c] = multiply_add(q[r], k, total[r][c]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+            for (int c = 0; c < C; c += 4) {
+                four_floats four = sums(total[r][c], total[r][c + 1], total[r][c + 2], total[r][c + 3]);
+                memcpy(scores + r * ROW + j + c, &four, sizeof four);
+            }
+    }
+}
+
+INLINE void multiply_keys_by_rows(int64_t rows, const int format, const float *queries, const void *keys, int64_t width,
+                                  int64_t count, float *scores) {
+    switch (rows) {
+    case 1: multiply_keys(1, 8, format, queries, keys, width, count, scores); break;
+    case 2: multiply_keys(2, 4, format, queries, keys, width, count, scores); break;
+    case 3: multiply_keys(3, 4, format, queries, keys, width, count, scores); break;
+    case 4: multiply_keys(4, 4, format, queries, keys, width, count, scores); break;
+    }
+}
+
+/* The same for up to GROUP rows and any format. */
+static void compute_scores(int64_t rows, int64_t format, const float *queries, const void *keys, int64_t width,
+                           int64_t count, float *scores) {
+    switch (format) {
+    case FLOAT32: multiply_keys_by_rows(rows, FLOAT32, queries, keys, width, count, scores); break;
+    case BFLOAT16: multiply_keys_by_rows(rows, BFLOAT16, queries, keys, width, count, scores); break;
+    case INT8: multiply_keys_by_rows(rows, INT8, queries, keys, width, count, scores); break;
+    }
+}
+
+/* result[r, d] += sum over j of weights[r, j] * values[j, d] for R rows and V vectors of d. result [R, width] */
+INLINE void add_vectors(const int R, const int V, const int format, const float *weights, const void *values,
+                        int64_t width, int64_t first, int64_t count, float *result) {
+    floats total[4][8];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) total[r][v] = load(result + r * width + first + v * LANES);
+    for (int64_t j = 0; j < count; j++) {
+        floats weight[4];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) weight[r] = splat(weights[r * ROW + j]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            floats value = load_cached(values, format, j * width + first + v * LANES);
+            if (R > 1) keep(&value);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) total[r][v] = multiply_add(weight[r], value, total[r][v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) store(result + r * width + first + v * LANES, total[r][v]);
+}
+
+INLINE void add_values_to(const int R, const int format, const float *weights, const void *values, int64_t width,
+                          int64_t count, float *result) {
+    int64_t d = 0;
+    if (R == 1)
+        for (; d + 8 * LANES <= width; d += 8 * LANES)
+            add_vectors(R, 8, format, weights, values, width, d, count, result);
+    for (; d + 4 * LANES <= width; d += 4 * LANES) add_vectors(R, 4, format, weights, values, width, d, count, result);
+    for (; d < width; d += LANES) add_vectors(R, 1, format, weights, values, width, d, count, result);
+}
+
+INLINE void add_values_to_rows(int64_t rows, const int format, const float *weights, const void *values, int64_t width,
+                               int64_t count, float *result) {
+    switch (rows) {
+    case 1: add_values_to(1, format, weights, values, width, count, result); break;
+    case 2: add_values_to(2, format, weights, values, width, count, result); break;
+    case 3: add_values_to(3, format, weights, values, width, count, result); break;
+    case 4: add_values_to(4, format, weights, values, width, count, result); break;
+    }
+}
+
+static void add_values(int64_t rows, int64_t format, const float *weights, const void *values, int64_t width,
+                       int64_t count, float *result) {
+    switch (format) {
+    case FLOAT32: add_values_to_rows(rows, FLOAT32, weights, values, width, count, result); break;
+    case BFLOAT16: add_values_to_rows(rows, BFLOAT16, weights, values, width, count, result); break;
+    case INT8: add_values_to_rows(rows, INT8, weights, values, width, count, result); break;
+    }
+}
+
+/* --- one block ---------------------------------------------------------------------------------------------------- */
+
+/* One sequence of a batch. */
+typedef struct {
+    int64_t start;   /* its first row in the batch */
+    int64_t n;       /* its new tokens, the last of its context */
+    int64_t context; /* S */
+    int64_t tree;    /* m: the last m tokens are a tree, 0 if there is none */
+    int64_t seen;    /* where the tree's mask [m, m] begins in `seen` */
+} span;
+
+typedef struct {
+    const float *q; /* [T, H, D], `stride` numbers from one token to the next */
+    float *out;     /* [T, H, D], likewise */
+    const void *keys, *values;
+    const float *key_scales, *value_scales; /* int8 only */
+    const float *slopes;      /* [H], or NULL: ALiBi */
+    const span *spans;        /* [N] */
+    const int64_t *tables;    /* [N, table_stride]: pages of each sequence */
+    const int64_t *positions; /* [T] */
+    const uint8_t *seen;      /* the masks of all trees: 1 if the row's token sees the column's */
+    float *scratch;           /* [workers, attention_scratch(D)] */
+    float *parts;             /* [attention_parts(arguments)] */
+    atomic_int_fast64_t *done; /* [N, K], 0 at first and again after each call */
+    int64_t N, H, K, P, D, stride, out_stride, table_stride, format;
+    int64_t window;           /* positions that a query sees, its own included; 0: all */
+    double scale;
+} attention_arguments;
+
+/* A worker's memory for one tile. Vectors are padded with zeros to `width`, a multiple of LANES. */
+typedef struct {
+    float *queries, *result, *merged;            /* [TILE, width] */
+    float *scores;                               /* [TILE, ROW], then weights */
+    float *strip;                                /* [STRIP, width] */
+    float *key_scales, *value_scales;            /* [BLOCK]: int8 only */
+    float *key_positions;                        /* [BLOCK]: ALiBi only */
+    float *best, *mass, *merged_best, *merged_mass; /* [TILE]: maximum of the scores, and sum of the weights */
+} memory;
+
+static int64_t width_of(int64_t D) {
+    return (D + LANES - 1) / LANES * LANES;
+}
+
+/* Numbers of float that a worker needs. */
+int64_t attention_scratch(int64_t D) {
+    return (3 * TILE + STRIP) * width_of(D) + TILE * (ROW + 4) + 3 * BLOCK;
+}
+
+static memory memory_of(float *p, int64_t width) {
+    memory m;
+    m.queries = p;
+    m.result = m.queries + TILE * width;
+    m.merged = m.result + TILE * width;
+    m.strip = m.merged + TILE * width;
+    m.scores = m.strip + STRIP * width;
+    m.key_scales = m.scores + TILE * ROW;
+    m.value_scales = m.key_scales + BLOCK;
+    m.key_positions = m.value_scales + BLOCK;
+    m.best = m.key_positions + BLOCK;
+    m.mass = m.best + TILE;
+    m.merged_best = m.mass + TILE;
+    m.merged_mass = m.merged_best + TILE;
+    return m;
+}
+
+/* Some rows of one K/V head of one sequence. Row r is head r % G of the group, of the sequence's query r / G. */
+typedef struct {
+    const span *sequence;
+    const int64_t *table;
+    int64_t head, row, rows;
+} tile;
+
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* The first key that is in the window of a query, and the first after the query. */
+static int64_t first_visible(const attention_arguments *a, const span *s, int64_t query) {
+    return a->window ? larger(0, a->positions[s->start + query] - a->window + 1) : 0;
+}
+
+static int64_t after_visible(const span *s, int64_t query) {
+    return s->context - s->n + query + 1;
+}
+
+/* The least `first_visible` of some queries: in a tree positions do not ascend. */
+static int64_t first_visible_of(const attention_arguments *a, const span *s, int64_t query, int64_t end) {
+    int64_t first = first_visible(a, s, query);
+    for (query++; a->window && query < end; query++) first = smaller(first, first_visible(a, s, query));
+    return first;
+}
+
+static float cached_number(const void *p, int64_t format, int64_t i) {
+    if (format == FLOAT32) return ((const float *)p)[i];
+    if (format == INT8) return ((const int8_t *)p)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Converts vectors to float, padded with zeros. [count, D] -> [count, width] */
+INLINE void convert_from(const int format, const void *p, int64_t D, int64_t count, float *out) {
+    int64_t width = width_of(D);
+    for (int64_t j = 0; j < count; j++) {
+        int64_t d = 0;
+        for (; d + LANES <= D; d += LANES) store(out + j * width + d, load_cached(p, format, j * D + d));
+        for (; d < width; d++) out[j * width + d] = d < D ? cached_number(p, format, j * D + d) : 0;
+    }
+}
+
+static void convert(const void *p, int64_t format, int64_t D, int64_t count, float *out) {
+    switch (format) {
+    case FLOAT32: convert_from(FLOAT32, p, D, count, out); break;
+    case BFLOAT16: convert_from(BFLOAT16, p, D, count, out); break;
+    case INT8: convert_from(INT8, p, D, count, out); break;
+    }
+}
+
+/* Number of a position's vector in [pages, K, P]. */
+static int64_t slot_of(const attention_arguments *a, const tile *t, int64_t position) {
+    return (t->table[position / a->P] * a->K + t->head) * a->P + position % a->P;
+}
+
+/* The tile's scores with the keys first : end of the block that begins at `start`; or, with a result, the sum of values
+ * by weight. Rows of a group skip what none of them sees. */
+static void multiply_block(const attention_arguments *a, const tile *t, const memory *m, int64_t start, int64_t first,
+                           int64_t end, const void *cache, float *result) {
+    const span *s = t->sequence;
+    int64_t G = a->H / a->K, width = width_of(a->D);
+    bool direct = width == a->D && (a->format == FLOAT32 || t->rows <= GROUP);
+    for (int64_t i = first, count; i < end; i += count) {
+        count = smaller(end - i, smaller(a->P - i % a->P, STRIP - i % STRIP));
+        const void *vectors = number_at(cache, a->format, slot_of(a, t, i) * a->D);
+        if (!direct) convert(vectors, a->format, a->D, count, m->strip);
+        for (int64_t row = 0; row < t->rows; row += GROUP) {
+            int64_t rows = smaller(GROUP, t->rows - row);
+            int64_t visible = smaller(count, after_visible(s, (t->row + row + rows - 1) / G) - i);
+            if (visible <= 0) continue;
+            float *scores = m->scores + row * ROW + i - start;
+            const void *from = direct ? vectors : m->strip;
+            int64_t format = direct ? a->format : FLOAT32;
+            if (result) {
+                add_values(rows, format, scores, from, width, visible, result + row * width);
+            } else {
+                compute_scores(rows, format, m->queries + row * width, from, width, visible, scores);
+            }
+        }
+    }
+}
+
+/* Hides from one row the keys that its query does not see, of a block of `size` keys. */
+static void mask_row(const attention_arguments *a, const span *s, int64_t query, int64_t start, int64_t size,
+                     float *scores) {
+    int64_t first = larger(0, first_visible(a, s, query) - start), end = larger(0, after_visible(s, query) - start);
+    for (int64_t j = 0; j < smaller(first, size); j++) scores[j] = -INFINITY;
+    for (int64_t j = end; j < width_of(size); j++) scores[j] = -INFINITY;
+    const int64_t *tree_positions = a->positions + s->start + s->n - s->tree;
+    int64_t branch = query - (s->n - s->tree), line = s->context - s->tree;
+    if (branch < 0) return;
+    for (int64_t j = larger(0, line - start); j < smaller(end, size); j++) {
+        int64_t token = start + j - line, back = tree_positions[branch] - tree_positions[token];
+        if (!a->seen[s->seen + branch * s->tree + token] || (a->window && back >= a->window)) scores[j] = -INFINITY;
+    }
+}
+
+/* Turns one row's scores into weights, exp(score - best). */
+static void softmax_row(const attention_arguments *a, const tile *t, const memory *m, int64_t row, int64_t start,
+                        int64_t size) {
+    const span *s = t->sequence;
+    int64_t G = a->H / a->K, query = (t->row + row) / G, padded = width_of(size);
+    float *scores = m->scores + row * ROW;
+    if (a->format == INT8)
+        for (int64_t j = 0; j < padded; j += LANES) store(scores + j, load(scores + j) * load(m->key_scales + j));
+    if (a->slopes) {
+        floats slope = splat(a->slopes[t->head * G + (t->row + row) % G]);
+        float position = (float)a->positions[s->start + query];
+        for (int64_t j = 0; j < padded; j += LANES)
+            store(scores + j, multiply_add(slope, load(m->key_positions + j) - position, load(scores + j)));
+    }
+    mask_row(a, s, query, start, size, scores);
+    floats most = splat(-INFINITY), total = {0};
+    for (int64_t j = 0; j < padded; j += LANES) most = at_least(load(scores + j), most);
+    float best = largest(most);
+    floats base = splat(best == -INFINITY ? 0 : best); /* if it sees no key: all weights 0, not NaN */
+    for (int64_t j = 0; j < padded; j += LANES) {
+        floats weight = exponential(load(scores + j) - base);
+        total += weight;
+        if (a->format == INT8) weight *= load(m->value_scales + j);
+        store(scores + j, weight);
+    }
+    m->best[row] = best;
+    m->mass[row] = sum(total);
+}
+
+/* Scales and positions of the keys first : end of the block that begins at `start`; 0 for the others. */
+static void load_scales(const attention_arguments *a, const tile *t, const memory *m, int64_t start, int64_t first,
+                        int64_t end) {
+    for (int64_t j = 0; a->format == INT8 && j < BLOCK; j++) {
+        bool visible = start + j >= first && start + j < end;
+        int64_t slot = visible ? slot_of(a, t, start + j) : 0;
+        m->key_scales[j] = visible ? a->key_scales[slot] : 0;
+        m->value_scales[j] = visible ? a->value_scales[slot] : 0;
+    }
+    const span *s = t->sequence;
+    int64_t line = s->context - s->tree;
+    for (int64_t j = 0; a->slopes && j < BLOCK; j++) {
+        int64_t token = start + j - line; /* of the tree */
+        bool in_tree = token >= 0 && token < s->tree;
+        m->key_positions[j] = (float)(in_tree ? a->positions[s->start + s->n - s->tree + token] : start + j);
+    }
+}
+
+/* Attention of a tile to one block: fills m->result (not divided by its mass), m->best and m->mass. */
+static void attend_block(const attention_arguments *a, const tile *t, const memory *m, int64_t block) {
+    const span *s = t->sequence;
+    int64_t G = a->H / a->K, width = width_of(a->D), start = block * BLOCK;
+    int64_t query = t->row / G, last = (t->row + t->rows - 1) / G;
+    int64_t first = larger(start, first_visible_of(a, s, query, last + 1));
+    int64_t end = smaller(start + BLOCK, after_visible(s, last));
+    load_scales(a, t, m, start, first, end);
+    multiply_block(a, t, m, start, first, end, a->keys, NULL);
+    for (int64_t row = 0; row < t->rows; row++) softmax_row(a, t, m, row, start, end - start);
+    memset(m->result, 0, sizeof(float) * t->rows * width);
+    multiply_block(a, t, m, start, first, end, a->values, m->result);
+}
+
+/* Merges a block's result into that of the blocks before it, for one row. Not inlined: compilers may round two copies
+ * differently. */
+static __attribute__((noinline)) void merge(const memory *m, int64_t row, const float *result, float best, float mass,
+                                            int64_t width) {
+    float *merged = m->merged + row * width, earlier = m->merged_best[row];
+    float highest = best > earlier ? best : earlier, base = highest == -INFINITY ? 0 : highest;
+    floats factors = exponential((floats){earlier - base, best - base});
+    floats before = splat(factors[0]), now = splat(factors[1]);
+    for (int64_t d = 0; d < width; d += LANES)
+        store(merged + d, multiply_add(load(result + d), now, load(merged + d) * before));
+    m->merged_best[row] = highest;
+    m->merged_mass[row] = m->merged_mass[row] * factors[0] + mass * factors[1];
+}
+
+static void begin_merging(const memory *m, int64_t rows, int64_t width) {
+    memset(m->merged, 0, sizeof(float) * rows * width);
+    memset(m->merged_mass, 0, sizeof(float) * rows);
+    for (int64_t row = 0; row < rows; row++) m->merged_best[row] = -INFINITY;
+}
+
+static void write_result(const attention_arguments *a, const tile *t, const memory *m) {
+    int64_t G = a->H / a->K, width = width_of(a->D);
+    for (int64_t row = 0; row < t->rows; row++) {
+        int64_t token = t->sequence->start + (t->row + row) / G, head = t->head * G + (t->row + row) % G;
+        float *out = a->out + token * a->out_stride + head * a->D;
+        for (int64_t d = 0; d < width; d += LANES)
+            store_part(out + d, load(m->merged + row * width + d) / m->merged_mass[row], a->D - d);
+    }
+}
+
+static void load_queries(const attention_arguments *a, const tile *t, const memory *m) {
+    int64_t G = a->H / a->K, width = width_of(a->D);
+    for (int64_t row = 0; row < t->rows; row++) {
+        int64_t token = t->sequence->start + (t->row + row) / G, head = t->head * G + (t->row + row) % G;
+        const float *q = a->q + token * a->stride + head * a->D;
+        for (int64_t d = 0; d < width; d += LANES)
+            store(m->queries + row * width + d, load_part(q + d, a->D - d) * (float)a->scale);
+    }
+}
+
+/* --- division of the work ----------------------------------------------------------------------------------------- */
+
+/* The work on one K/V head of a sequence: all blocks of each tile, or each block of the only tile. */
+typedef struct {
+    int64_t rows, first_block, blocks, pieces;
+    bool by_blocks;
+} division;
+
+static division divide(const attention_arguments *a, const span *s) {
+    int64_t rows = s->n * (a->H / a->K);
+    if (!rows) return (division){0};
+    int64_t first_block = first_visible_of(a, s, 0, s->n) / BLOCK;
+    int64_t blocks = (s->context + BLOCK - 1) / BLOCK - first_block;
+    bool by_blocks = rows <= FEW && blocks > 1;
+    return (division){rows, first_block, blocks, by_blocks ? blocks : (rows + TILE - 1) / TILE, by_blocks};
+}
+
+/* Numbers of float that the results of blocks take, in all sequences. */
+int64_t attention_parts(const attention_arguments *a) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < a->N; i++) {
+        division d = divide(a, a->spans + i);
+        if (d.by_blocks) total += d.blocks * d.rows * a->K * (width_of(a->D) + 2);
+    }
+    return total;
+}
+
+/* Attend with one tile to all blocks that it sees. */
+static void attend_tile(const attention_arguments *a, const tile *t, const memory *m) {
+    const span *s = t->sequence;
+    int64_t G = a->H / a->K, width = width_of(a->D), query = t->row / G, last = (t->row + t->rows - 1) / G;
+    int64_t first = first_visible_of(a, s, query, last + 1) / BLOCK, end = (after_visible(s, last) + BLOCK - 1) / BLOCK;
+    load_queries(a, t, m);
+    begin_merging(m, t->rows, width);
+    for (int64_t block = first; block < end; block++) {
+        attend_block(a, t, m, block);
+        for (int64_t r = 0; r < t->rows; r++)
+            merge(m, r, m->result + r * width, m->best[r], m->mass[r], width);
+    }
+    write_result(a, t, m);
+}
+
+/* Attend to one block, and merge all if the others are complete. `parts` [blocks, rows, width + 2] are this head's. */
+static void attend_piece(const attention_arguments *a, const tile *t, const memory *m, const division *d, int64_t block,
+                         float *parts, atomic_int_fast64_t *done) {
+    int64_t width = width_of(a->D), each = width + 2;
+    load_queries(a, t, m);
+    attend_block(a, t, m, d->first_block + block);
+    for (int64_t r = 0; r < d->rows; r++) {
+        float *part = parts + (block * d->rows + r) * each;
+        memcpy(part, m->result + r * width, sizeof(float) * width);
+        part[width] = m->best[r];
+        part[width + 1] = m->mass[r];
+    }
+    if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) < d->blocks - 1) return;
+    atomic_store_explicit(done, 0, memory_order_relaxed);
+    begin_merging(m, d->rows, width);
+    for (int64_t part = 0; part < d->blocks; part++)
+        for (int64_t r = 0; r < d->rows; r++) {
+            const float *from = parts + (part * d->rows + r) * each;
+            merge(m, r, from, from[width], from[width + 1], width);
+        }
+    write_result(a, t, m);
+}
+
+/* Pieces are numbered by sequence, then by tile or block, then by head. The last tiles, which see most, come first. */
+void attention(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const attention_arguments *a = arguments;
+    memory m = memory_of(a->scratch + worker * attention_scratch(a->D), width_of(a->D));
+    int64_t all = 0, first, last;
+    for (int64_t i = 0; i < a->N; i++) all += divide(a, a->spans + i).pieces * a->K;
+    share_of(all, share, shares, &first, &last);
+    float *parts = a->parts;
+    for (int64_t i = 0, before = 0; i < a->N && before < last; i++) {
+        const span *s = a->spans + i;
+        division d = divide(a, s);
+        int64_t here = d.pieces * a->K, part_size = d.blocks * d.rows * (width_of(a->D) + 2);
+        for (int64_t item = larger(first - before, 0); item < smaller(last - before, here); item++) {
+            int64_t head = item % a->K, piece = item / a->K;
+            tile t = {s, a->tables + i * a->table_stride, head, 0, d.rows};
+            if (d.by_blocks) {
+                attend_piece(a, &t, &m, &d, piece, parts + head * part_size, a->done + i * a->K + head);
+            } else {
+                t.row = (d.pieces - 1 - piece) * TILE;
+                t.rows = smaller(TILE, d.rows - t.row);
+                attend_tile(a, &t, &m);
+            }
+        }
+        before += here;
+        if (d.by_blocks) parts += a->K * part_size;
+    }
+}

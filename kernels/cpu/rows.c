@@ -1,0 +1,311 @@
+/* Operations on each row (token) by itself: norms, gates, embedding, rotary embedding, selection of rows.
+ *
+ *     layer_norm    y = x - x.mean(); out = y / sqrt((y * y).mean() + epsilon) * gain + bias
+ *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain, over each head's D numbers or the whole row
+ *     glu           out = activation(x[:, :F]) * x[:, F:]
+ *     embed         out = table[ids] + position_table[positions]
+ *     rotary        out[j], out[j + h] = x[j] c[j] - x[j + h] s[j], x[j + h] c[j] + x[j] s[j], by head, h = r / 2
+ *     take_rows     out = x[rows]
+ *
+ * Bytes moved: each row is read once and its result written once; a row is in the L1 cache from its second pass on.
+ * Floor: (bytes read + written) / bandwidth of the cache or memory that holds the rows; only `glu` of gelu or gelu_new
+ * is bound by arithmetic, about 30 instructions for LANES numbers.
+ *
+ * A share is some of the rows. A row's result does not depend on the others, so it has the same bits in any batch and
+ * with any number of workers.
+ */
+#include "activation.h"
+#include "pool.h"
+#include <math.h>
+#include <stdbool.h>
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x;    /* [T, heads, width], `stride` numbers from one row to the next; may be `out` */
+    const float *gain; /* [width], or NULL */
+    const float *bias; /* [width], or NULL; layer_norm only */
+    float *out;        /* [T, heads, width] */
+    int64_t T, heads, width, stride;
+    double epsilon;
+} norm_arguments;
+
+/* sum(x - shift), sum((x - shift)^2) */
+typedef struct {
+    float first, second;
+} moments;
+
+INLINE moments moments_of(const float *x, int64_t width, float shift) {
+    floats first[4] = {{0}}, second[4] = {{0}};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES) {
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
+            floats y = load(x + i + k * LANES) - shift;
+            first[k] += y;
+            second[k] = multiply_add(y, y, second[k]);
+        }
+    }
+    for (; i + LANES <= width; i += LANES) {
+        floats y = load(x + i) - shift;
+        first[0] += y;
+        second[0] = multiply_add(y, y, second[0]);
+    }
+    floats all_first = (first[0] + first[1]) + (first[2] + first[3]);
+    floats all_second = (second[0] + second[1]) + (second[2] + second[3]);
+    moments m = {sum(all_first), sum(all_second)};
+    for (; i < width; i++) {
+        float y = x[i] - shift;
+        m.first += y;
+        m.second += y * y;
+    }
+    return m;
+}
+
+/* (x - mean - rest) * factor * gain + bias, for LANES numbers from number i on, of which `count` exist. */
+INLINE void scale_part(const norm_arguments *a, const float *x, float *out, float mean, float rest, float factor,
+                       int64_t i, int64_t count) {
+    floats y = (load_part(x + i, count) - mean - rest) * factor;
+    if (a->gain) y *= load_part(a->gain + i, count);
+    if (a->bias) y += load_part(a->bias + i, count);
+    store_part(out + i, y, count);
+}
+
+INLINE void scale_row(const norm_arguments *a, const float *x, float *out, float mean, float rest, float factor) {
+    int64_t i = 0;
+    for (; i + LANES <= a->width; i += LANES) scale_part(a, x, out, mean, rest, factor, i, LANES);
+    if (i < a->width) scale_part(a, x, out, mean, rest, factor, i, a->width - i);
+}
+
+/* The rounding of a large mean would be most of the error. So the mean is corrected by that of the differences to it,
+ * and the variance is (y * y).mean() - y.mean()^2 of the differences y, whose mean is next to 0. */
+void layer_norm(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const norm_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        const float *x = a->x + t * a->stride;
+        float mean = moments_of(x, a->width, 0).first / a->width;
+        moments m = moments_of(x, a->width, mean);
+        float rest = m.first / a->width, variance = m.second / a->width - rest * rest;
+        scale_row(a, x, a->out + t * a->width, mean, rest, 1 / sqrtf(variance + (float)a->epsilon));
+    }
+}
+
+void rms_norm(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const norm_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        for (int64_t head = 0; head < a->heads; head++) {
+            const float *x = a->x + t * a->stride + head * a->width;
+            float mean_square = moments_of(x, a->width, 0).second / a->width;
+            float factor = 1 / sqrtf(mean_square + (float)a->epsilon);
+            scale_row(a, x, a->out + (t * a->heads + head) * a->width, 0, 0, factor);
+        }
+    }
+}
+
+/* --- gates -------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x; /* [T, 2 F]: gate and up */
+    float *out;     /* [T, F] */
+    int64_t T, F, activation;
+} glu_arguments;
+
+INLINE void glu_rows(const glu_arguments *a, int64_t activation, int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; t++) {
+        const float *gate = a->x + t * 2 * a->F, *up = gate + a->F;
+        float *out = a->out + t * a->F;
+        int64_t i = 0;
+        for (; i + LANES <= a->F; i += LANES) store(out + i, activate(load(gate + i), activation) * load(up + i));
+        int64_t count = a->F - i;
+        if (!count) continue;
+        store_part(out + i, activate(load_part(gate + i, count), activation) * load_part(up + i, count), count);
+    }
+}
+
+void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const glu_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    switch (a->activation) { /* outside of the loop: one loop for each activation */
+    case RELU: glu_rows(a, RELU, first, last); break;
+    case GELU: glu_rows(a, GELU, first, last); break;
+    case GELU_NEW: glu_rows(a, GELU_NEW, first, last); break;
+    case SILU: glu_rows(a, SILU, first, last); break;
+    default: glu_rows(a, NO_ACTIVATION, first, last); break;
+    }
+}
+
+/* --- embedding ---------------------------------------------------------------------------------------------------- */
+
+/* A matrix in one of the formats of weights; the layouts are those of reference/quantize.py. */
+typedef struct {
+    const void *values;     /* [V, E] of float or of 16 bits, int8 [V, E'], or uint8 [V, E' / 2]; E' in whole groups */
+    const uint16_t *scales; /* float16 [V, E' / group] of int8 and int4, else NULL */
+    int64_t format, group;
+} table;
+
+typedef struct {
+    const int64_t *ids; /* [T] */
+    table words;
+    const int64_t *positions; /* [T] */
+    table places;             /* without a position table its values are NULL */
+    float *out;               /* [T, E] */
+    int64_t T, E;
+} embed_arguments;
+
+/* LANES numbers of 4 bits, from 0 to 15: those from number i on. 16 bytes hold 32 of them, j and j + 16 in byte j. */
+INLINE floats load_int4(const uint8_t *p, int64_t i) {
+    ints both = load_bytes(p + i / 32 * 16 + i % 16);
+    return __builtin_convertvector((i % 32 < 16 ? both : both >> 4) & 15, floats);
+}
+
+/* out = y, or out += y, for the first `count` of LANES numbers. */
+INLINE void put(float *out, floats y, int64_t count, bool add) {
+    store_part(out, add ? load_part(out, count) + y : y, count);
+}
+
+INLINE void look_up_floats(const table *m, int64_t row, int64_t E, bool add, float *out) {
+    const float *from = (const float *)m->values + row * E;
+    int64_t i = 0;
+    for (; i + LANES <= E; i += LANES) put(out + i, load(from + i), LANES, add);
+    if (i < E) put(out + i, load_part(from + i, E - i), E - i, add);
+}
+
+INLINE void look_up_16_bits(const int format, const table *m, int64_t row, int64_t E, bool add, float *out) {
+    const uint16_t *from = (const uint16_t *)m->values + row * E;
+    int64_t i = 0;
+    for (; i + LANES <= E; i += LANES)
+        put(out + i, format == FLOAT16 ? load_float16(from + i) : load_bfloat16(from + i), LANES, add);
+    if (i == E) return;
+    uint16_t part[LANES] = {0};
+    memcpy(part, from + i, sizeof(uint16_t) * (E - i));
+    put(out + i, format == FLOAT16 ? load_float16(part) : load_bfloat16(part), E - i, add);
+}
+
+INLINE void look_up_groups(const int format, const table *m, int64_t row, int64_t E, bool add, float *out) {
+    int64_t groups = (E + m->group - 1) / m->group, padded = groups * m->group;
+    const int8_t *eight = (const int8_t *)m->values + row * padded;
+    const uint8_t *four = (const uint8_t *)m->values + row * padded / 2;
+    for (int64_t g = 0, i = 0; g < groups; g++) {
+        float scale = float16_to_float(m->scales[row * groups + g]);
+        for (int64_t end = i + m->group; i < end && i < E; i += LANES) {
+            floats y = format == INT8 ? load_int8(eight + i) : load_int4(four, i) - 8.0f;
+            put(out + i, scale * y, E - i, add);
+        }
+    }
+}
+
+static void look_up(const table *m, int64_t row, int64_t E, bool add, float *out) {
+    switch (m->format) {
+    case FLOAT32: look_up_floats(m, row, E, add, out); break;
+    case FLOAT16: look_up_16_bits(FLOAT16, m, row, E, add, out); break;
+    case BFLOAT16: look_up_16_bits(BFLOAT16, m, row, E, add, out); break;
+    case INT8: look_up_groups(INT8, m, row, E, add, out); break;
+    case INT4: look_up_groups(INT4, m, row, E, add, out); break;
+    }
+}
+
+void embed(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const embed_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        float *out = a->out + t * a->E;
+        look_up(&a->words, a->ids[t], a->E, false, out);
+        if (a->places.values) look_up(&a->places, a->positions[t], a->E, true, out);
+    }
+}
+
+/* --- rotary embedding --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const int64_t *positions; /* [T] */
+    const float *frequencies; /* [half] */
+    const float *growth;      /* [T], or NULL: each token divides frequency j by growth^(j / (half - 1)) */
+    float *cosines, *sines;   /* [T, half] */
+    int64_t T, half;
+    double scale;
+} rotary_angles_arguments;
+
+/* Cosines and sines of a batch, computed once and used by all layers. */
+void rotary_angles(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const rotary_angles_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        for (int64_t j = 0; j < a->half; j++) {
+            float frequency = a->frequencies[j];
+            if (a->growth && a->half > 1) frequency /= powf(a->growth[t], (float)j / (float)(a->half - 1));
+            float angle = (float)a->positions[t] * frequency;
+            a->cosines[t * a->half + j] = cosf(angle) * (float)a->scale;
+            a->sines[t * a->half + j] = sinf(angle) * (float)a->scale;
+        }
+    }
+}
+
+/* Queries or keys: [T, heads, D], `stride` numbers from one token to the next. `out` may be `x`. */
+typedef struct {
+    const float *x;
+    float *out;
+    int64_t heads, stride, out_stride;
+} heads_to_rotate;
+
+typedef struct {
+    heads_to_rotate q, k;
+    const float *cosines, *sines; /* [T, half] */
+    int64_t T, D, half;
+} rotary_arguments;
+
+static void rotate(const heads_to_rotate *part, int64_t t, const rotary_arguments *a) {
+    const float *cosines = a->cosines + t * a->half, *sines = a->sines + t * a->half;
+    for (int64_t head = 0; head < part->heads; head++) {
+        const float *x = part->x + t * part->stride + head * a->D;
+        float *out = part->out + t * part->out_stride + head * a->D;
+        for (int64_t j = 0; j < a->half; j += LANES) {
+            int64_t count = a->half - j;
+            floats c = load_part(cosines + j, count), s = load_part(sines + j, count);
+            floats first = load_part(x + j, count), second = load_part(x + a->half + j, count);
+            store_part(out + j, multiply_add(first, c, -(second * s)), count);
+            store_part(out + a->half + j, multiply_add(second, c, first * s), count);
+        }
+        int64_t rest = a->D - 2 * a->half;
+        if (out != x && rest) memcpy(out + 2 * a->half, x + 2 * a->half, sizeof(float) * rest);
+    }
+}
+
+void rotary(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const rotary_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++) {
+        rotate(&a->q, t, a);
+        rotate(&a->k, t, a);
+    }
+}
+
+/* --- selection of rows -------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x;      /* [T, E] */
+    const int64_t *rows; /* [R] */
+    float *out;          /* [R, E] */
+    int64_t R, E;
+} take_rows_arguments;
+
+void take_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const take_rows_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->R, share, shares, &first, &last);
+    for (int64_t r = first; r < last; r++) memcpy(a->out + r * a->E, a->x + a->rows[r] * a->E, sizeof(float) * a->E);
+}

@@ -1,0 +1,263 @@
+/* Vectors of LANES numbers: 16 with AVX-512, 8 with AVX2, 4 with NEON and anywhere else.
+ *
+ * Arithmetic on them is written with the compiler's operators (GCC and Clang: a + b, a < b, a[i]). Here is what has no
+ * operator. Each function has a plain form, and intrinsics where compilers do not find the instruction by themselves.
+ * -DPLAIN_LANES=16 (or 8, 4) selects the plain forms alone, to test them on any machine.
+ */
+#ifndef MINILLM_SIMD_H
+#define MINILLM_SIMD_H
+#include <stdint.h>
+#include <string.h>
+#if defined(PLAIN_LANES)
+enum { LANES = PLAIN_LANES, VECTOR_REGISTERS = 16 };
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#include <immintrin.h>
+#define HAS_AVX512 1
+enum { LANES = 16, VECTOR_REGISTERS = 32 };
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define HAS_AVX2 1
+enum { LANES = 8, VECTOR_REGISTERS = 16 };
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define HAS_NEON 1
+enum { LANES = 4, VECTOR_REGISTERS = 32 };
+#else
+enum { LANES = 4, VECTOR_REGISTERS = 16 };
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef float four_floats __attribute__((vector_size(16)));
+typedef uint16_t vector_of_16_bits __attribute__((vector_size(2 * LANES)));
+typedef uint8_t vector_of_bytes __attribute__((vector_size(LANES)));
+
+/* --- memory: no address needs to be aligned ---------------------------------------------------------------------- */
+
+INLINE floats load(const float *p) {
+    floats v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store(float *p, floats v) {
+    memcpy(p, &v, sizeof v);
+}
+
+/* The first `count` numbers, 0 to LANES, then zeros. */
+INLINE floats load_part(const float *p, int64_t count) {
+    floats v = {0};
+    if (count >= LANES) return load(p);
+    memcpy(&v, p, sizeof(float) * count);
+    return v;
+}
+
+INLINE void store_part(float *p, floats v, int64_t count) {
+    if (count >= LANES) {
+        store(p, v);
+        return;
+    }
+    memcpy(p, &v, sizeof(float) * count);
+}
+
+INLINE floats splat(float x) {
+    return x - (floats){0}; /* not x + 0, which makes 0 of -0 */
+}
+
+/* Keeps a vector in a register: GCC would otherwise load it again for each of its uses. */
+INLINE void keep(floats *v) {
+#if defined(PLAIN_LANES)
+    (void)v;
+#elif defined(__x86_64__)
+    __asm__("" : "+x"(*v));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(*v));
+#else
+    (void)v;
+#endif
+}
+
+/* --- arithmetic --------------------------------------------------------------------------------------------------- */
+
+/* a * b + c, rounded once where the CPU can. Said explicitly: of a * b + c compilers round one copy so, another not. */
+INLINE floats multiply_add(floats a, floats b, floats c) {
+#if HAS_AVX512
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif HAS_AVX2
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif HAS_NEON
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+/* a where the mask is -1, b where it is 0. Comparisons of vectors are such masks. */
+INLINE floats pick(ints mask, floats a, floats b) {
+    return (floats)((mask & (ints)a) | (~mask & (ints)b));
+}
+
+/* max(a, x); NaN if x is NaN. */
+INLINE floats at_least(floats a, floats x) {
+#if HAS_AVX512
+    return (floats)_mm512_max_ps((__m512)a, (__m512)x);
+#elif HAS_AVX2
+    return (floats)_mm256_max_ps((__m256)a, (__m256)x);
+#else
+    return pick(x < a, a, x);
+#endif
+}
+
+/* min(a, x); NaN if x is NaN. */
+INLINE floats at_most(floats a, floats x) {
+#if HAS_AVX512
+    return (floats)_mm512_min_ps((__m512)a, (__m512)x);
+#elif HAS_AVX2
+    return (floats)_mm256_min_ps((__m256)a, (__m256)x);
+#else
+    return pick(x > a, a, x);
+#endif
+}
+
+INLINE floats magnitude(floats v) {
+    return (floats)((ints)v & 0x7FFFFFFF);
+}
+
+/* --- across lanes ------------------------------------------------------------------------------------------------- */
+
+/* The halves added until four lanes are left. */
+INLINE four_floats fold(floats v) {
+#if HAS_AVX512
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+    return (four_floats)_mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#elif HAS_AVX2
+    return (four_floats)_mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+#else
+    four_floats part[LANES / 4];
+    memcpy(part, &v, sizeof v);
+    for (int n = LANES / 8; n; n /= 2)
+        for (int i = 0; i < n; i++) part[i] += part[i + n];
+    return part[0];
+#endif
+}
+
+INLINE float sum(floats v) {
+    four_floats s = fold(v);
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+/* The sums of four vectors: each is the same whatever the others are. */
+INLINE four_floats sums(floats a, floats b, floats c, floats d) {
+#if HAS_AVX512
+    __m512 low = _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b), _mm512_unpackhi_ps((__m512)a, (__m512)b));
+    __m512 high = _mm512_add_ps(_mm512_unpacklo_ps((__m512)c, (__m512)d), _mm512_unpackhi_ps((__m512)c, (__m512)d));
+    __m512d first = _mm512_unpacklo_pd(_mm512_castps_pd(low), _mm512_castps_pd(high));
+    __m512d second = _mm512_unpackhi_pd(_mm512_castps_pd(low), _mm512_castps_pd(high));
+    return fold((floats)_mm512_add_ps(_mm512_castpd_ps(first), _mm512_castpd_ps(second)));
+#elif HAS_AVX2
+    __m256 low = _mm256_hadd_ps((__m256)a, (__m256)b), high = _mm256_hadd_ps((__m256)c, (__m256)d);
+    return fold((floats)_mm256_hadd_ps(low, high));
+#elif HAS_NEON
+    float32x4_t low = vpaddq_f32((float32x4_t)a, (float32x4_t)b), high = vpaddq_f32((float32x4_t)c, (float32x4_t)d);
+    return (four_floats)vpaddq_f32(low, high);
+#else
+    return (four_floats){sum(a), sum(b), sum(c), sum(d)};
+#endif
+}
+
+/* The largest number; NaN if any is and `v` has no other NaN to lose: see at_least. */
+INLINE float largest(floats v) {
+    float x = v[0];
+    for (int i = 1; i < LANES; i++) x = v[i] > x ? v[i] : x;
+    return x;
+}
+
+/* --- stored numbers ----------------------------------------------------------------------------------------------- */
+
+/* Formats of stored numbers, as Python numbers them. */
+enum { FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 };
+
+/* LANES numbers of 16 or 8 bits as 32 bits. */
+INLINE words load_16_bits(const uint16_t *p) {
+#if HAS_AVX512
+    return (words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+#elif HAS_AVX2
+    return (words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+#else
+    vector_of_16_bits v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, words);
+#endif
+}
+
+INLINE ints load_bytes(const uint8_t *p) {
+#if HAS_AVX512
+    return (ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+#elif HAS_AVX2
+    return (ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+#elif HAS_NEON
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    return (ints)vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)))));
+#else
+    vector_of_bytes v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, ints);
+#endif
+}
+
+INLINE floats load_int8(const int8_t *p) {
+#if HAS_AVX512
+    ints v = (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
+#elif HAS_AVX2
+    ints v = (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
+#else
+    ints v = load_bytes((const uint8_t *)p) << 24 >> 24;
+#endif
+    return __builtin_convertvector(v, floats);
+}
+
+INLINE floats load_bfloat16(const uint16_t *p) {
+    return (floats)(load_16_bits(p) << 16);
+}
+
+INLINE floats load_float16(const uint16_t *p) {
+#if HAS_AVX512
+    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+#elif HAS_AVX2
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
+#elif HAS_NEON
+    float16x4_t v;
+    memcpy(&v, p, sizeof v);
+    return (floats)vcvt_f32_f16(v);
+#else
+    words bits = load_16_bits(p), rest = (bits & 0x7FFF) << 13;
+    floats scaled = (floats)rest * 0x1p112f; /* moves the exponent, and makes subnormal numbers normal */
+    words special = (words)((ints)rest >= 0x0F800000) & 0x7F800000; /* infinity and NaN */
+    return (floats)((words)scaled | special | (bits & 0x8000) << 16);
+#endif
+}
+
+INLINE float float16_to_float(uint16_t x) {
+#if HAS_AVX512 || HAS_AVX2
+    return _cvtsh_ss(x);
+#else
+    uint16_t part[LANES] = {x};
+    return load_float16(part)[0];
+#endif
+}
+
+/* The nearest bfloat16, ties to even. NaN stays NaN. */
+INLINE void store_bfloat16(uint16_t *p, floats x) {
+    words bits = (words)x, rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
+    words number = (words)(x == x);
+    vector_of_16_bits v = __builtin_convertvector((number & rounded) | (~number & quiet), vector_of_16_bits);
+    memcpy(p, &v, sizeof v);
+}
+#endif

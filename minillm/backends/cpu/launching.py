@@ -1,0 +1,249 @@
+"""Launches kernels of `kernels/cpu`: one alone, or many as one program.
+
+A kernel is a C function of its arguments and of a share of its work (`kernels/cpu/pool.h`). The structures below are
+its arguments, field by field as in C: all have 8 bytes. A recorded program is an array of launches in memory, run by
+one call without the GIL.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .library import load
+
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+_SHARES_A_WORKER = 2
+"""More than one, so that a slower worker takes fewer."""
+
+
+def _structure(name: str, *fields: tuple[str, Any]) -> Any:
+    """A structure with these fields: pairs of a type (p: pointer, i: int64, d: double, or a structure) and names."""
+    members = [(field, _TYPES.get(names[0], names[0])) for names in fields for field in names[1].split()]
+    return type(name, (ctypes.Structure,), {"_fields_": members})
+
+
+Norm = _structure("Norm", ("p", "x gain bias out"), ("i", "T heads width stride"), ("d", "epsilon"))
+Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
+Table = _structure("Table", ("p", "values scales"), ("i", "format group"))
+Embed = _structure(
+    "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "out"), ("i", "T E")
+)
+Angles = _structure("Angles", ("p", "positions frequencies growth cosines sines"), ("i", "T half"), ("d", "scale"))
+Heads = _structure("Heads", ("p", "x out"), ("i", "heads stride out_stride"))
+Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T D half"))
+TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))
+StoreKV = _structure(
+    "StoreKV",
+    ("p", "k v keys values key_scales value_scales slot_pages slot_offsets"),
+    ("i", "T K P D k_stride v_stride format"),
+)
+Attention = _structure(
+    "Attention",
+    ("p", "q out keys values key_scales value_scales slopes spans tables positions seen scratch parts done"),
+    ("i", "N H K P D stride out_stride table_stride format window"),
+    ("d", "scale"),
+)
+Linear = _structure(
+    "Linear",
+    ("p", "weight scales bias residual x out integers x_scales x_sums scratch"),
+    ("i", "rows inputs outputs format group activation wide"),
+)
+Argmax = _structure("Argmax", ("p", "logits tokens finite pieces done"), ("i", "R V"))
+Sample = _structure("Sample", ("p", "logits draws tokens scratch"), ("i", "R V"))
+DRAW = np.dtype([(name, np.float64) for name in ("temperature", "top_p", "min_p", "uniform")] + [("top_k", np.int64)])
+
+_LAUNCH = np.dtype(
+    {
+        "names": ["run", "arguments", "shares", "ended"],
+        "formats": [np.uint64, np.uint64, np.int64, np.int64],
+        "offsets": [0, 8, 16, 24],
+        "itemsize": 192,  # the counters lie in cache lines of their own
+    }
+)
+
+
+@cache
+def kernels() -> Any:
+    """The library of kernels, which is compiled and loaded when it is first needed.
+
+    Raises:
+        DeviceError: it cannot be compiled.
+    """
+    library = load()
+    for name in ("attention_scratch", "attention_parts", "sample_scratch", "linear_scratch", "wide_integers"):
+        getattr(library, name).restype = ctypes.c_int64
+    library.sample_scratch.argtypes = library.attention_scratch.argtypes = [ctypes.c_int64]
+    return library
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+_threads = 0
+
+
+def set_threads(threads: int) -> None:
+    """Set the number of threads of all kernels of this process."""
+    global _threads
+    _threads = threads
+
+
+def num_threads() -> int:
+    """The number of threads that kernels run on: by default that of the cores."""
+    if not _threads:
+        set_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return _threads
+
+
+def shares_of(pieces: int) -> int:
+    """The number of shares for work of so many pieces: some for each worker."""
+    return max(1, min(pieces, _SHARES_A_WORKER * num_threads()))
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """A sequence of launches, run repeatedly with the same addresses."""
+
+    def __init__(self) -> None:
+        self.complete = True
+        """Whether everything that ran while recording was a launch"""
+        self.threads = num_threads()
+        self._kept: list[Any] = []
+        self._launches: list[tuple[int, int, int, int]] = []
+        self._array = _aligned(0)
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def add(self, kernel: int, arguments: Any, shares: int) -> None:
+        """Append a launch."""
+        self._kept.append(arguments)
+        self._launches.append((kernel, ctypes.addressof(arguments), shares, 0))
+
+    def run(self, *, watched: bool = False) -> None:
+        """Run all launches in order; if `watched`, the end of each is recorded."""
+        if len(self._array) < len(self._launches):
+            self._array = _aligned(len(self._launches))
+            self._array[:] = self._launches
+        _run(self._array, self.threads, watched=watched)
+
+    def ended(self) -> NDArray[np.int64]:
+        """End of each launch of the last watched run, in ns of `time.perf_counter_ns`. [n]"""
+        return self._array["ended"].copy()
+
+
+class _Open(threading.local):
+    """The program that this Python thread is recording."""
+
+    program: Program | None = None
+
+
+_open = _Open()
+
+
+@contextmanager
+def recording(program: Program) -> Iterator[None]:
+    """Record the launches made inside the `with` block in `program`. They also run."""
+    _open.program = program
+    try:
+        yield
+    finally:
+        _open.program = None
+
+
+def recorded_so_far() -> int:
+    """Number of launches in the program being recorded; 0 if none is."""
+    return 0 if _open.program is None else len(_open.program)
+
+
+def not_recorded() -> None:
+    """Mark the program being recorded as incomplete, since something runs that is not a launch."""
+    if _open.program is not None:
+        _open.program.complete = False
+
+
+def launch(kernel: str, arguments: Any, shares: int = 1) -> None:
+    """Run a kernel, and record it if a program is being recorded.
+
+    Args:
+        kernel: name of the C function
+        arguments: its structure, made by `filled`
+        shares: number of shares; a single one runs on the calling thread
+    """
+    one = _aligned(1)
+    one[0] = (_address_of(kernel), ctypes.addressof(arguments), shares, 0)
+    if _open.program is not None:
+        _open.program.add(_address_of(kernel), arguments, shares)
+    _run(one, num_threads() if shares > 1 else 1, watched=False)
+
+
+def filled(structure: Any, **values: Any) -> Any:
+    """A structure with these fields; an array gives its address, and is kept alive; None is NULL."""
+    kept = [value for value in values.values() if isinstance(value, np.ndarray)]
+    arguments = structure(**{name: address(v) if isinstance(v, np.ndarray) else v for name, v in values.items()})
+    arguments.kept = kept
+    return arguments
+
+
+def address(array: NDArray[Any]) -> int:
+    """The address of an array's first element."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def _run(launches: NDArray[Any], threads: int, *, watched: bool) -> None:
+    kernels().run_program(
+        ctypes.c_void_p(address(launches)),
+        ctypes.c_int64(len(launches)),
+        ctypes.c_int64(threads),
+        ctypes.c_int64(watched),
+    )
+
+
+_addresses: dict[str, int] = {}
+
+
+def _address_of(kernel: str) -> int:
+    if kernel not in _addresses:
+        _addresses[kernel] = ctypes.cast(getattr(kernels(), kernel), ctypes.c_void_p).value or 0
+    return _addresses[kernel]
+
+
+def _aligned(count: int) -> NDArray[Any]:
+    """Zeroed launches that begin at a cache line."""
+    memory = aligned(count * _LAUNCH.itemsize)
+    memory[...] = 0
+    return memory.view(_LAUNCH)
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Uninitialised bytes that begin at a cache line, 64 bytes."""
+    memory = np.empty(size + 64, np.uint8)
+    first = -address(memory) % 64
+    return memory[first : first + size]
+
+
+class Scratch:
+    """Scratch memory by name; it grows as needed, and a name's memory is one launch's at a time."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, NDArray[np.uint8]] = {}
+
+    def take(self, name: str, count: int, dtype: Any = np.float32) -> NDArray[Any]:
+        """An uninitialised array of `count` numbers; after growth earlier launches keep the memory they had."""
+        size = count * np.dtype(dtype).itemsize
+        if name not in self._buffers or len(self._buffers[name]) < size:
+            self._buffers[name] = aligned(-(-size // 64) * 64)
+        return self._buffers[name][:size].view(dtype)
+
+    def buffers(self) -> list[NDArray[np.uint8]]:
+        """All memory, for arguments that keep it alive."""
+        return list(self._buffers.values())

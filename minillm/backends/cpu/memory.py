@@ -1,0 +1,291 @@
+"""The memory of the CPU backend: small forward passes are recorded as programs, each with a workspace of its own.
+
+A program repeats launches with the same addresses. So each kind of pass has its own workspace, from which everything
+that changes between passes is read. The first run launches call by call and records; later ones run the program. Decode
+steps of as many sequences are of one kind; so are verifications of as many guessed tokens.
+"""
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Generic
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...batch import Batch
+from ...reference.rotary import Rotation
+from ...reference.sampling import Draw
+from ..formats import Format
+from ..memory import Arena, Memory, Moments, Result
+from .launching import (
+    Angles,
+    Argmax,
+    Program,
+    Scratch,
+    address,
+    aligned,
+    filled,
+    kernels,
+    launch,
+    num_threads,
+    recorded_so_far,
+    recording,
+    shares_of,
+)
+
+FEW_ROWS = 16
+"""Up to this many rows a product is bound by reading its weights; beyond, by arithmetic."""
+MOST_STEPS = 8
+"""Kinds of passes kept for a model; the least recently used one is dropped."""
+PIECE = 4096
+"""Logits that the kernel `argmax` searches as one piece of work."""
+
+Kind = tuple[int, ...]
+"""Threads, and the new tokens of each sequence."""
+
+_READ = ("token_ids", "positions", "slot_pages", "slot_offsets")
+"""The arrays of a batch that kernels read."""
+
+
+class BatchArrays:
+    """A batch's sequences as the attention kernel reads them, refilled for each pass of a recorded step."""
+
+    def __init__(self) -> None:
+        self._batch: Batch | None = None
+        self._calls: list[Any] = []
+        """Arguments of `attention` that read these arrays; their addresses follow when an array grows"""
+        self._spans = np.empty((0, 5), np.int64)
+        self._tables = np.empty((0, 0), np.int64)
+        self._seen = np.empty(0, np.uint8)
+        self._parts = np.empty(0, np.float32)
+        self._done = np.zeros(0, np.int64)
+        self._scratch = Scratch()
+
+    def add(self, batch: Batch, call: Any) -> None:
+        """Set the fields of a call's arguments that follow from the batch."""
+        if batch is not self._batch:
+            self.begin(batch)
+        call.scratch = address(self._scratch.take("attention", num_threads() * _attention_scratch(call.D)))
+        self._calls.append(call)
+        self._point([call])
+
+    def begin(self, batch: Batch) -> None:
+        """Take the arrays of another batch, for calls that follow."""
+        self._calls = []
+        self.fill(batch)
+
+    def fill(self, batch: Batch) -> None:
+        """Take the arrays of another batch, also for the calls so far."""
+        self._batch = batch
+        N, longest = len(batch.spans), max((len(span.pages) for span in batch.spans), default=0)
+        if self._spans.shape != (N, 5) or self._tables.shape[1] < longest:
+            self._spans = np.zeros((N, 5), np.int64)
+            self._tables = np.zeros((N, 2 * longest), np.int64)
+        masks = []
+        begin = 0
+        for i, span in enumerate(batch.spans):
+            m = 0 if span.tree is None else len(span.tree)
+            self._spans[i] = span.start, span.stop - span.start, span.context_len, m, begin
+            self._tables[i, : len(span.pages)] = span.pages
+            if span.tree is not None:
+                masks.append(np.ascontiguousarray(span.tree, np.uint8).ravel())
+                begin += m * m
+        self._seen = np.concatenate(masks) if masks else self._seen
+        self._positions = batch.positions
+        self._point(self._calls)
+
+    def _point(self, calls: list[Any]) -> None:
+        """Set addresses and sizes; memory for parts of results grows with the longest context."""
+        for call in calls:
+            call.spans, call.tables, call.seen = address(self._spans), address(self._tables), address(self._seen)
+            call.table_stride, call.positions = self._tables.shape[1], address(self._positions)
+        needed = max((_attention_parts(call) for call in {call.window: call for call in calls}.values()), default=0)
+        if len(self._parts) < needed:
+            self._parts = aligned(8 * needed).view(np.float32)
+        heads = max((call.K for call in calls), default=0)
+        if len(self._done) < len(self._spans) * heads:
+            self._done = np.zeros(len(self._spans) * heads, np.int64)
+        for call in self._calls:
+            call.parts, call.done = address(self._parts), address(self._done)
+
+
+class Workspace:
+    """Results of a pass, and data derived from its batch."""
+
+    def __init__(self) -> None:
+        self.arena = Arena(np)
+        self.scratch = Scratch()
+        self.sequences = BatchArrays()
+        self._angles: dict[int, tuple[Rotation, NDArray[np.float32], NDArray[np.float32], Any]] = {}
+        self._turned: Batch | None = None
+
+    def refill(self, batch: Batch) -> None:
+        """Set what follows from the next batch of a recorded step."""
+        self.sequences.fill(batch)
+        for rotation, *_, growth in self._angles.values():
+            if growth is not None:
+                growth[...] = rotation.growth(batch)
+
+    def angles(self, rotation: Rotation, batch: Batch) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Cosines and sines of each new token's angles, computed once a pass. 2 x [T, r / 2]"""
+        if self._turned is not batch:
+            self._turned = batch
+            self._angles = {}
+        if id(rotation) not in self._angles:
+            T, half = batch.num_tokens, len(rotation.frequencies.data)
+            cosines, sines = np.empty((2, T, half), np.float32)
+            growth = rotation.growth(batch)
+            arguments = filled(
+                Angles, positions=batch.positions, frequencies=rotation.frequencies.data, growth=growth,
+                cosines=cosines, sines=sines, T=T, half=half, scale=float(rotation.scale),
+            )  # fmt: skip
+            launch("rotary_angles", arguments, shares_of(T))
+            self._angles[id(rotation)] = rotation, cosines, sines, growth
+        _, cosines, sines, _ = self._angles[id(rotation)]
+        return cosines, sines
+
+
+class Likeliest:
+    """Argmax and finiteness of some logits, found by the program that computed them; valid until they change."""
+
+    def __init__(self, logits: NDArray[np.float32]) -> None:
+        """Launch the search in C-contiguous logits [R, V]; a program being recorded will repeat it."""
+        self.logits = logits
+        R, V = logits.shape
+        self._tokens, self._finite = np.zeros(R, np.int64), np.ones(R, np.int64)
+        pieces, done = np.empty((R, -(-V // PIECE)), np.int64), np.zeros(R, np.int64)
+        arguments = filled(
+            Argmax, logits=logits, tokens=self._tokens, finite=self._finite, pieces=pieces, done=done, R=R, V=V
+        )
+        launch("argmax", arguments, shares_of(pieces.size))
+
+    def tokens(self) -> list[int]:
+        """Per row the smallest id of the largest logit, or of the first NaN if there is one."""
+        found: list[int] = self._tokens.tolist()
+        return found
+
+    def finite(self) -> bool:
+        """Whether no logit is NaN or plus infinity."""
+        return bool(self._finite.all())
+
+
+class RecordedStep(Generic[Result]):
+    """One kind of pass for one owner."""
+
+    def __init__(self) -> None:
+        self.workspace = Workspace()
+        self.likeliest: Likeliest | None = None
+        """Argmax and finiteness of its logits, found by the program"""
+        self._program = Program()
+        self._read: list[Any] = []
+        self._began = 0
+        self._result: Result | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the program alone computes the whole pass."""
+        return self._program.complete
+
+    def record(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
+        """Run `compute` on the step's own workspace, and record what it launches."""
+        self._read = [getattr(batch, name).copy() for name in _READ]
+        with recording(self._program):
+            self._result = compute(replace(batch, **dict(zip(_READ, self._read, strict=True))), rows)
+            self.likeliest = Likeliest(self._result[0])
+        return self._result
+
+    def run(self, batch: Batch, *, watched: bool = False) -> Result:
+        """Run the program on another batch of the kind."""
+        assert self._result is not None
+        for target, name in zip(self._read, _READ, strict=True):
+            target[...] = getattr(batch, name)
+        self.workspace.refill(replace(batch, positions=self._read[1]))
+        self._began = time.perf_counter_ns()
+        self._program.run(watched=watched)
+        return self._result
+
+    def moments(self) -> Moments:
+        """Start time of the last run and end times of its launches, if it was watched."""
+        return Moments(self, self._began, self._program.ended())
+
+
+class CpuMemory(Memory):
+    """The host's memory; small passes are recorded as programs."""
+
+    tells_moments = sys.platform == "linux"  # where the clock of kernels is that of `time.perf_counter_ns`
+
+    def __init__(self, cache: str | Format) -> None:
+        super().__init__(cache=cache)
+        self.likeliest: Likeliest | None = None
+        """The argmax of the logits of the pass that ran last, if its program found it"""
+        self._plain = Workspace()
+        self._steps: WeakKeyDictionary[object, dict[Kind, RecordedStep[Any]]] = WeakKeyDictionary()
+        self._use(self._plain)
+
+    def _use(self, workspace: Workspace) -> None:
+        self.workspace, self.arena = workspace, workspace.arena
+
+    def run(
+        self,
+        owner: object,
+        batch: Batch,
+        rows: Any,
+        compute: Callable[[Batch, Any], Result],
+        draws: Sequence[Draw | None] = (),
+    ) -> Result:
+        """Run a small pass as a program, recorded when its kind first runs, and any other pass call by call."""
+        result, _ = self._run(owner, batch, rows, compute, watched=False)
+        return result
+
+    def run_watched(
+        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]
+    ) -> tuple[Result, Moments | None]:
+        """As `run`; programs also record when each launch ended."""
+        return self._run(owner, batch, rows, compute, watched=True)
+
+    def recorded_so_far(self) -> int:
+        """Launches so far in the program being recorded."""
+        return recorded_so_far()
+
+    def _run(
+        self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result], *, watched: bool
+    ) -> tuple[Result, Moments | None]:
+        self.likeliest = None
+        if not 0 < batch.num_tokens <= FEW_ROWS or len(rows) != batch.num_tokens:  # large, or not all rows are wanted
+            return compute(*self.upload(batch, rows)), None
+        kind = num_threads(), *(span.stop - span.start for span in batch.spans)
+        steps = self._steps.setdefault(owner, {})
+        step: RecordedStep[Result] | None = steps.pop(kind, None)
+        moments: Moments | None = None
+        if step is None:
+            step = RecordedStep()
+            self._use(step.workspace)
+            try:
+                result = step.record(batch, rows, compute)
+            finally:
+                self._use(self._plain)
+            moments = Moments(step, None, None)
+        elif step.complete:
+            result = step.run(batch, watched=watched)
+            moments = step.moments() if watched else None
+        else:
+            result = compute(*self.upload(batch, rows))
+        self.likeliest = step.likeliest if step.complete else None
+        steps[kind] = step  # most recently used last
+        if len(steps) > MOST_STEPS:
+            del steps[next(iter(steps))]
+        return result, moments
+
+
+def _attention_scratch(D: int) -> int:
+    size: int = kernels().attention_scratch(D)
+    return size
+
+
+def _attention_parts(call: Any) -> int:
+    size: int = kernels().attention_parts(ctypes.byref(call))
+    return size

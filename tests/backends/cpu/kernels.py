@@ -1,0 +1,27 @@
+"""Single launches of the kernels in C, with a number of shares and of workers."""
+
+import ctypes
+from typing import Any
+
+from minillm.backends.cpu import launching
+from minillm.backends.cpu.backend import ACTIVATIONS as ACTIVATIONS
+from minillm.backends.cpu.launching import filled as fill
+from minillm.backends.cpu.launching import kernels as library
+
+integer = ctypes.c_int64
+FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int4": 4}
+NormArguments, GluArguments, Table, EmbedArguments = launching.Norm, launching.Glu, launching.Table, launching.Embed
+RotaryAnglesArguments, HeadsToRotate, RotaryArguments = launching.Angles, launching.Heads, launching.Rotary
+TakeRowsArguments, StoreKVArguments = launching.TakeRows, launching.StoreKV
+AttentionArguments, ArgmaxArguments = launching.Attention, launching.Argmax
+LinearArguments = launching.Linear
+Draw, SampleArguments = launching.DRAW, launching.Sample
+
+__all__ = ["ACTIVATIONS", "fill", "library", "run"]
+
+
+def run(name: str, arguments: Any, shares: int = 1, workers: int = 1) -> None:
+    """Launch a kernel, with the thread pool if there are several workers."""
+    one = launching._aligned(1)
+    one[0] = (launching._address_of(name), ctypes.addressof(arguments), shares, 0)
+    launching._run(one, workers, watched=False)

@@ -1,0 +1,106 @@
+"""Tiny models of every family on the kernels in C, against the reference with the same weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.cpu.backend import CpuBackend
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.operations import Backend
+from minillm.batch import TokenSequence
+
+from ...comparing import assert_same_tokens
+from ...families import CASES, CONFIGS, IDS
+from ...tiny import chunks, generate, logits_of, model_of, random_prompts, runner_of
+
+LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
+ROUNDING = 2e-5
+"""Where both compute in float32: a random model of these sizes carries a last bit that far."""
+LOOKS_BACK = [("mistral", "window"), ("bloom", "four heads")]
+
+
+@pytest.fixture(params=CASES, ids=IDS)
+def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    family, name = request.param
+    return CONFIGS[family][name]
+
+
+def all_logits(raw: dict[str, Any], backend: Backend, chunk: int) -> np.ndarray:
+    """The logits of every position, computed in chunks. [T, V]"""
+    runner = runner_of(model_of(raw, backend=backend), backend=backend, page_size=16)
+    return chunks(runner, LINE, chunk)
+
+
+def error(got: np.ndarray, expected: np.ndarray) -> float:
+    """The largest one as a share of the largest logit."""
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("chunk", [1, 11, 60])
+def test_the_logits_are_the_references(raw: dict[str, Any], chunk: int) -> None:
+    expected = all_logits(raw, NumpyBackend(), len(LINE))
+    assert error(all_logits(raw, CpuBackend(), chunk), expected) < ROUNDING
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("chunk", [1, 60])
+def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any], weights: str, chunk: int) -> None:
+    """With 8 and 4 bits activations are rounded to 8, and lose what 8 bits of weights do."""
+    expected, within = all_logits(raw, NumpyBackend(weights=weights), len(LINE)), ROUNDING
+    if weights in ("int8", "int4"):
+        plain, rounded = (all_logits(raw, NumpyBackend(weights=form), len(LINE)) for form in ("float32", "int8"))
+        within = 3 * error(rounded, plain)
+    assert error(all_logits(raw, CpuBackend(weights=weights), chunk), expected) < within
+
+
+def test_greedy_tokens_are_the_references(raw: dict[str, Any]) -> None:
+    """Ragged prompts side by side, with the cache and without."""
+    prompts = random_prompts(5, seed=3)
+    reference = runner_of(model_of(raw), pages=128, page_size=16)
+    backend = CpuBackend()
+    runner = runner_of(model_of(raw, backend=backend), backend=backend, pages=128, page_size=16)
+    expected = generate(reference, prompts, max_new_tokens=20)
+    for use_cache in (True, False):
+        for ours, theirs, prompt in zip(
+            generate(runner, prompts, max_new_tokens=20, use_cache=use_cache), expected, prompts, strict=True
+        ):
+            assert_same_tokens(ours, theirs, lambda tokens, p=prompt: logits_of(reference, p + tokens)[-1])
+
+
+def test_a_tree_of_guesses_gives_the_logits_of_its_branches(raw: dict[str, Any]) -> None:
+    """Guesses 4-9, 4-8 and 5 after a line: each sees its own ancestors, at its own position."""
+    backend, line = CpuBackend(), LINE[:30]
+    runner, reference = (
+        runner_of(model_of(raw, backend=backend), backend=backend, page_size=16),
+        runner_of(model_of(raw)),
+    )
+    sequence = TokenSequence([*line, 4, 9, 8, 5], tree=(-1, 0, 0, -1))
+    rows = runner.forward([sequence], [sequence.pending], rows=range(30, 34)).logits.copy()
+    for row, branch in zip(rows, ([4], [4, 9], [4, 8], [5]), strict=True):
+        np.testing.assert_allclose(row, logits_of(reference, line + branch)[-1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow  # compiles attention for each way to look back and each dtype
+@pytest.mark.parametrize(("cache_dtype", "within"), [("bfloat16", 0.03), ("int8", 0.05)])
+@pytest.mark.parametrize("chunk", [1, 60])
+@pytest.mark.parametrize("raw", [CONFIGS[family][name] for family, name in LOOKS_BACK], ids=[f for f, _ in LOOKS_BACK])
+def test_a_narrower_cache_moves_the_logits_a_little(
+    raw: dict[str, Any], cache_dtype: str, within: float, chunk: int
+) -> None:
+    expected = all_logits(raw, NumpyBackend(), len(LINE))
+    got = all_logits(raw, CpuBackend(cache=cache_dtype), chunk)
+    assert 1e-5 < error(got, expected) < within
+
+
+def test_an_activation_without_a_kernel_runs_as_the_reference_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minillm import reference
+
+    monkeypatch.setitem(reference.activation.ACTIVATIONS, "cube", lambda y, xp: xp.power(y, 3, out=y))
+    backend, rng = CpuBackend(weights="float32"), np.random.default_rng(0)
+    x, residual = rng.standard_normal((2, 64)).astype(np.float32), rng.standard_normal((2, 6)).astype(np.float32)
+    weight = backend.loader.prepare("w", [backend.loader.random("w", (6, 64), 0, 0.1)])
+    plain = backend.linear(x, weight).copy()
+    got = backend.linear(x, weight, activation="cube", residual=residual)
+    np.testing.assert_allclose(got, plain**3 + residual, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(backend.glu(plain, "cube"), plain[:, :3] ** 3 * plain[:, 3:], rtol=1e-5)

@@ -1,0 +1,91 @@
+"""The likeliest tokens that a program finds in its own logits, against NumPy's argmax."""
+
+import numpy as np
+import pytest
+
+from minillm.backends.cpu.backend import CpuBackend
+from minillm.backends.cpu.memory import Likeliest
+from minillm.batch import TokenSequence
+from minillm.errors import NumericalError
+
+from ...families import CONFIGS
+from ...tiny import model_of, runner_of
+
+RNG = np.random.default_rng(11)
+PLAIN = RNG.standard_normal((7, 9000)).astype(np.float32)
+SPECIAL = {
+    "NaN": np.nan,
+    "the other NaN": np.copysign(np.nan, -1),
+    "infinity": np.inf,
+    "minus infinity": -np.inf,
+    "the largest number": np.finfo(np.float32).max,
+}
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 255), (2, 257), (3, 4096), (7, 4097), (2, 9000)])
+@pytest.mark.parametrize("rounded", [False, True], ids=["all different", "many equal"])
+def test_the_first_of_the_largest_is_found(shape: tuple[int, int], rounded: bool) -> None:
+    logits = np.ascontiguousarray(PLAIN[: shape[0], : shape[1]])
+    logits = np.round(logits) if rounded else logits
+    assert Likeliest(logits).tokens() == logits.argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("places", [[0], [4095], [4096], [8999], [5, 8000]])
+def test_special_numbers_are_what_they_are_to_numpy(name: str, places: list[int]) -> None:
+    logits = PLAIN[:3].copy()
+    logits[1, places] = SPECIAL[name]
+    found = Likeliest(logits)
+    assert found.tokens() == logits.argmax(axis=-1).tolist()
+    assert found.finite() == (not np.isnan(logits).any() and not np.isposinf(logits).any())
+
+
+def test_both_zeros_are_equal_and_a_row_may_hold_nothing_else() -> None:
+    logits = np.array([[-1.0, -0.0, 0.0], [0.0, -0.0, 0.0], [-np.inf] * 3, [-2.0, -1.0, -1.0]], np.float32)
+    assert Likeliest(logits).tokens() == [1, 0, 0, 1]
+
+
+def line_of(length: int) -> TokenSequence:
+    return TokenSequence(RNG.integers(3, 90, length).tolist())
+
+
+def test_a_step_answers_for_its_own_logits_and_no_others() -> None:
+    """Whatever was found belongs to one array as it was: not to another one, nor to a step before."""
+    backend = CpuBackend()
+    runner = runner_of(model_of(CONFIGS["opt"]["pre-norm"], backend=backend), backend=backend, page_size=16, pages=64)
+    first, second = line_of(9), line_of(5)
+    for sequence in (first, second):
+        runner.prefill(sequence)
+    for length in range(6):
+        for sequence in (first, second):
+            sequence.token_ids.append(3 + length)
+        before = runner.decode([first]).logits
+        kept = before.copy()
+        assert isinstance(backend.chooser.argmax(before), list)  # NumPy was not asked
+        assert list(backend.chooser.argmax(before)) == before.argmax(axis=-1).tolist()
+        logits = runner.decode([second]).logits
+        assert list(backend.chooser.argmax(logits)) == logits.argmax(axis=-1).tolist()
+        assert list(backend.chooser.argmax(kept)) == kept.argmax(axis=-1).tolist()
+        logits[:, int(logits.argmax())] = -np.inf  # as a processor does
+        assert list(backend.chooser.host.argmax(logits)) == logits.argmax(axis=-1).tolist()
+        sequence = line_of(30)  # a pass that is no program
+        prefilled = runner.prefill(sequence).logits
+        assert list(backend.chooser.argmax(prefilled)) == prefilled.argmax(axis=-1).tolist()
+        runner.cache.free(sequence)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_replayed_step_that_is_not_finite_is_noticed(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits have never passed through NumPy."""
+    backend = CpuBackend()
+    runner = runner_of(model_of(CONFIGS["opt"]["pre-norm"], backend=backend), backend=backend, page_size=16, pages=64)
+    sequence = line_of(4)
+    runner.prefill(sequence)
+    for _ in range(3):
+        sequence.token_ids.append(7)
+        logits = runner.decode([sequence]).logits
+    assert backend.chooser.finite(logits)
+    runner.model.embedding.tokens.data[8] = bad
+    sequence.token_ids.append(8)
+    with pytest.raises(NumericalError):
+        runner.decode([sequence])

@@ -1,0 +1,157 @@
+"""The thread pool in C: every share is done once, idle helpers sleep, forked children and several threads work."""
+
+import ctypes
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minillm.backends.cpu import launching
+from minillm.backends.cpu.launching import Glu, Program, aligned, filled, num_threads, recording, set_threads
+
+two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+
+
+def gated(rows: int, launches: int) -> tuple[Program, np.ndarray, np.ndarray]:
+    """A program of launches that write the same results, what it writes to, and what should be there."""
+    x = np.random.default_rng(0).standard_normal((rows, 64)).astype(np.float32)
+    out = aligned(rows * 32 * 4).view(np.float32).reshape(rows, 32)
+    program = Program()
+    for _ in range(launches):
+        arguments = filled(Glu, x=x, out=out, T=rows, F=32, activation=1)
+        program.add(launching._address_of("glu"), arguments, 8)
+    return program, out, np.maximum(x[:, :32], 0) * x[:, 32:]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_share_is_done_once_by_somebody(threads: int) -> None:
+    program, out, expected = gated(1000, 20)
+    program.threads = threads
+    for _ in range(50):
+        out[...] = np.nan
+        program.run()
+        np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+def test_launches_end_one_after_the_other() -> None:
+    program, _, _ = gated(500, 6)
+    before = time.perf_counter_ns()
+    program.run(watched=True)
+    ended = program.ended()
+    if os.uname().sysname == "Linux":  # where both clocks are one
+        assert before < ended[0] and ended[-1] < time.perf_counter_ns()
+    assert (np.diff(ended) >= 0).all()
+
+
+@two
+def test_idle_helpers_take_no_time_of_the_processor() -> None:
+    program, _, _ = gated(1000, 20)
+    program.threads = 2
+    program.run()
+    time.sleep(0.1)  # in which they fall asleep
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+    program.run()  # and are woken
+
+
+def test_programs_of_several_threads_run_at_the_same_time() -> None:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            program, out, expected = gated(300, 20)
+            program.threads = 2
+            for _ in range(50):
+                out[...] = np.nan
+                program.run()
+                np.testing.assert_allclose(out, expected, rtol=1e-6)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_has_helpers_of_its_own() -> None:
+    program, out, expected = gated(1000, 20)
+    program.threads = 2
+    program.run()
+    child = os.fork()
+    if child == 0:
+        out[...] = np.nan
+        program.run()
+        os._exit(0 if np.allclose(out, expected, rtol=1e-6) else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    program.run()
+
+
+def test_what_is_recorded_is_repeated() -> None:
+    x, out = np.ones((3, 8), np.float32), np.empty((3, 4), np.float32)
+    program = Program()
+    with recording(program):
+        launching.launch("glu", filled(Glu, x=x, out=out, T=3, F=4, activation=0))
+    assert program.complete and len(program) == 1
+    x[...] = 3
+    program.run()
+    assert (out == 9).all()
+
+
+STRUCTURES = {
+    "norm_arguments": launching.Norm,
+    "glu_arguments": launching.Glu,
+    "table": launching.Table,
+    "embed_arguments": launching.Embed,
+    "rotary_angles_arguments": launching.Angles,
+    "heads_to_rotate": launching.Heads,
+    "rotary_arguments": launching.Rotary,
+    "take_rows_arguments": launching.TakeRows,
+    "store_kv_arguments": launching.StoreKV,
+    "attention_arguments": launching.Attention,
+    "linear": launching.Linear,
+    "argmax_arguments": launching.Argmax,
+    "sample_arguments": launching.Sample,
+}
+KERNELS = Path(__file__).parents[3] / "kernels" / "cpu"
+
+
+def fields_in_c(name: str) -> list[tuple[str, str]]:
+    """Kind and name of each field of a structure, as the source declares it."""
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c")))
+    source = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+    (body,) = re.findall(r"typedef struct {([^}]*)} " + name + ";", source)
+    found = []
+    for declaration in filter(None, map(str.strip, body.split(";"))):
+        kind, names = re.fullmatch(r"((?:const )?\w+)\s*(.*)", declaration, re.DOTALL).groups()
+        for field in re.split(r",\s*", names):
+            base = "pointer" if field.startswith("*") else kind
+            found.append((base, field.lstrip("*")))
+    return found
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_are_those_of_the_sources(name: str) -> None:
+    kinds = {ctypes.c_void_p: "pointer", ctypes.c_int64: "int64_t", ctypes.c_double: "double"}
+    kinds |= {structure: c_name for c_name, structure in STRUCTURES.items()}
+    assert [(kinds[kind], field) for field, kind in STRUCTURES[name]._fields_] == fields_in_c(name)
+
+
+def test_the_number_of_threads_is_that_of_the_cores_unless_set() -> None:
+    before = num_threads()
+    try:
+        set_threads(3)
+        assert num_threads() == 3 and launching.shares_of(100) == 6
+        set_threads(0)
+        assert num_threads() == len(os.sched_getaffinity(0))
+    finally:
+        set_threads(before)
