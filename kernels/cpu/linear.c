@@ -33,6 +33,7 @@ enum {
     PANELS = 2,                                     /* vectors of outputs of a tile with the lanes along the outputs */
     PANEL_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4,    /* and its rows */
     SCALES = 96,                                    /* groups of 4 rows of W whose scales are converted together */
+    AHEAD = 16384,                                  /* bytes of W that `linear_few` fetches early */
     FINISHED = 16,                                  /* outputs that `linear_few` finishes together */
     STRIDE = DEPTH + 16                             /* from row to row of a block: not a power of 2, for the cache */
 };
@@ -57,6 +58,13 @@ static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+/* Scale i, at any address: weights may be mapped from a file. */
+INLINE uint16_t scale_at(const uint16_t *scales, int64_t i) {
+    uint16_t scale;
+    memcpy(&scale, (const char *)scales + 2 * i, sizeof scale);
+    return scale;
+}
+
 /* Numbers of a row of W in groups, in groups of 32. */
 static int64_t groups_of(const linear *a) {
     return (a->inputs + a->group - 1) / a->group * (a->group / GROUP);
@@ -65,6 +73,13 @@ static int64_t groups_of(const linear *a) {
 /* From row to row of x_scales and x_sums. */
 static int64_t scale_stride(int64_t groups) {
     return (groups + 15) / 16 * 16;
+}
+
+/* Four rows of W that are read side by side are more streams than the hardware fetches early by itself. So what lies
+ * AHEAD bytes further in memory is fetched, in the order in which it lies. */
+INLINE void fetch_lines(const char *p, int64_t bytes) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
 }
 
 /* The first `count` of four numbers, 1 to 4. */
@@ -138,7 +153,8 @@ typedef struct {
     const float *x;
     const char *w;
     int64_t x_stride, w_stride, depth;
-    int64_t ahead; /* bytes from W's numbers to those that are needed next, to fetch them early; 0: they are near */
+    const char *next; /* `linear_few`: W's bytes to fetch early, in the order in which they lie; or NULL, and then ... */
+    int64_t ahead;    /* ... what lies so many bytes further in the same rows: measured faster for long rows */
 } operands;
 
 /* out[r, o] = x[r] @ W[o], or += that, for R rows and `count` outputs, 1 to 4. */
@@ -156,6 +172,7 @@ INLINE void multiply_floats(const int format, const int R, const bool fetch, con
         for (int o = 0; o < 4; o++) total[r][o] = (floats){0};
     int64_t k = 0;
     for (; k + LANES <= depth; k += LANES) {
+        if (fetch && m->next) fetch_lines(m->next + 4 * k * bytes_of(format), 4 * LANES * bytes_of(format));
         floats numbers[6];
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
@@ -166,7 +183,7 @@ INLINE void multiply_floats(const int format, const int R, const bool fetch, con
         for (int o = 0; o < 4; o++) {
             floats weights = load_weights(format, w[o], k);
             if (R > 1) keep(&weights);
-            if (fetch) __builtin_prefetch(w[o] + m->ahead + k * bytes_of(format));
+            if (fetch && !m->next) __builtin_prefetch(w[o] + m->ahead + k * bytes_of(format));
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) total[r][o] = multiply_add(numbers[r], weights, total[r][o]);
         }
@@ -188,12 +205,6 @@ INLINE void multiply_floats(const int format, const int R, const bool fetch, con
     }
 }
 
-/* Fetches a part of the next tile's rows into the cache: with each 4 outputs of a block as much of DEPTH. */
-INLINE void fetch_rows(const float *x, int64_t stride, int64_t rows, int64_t k) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = k; i < k + 4 * (DEPTH / BLOCK); i += 16) __builtin_prefetch(x + r * stride + i);
-}
-
 /* The same for all rows, in tiles of nearly the same size, and for outputs in fours. `m` holds the first of both. */
 INLINE void multiply_block(const int format, const bool fetch, const linear *a, operands m, int64_t first, int64_t last, bool add) {
     int64_t tiles = (a->rows + ROWS - 1) / ROWS;
@@ -206,7 +217,6 @@ INLINE void multiply_block(const int format, const bool fetch, const linear *a, 
             int64_t count = smaller(4, last - o);
             float *out = a->out + row * a->outputs + o;
             m.w = w + (o - first) * m.w_stride;
-            if (!fetch) fetch_rows(m.x + rows * m.x_stride, m.x_stride, rows, (o - first) * (DEPTH / BLOCK));
             switch (rows) {
             case 1: multiply_floats(format, 1, fetch, &m, count, add, out, a->outputs); break;
             case 2: multiply_floats(format, 2, fetch, &m, count, add, out, a->outputs); break;
@@ -226,8 +236,8 @@ INLINE void few_floats(const int format, const linear *a, int64_t first, int64_t
         do {
             const char *w = (const char *)a->weight + (o * a->inputs + k) * bytes_of(format);
             int64_t stride = a->inputs * bytes_of(format), depth = smaller(DEPTH, a->inputs - k);
-            int64_t ahead = k + depth < a->inputs ? DEPTH * bytes_of(format) : 4 * stride - k * bytes_of(format);
-            operands m = {a->x + k, w, a->inputs, stride, depth, ahead};
+            const char *next = (const char *)a->weight + o * stride + 4 * k * bytes_of(format) + AHEAD;
+            operands m = {a->x + k, w, a->inputs, stride, depth, a->inputs > DEPTH ? NULL : next, depth * bytes_of(format)};
             multiply_block(format, true, a, m, o, smaller(o + 4, last), k > 0);
             k += DEPTH;
         } while (k < a->inputs);
@@ -254,7 +264,7 @@ static void many_floats(const linear *a, int64_t first, int64_t last, float *blo
         case FLOAT16: expand(FLOAT16, a, first, last, k, depth, block); break;
         case BFLOAT16: expand(BFLOAT16, a, first, last, k, depth, block); break;
         }
-        operands m = {a->x + k, (const char *)block, a->inputs, STRIDE * 4, depth, 0};
+        operands m = {a->x + k, (const char *)block, a->inputs, STRIDE * 4, depth, NULL, 0};
         multiply_block(FLOAT32, false, a, m, first, last, k > 0);
         k += DEPTH;
     } while (k < a->inputs);
@@ -334,12 +344,12 @@ INLINE octets load_groups(const int format, const char *row, int64_t g, int64_t 
     return format == INT8 ? load_octets(p) : load_nibbles(p);
 }
 
-/* Up to SCALES groups of 4 rows of W, from the group that all but the scales' own numbers count from. */
+/* Up to SCALES groups of 4 rows of W, with their scales as float. `w` points to group g of each row. */
 typedef struct {
     const char *w[4];
     float scales[4][SCALES];
     int64_t output, count; /* the first of the outputs, of which `count` exist, 1 to 4; the last is repeated */
-    int64_t g, groups;     /* the first group, and the number of groups */
+    int64_t g, groups;     /* the first of the groups, and how many */
 } strip;
 
 INLINE void load_strip(const int format, const linear *a, strip *s) {
@@ -347,13 +357,14 @@ INLINE void load_strip(const int format, const linear *a, strip *s) {
     for (int o = 0; o < 4; o++) {
         int64_t output = s->output + smaller(o, s->count - 1);
         const uint16_t *scales = a->scales + output * (groups >> shift);
+        __builtin_prefetch(scales + s->g + AHEAD / group_bytes(format));
         s->w[o] = (const char *)a->weight + (output * groups + s->g) * group_bytes(format);
         for (int64_t i = 0; i < s->groups; i += LANES) {
             uint16_t part[LANES] = {0};
             const uint16_t *p = scales + s->g + i;
             if (shift || i + LANES > s->groups) {
                 p = part;
-                for (int64_t j = 0; j < LANES && i + j < s->groups; j++) part[j] = scales[(s->g + i + j) >> shift];
+                for (int64_t j = 0; j < LANES && i + j < s->groups; j++) part[j] = scale_at(scales, (s->g + i + j) >> shift);
             }
             store(s->scales[o] + i, load_float16(p));
         }
@@ -363,7 +374,8 @@ INLINE void load_strip(const int format, const linear *a, strip *s) {
 /* out[r, o] = x[r] @ W[o], or += that, for R rows from `row` on and the outputs and groups of a strip. Weights of 4 bits
  * are 8 too high as they are stored, which x_sums corrects. */
 INLINE void multiply_strip(const int format, const int R, const linear *a, const strip *s, int64_t row) {
-    const int64_t x_stride = groups_of(a) * GROUP, stride = scale_stride(groups_of(a)), ahead = 4 * groups_of(a) * group_bytes(format);
+    const int64_t x_stride = groups_of(a) * GROUP, stride = scale_stride(groups_of(a));
+    const char *next = s->w[0] + 3 * s->g * group_bytes(format) + AHEAD;
     const int8_t *x = a->integers + row * x_stride + s->g * GROUP;
     const char *w[4] = {s->w[0], s->w[1], s->w[2], s->w[3]};
     floats total[4][4], excess[4][4];
@@ -389,15 +401,15 @@ INLINE void multiply_strip(const int format, const int R, const linear *a, const
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int o = 0; o < 4; o++) total[r][o] = -excess[r][o];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int64_t g = 0; g < s->groups; g += GROUPS) {
+        fetch_lines(next + 4 * g * group_bytes(format), 4 * GROUPS * group_bytes(format));
         octets numbers[4];
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) numbers[r] = load_octets(x + r * x_stride + g * GROUP);
 #pragma GCC unroll 4
         for (int o = 0; o < 4; o++) {
             octets weights = load_groups(format, w[o], g, s->groups);
-            if (format == INT8 ? g % 2 == 0 : g % 4 == 0) __builtin_prefetch(w[o] + ahead + g * group_bytes(format));
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 ints dots = format == INT8 ? dot_signed(weights, numbers[r]) : dot_unsigned(weights, numbers[r]);
@@ -481,7 +493,7 @@ INLINE void pack_panel(const int format, const linear *a, int64_t first, int64_t
             int64_t output = smaller(first + o, a->outputs - 1);
             unpack_group(format, (const char *)a->weight + (output * groups + g) * group_bytes(format),
                          unpacked + o * words_each);
-            scales[o] = float16_to_float(a->scales[output * (groups >> shift) + (g >> shift)]);
+            scales[o] = float16_to_float(scale_at(a->scales, output * (groups >> shift) + (g >> shift)));
         }
         for (int i = 0; i < words_each; i += 8)
             transpose(unpacked + i, words_each, (int32_t *)panel + i * LANES);

@@ -43,6 +43,7 @@ def test_the_logits_are_the_references(raw: dict[str, Any], chunk: int) -> None:
     assert error(all_logits(raw, CpuBackend(), chunk), expected) < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("chunk", [1, 60])
 def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any], weights: str, chunk: int) -> None:
@@ -54,6 +55,7 @@ def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any],
     assert error(all_logits(raw, CpuBackend(weights=weights), chunk), expected) < within
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_the_references(raw: dict[str, Any]) -> None:
     """Ragged prompts side by side, with the cache and without."""
     prompts = random_prompts(5, seed=3)
