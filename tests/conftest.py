@@ -10,8 +10,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # several workers of pytest
 import pytest
 
 from minillm import Engine
+from minillm.backends.cpu.launching import set_threads
 
 from .tiny import write_checkpoint
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    set_threads(1)  # the workers share the cores; tests of threads set their number
 
 
 @pytest.fixture(scope="session")

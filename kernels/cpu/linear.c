@@ -15,8 +15,8 @@
  * - `linear_few`: a register tile multiplies up to ROWS rows by 4 rows of W as they are stored; lanes along the inputs.
  * - `linear_many`, floats: BLOCK outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and meet all
  *   rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache.
- * - `linear_many`, integers: PANELS * LANES outputs by DEPTH inputs are packed with the lanes along the outputs and stay
- *   in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes.
+ * - `linear_many`, integers: PANELS * LANES outputs by DEPTH inputs are packed with the lanes along the outputs and
+ *   stay in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes.
  */
 #include "activation.h"
 #include "dot.h"
@@ -153,13 +153,13 @@ typedef struct {
     const float *x;
     const char *w;
     int64_t x_stride, w_stride, depth;
-    const char *next; /* `linear_few`: W's bytes to fetch early, in the order in which they lie; or NULL, and then ... */
+    const char *next; /* `linear_few`: W's bytes to fetch early, in the order in which they lie; or NULL, then ... */
     int64_t ahead;    /* ... what lies so many bytes further in the same rows: measured faster for long rows */
 } operands;
 
 /* out[r, o] = x[r] @ W[o], or += that, for R rows and `count` outputs, 1 to 4. */
-INLINE void multiply_floats(const int format, const int R, const bool fetch, const operands *m, int64_t count, bool add, float *out,
-                            int64_t out_stride) {
+INLINE void multiply_floats(const int format, const int R, const bool fetch, const operands *m, int64_t count,
+                            bool add, float *out, int64_t out_stride) {
     floats total[6][4];
     const char *w[4];
     const float *x = m->x;
@@ -206,7 +206,8 @@ INLINE void multiply_floats(const int format, const int R, const bool fetch, con
 }
 
 /* The same for all rows, in tiles of nearly the same size, and for outputs in fours. `m` holds the first of both. */
-INLINE void multiply_block(const int format, const bool fetch, const linear *a, operands m, int64_t first, int64_t last, bool add) {
+INLINE void multiply_block(const int format, const bool fetch, const linear *a, operands m, int64_t first,
+                           int64_t last, bool add) {
     int64_t tiles = (a->rows + ROWS - 1) / ROWS;
     const float *x = m.x;
     const char *w = m.w;
@@ -229,7 +230,7 @@ INLINE void multiply_block(const int format, const bool fetch, const linear *a, 
     }
 }
 
-/* Four outputs at a time meet all rows, one block of inputs after the other: W is read in the order in which it lies. */
+/* Four outputs at a time meet all rows, one block of inputs after the other: W is read nearly as it lies. */
 INLINE void few_floats(const int format, const linear *a, int64_t first, int64_t last) {
     for (int64_t o = first; o < last; o += 4) {
         int64_t k = 0;
@@ -237,7 +238,8 @@ INLINE void few_floats(const int format, const linear *a, int64_t first, int64_t
             const char *w = (const char *)a->weight + (o * a->inputs + k) * bytes_of(format);
             int64_t stride = a->inputs * bytes_of(format), depth = smaller(DEPTH, a->inputs - k);
             const char *next = (const char *)a->weight + o * stride + 4 * k * bytes_of(format) + AHEAD;
-            operands m = {a->x + k, w, a->inputs, stride, depth, a->inputs > DEPTH ? NULL : next, depth * bytes_of(format)};
+            if (a->inputs > DEPTH) next = NULL;
+            operands m = {a->x + k, w, a->inputs, stride, depth, next, depth * bytes_of(format)};
             multiply_block(format, true, a, m, o, smaller(o + 4, last), k > 0);
             k += DEPTH;
         } while (k < a->inputs);
@@ -364,15 +366,16 @@ INLINE void load_strip(const int format, const linear *a, strip *s) {
             const uint16_t *p = scales + s->g + i;
             if (shift || i + LANES > s->groups) {
                 p = part;
-                for (int64_t j = 0; j < LANES && i + j < s->groups; j++) part[j] = scale_at(scales, (s->g + i + j) >> shift);
+                for (int64_t j = 0; j < LANES && i + j < s->groups; j++)
+                    part[j] = scale_at(scales, (s->g + i + j) >> shift);
             }
             store(s->scales[o] + i, load_float16(p));
         }
     }
 }
 
-/* out[r, o] = x[r] @ W[o], or += that, for R rows from `row` on and the outputs and groups of a strip. Weights of 4 bits
- * are 8 too high as they are stored, which x_sums corrects. */
+/* out[r, o] = x[r] @ W[o], or += that, for R rows from `row` on and the outputs and groups of a strip. Weights of 4
+ * bits are 8 too high as they are stored, which x_sums corrects. */
 INLINE void multiply_strip(const int format, const int R, const linear *a, const strip *s, int64_t row) {
     const int64_t x_stride = groups_of(a) * GROUP, stride = scale_stride(groups_of(a));
     const char *next = s->w[0] + 3 * s->g * group_bytes(format) + AHEAD;

@@ -14,6 +14,8 @@ from ...comparing import assert_same_tokens
 from ...families import CASES, CONFIGS, IDS
 from ...tiny import chunks, generate, logits_of, model_of, random_prompts, runner_of
 
+pytestmark = pytest.mark.slow  # the default backend: what else runs engines tests it too
+
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 ROUNDING = 2e-5
 """Where both compute in float32: a random model of these sizes carries a last bit that far."""
@@ -43,7 +45,6 @@ def test_the_logits_are_the_references(raw: dict[str, Any], chunk: int) -> None:
     assert error(all_logits(raw, CpuBackend(), chunk), expected) < ROUNDING
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("chunk", [1, 60])
 def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any], weights: str, chunk: int) -> None:
@@ -55,7 +56,6 @@ def test_the_logits_are_the_references_with_rounded_weights(raw: dict[str, Any],
     assert error(all_logits(raw, CpuBackend(weights=weights), chunk), expected) < within
 
 
-@pytest.mark.slow
 def test_greedy_tokens_are_the_references(raw: dict[str, Any]) -> None:
     """Ragged prompts side by side, with the cache and without."""
     prompts = random_prompts(5, seed=3)

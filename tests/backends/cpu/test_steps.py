@@ -20,6 +20,8 @@ from minillm.runner import Runner
 from ...families import CASES, CONFIGS, IDS
 from ...tiny import model_of, runner_of
 
+pytestmark = pytest.mark.slow  # the default backend: what else runs engines tests it too
+
 OPT = CONFIGS["opt"]["pre-norm"]
 WINDOWED = CONFIGS["mistral"]["window"]
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
@@ -62,7 +64,6 @@ def decode(runner: Runner, lines: list[list[int]], prompts: list[int]) -> Iterat
         yield runner.decode([sequence for sequence, _ in live]).logits.copy()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "name"), CASES, ids=IDS)
 def test_replayed_steps_have_the_bits_of_called_ones(family: str, name: str, replays: list[int]) -> None:
     """Ragged lines that end at different times, past pages, chunks and windows."""
@@ -73,7 +74,6 @@ def test_replayed_steps_have_the_bits_of_called_ones(family: str, name: str, rep
     assert len(replays) > 40  # all but the first step of each batch size
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("weights", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_replayed_steps_have_the_bits_of_called_ones_in_every_format(
