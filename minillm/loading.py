@@ -72,7 +72,7 @@ def _default_backend(placement: Placement) -> str:
     if named := os.environ.get("MINILLM_BACKEND"):
         _one_of("MINILLM_BACKEND", named, BACKENDS[1:])
         return named
-    from .backends.cpu.library import available, load
+    from .backends.cpu.compiling import available, load
 
     if has_numba() and _has_avx512():
         return "numba"

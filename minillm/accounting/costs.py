@@ -90,7 +90,7 @@ def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) ->
 
 
 class _ShapeBatch:
-    """What operations on shapes, and their costs, ask of a `Batch`: all of it follows from lengths."""
+    """A batch by its lengths alone: the attributes of `Batch` that operations on shapes and their costs read."""
 
     def __init__(self, step: Step, full_square: bool) -> None:
         self.num_tokens = step.tokens

@@ -90,7 +90,7 @@ _INSTRUCTIONS = (
     *(pickle.GLOBAL, pickle.BINPERSID, pickle.REDUCE),
 )
 _MALFORMED = (pickle.UnpicklingError, AttributeError, EOFError, IndexError, TypeError, ValueError, struct.error)
-"""What Python's unpickler raises for a pickle that breaks off, or does something that its objects cannot do."""
+"""Exceptions of Python's unpickler for a pickle that breaks off, or does something that its objects cannot do."""
 
 
 class _Unpickler(pickle._Unpickler):

@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     default: Any
     read: Reader[Any]
     help: str
-    """What the field does; of a switch that is on by default, what switching it off does"""
+    """The effect of the field; of a switch that is on by default, the effect of switching it off"""
     notes: str = ""
     """Further explanation for the docstring"""
     needs: str | None = None

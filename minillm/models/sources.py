@@ -1,4 +1,4 @@
-"""Where a model's parameters come from.
+"""The sources of a model's parameters.
 
 `build` of a family asks a `Weights` for each parameter, and says there all that is known of it: the tensors in the
 checkpoint, their shapes and order, its role, and how several devices share it. What answers is

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, PromptError, shown
+from .guarded import call
 from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
-from .library import call
 
 if TYPE_CHECKING:
     import tokenizers

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from ..files import parse_json, read_bytes, read_json, read_optional_json, read_text
-from .library import call, check_ids, check_tokenizer_json
+from .guarded import call, check_ids, check_tokenizer_json
 
 if TYPE_CHECKING:
     import tokenizers

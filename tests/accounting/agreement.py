@@ -11,7 +11,7 @@ from .closed_form import operations
 
 
 def predicted(config: ModelConfig, steps: Iterable[Step], storage: Storage | None = None) -> dict[object, Cost]:
-    """What a count of these steps should hold: (operation, layer) -> FLOPs, bytes read, written and saved by fusion."""
+    """The count expected of these steps: (operation, layer) -> FLOPs, bytes read, written and saved by fusion."""
     costs: dict[object, Cost] = {}
     for step in steps:
         for row in operations(config, step, storage):

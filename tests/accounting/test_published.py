@@ -126,7 +126,7 @@ NANOGPT_PARAMETERS: dict[str, tuple[int, ...]] = {
 }
 """Likewise; it leaves all biases out, and a layer has six: of four products and two norms."""
 BIASES = {"attention.qkv": 3 * E, "mlp.up": F, "embedding.tokens": 0, "embedding.positions": 0}
-"""Where there are not E of them."""
+"""Sizes in which there are not E of them."""
 
 
 def test_flops_of_gpt2_are_nanogpts() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .library import load
+from .compiling import load
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 _SHARES_A_WORKER = 2
@@ -186,8 +186,10 @@ def launch(kernel: str, arguments: Any, shares: int = 1) -> None:
 
 
 def filled(structure: Any, **values: Any) -> Any:
-    """A structure with these fields; an array gives its address, and is kept alive; None is NULL."""
+    """A structure with these fields; arrays, also of inner ones, give addresses and are kept; None is NULL."""
     kept = [value for value in values.values() if isinstance(value, np.ndarray)]
+    for value in values.values():
+        kept += getattr(value, "kept", [])
     arguments = structure(**{name: address(v) if isinstance(v, np.ndarray) else v for name, v in values.items()})
     arguments.kept = kept
     return arguments

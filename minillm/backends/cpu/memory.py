@@ -70,6 +70,7 @@ class BatchArrays:
         if batch is not self._batch:
             self.begin(batch)
         call.scratch = address(self._scratch.take("attention", num_threads() * _attention_scratch(call.D)))
+        call.kept += self._scratch.buffers()
         self._calls.append(call)
         self._point([call])
 

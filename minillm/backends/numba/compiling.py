@@ -22,7 +22,8 @@ from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
 from ...turns import interrupts
-from .stored import SUFFIX, QuickKernels, StoredKernels, why_unusable
+from ..cpu.compiling import why_unusable
+from .stored import SUFFIX, QuickKernels, StoredKernels
 
 _LOGGER = logging.getLogger("minillm.kernels")
 

@@ -42,59 +42,6 @@ _VERSIONS = (numba.__version__, llvmlite.__version__, sys.version, "1")
 """The versions that the file format depends on; the last is the format's own."""
 
 
-def why_unusable(folder: Path) -> str | None:
-    """Create a folder for kernels. Returns None, or a clause that says why none may be stored there.
-
-    It must belong to this user and be writable by nobody else. The folders above it, whose owners could replace it,
-    must belong to this user or to root, and others may not write to them unless they are sticky.
-    """
-    try:
-        missing = [path for path in _chain(folder) if not os.path.lexists(path)]
-        if missing and (why := _why_unsafe(missing[-1].parent, own=False)):
-            return why
-        for path in reversed(missing):
-            path.mkdir(mode=0o700, exist_ok=True)
-        if not folder.is_dir():
-            return f"{folder} is no folder"
-        return _why_unsafe(folder, own=True)
-    except OSError as error:
-        return f"{folder} cannot be used: {error.strerror}"
-
-
-def _why_unsafe(folder: Path, *, own: bool) -> str | None:
-    """Why other users could write files there, or None; `own` is the check for the folder that holds the kernels."""
-    if not hasattr(os, "getuid"):
-        return None  # Windows keeps users' folders apart
-    real = folder.resolve()
-    for path in {*_chain(folder), *_chain(real)}:
-        status = path.lstat()
-        strict = own and path in (folder, real)
-        if status.st_uid not in ({os.getuid()} if strict else {os.getuid(), 0}):
-            return f"{path} belongs to another user"
-        if not stat.S_ISLNK(status.st_mode) and _writable_by_others(status, strict=strict):
-            return f"other users may write to {path}"
-    return None
-
-
-def _chain(path: Path) -> list[Path]:
-    return [path, *path.parents]
-
-
-def _writable_by_others(status: os.stat_result, *, strict: bool) -> bool:
-    """Whether others may replace what is in a folder.
-
-    Unless `strict`, a sticky folder is safe, and so is write access for a group with the user's own number: many
-    systems give each user a private group of that number.
-    """
-    others = stat.S_IWGRP | stat.S_IWOTH
-    if not strict:
-        if status.st_mode & stat.S_ISVTX:
-            return False
-        if status.st_gid == os.getgid() == os.getuid():
-            others = stat.S_IWOTH
-    return bool(status.st_mode & others)
-
-
 class StoredKernels(_Cache):  # type: ignore[misc]
     """The stored kernels of one function, with the interface of Numba's cache."""
 

@@ -6,7 +6,7 @@ from typing import Any
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.backend import ACTIVATIONS as ACTIVATIONS
 from minillm.backends.cpu.launching import filled as fill
-from minillm.backends.cpu.launching import kernels as library
+from minillm.backends.cpu.launching import kernels as loaded
 
 integer = ctypes.c_int64
 FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int4": 4}
@@ -17,7 +17,7 @@ AttentionArguments, ArgmaxArguments = launching.Attention, launching.Argmax
 LinearArguments = launching.Linear
 Draw, SampleArguments = launching.DRAW, launching.Sample
 
-__all__ = ["ACTIVATIONS", "fill", "library", "run"]
+__all__ = ["ACTIVATIONS", "fill", "loaded", "run"]
 
 
 def run(name: str, arguments: Any, shares: int = 1, workers: int = 1) -> None:

@@ -11,7 +11,7 @@ from minillm.backends.pages import StoredVectors
 from minillm.batch import Batch, Span, TokenSequence
 
 from . import kernels
-from .kernels import fill, integer, library, run
+from .kernels import fill, integer, loaded, run
 
 BLOCK, TILE, FEW, STRIP = 256, 48, 16, 64
 TREE = (-1, 0, 0, 2, 1, -1, 5, 6, 3)
@@ -53,7 +53,7 @@ def attend(
     tables = np.full((len(spans), max((len(s.pages) for s in batch.spans), default=0)), -(10**9))
     for row, span in zip(tables, batch.spans, strict=True):
         row[: len(span.pages)] = span.pages
-    lib, out, done = library(), np.full(q.shape, np.nan, np.float32), np.zeros((len(spans), K), np.int64)
+    lib, out, done = loaded(), np.full(q.shape, np.nan, np.float32), np.zeros((len(spans), K), np.int64)
     scratch = np.full((workers, lib.attention_scratch(integer(D))), np.nan, np.float32)
     arguments = fill(
         kernels.AttentionArguments, q=q, out=out, keys=keys.data, values=values.data, key_scales=keys.scales,

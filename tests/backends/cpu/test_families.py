@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # the default backend: what else runs engines tes
 
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 ROUNDING = 2e-5
-"""Where both compute in float32: a random model of these sizes carries a last bit that far."""
+"""The largest error if both compute in float32: a random model of these sizes carries a last bit that far."""
 LOOKS_BACK = [("mistral", "window"), ("bloom", "four heads")]
 
 

@@ -42,10 +42,10 @@ class Product:
             name = weight.dtype.name
             values, scales, group, form = weight, None, 32, {"uint16": "bfloat16"}.get(name, name)
         self.rounds, groups = form.startswith("int"), -(-inputs // group) * group // 32
-        wide = int(form == "int8" and kernel == MANY and kernels.library().wide_integers())
+        wide = int(form == "int8" and kernel == MANY and kernels.loaded().wide_integers())
         integers = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8)
         x_scales, x_sums = (aligned(rows * (-(-groups // 16) * 16), np.float32) for _ in range(2))
-        scratch = aligned(kernels.library().linear_scratch() * workers, np.uint8)
+        scratch = aligned(kernels.loaded().linear_scratch() * workers, np.uint8)
         arrays = [values, scales, bias, residual, x, self.out, integers, x_scales, x_sums, scratch]
         self.kept = arrays
         names = ["weight", "scales", "bias", "residual", "x", "out", "integers", "x_scales", "x_sums", "scratch"]

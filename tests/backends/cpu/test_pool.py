@@ -122,6 +122,15 @@ STRUCTURES = {
     "argmax_arguments": launching.Argmax,
     "sample_arguments": launching.Sample,
 }
+
+
+def test_the_arrays_of_inner_structures_are_kept_too() -> None:
+    """The copy of a structure inside another holds an address alone."""
+    values = np.zeros((3, 4), np.float32)
+    outer = filled(launching.Embed, words=filled(launching.Table, values=values), T=0, E=4)
+    assert any(array is values for array in outer.kept)
+
+
 KERNELS = Path(__file__).parents[3] / "kernels" / "cpu"
 
 

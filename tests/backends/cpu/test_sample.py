@@ -10,7 +10,7 @@ from minillm import reference
 from minillm.reference.sampling import sample_by_sorting
 
 from . import kernels
-from .kernels import fill, library, run
+from .kernels import fill, loaded, run
 
 PIECE = 4096
 RNG = np.random.default_rng(11)
@@ -80,7 +80,7 @@ def sample(logits: np.ndarray, uniforms: np.ndarray, filters: Any, shares: int =
         kernels.Draw,
     )
     tokens = np.full(R, -7)
-    scratch = np.full((workers, library().sample_scratch(kernels.integer(V))), np.nan)
+    scratch = np.full((workers, loaded().sample_scratch(kernels.integer(V))), np.nan)
     run(
         "sample",
         fill(kernels.SampleArguments, logits=logits, draws=draws, tokens=tokens, scratch=scratch, R=R, V=V),

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from minillm.backends.cpu import library
+from minillm.backends.cpu import compiling
 from minillm.errors import DeviceError
 
-pytestmark = pytest.mark.skipif(library.find_compiler() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C compiler")
 
 NUMBER = '#include "number.h"\nint number(void) { return NUMBER; }\n'
 COMPILING = "compiling kernels for this processor; this happens once and takes some seconds\n"
@@ -31,8 +31,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     (folder / "number.h").write_text("#define NUMBER 7\n")
     (folder / "root.c").write_text(ROOT)
     (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(library, "SOURCES", folder)
-    monkeypatch.setattr(library.tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(compiling, "SOURCES", folder)
+    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path / "scratch"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("CC", "MINILLM_MARCH"):
         monkeypatch.delenv(name, raising=False)
@@ -49,18 +49,18 @@ def nothing_is_left(sources: Path):
 def load(caplog: pytest.LogCaptureFixture) -> tuple[int, bool]:
     """What `number` returns in a library loaded as a new process would, and whether it was compiled."""
     caplog.clear()
-    library._load.cache_clear()
-    loaded = library.load()
+    compiling._load.cache_clear()
+    loaded = compiling.load()
     return loaded.number(), any(line.startswith("compiled the kernels") for line in caplog.messages)
 
 
 def stored() -> list[Path]:
-    return sorted(library.cache_folder().iterdir())
+    return sorted(compiling.cache_folder().iterdir())
 
 
 def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
@@ -72,12 +72,12 @@ def test_it_is_compiled_once_and_loaded_out_of_the_cache_then(caplog) -> None:
     assert load(caplog) == (7, False)
     assert not caplog.messages
     assert len(stored()) == 1
-    assert library.load() is library.load()
+    assert compiling.load() is compiling.load()
 
 
 def test_all_sources_are_in_one_library() -> None:
-    library._load.cache_clear()
-    loaded = library.load()
+    compiling._load.cache_clear()
+    loaded = compiling.load()
     loaded.root.restype, loaded.root.argtypes = ctypes.c_double, [ctypes.c_double]
     assert (loaded.number(), loaded.root(9.0)) == (7, 3.0)
 
@@ -96,9 +96,9 @@ def test_changed_sources_are_compiled_again(name: str, sources: Path, caplog) ->
 def test_each_target_compiler_processor_and_argument_has_a_library_of_its_own(monkeypatch, caplog, tmp_path) -> None:
     load(caplog)
     with monkeypatch.context() as other:
-        other.setattr(library, "_processor", lambda: "another one")
+        other.setattr(compiling, "_processor", lambda: "another one")
         assert load(caplog) == (7, True)
-    real = library.find_compiler()[0]
+    real = compiling.find_compiler()[0]
     for version in ("1", "2"):
         compiler = tmp_path / "cc"
         compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo version {version} && exit\nexec {real} "$@"\n')
@@ -111,7 +111,7 @@ def test_each_target_compiler_processor_and_argument_has_a_library_of_its_own(mo
     assert len(stored()) == 5
 
 
-@pytest.mark.skipif(library.platform.machine() != "x86_64", reason="names a target of x86")
+@pytest.mark.skipif(compiling.platform.machine() != "x86_64", reason="names a target of x86")
 def test_a_target_named_by_the_environment(monkeypatch, sources: Path, caplog) -> None:
     (sources / "number.c").write_text("int number(void) {\n#ifdef __AVX__\nreturn 256;\n#endif\nreturn 128;\n}\n")
     monkeypatch.setenv("MINILLM_MARCH", "x86-64-v2")
@@ -125,17 +125,17 @@ def test_a_target_named_by_the_environment(monkeypatch, sources: Path, caplog) -
 
 def test_zig_spells_targets_with_underscores(monkeypatch) -> None:
     monkeypatch.setenv("MINILLM_MARCH", "x86-64-v3")
-    assert library._flags(["python", "-m", "ziglang", "cc"])[-1] == "-march=x86_64_v3"
-    assert library._flags(["gcc"])[-1] == "-march=x86-64-v3"
+    assert compiling._flags(["python", "-m", "ziglang", "cc"])[-1] == "-march=x86_64_v3"
+    assert compiling._flags(["gcc"])[-1] == "-march=x86-64-v3"
 
 
 # --- no compiler, or one that fails -----------------------------------------------------------------------------------
 
 
 def test_without_a_compiler_it_says_how_to_get_one(monkeypatch, caplog) -> None:
-    assert library.available()
+    assert compiling.available()
     without_compilers(monkeypatch)
-    assert not library.available()
+    assert not compiling.available()
     with pytest.raises(DeviceError, match=r"need a C compiler: found neither CC nor cc, .* pip install ziglang$"):
         load(caplog)
 
@@ -143,18 +143,18 @@ def test_without_a_compiler_it_says_how_to_get_one(monkeypatch, caplog) -> None:
 def test_without_a_compiler_a_stored_library_will_do(monkeypatch, sources: Path, caplog) -> None:
     load(caplog)
     without_compilers(monkeypatch)
-    assert library.available()
+    assert compiling.available()
     assert load(caplog) == (7, False)
     (sources / "number.h").write_text("#define NUMBER 8\n")
-    assert not library.available()
+    assert not compiling.available()
 
 
 def test_the_package_ziglang_is_the_last_resort(monkeypatch) -> None:
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: name == "ziglang" or None)
-    assert library.find_compiler()[0].endswith("cc")
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: name == "ziglang" or None)
+    assert compiling.find_compiler()[0].endswith("cc")
     monkeypatch.setenv("PATH", "")
-    assert library.find_compiler() == [sys.executable, "-m", "ziglang", "cc"]
-    assert library.available()
+    assert compiling.find_compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    assert compiling.available()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_wrong_CC_is_one_line(command: str, reason: str, monkeypatch, caplog) 
     monkeypatch.setenv("CC", command)
     with pytest.raises(DeviceError, match=reason):
         load(caplog)
-    library.available()  # raises nothing
+    compiling.available()  # raises nothing
 
 
 def test_a_file_that_is_no_program_is_one_line(tmp_path: Path, monkeypatch, caplog) -> None:
@@ -194,7 +194,7 @@ def test_the_first_error_of_a_source_is_the_message(sources: Path, caplog) -> No
 def test_no_sources_is_one_line(sources: Path, caplog) -> None:
     for path in sources.iterdir():
         path.unlink()
-    assert not library.available()
+    assert not compiling.available()
     with pytest.raises(DeviceError, match=r"the C kernels are not in .*sources: install minillm again"):
         load(caplog)
 
@@ -202,14 +202,14 @@ def test_no_sources_is_one_line(sources: Path, caplog) -> None:
 SCRIPT = """
 import sys, tempfile
 from pathlib import Path
-from minillm.backends.cpu import library
-library.SOURCES = Path(sys.argv[1])
+from minillm.backends.cpu import compiling
+compiling.SOURCES = Path(sys.argv[1])
 tempfile.tempdir = sys.argv[2]
 if sys.argv[3:]:
     from minillm.cli.startup import end_at_signals
     end_at_signals()
 try:
-    print(library.load().number(), flush=True)
+    print(compiling.load().number(), flush=True)
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -244,10 +244,10 @@ def test_a_signal_ends_the_compiler_too(as_command: bool, number: int, sources: 
     process.send_signal(number)
     output, messages = process.communicate(timeout=20)
     assert (output, messages) == ("" if as_command else "interrupted\n", COMPILING)
-    for compiling in map(int, began.read_text().split()):
+    for child in map(int, began.read_text().split()):
         for _ in range(500):
             with contextlib.suppress(FileNotFoundError):
-                if Path(f"/proc/{compiling}/stat").read_text().split()[2] != "Z":
+                if Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
                     time.sleep(0.01)
                     continue
             break
@@ -316,7 +316,7 @@ def test_a_disk_without_room_is_one_warning(caplog, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(library, "replace_file", fail)
+    monkeypatch.setattr(compiling, "replace_file", fail)
     assert load(caplog) == (7, True)
     [line] = [line for line in caplog.messages if "cannot be kept" in line]
     assert "No space left on device" in line
@@ -343,14 +343,14 @@ def give_away(path: Path) -> None:
 )
 def test_a_folder_that_others_could_write_to_is_not_used(change, reason: str, caplog, monkeypatch) -> None:
     load(caplog)
-    change(library.cache_folder())
+    change(compiling.cache_folder())
     before = stored()
     assert load(caplog) == load(caplog) == (7, True)
     [line] = [line for line in caplog.messages if line.startswith("compiling")]
     assert reason in line and "XDG_CACHE_HOME" in line
     assert stored() == before
     without_compilers(monkeypatch)
-    assert not library.available()
+    assert not compiling.available()
 
 
 @needs_root
@@ -358,8 +358,8 @@ def test_a_link_into_another_s_folder_is_not_followed_and_nothing_is_made_there(
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     give_away(theirs)
-    library.cache_folder().parents[1].mkdir()
-    library.cache_folder().parent.symlink_to(theirs)
+    compiling.cache_folder().parents[1].mkdir()
+    compiling.cache_folder().parent.symlink_to(theirs)
     assert load(caplog) == (7, True)
     assert "theirs belongs to another user" in caplog.text
     assert not list(theirs.iterdir())
@@ -380,7 +380,7 @@ def test_folders_are_made_for_this_user_alone(caplog) -> None:
         load(caplog)
     finally:
         os.umask(before)
-    made = [library.cache_folder().parent, library.cache_folder(), *stored()]
+    made = [compiling.cache_folder().parent, compiling.cache_folder(), *stored()]
     assert [path.stat().st_mode & 0o777 for path in made] == [0o700, 0o700, 0o600]
 
 

@@ -319,6 +319,8 @@ def why_unusable(folder: Path) -> str | None:
 
 def _why_unsafe(folder: Path, *, own: bool) -> str | None:
     """Why other users could write files there, or None; `own` is the check for the folder that holds the kernels."""
+    if not hasattr(os, "getuid"):
+        return None  # Windows keeps users' folders apart
     real = folder.resolve()
     for path in {*_chain(folder), *_chain(real)}:
         status = path.lstat()

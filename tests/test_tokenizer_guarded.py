@@ -11,7 +11,7 @@ import pytest
 
 from minillm.errors import CheckpointError
 from minillm.tokenizer import Tokenizer
-from minillm.tokenizer.library import call
+from minillm.tokenizer.guarded import call
 
 from .tiny import TOKENIZER
 from .tokenizing import folder_with
