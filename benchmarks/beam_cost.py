@@ -1,4 +1,4 @@
-"""The cost of a beam search step beside a greedy step of as many sequences: seconds per step, by context length.
+"""What does a step of beam search cost beside a greedy step of as many sequences? Seconds per step, by context length.
 
 Both compute one token for each of four sequences. Greedy search runs four prompts of that length; beam search runs four
 beams on one prompt, ranks their candidates, and forks the sequences that are named more than once. Steps of the two

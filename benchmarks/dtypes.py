@@ -1,4 +1,4 @@
-"""The gain and the cost of fewer bits: speed, bytes and error of each format of weights, on each backend.
+"""What do fewer bits save, and what do they cost? Speed, bytes and error of each format of weights, on each backend.
 
 A decode step reads all weights, so with half the bits it should take half the time, as long as a kernel reads them as
 they are stored. The NumPy backend does not: it expands a matrix to float32 at each product; it is included

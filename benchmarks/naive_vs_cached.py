@@ -1,4 +1,4 @@
-"""The saving of the K/V cache: FLOPs and seconds of greedy generation with it and without, against length.
+"""What does the K/V cache save? FLOPs and seconds of greedy generation with it and without, against length.
 
 The naive way computes the whole sequence again for each token, so its cost grows with the square of the length; with
 the cache each token costs one row, and the cost grows with the length itself. FLOPs are counted from the calls really
