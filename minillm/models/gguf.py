@@ -48,10 +48,12 @@ class Architecture:
     """Field of config.json that says whether a tensor is there -> the tensor in the file"""
     permuted: Mapping[str, str] = field(default_factory=dict)
     """Tensors whose rows are in llama.cpp's rotary order -> the field with their number of heads"""
-    activations: tuple[str, ...] = ("silu",)
-    """Activations that llama.cpp computes here; it takes the approximation by tanh for every GELU"""
+    activation: str = "silu"
+    """The family's own, which files do not name; llama.cpp takes the approximation by tanh for every GELU"""
     needs: Mapping[str, Any] = field(default_factory=dict)
     """Attribute of the configuration -> the one value that llama.cpp runs"""
+    square: bool = False
+    """All heads together are as wide as the model"""
     needs_output: bool = False
     """The LM head is stored also where it is the embedding"""
 
@@ -73,8 +75,6 @@ _GROUPED = _SIZES | {
 _RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _OPTIONAL = frozenset({"attention.head_count_kv", "attention.key_length", "attention.sliding_window", "expert_count"})
 _OPTIONAL |= {"rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}
-
-_GELU = ("gelu", "gelu_new")
 
 _SPLIT_ATTENTION = {
     "token_embd": "embed_tokens",
@@ -103,7 +103,7 @@ ARCHITECTURES = {
         flags=_BIASES,
         permuted={"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"},
     ),
-    "qwen2": Architecture(model_type="qwen2", keys=_RMS, optional=_OPTIONAL, tensors=_LLAMA),
+    "qwen2": Architecture(model_type="qwen2", keys=_RMS, optional=_OPTIONAL, tensors=_LLAMA, square=True),
     "qwen3": Architecture(
         model_type="qwen3",
         keys=_RMS,
@@ -122,8 +122,9 @@ ARCHITECTURES = {
         optional=_OPTIONAL,
         tensors=_SPLIT_ATTENTION | {"blk.N.ffn_up": "layers.N.mlp.c_fc", "blk.N.ffn_down": "layers.N.mlp.c_proj"},
         flags={"use_bias": "blk.0.ffn_up.bias"},
-        activations=_GELU,
+        activation="gelu_new",
         needs={"biases": True},
+        square=True,
     ),
     "gpt2": Architecture(
         model_type="gpt2",
@@ -141,7 +142,7 @@ ARCHITECTURES = {
             "blk.N.ffn_up": "h.N.mlp.c_fc",
             "blk.N.ffn_down": "h.N.mlp.c_proj",
         },
-        activations=_GELU,
+        activation="gelu_new",
     ),
     "gptneox": Architecture(
         model_type="gpt_neox",
@@ -164,7 +165,7 @@ ARCHITECTURES = {
             "blk.N.ffn_down": "layers.N.mlp.dense_4h_to_h",
         },
         flags={"attention_bias": "blk.0.attn_qkv.bias"},
-        activations=_GELU,
+        activation="gelu",
         needs={"attention_bias": True},
         needs_output=True,
     ),
@@ -377,11 +378,13 @@ def _base(fields: Fields) -> float:
 
 def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -> None:
     """Refuse what llama.cpp computes otherwise."""
-    activation = getattr(config, "activation", architecture.activations[0])
-    if activation not in architecture.activations:
+    activation = getattr(config, "activation", architecture.activation)
+    if activation != architecture.activation:
         raise UnsupportedModelError(
-            f"{where}: llama.cpp runs this family with {' or '.join(architecture.activations)}, not {activation}"
+            f"{where}: llama.cpp runs this family with {architecture.activation} alone, not {activation}"
         )
+    if architecture.square and config.num_heads * config.head_dim != config.hidden_size:
+        raise UnsupportedModelError(f"{where}: llama.cpp runs this family with heads of width E / H alone")
     for name, value in architecture.needs.items():
         if getattr(config, name) != value:
             raise UnsupportedModelError(f"{where}: llama.cpp runs this family with {name} {value} alone")
