@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -91,13 +92,34 @@ def _load_gguf(gguf: GGUF, backend: Backend, **ranks: int) -> Model:
     from .gguf import read_gguf_model
 
     raw, tensors, stored = read_gguf_model(gguf)
-    try:
-        config = family_of(raw).read_config(raw)
-        model = build_model(config, tensors, backend, **ranks)
-    except (CheckpointError, UnsupportedModelError) as error:  # the families speak of config.json, as if there were one
-        raise type(error)(f"{gguf.path}: {error!s}".replace("config.json", "its metadata")) from None
+    with _speaking_of(gguf):
+        model = build_model(family_of(raw).read_config(raw), tensors, backend, **ranks)
     stored.check_unchanged()
     return model
+
+
+def read_gguf_model_config(gguf: GGUF) -> ModelConfig:
+    """The configuration of the model in a GGUF file.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: as `load_model`.
+    """
+    from .gguf import read_gguf_model
+
+    raw = read_gguf_model(gguf)[0]
+    with _speaking_of(gguf):
+        config: ModelConfig = family_of(raw).read_config(raw)
+    return config
+
+
+@contextmanager
+def _speaking_of(gguf: GGUF) -> Iterator[None]:
+    """Name the file in errors: the families speak of config.json, as if there were one."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedModelError) as error:
+        message = str(error).replace("its config.json", "config.json").replace("config.json", "its metadata")
+        raise type(error)(f"{gguf.path}: {message}") from None
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

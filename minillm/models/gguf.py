@@ -11,6 +11,7 @@ K for that; `permuted` names them, and here the order is undone. Fused Q, K, V a
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.weights import Rearranged, Tensor
-from ..checkpoint.gguf import GGUF, Array
+from ..checkpoint.gguf import GGUF, Array, read_shards
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
-from .gguf_tensors import GGUFTensors, open_tensors
+from .gguf_tensors import FLOATS, GGUFTensors, kept_dtype, open_tensors
 from .rotary import BASE, read_rotary, rope_table
 
 logger = logging.getLogger("minillm")
@@ -243,6 +244,15 @@ def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUF
     """
     raw, stored = read_gguf_config(gguf), open_tensors(gguf)
     return raw, rename_tensors(gguf, stored, raw), stored
+
+
+def main_dtype(gguf: GGUF) -> str:
+    """The format that most numbers of matrices are kept in, by its name in `formats.FORMATS`."""
+    counts: Counter[str] = Counter()
+    for tensor in (tensor for shard in read_shards(gguf) for tensor in shard.tensors.values()):
+        if len(tensor.shape) > 1:
+            counts[kept_dtype(tensor.type)] += math.prod(tensor.shape)
+    return counts.most_common(1)[0][0] if counts else FLOATS["F32"]
 
 
 def token_ids(gguf: GGUF) -> dict[str, Any]:
