@@ -57,7 +57,7 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
 
 
 def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
-    """The local folder of a model's config.json, the only file fetched for a hub id.
+    """The local folder of a model's config.json, the only file fetched for a hub id; or its GGUF file.
 
     Raises:
         ModelNotFoundError, ParameterError: as `find_model`.
@@ -66,16 +66,21 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
     folder = _local_folder(name, revision)
     if folder is not None:
         return folder
+    if is_hub_file(name):
+        return _fetch_file(name, revision)
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     try:
         return Path(hf_hub_download(name, "config.json", revision=revision)).parent
+    except EntryNotFoundError:
+        return _find_on_hub(name, revision)  # a GGUF file has it inside
     except _client_errors() as error:
         raise ModelNotFoundError(_explain(error, name, revision)) from error
 
 
 def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
-    """The local folder or file of a tokenizer; for a hub id, the repository's small files are fetched.
+    """The local folder or file of a tokenizer; for a hub id, the repository's small files or its GGUF file is fetched.
 
     Raises:
         ModelNotFoundError: as `find_model`.
@@ -84,6 +89,8 @@ def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
     folder = _local_folder(name, None, or_file=True)
     if folder is not None:
         return folder
+    if is_hub_file(name):
+        return _fetch_file(name, None)
     from huggingface_hub import snapshot_download
 
     try:
@@ -225,7 +232,7 @@ def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
         return cached
     weights = find_weights(present)
     if weights is None and (file := choose_file(list(present), _title(repo_id, revision))) is not None:
-        return _fetch_file(f"{repo_id}/{file}", info.sha)
+        return _fetch_file(f"{repo_id}/{file}", revision)
     if weights is None or "config.json" not in present:
         lacking = "config.json" if weights else "weights (safetensors or pytorch_model.bin)"
         raise ModelNotFoundError(f"{_title(repo_id, revision)} has no {lacking}: minillm cannot load it")
