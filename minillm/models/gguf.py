@@ -324,11 +324,12 @@ def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict
         if kind not in ("weight", "bias") or pattern not in architecture.tensors:
             tensors[name] = tensor  # refused by its name, as a tensor that the configuration leaves no place for
             continue
+        ordered: Tensor = tensor
         if pattern in architecture.permuted:
             heads = raw.get(architecture.permuted[pattern]) or raw["num_attention_heads"]
-            tensor = in_halves(tensor, heads, f"{gguf.path}: tensor {name}")
+            ordered = in_halves(tensor, heads, f"{gguf.path}: tensor {name}")
         renamed = architecture.tensors[pattern]
-        tensors[f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"] = tensor
+        tensors[f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"] = ordered
     return tensors
 
 
@@ -408,7 +409,7 @@ def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -
 def _window(config: ModelConfig, where: str) -> int | None:
     """The sliding window of all layers, which llama.cpp ignores in these families."""
     windows = set(getattr(config, "windows", (getattr(config, "window", None),)))
-    window = min((each for each in windows if each is not None), default=None)
+    window: int | None = min((each for each in windows if each is not None), default=None)
     if window is None or window >= config.max_positions:
         return None
     if len(windows) > 1 or config.model_type not in ("mistral", "starcoder2"):
@@ -441,7 +442,8 @@ def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> NDArray[np.fl
         return None
     bare = {"rope_theta": rope_table(fields).number("rope_theta", _base(fields))}
     plain = read_rotary(Fields(bare), 2 * len(rotary.frequencies), config.max_positions)
-    return np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)
+    factors: NDArray[np.float32] = np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)
+    return factors
 
 
 def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config: ModelConfig) -> Tensor:

@@ -122,7 +122,7 @@ class BlockTensor:
         if not isinstance(other, BlockTensor) or other.type != self.type:
             return None
         data = self.data.merged_with(other.data)
-        return data and BlockTensor((data.shape[0], *self.shape[1:]), self.type, data)
+        return None if data is None else BlockTensor((data.shape[0], *self.shape[1:]), self.type, data)
 
     def part(self, axis: int, first: int, stop: int) -> "BlockTensor":
         """Rows (axis 0), or columns of whole blocks (axis 1), `first` to `stop`; the rest is not read.
