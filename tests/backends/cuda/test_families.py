@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.batch import TokenSequence
 from minillm.footprint import footprints
@@ -17,11 +16,10 @@ from minillm.inspect import all_logits
 from minillm.reference.philox import uniform
 from minillm.runner import Runner
 from tests.comparing import assert_same_draws, assert_same_tokens
-from tests.cuda_emulator import Emulator
 from tests.families import CASES, CONFIGS, IDS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
-from .recording import Recorder, RecordingDevice
+from .recording import RecordingDevice
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """By how much a number between 1 and 2 is rounded at most."""
@@ -44,13 +42,6 @@ FAST = {family: [next(iter(configs))] for family, configs in CONFIGS.items() if 
 def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     """A config.json."""
     return request.param
-
-
-@pytest.fixture
-def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
-    """An emulated GPU of one multiprocessor: on a larger one the products' grids would only be wider."""
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
-    return RecordingDevice(Recorder(emulator))
 
 
 def runner_on(device: RecordingDevice, raw: dict[str, Any], storage: str = "float32") -> Runner:
