@@ -139,7 +139,10 @@ def _attention(rng: np.random.Generator) -> Iterator[Case]:
     q, k, v = (rng.standard_normal((batch.num_tokens, heads, D), np.float32) for heads in (H, K, K))
     rotation = Rotation(frequencies=Weight("", rng.uniform(0, 1, D // 2).astype(np.float32)))
     slopes = Weight("", rng.uniform(0.01, 0.5, H).astype(np.float32))
-    variants: list[dict[str, Any]] = [{}, {"window": 50}, {"slopes": slopes}]
+    bias = [rng.standard_normal((H, new, S), np.float32) for new, S in ((70, 70), (1, 300))]
+    variants: list[dict[str, Any]] = [
+        {}, {"window": 50}, {"slopes": slopes, "bias": bias}, {"softcap": 0.7, "causal": False},
+    ]  # fmt: skip
     yield "rotary", lambda on: np.concatenate(on.rotary(q, k, batch, rotation), axis=1)
     for name, form in CACHE_FORMATS.items():
         pages = Pages(np, (1, 13, K, P, D), form)
