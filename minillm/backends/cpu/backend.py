@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...batch import Batch
 from ...errors import NumericalError
+from ...reference.experts import Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
@@ -149,6 +150,11 @@ class CpuBackend(Backend):
         arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=ACTIVATIONS[activation])
         launch("glu", arguments, shares_of(T))
         return out
+
+    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+        """The k experts of each token; as in the reference. [T, X] -> [T, k]"""
+        not_recorded()
+        return super().route(logits, k, normalised=normalised)
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Round the new tokens' keys and values to the cache's dtype and write them to their slots. k, v: [T, K, D]"""
