@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "progress", "reference"},
     "loading": BASE | {"backends", "chat", "checkpoint", "config", "decoding", "files", "models", "tokenizer"},
     "hardware": BASE | {"backends"},
-    "accounting": BASE | {"backends", "batch", "config", "hardware", "models"},
+    "accounting": BASE | {"backends", "batch", "config", "hardware", "models", "reference"},
     "runner": BASE | {"backends", "batch", "cache", "decoding", "models", "reference"},
     "footprint": {"accounting", "runner"},
     "loop": BASE | {"backends", "batch", "cache", "decoding", "reference", "runner", "stats"},

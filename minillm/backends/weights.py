@@ -10,7 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reference.quantize import Quantized, dequantize, quantize, widened
-from .formats import FLOAT16, FLOAT32, FORMATS, INT4, INT8, WEIGHT_FORMATS, Format, Role, WeightFormats, chosen
+from .formats import (
+    FLOAT16,
+    FLOAT32,
+    FORMATS,
+    INT4,
+    INT8,
+    LOGITS,
+    WEIGHT_FORMATS,
+    Format,
+    Role,
+    WeightFormats,
+    chosen,
+)
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""
@@ -96,16 +108,40 @@ class Rearranged:
 
 
 @dataclass(frozen=True, eq=False)
+class Experts:
+    """The matrices of one projection, one for each expert, all of one shape and format."""
+
+    matrices: tuple[Any, ...]
+    """[out, in] each"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs, inputs."""
+        outputs, inputs = self.matrices[0].shape
+        return len(self.matrices), outputs, inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage."""
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+
+@dataclass(frozen=True, eq=False)
 class Weight:
     """A parameter in the layout of its backend, opaque to all other code."""
 
     name: str
     """Its place in the model: "layers.3.fc1"."""
     data: Any
-    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
+    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for one without; or `Experts`"""
     bias: Any | None = None
     """[out]"""
     role: Role = "projection"
+
+    @property
+    def makes_logits(self) -> bool:
+        """Whether its products are logits, which are always float32."""
+        return self.role in LOGITS
 
     def rows_from(self, first: int) -> "Weight":
         """The same table without its first rows, which are never looked up."""
@@ -160,6 +196,11 @@ class Loader:
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias, role)
         return Weight(name, gather(tensors, self.formats.of(role), self.order, self.kept), bias, role)
+
+    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+        """Convert one projection of several experts, each by `prepare`; of each expert the tensors that it becomes."""
+        matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
+        return Weight(name, Experts(matrices))
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A weight of given values, which are in no checkpoint. [n]"""

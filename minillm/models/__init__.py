@@ -28,6 +28,7 @@ FAMILIES = (
     "opt",
     "llama",
     "mistral",
+    "mixtral",
     "qwen2",
     "qwen3",
     "gpt2",

@@ -127,6 +127,28 @@ class Weights:
             biases = []
         return self._prepare(name, tensors, biases, "projection")
 
+    def experts(
+        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
+    ) -> Weight:
+        """One projection [outputs, inputs] of each of `count` experts.
+
+        Args:
+            name: of the projection
+            outputs: the tensors that become one projection, with the rows of each; `*` stands for the expert's number:
+                "mlp.experts.*.up_proj" is "mlp.experts.3.up_proj.weight" in the checkpoint
+            inputs: its columns
+            count: X
+            split: as of `linear`, within each expert
+        """
+        experts: list[list[Tensor]] = []
+        for expert in range(count):
+            parts = {part.replace("*", str(expert)): rows for part, rows in outputs.items()}
+            found = [self._tensors(f"{part}.weight", (rows, inputs), split=split) for part, rows in parts.items()]
+            experts.append([tensor for tensors in found for tensor in tensors])
+        weight = self._backend.loader.prepare_experts(self._prefix + name, experts)
+        self._prepared([tensor for tensors in experts for tensor in tensors])
+        return weight
+
     def table(self, name: str, rows: int, width: int, role: Role) -> Weight:
         """An embedding table or the LM head [rows, width]."""
         return self._prepare(name, self._tensors(f"{name}.weight", (rows, width)), (), role)
@@ -169,10 +191,13 @@ class Weights:
 
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
         weight = self._backend.loader.prepare(self._prefix + name, tensors, biases, role)
-        self._count.done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
+        self._prepared((*tensors, *biases))
+        return weight
+
+    def _prepared(self, tensors: Sequence[Tensor]) -> None:
+        self._count.done += sum(math.prod(tensor.shape) for tensor in tensors)
         if self._total:
             report(self._count.done, self._total)
-        return weight
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ SHARED = [
     "bos_token_id",
     "eos_token_id",
     "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
     "per_layer_config",
     "attention_chunk_size",
     "hidden_act",
@@ -93,7 +95,7 @@ ROPE_FIELDS = [
 ]
 
 
-WINDOWED = ("mistral", "qwen2", "qwen3", "starcoder2")
+WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "starcoder2")
 """Families that read `sliding_window`"""
 
 

@@ -59,7 +59,10 @@ def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, A
     for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=10), strict=True):
         assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
     assert len({token for line in ours for token in line}) > 5  # positions by ALiBi alone let lines repeat themselves
-    assert device.replays == 8, "of nine decode steps the first runs plainly, and the second is recorded"
+    experts = "num_experts_per_tok" in raw  # their choice has no kernel
+    assert device.replays == (0 if experts else 8), (
+        "of nine decode steps the first runs plainly, the second is recorded"
+    )
 
 
 def test_the_launches_of_a_decode_step(device: RecordingDevice) -> None:
@@ -123,7 +126,8 @@ def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str,
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
     runner, expected = runner_on(device, raw, storage), all_logits(reference_of(raw), LONG)
     error = np.abs(all_logits(runner, LONG) - expected)
-    spread = np.sqrt((error**2).mean()) / expected.std()
+    errors = np.sqrt((error**2).mean(axis=1)) if "num_experts_per_tok" in raw else np.sqrt((error**2).mean())
+    spread = np.median(errors) / expected.std()  # a token or two may choose another expert
     assert 0 < spread < 10 * UNIT[storage], "rounding shows, and no more"
     assert len(generate(runner, PROMPTS[:2], max_new_tokens=4)[0]) == 4
 
