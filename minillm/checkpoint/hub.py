@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from ..errors import CheckpointError, ModelNotFoundError, ParameterError
-from .folder import find_weights, is_index, list_weights, read_index
+from .folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_weights, is_index, list_weights, read_index
 
 _log = logging.getLogger("minillm")
 
@@ -69,6 +69,24 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
         return Path(hf_hub_download(name, "config.json", revision=revision)).parent
     except _client_errors() as error:
         raise ModelNotFoundError(_explain(error, name, revision)) from error
+
+
+def find_adapter(path_or_id: str | os.PathLike[str]) -> Path:
+    """The local folder of a LoRA adapter; for a hub id, its configuration and weights are fetched.
+
+    Raises:
+        ModelNotFoundError: as `find_model`.
+    """
+    name = os.fspath(path_or_id)
+    folder = _local_folder(name, None)
+    if folder is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[ADAPTER_CONFIG, *ADAPTER_WEIGHTS]))
+    except _client_errors() as error:
+        raise ModelNotFoundError(_explain(error, name, None)) from error
 
 
 def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..checkpoint import open_checkpoint
 from ..config import ModelConfig, read_config
 from ..errors import ParameterError, UnsupportedModelError, listed, shown
 from . import sources
+from .adapters import merge, read_adapter
 from .base import Model
 from .decoder import Decoder
 from .quantized import read_quantization
@@ -56,11 +58,13 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     return family_named(model_type)
 
 
-def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1) -> Model:
+def load_model(folder: Path, backend: Backend, *, adapter: Path | None = None, rank: int = 0, ranks: int = 1) -> Model:
     """Load the model of a checkpoint folder, or what rank number `rank` of `ranks` has of it.
 
+    The LoRA adapter of a folder is merged into the weights before they are converted to the backend's formats.
+
     Raises:
-        ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.
         ParameterError: the checkpoint is quantised, and the backend asks for another quantised dtype; or the ranks
             cannot share the model equally.
     """
@@ -78,9 +82,30 @@ def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1)
         wanted = backend.loader.formats.projection
         quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
+    if adapter is not None:
+        config, tensors = _adapted(config, tensors, adapter, as_built=quantization is not None)
     model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
     stored.check_unchanged()
     return model
+
+
+def _adapted(
+    config: ModelConfig, tensors: Mapping[str, Tensor], folder: Path, *, as_built: bool
+) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    """A model's configuration and tensors with an adapter merged in.
+
+    Matrices stored in 8 or 4 bits are expanded: they stay float32 unless the backend is to round them again.
+    """
+    family = family_named(config.model_type)
+    adapter = read_adapter(folder, family.build, config, family.NAMES)
+    merged = merge(adapter, tensors, family.NAMES, as_built=as_built)
+    changed = [tensors[name] for name in merged if name in tensors and merged[name] is not tensors[name]]
+    if any("float" not in tensor.dtype for tensor in changed):
+        logger.warning(
+            "%s: the checkpoint is quantised; the matrices that the adapter changes become float32, unless dtype names "
+            "another format", folder
+        )  # fmt: skip
+    return replace(config, tied_head=config.tied_head and not adapter.unties), merged
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
