@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": BASE | {"files"},
     "tokenizer": BASE | {"files"},
     "chat": BASE,
-    "checkpoint": BASE | {"files"},
+    "checkpoint": BASE | {"files", "output_files"},
     "reference": BASE | {"batch"},
     "turns": BASE,
     "backends": BASE | {"batch", "output_files", "reference", "turns"},

@@ -14,7 +14,7 @@ processes that have the old files open keep them.
 """
 
 from .folder import ADAPTER_CONFIG, Checkpoint, open_adapter, open_checkpoint
-from .hub import SMALL_FILES, find_adapter, find_config, find_model, find_tokenizer
+from .hub import SMALL_FILES, find_adapter, find_config, find_file, find_model, find_tokenizer, list_hub_files
 from .tensors import StoredTensor
 
 __all__ = [
@@ -24,8 +24,10 @@ __all__ = [
     "StoredTensor",
     "find_adapter",
     "find_config",
+    "find_file",
     "find_model",
     "find_tokenizer",
+    "list_hub_files",
     "open_adapter",
     "open_checkpoint",
 ]

@@ -82,9 +82,10 @@ def load_model(folder: Path, backend: Backend, *, adapter: Path | None = None, r
         wanted = backend.loader.formats.projection
         quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
+    as_built = quantization is not None
     if adapter is not None:
-        config, tensors = _adapted(config, tensors, adapter, as_built=quantization is not None)
-    model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
+        config, tensors = _adapted(config, tensors, adapter, as_built=as_built)
+    model = build_model(config, tensors, backend, as_built=as_built, rank=rank, ranks=ranks)
     stored.check_unchanged()
     return model
 
