@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import CheckpointError, ModelNotFoundError, ParameterError
 from ..output_files import undone_by_signals
@@ -55,6 +56,39 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
     """
     name = os.fspath(path_or_id)
     return _local_folder(name, revision) or _find_on_hub(name, revision)
+
+
+class Cached(NamedTuple):
+    """A snapshot of a model in huggingface_hub's cache."""
+
+    name: str
+    """Hub id, and the revision after an @ where there are several"""
+    folder: Path
+    problem: str = ""
+    """One line, if the cache is damaged here"""
+
+
+def cached_models() -> list[Cached]:
+    """The snapshots of models in huggingface_hub's cache, by name; none if there is no cache."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return []
+    found = []
+    for repo in cache.repos:
+        for revision in repo.revisions if repo.repo_type == "model" else ():
+            version = min(revision.refs, default=revision.commit_hash[:8])
+            name = repo.repo_id if len(repo.revisions) == 1 else f"{repo.repo_id}@{version}"
+            found.append(Cached(name, revision.snapshot_path))
+    for warning in cache.warnings:
+        parts = re.search(r"models--([^\s/\\]+)", str(warning))
+        if parts:
+            folder = Path(constants.HF_HUB_CACHE, parts[0])
+            found.append(Cached(parts[1].replace("--", "/"), folder, _one_line(warning)))
+    return sorted(found)
 
 
 def list_hub_files(repo_id: str, *, revision: str | None = None) -> set[str]:

@@ -109,6 +109,20 @@ def _adapted(
     return replace(config, tied_head=config.tied_head and not adapter.unties), merged
 
 
+def check_complete(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """Check the names and shapes of a published checkpoint's tensors; no values are read.
+
+    Raises:
+        CheckpointError: a tensor is missing, has the wrong shape or has no place in the model.
+    """
+    family = family_named(config.model_type)
+    names: sources.Names = family.NAMES
+    tensors = names.canonical(stored, tied_head=False)
+    if config.tied_head and names.head in tensors:
+        tensors.setdefault(names.embedding, tensors.pop(names.head))
+    sources.check_tensors(tensors, sources.tensor_shapes(family.build, config, as_built=False))
+
+
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """A published checkpoint's tensors by the names that `build` asks for (`sources.Names.canonical`)."""
     names: sources.Names = family_named(config.model_type).NAMES
