@@ -12,6 +12,7 @@ from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
     from ..config import ModelConfig
+    from ..hardware import Hardware
     from ..models.quantized import Quantization
 
 
@@ -116,8 +117,8 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join(report(args.model, analysis)))
 
 
-def analyze(args: argparse.Namespace) -> "Analysis":
-    """The analysis that the command line asks for.
+def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "Analysis":
+    """The analysis that the command line asks for; `hardware` is that of `args.hardware`, if it is known already.
 
     Raises:
         ModelError: the model or its config.json cannot be found.
@@ -144,7 +145,7 @@ def analyze(args: argparse.Namespace) -> "Analysis":
             group=found.quantization.group if found.quantization is not None else 32,
         ),
         workload=Workload(batch=args.batch, prompt_length=prompt_length, context=args.context),
-        hardware=find_hardware(args.hardware),
+        hardware=hardware or find_hardware(args.hardware),
         conventions=Conventions(
             full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2
         ),

@@ -291,6 +291,12 @@ class Names:
     head: str = "lm_head.weight"
     """The LM head; "lm_head.weight", transformers' name in memory, is read in every family"""
 
+    def short(self, name: str) -> str:
+        """A published tensor's name as `build` asks for it."""
+        for prefix in self.prefixes:
+            name = name.removeprefix(prefix)
+        return self.head if name == "lm_head.weight" else name
+
     def canonical(self, stored: Mapping[str, Tensor], *, tied_head: bool) -> dict[str, Tensor]:
         """Tensors by the names that `build` asks for.
 
@@ -302,12 +308,9 @@ class Names:
         """
         tensors: dict[str, Tensor] = {}
         for name, tensor in stored.items():
-            short = name
-            for prefix in self.prefixes:
-                short = short.removeprefix(prefix)
+            short = self.short(name)
             if short.endswith(self.left_out):
                 continue
-            short = self.head if short == "lm_head.weight" else short
             if short in tensors:
                 raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
             tensors[short] = tensor
@@ -332,12 +335,13 @@ def transpose(tensor: Tensor) -> Rearranged:
 
 def by_block(tensor: Tensor, heads: int, blocks: int = 3) -> Rearranged:
     """Rows stored head by head (each head's Q, K, V) as Q of all heads, then K, then V. [H 3 D, ...] -> [3 H D, ...]"""
+    return Rearranged(tensor, lambda stored: rows_by_block(stored, heads, blocks))
 
-    def apart(stored: NDArray[Any]) -> NDArray[Any]:
-        by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
-        return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
 
-    return Rearranged(tensor, apart)
+def rows_by_block(stored: NDArray[Any], heads: int, blocks: int) -> NDArray[Any]:
+    """The rows of an array in the order of `by_block`."""
+    by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
+    return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
 
 
 def source_of(tensor: Tensor) -> Tensor:
