@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "request": BASE | {"config", "decoding", "tokenizer"},
     "arguments": BASE | {"decoding", "tokenizer"},
     "layers": {"backends", "batch", "reference"},
-    "models": BASE | {"backends", "batch", "checkpoint", "config", "layers", "progress", "reference"},
+    "models": BASE | {"backends", "batch", "checkpoint", "config", "files", "layers", "progress", "reference"},
     "loading": BASE | {"backends", "chat", "checkpoint", "config", "decoding", "files", "models", "tokenizer"},
     "hardware": BASE | {"backends"},
     "accounting": BASE | {"backends", "batch", "config", "hardware", "models"},

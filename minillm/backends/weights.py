@@ -47,7 +47,10 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place."""
+    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place.
+
+    A `Quantized` keeps its format where whole rows change places (`sources.by_block`); its columns are never reordered.
+    """
 
     source: Tensor
     arrange: Callable[[NDArray[Any]], NDArray[Any]]
@@ -65,7 +68,11 @@ class Rearranged:
 
     def stored(self) -> Any:
         """The stored data, reordered."""
-        return np.ascontiguousarray(self.arrange(self.source.stored()))
+        stored = self.source.stored()
+        if isinstance(stored, Quantized):
+            values, scales = (np.ascontiguousarray(self.arrange(each)) for each in (stored.values, stored.scales))
+            return Quantized(values, scales, stored.inputs)
+        return np.ascontiguousarray(self.arrange(stored))
 
     def load(self) -> NDArray[np.float32]:
         """The values as float32, reordered."""
@@ -299,10 +306,12 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
 
 def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
-    for tensor in tensors:
-        already = FORMATS.get(tensor.dtype) == wanted
+    ready = [FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
+    for tensor, already in zip(tensors, ready, strict=True):
         rounded = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
         for part in [tensor.stored()] if already else rounded:
+            if not all(ready):  # those that are ready may have larger groups
+                part = _regrouped(part, wanted.group)
             if whole is None:
                 values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
                 whole = Quantized(values, scales, part.inputs)
@@ -311,3 +320,10 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
             first += part.shape[0]
     assert whole is not None  # no model has a matrix without rows
     return whole
+
+
+def _regrouped(part: Quantized, group: int) -> Quantized:
+    """The same weights in smaller groups, or in the same."""
+    groups = -(-part.inputs // group)
+    scales = np.repeat(part.scales, part.group // group, axis=1)[:, :groups]
+    return Quantized(part.values[:, : groups * group * part.bits // 8], scales, part.inputs)

@@ -18,7 +18,9 @@ from ..errors import ParameterError, UnsupportedModelError, listed, shown
 from . import sources
 from .base import Model
 from .decoder import Decoder
-from .quantized import read_quantization
+from .quantized import Quantization
+from .schemes import read_quantization
+from .schemes.matrix import MatrixTensor, Scheme
 from .sources import Shapes, random_tensors
 
 logger = logging.getLogger("minillm")
@@ -74,13 +76,33 @@ def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1)
     tensors: Mapping[str, Tensor]
     if quantization is None:
         tensors = canonical_names(stored, config)
-    else:
+    elif isinstance(quantization, Quantization):
         wanted = backend.loader.formats.projection
         quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
-    model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
+    else:
+        tensors = without_zero_biases(canonical_names(quantization.join(stored), config), config)
+    as_built = isinstance(quantization, Quantization)
+    model = build_model(config, tensors, backend, as_built=as_built, rank=rank, ranks=ranks)
+    if isinstance(quantization, Scheme):
+        quantization.log(folder, tensors)
     stored.check_unchanged()
     return model
+
+
+def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Leave out biases of zeros for which the model has no place: AutoGPTQ gave each quantised projection one."""
+    family = family_named(config.model_type)
+    wanted = sources.tensor_shapes(family.build, config, as_built=False)
+
+    def is_needless(name: str) -> bool:
+        if name in wanted or not name.endswith(".bias"):
+            return False
+        matrix = tensors.get(name.removesuffix("bias") + "weight")
+        outputs = tensors[name].shape
+        return isinstance(matrix, MatrixTensor) and outputs == matrix.shape[:1] and not tensors[name].load().any()
+
+    return {name: tensor for name, tensor in tensors.items() if not is_needless(name)}
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
