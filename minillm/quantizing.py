@@ -25,7 +25,8 @@ from .checkpoint.tensors import FLOATS
 from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
 from .models import build_model, canonical_names, family_of
-from .models.quantized import METHOD, SCALE, read_quantization
+from .models.quantized import METHOD, SCALE
+from .models.schemes import read_quantization
 from .models.sources import source_of
 from .output_files import check_absent, new_folder
 from .progress import report, watching
@@ -128,7 +129,7 @@ def write_checkpoint(
     group = check_request(target, dtype, group)
     raw = read_config(source)
     if (already := read_quantization(raw)) is not None:
-        raise ParameterError(f"{source} is already quantised, to {already.dtype}: quantise what it was made from")
+        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
     parts = _plan(source, raw, dtype, group)
     total = sum(math.prod(part.tensor.shape) for fused in parts for part in fused)
     done = 0

@@ -59,7 +59,10 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place."""
+    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place.
+
+    A `Quantized` keeps its format where whole rows change places (`sources.by_block`); its columns are never reordered.
+    """
 
     source: Tensor
     arrange: Callable[[NDArray[Any]], NDArray[Any]]
@@ -348,15 +351,18 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
 
 def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
-    for tensor in tensors:
+    ready = [FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
+    for tensor, already in zip(tensors, ready, strict=True):
         parts: Iterable[Quantized]
-        if FORMATS.get(tensor.dtype) == wanted:
+        if already:
             parts = [tensor.stored()]
         elif wanted == INT8 and FORMATS.get(tensor.dtype) == INT4:
             parts = [widened(tensor.stored())]
         else:
             parts = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
         for part in parts:
+            if not all(ready):  # those that are ready may have larger groups
+                part = _regrouped(part, wanted.group)
             if whole is None:
                 values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
                 whole = Quantized(values, scales, part.inputs)
@@ -365,3 +371,10 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
             first += part.shape[0]
     assert whole is not None  # no model has a matrix without rows
     return whole
+
+
+def _regrouped(part: Quantized, group: int) -> Quantized:
+    """The same weights in smaller groups, or in the same."""
+    groups = -(-part.inputs // group)
+    scales = np.repeat(part.scales, part.group // group, axis=1)[:, :groups]
+    return Quantized(part.values[:, : groups * group * part.bits // 8], scales, part.inputs)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..config import ModelConfig
     from ..hardware import Hardware
     from ..models.quantized import Quantization
+    from ..models.schemes.matrix import Scheme
 
 
 DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and
@@ -128,11 +129,14 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
     from ..accounting.roofline import Analysis, Parallel, Workload
     from ..accounting.storage import storage_for
     from ..hardware import THIS, find_hardware
+    from ..models.quantized import Quantization
+    from ..models.schemes.matrix import Scheme
 
     found = find_model_config(args.model, args.revision)
-    if found.quantization is not None:
-        found.quantization.check_wanted(args.dtype)
-    kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
+    quantization = found.quantization
+    if isinstance(quantization, Quantization):
+        quantization.check_wanted(args.dtype)
+    kept = quantization.dtype if quantization is not None and args.dtype == "auto" else args.dtype
     fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - 1))
     prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
@@ -142,8 +146,10 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
             args.cache_dtype,
             checkpoint=found.dtype,
             on_cpu=args.hardware == THIS,
-            group=found.quantization.group if found.quantization is not None else 32,
+            group=quantization.group if quantization is not None else 32,
+            keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and args.dtype == "auto",
         ),
+        scheme=quantization.title if isinstance(quantization, Scheme) else "",
         workload=Workload(batch=args.batch, prompt_length=prompt_length, context=args.context),
         hardware=hardware or find_hardware(args.hardware),
         conventions=Conventions(
@@ -159,7 +165,7 @@ class FoundConfig(NamedTuple):
     config: "ModelConfig"
     dtype: str
     """Dtype of the checkpoint's tensors that are not quantised"""
-    quantization: "Quantization | None" = None
+    quantization: "Quantization | Scheme | None" = None
 
 
 def find_model_config(model: str, revision: str | None) -> FoundConfig:
@@ -173,7 +179,7 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
     from ..checkpoint import find_config
     from ..config import read_config
     from ..models import family_of, published, published_config
-    from ..models.quantized import read_quantization
+    from ..models.schemes import read_quantization
 
     if model in published() and not Path(model).exists():
         if revision is not None:
@@ -196,7 +202,13 @@ def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int
 
     config, storage = analysis.config, analysis.storage
     return (
-        {name: weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS},
+        {
+            name: weights_bytes(
+                config,
+                replace(storage, weights=name, keeps_vocabulary=storage.keeps_vocabulary and name == storage.weights),
+            )
+            for name in WEIGHT_FORMATS
+        },
         {name: cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS},
     )
 
@@ -212,6 +224,7 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
         "model": model,
         "hardware": hardware,
         "storage": asdict(storage),
+        "scheme": analysis.scheme or None,
         "conventions": asdict(analysis.conventions),
         "batch": work.batch,
         "prompt_length": work.prompt_length,
@@ -278,6 +291,8 @@ def report(model: str, analysis: "Analysis") -> list[str]:
     lines = [
         f"{model} on {hardware}: weights {storage.weights}, cache {storage.cache}, activations {storage.activations}"
     ]
+    if analysis.scheme:
+        lines.append(f"the checkpoint is quantised by {analysis.scheme}: read as {storage.weights}")
     for table in tables(analysis):
         lines += ["", *table.lines()]
     return [*lines, "", *notes(analysis)]

@@ -21,7 +21,9 @@ from . import sources
 from .adapters import merge, read_adapter
 from .base import Model
 from .decoder import Decoder
-from .quantized import read_quantization
+from .quantized import Quantization
+from .schemes import read_quantization
+from .schemes.matrix import MatrixTensor, Scheme
 from .sources import Shapes, random_tensors
 
 logger = logging.getLogger("minillm")
@@ -82,14 +84,18 @@ def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, ran
     tensors: Mapping[str, Tensor]
     if quantization is None:
         tensors = canonical_names(stored, config)
-    else:
+    elif isinstance(quantization, Quantization):
         wanted = backend.loader.formats.projection
         quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
-    as_built = quantization is not None
+    else:
+        tensors = without_zero_biases(canonical_names(quantization.join(stored), config), config)
+    as_built = isinstance(quantization, Quantization)
     if adapter is not None:
         config, tensors = _adapted(config, tensors, adapter, as_built=as_built)
     model = build_model(config, tensors, backend, as_built=as_built, rank=rank, ranks=ranks)
+    if isinstance(quantization, Scheme):
+        quantization.log(path, tensors)
     stored.check_unchanged()
     return model
 
@@ -142,6 +148,21 @@ def check_complete(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
     if config.tied_head and names.head in tensors:
         tensors.setdefault(names.embedding, tensors.pop(names.head))
     sources.check_tensors(tensors, sources.tensor_shapes(family.build, config, as_built=False))
+
+
+def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Leave out biases of zeros for which the model has no place: AutoGPTQ gave each quantised projection one."""
+    family = family_named(config.model_type)
+    wanted = sources.tensor_shapes(family.build, config, as_built=False)
+
+    def is_needless(name: str) -> bool:
+        if name in wanted or not name.endswith(".bias"):
+            return False
+        matrix = tensors.get(name.removesuffix("bias") + "weight")
+        outputs = tensors[name].shape
+        return isinstance(matrix, MatrixTensor) and outputs == matrix.shape[:1] and not tensors[name].load().any()
+
+    return {name: tensor for name, tensor in tensors.items() if not is_needless(name)}
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
