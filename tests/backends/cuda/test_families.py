@@ -68,7 +68,8 @@ def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, A
     for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=10), strict=True):
         assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
     assert len({token for line in ours for token in line}) > 5  # positions by ALiBi alone let lines repeat themselves
-    assert device.replays == 8, "of nine decode steps the first runs plainly, and the second is recorded"
+    expected = 0 if raw.get("attn_logit_softcapping") else 8  # attention with a soft cap has no kernel
+    assert device.replays == expected, "of nine decode steps the first runs plainly, and the second is recorded"
 
 
 def test_the_launches_of_a_decode_step(device: RecordingDevice) -> None:
