@@ -130,6 +130,43 @@ class Experts:
 
 
 @dataclass(frozen=True, eq=False)
+class Shifted:
+    """A vector whose numbers are those of `source` plus a constant, in float32 however `source` is stored."""
+
+    source: Tensor
+    offset: float
+    dtype = "float32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the source."""
+        return self.source.shape
+
+    def load(self) -> NDArray[np.float32]:
+        """The values."""
+        return self.source.load() + np.float32(self.offset)
+
+    def stored(self) -> NDArray[np.float32]:
+        """The values."""
+        return self.load()
+
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out`, float32, with the values."""
+        out[...] = self.load()
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values, in one piece."""
+        yield self.load()
+
+    def merged_with(self, other: Any) -> None:
+        """None: no file holds these numbers."""
+
+    def part(self, axis: int, first: int, stop: int) -> "Shifted":
+        """Numbers `first` to `stop`."""
+        return Shifted(self.source.part(axis, first, stop), self.offset)
+
+
+@dataclass(frozen=True, eq=False)
 class Weight:
     """A parameter in the layout of its backend, opaque to all other code."""
 

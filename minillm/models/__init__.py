@@ -39,8 +39,13 @@ FAMILIES = (
     "gpt_neox",
     "bloom",
     "starcoder2",
+    "gemma2",
+    "gemma3_text",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
+
+TEXT_PARTS = {"gemma3": "gemma3_text"}
+"""model_type of a model of text and images -> the family of its text model, which is read alone."""
 
 
 def family_named(model_type: str) -> ModuleType:
@@ -55,11 +60,12 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
         UnsupportedModelError: the family is not supported; the message lists those that are.
     """
     model_type = raw.get("model_type")
-    if model_type not in FAMILIES:
+    family = TEXT_PARTS.get(model_type, model_type) if isinstance(model_type, str) else model_type
+    if family not in FAMILIES:
         raise UnsupportedModelError(
             f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, FAMILIES))}"
         )
-    return family_named(model_type)
+    return family_named(family)
 
 
 def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, rank: int = 0, ranks: int = 1) -> Model:
@@ -80,6 +86,8 @@ def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, ran
         logger.warning(
             "%s: config.json names code of its own (auto_map), which is not run: read as %s", path, config.model_type
         )
+    if raw["model_type"] in TEXT_PARTS:
+        logger.warning("%s: a model of text and images, of which minillm reads the text model alone", path)
     quantization, stored = read_quantization(raw), open_checkpoint(path)
     tensors: Mapping[str, Tensor]
     if quantization is None:
