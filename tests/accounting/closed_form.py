@@ -299,7 +299,7 @@ def head(config: ModelConfig, *, tied: bool, width: int | None = None) -> tuple[
 
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = {"mistral": _llama, "mixtral": _llama, "qwen2": _llama, "qwen3": _llama}
+    kin = {"mistral": _llama, "mixtral": _llama, "qwen3_moe": _llama, "olmoe": _llama, "qwen2": _llama, "qwen3": _llama}
     outlines = {
         "opt": _opt,
         "llama": _llama,
@@ -339,13 +339,13 @@ def _llama(config: Any) -> Outline:
     E = config.hidden_size
     return Outline(
         before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=tuple(_llama_layer(config, window) for window in config.windows),
+        layers=tuple(_llama_layer(config, i) for i in range(config.num_layers)),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
         head=head(config, tied=config.tied_head),
     )
 
 
-def _llama_layer(config: Any, window: int | None) -> tuple[Component, ...]:
+def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
     between: tuple[Component, ...] = (_rotation(config),)
     ffn = (
@@ -356,16 +356,22 @@ def _llama_layer(config: Any, window: int | None) -> tuple[Component, ...]:
     if config.head_norms:
         rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
         between = (*(Norm(name=name, width=D, rows=heads, mean=False) for name, heads in rows.items()), *between)
+    elif config.projection_norms:
+        norms = (("q", config.num_heads), ("k", config.num_kv_heads))
+        named = (Norm(name=f"attention.head_norms.{name}", width=heads * D, mean=False) for name, heads in norms)
+        between = (*named, *between)
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
-        *self_attention(config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=window),
+        *self_attention(
+            config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
+        ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
-        *(_experts(config) if config.num_experts else ffn),
+        *(_experts(config) if config.num_experts and config.sparse[i] else ffn),
     )
 
 
 def _experts(config: Any) -> tuple[Component, ...]:
-    E, F, X, k = config.hidden_size, config.intermediate_size, config.num_experts, config.experts_per_token
+    E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
     return (
         Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
         Route(experts=X, chosen=k, normalised=config.normalised),
