@@ -37,12 +37,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen2": LLAMA | {"model_type": "qwen2"},  # with biases
     "opt": {
-        **{"model_type": "opt", "vocab_size": 96, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "max_position_embeddings": 64, "word_embed_proj_dim": 64},
+        "model_type": "opt",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "ffn_dim": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "word_embed_proj_dim": 64,
     },
     "gpt_neox": {  # whose Q, K and V are one matrix, head by head
-        **{"model_type": "gpt_neox", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128},
-        **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64},
+        "model_type": "gpt_neox",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
     },
 }
 PREFIX = {"opt": "model.decoder.", "gpt_neox": "gpt_neox."}
@@ -217,8 +228,12 @@ def compressed(
 
 def _compressed_config(layout: str, group: dict[str, Any]) -> dict[str, Any]:
     return {
-        **{"quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed"},
-        **{"config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None},
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
     }
 
 
