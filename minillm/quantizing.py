@@ -91,8 +91,8 @@ class _Plan(Loader):
 
     def __init__(self, formats: WeightFormats) -> None:
         super().__init__(formats)
-        self.fused: list[list[tuple[Tensor, Format]]] = []
-        """For each weight its source tensors, with their formats"""
+        self.fused: list[list[tuple[Tensor, Format | None]]] = []
+        """For each weight its source tensors, with their formats; None: the stored one"""
 
     def prepare(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
@@ -100,8 +100,7 @@ class _Plan(Loader):
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
         wanted = self.formats.of(role) if matrix else None
-        self.fused.append([(tensor, wanted or FORMATS[tensor.dtype]) for tensor in tensors])
-        self.fused[-1] += [(bias, FORMATS[bias.dtype]) for bias in biases]
+        self.fused.append([(tensor, wanted) for tensor in tensors] + [(bias, None) for bias in biases])
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
@@ -189,8 +188,9 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
     as_built = FORMATS[dtype].scale_bits  # under the names and in the order in which the model is built; else as stored
     names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
 
-    def part(tensor: Tensor, form: Format) -> Part:
-        return Part(names[id(source_of(tensor))], tensor if as_built else source_of(tensor), form)
+    def part(tensor: Tensor, form: Format | None) -> Part:
+        written = tensor if as_built else source_of(tensor)
+        return Part(names[id(source_of(tensor))], written, form or FORMATS[written.dtype])
 
     return [[part(*one) for one in fused] for fused in plan.fused]
 

@@ -122,8 +122,8 @@ class _RowBackend(CountingBackend):
         super().observe(operation, weight, result, **arguments)
         cost = self.total
         products = 0
-        if operation == "linear" and weight is not None:
-            products = result.size * weight.shape[1]
+        if operation in ("linear", "linear_experts") and weight is not None:
+            products = result.size * weight.shape[-1]
         elif operation == "attend":  # for each pair and head D for the score, D for the value
             _, H, D = result.shape
             products = 2 * H * D * arguments["batch"].visible_pairs(arguments["window"], causal=arguments["causal"])

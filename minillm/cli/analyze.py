@@ -12,6 +12,7 @@ from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
     from ..config import ModelConfig
+    from ..hardware import Hardware
     from ..models.quantized import Quantization
     from ..models.schemes.matrix import Scheme
 
@@ -24,8 +25,9 @@ A multiply-add is two FLOPs. Attention counts the pairs of a query and a key
 that the mask leaves. Bytes are those of each operation alone; "fusion saves" is
 what would move in addition if biases, activations, residuals and softmax read
 and wrote arrays of their own. A floor is a lower bound of the time on that
-hardware, not an estimate. Vectors (biases, gains) and logits are float32, as in
-minillm."""
+hardware, not an estimate. Of a mixture of experts a step reads those that its
+tokens choose: their expected number, if each token chooses at random. Vectors
+(biases, gains) and logits are float32, as in minillm."""
 
 EPILOG = """examples:
   minillm analyze opt-13b --hardware a100
@@ -116,8 +118,8 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join(report(args.model, analysis)))
 
 
-def analyze(args: argparse.Namespace) -> "Analysis":
-    """The analysis that the command line asks for.
+def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "Analysis":
+    """The analysis that the command line asks for; `hardware` is that of `args.hardware`, if it is known already.
 
     Raises:
         ModelError: the model or its config.json cannot be found.
@@ -149,7 +151,7 @@ def analyze(args: argparse.Namespace) -> "Analysis":
         ),
         scheme=quantization.title if isinstance(quantization, Scheme) else "",
         workload=Workload(batch=args.batch, prompt_length=prompt_length, context=args.context),
-        hardware=find_hardware(args.hardware),
+        hardware=hardware or find_hardware(args.hardware),
         conventions=Conventions(
             full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2
         ),
@@ -228,6 +230,7 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
         "prompt_length": work.prompt_length,
         "context": work.decode_context,
         "parameters": sum(part.parameters for part in parts),
+        "active_parameters": sum(part.active for part in parts),
         "parameters_by_part": {part.name: part.parameters for part in parts},
         "weights_bytes": weights[storage.weights],
         "weights_bytes_by_dtype": weights,
@@ -360,10 +363,11 @@ def _operations(title: str, phase: "Phase") -> Table:
 
 
 def notes(analysis: "Analysis") -> list[str]:
-    """How much fits into memory; communication by the lecture's formulas, if there is more than one device."""
-    from ..accounting.memory import weights_bytes
+    """How much fits into memory; the experts; communication by the lecture's formulas, if on several devices."""
+    from ..accounting import active_parameter_count, experts_read, parameter_count, weights_bytes
 
     work, config, parallel = analysis.workload, analysis.config, analysis.parallel
+    phases = {"prefill": analysis.prefill, "decode": analysis.decode}
     memory, longest = bytes_text(analysis.memory), analysis.largest_context
     if analysis.largest_batch:
         beyond = f" (the model takes at most {config.max_positions:,})" if longest > config.max_positions else ""
@@ -375,7 +379,16 @@ def notes(analysis: "Analysis") -> list[str]:
         weights = bytes_text(weights_bytes(config, analysis.storage))
         fits = f"{memory} cannot hold one sequence of {work.decode_context:,} tokens: the weights alone take {weights}"
     lines, count = [fits], 2 * config.num_layers
-    sizes = {"prefill": analysis.prefill.message_bytes, "decode": analysis.decode.message_bytes}
+    if config.num_experts:
+        X, k = config.num_experts, config.experts_per_token
+        each = [f"{name} {experts_read(config, phase.tokens):.4g}" for name, phase in phases.items()]
+        most = min(X, work.batch * k)
+        lines.append(
+            f"a token uses {k} of {X} experts, {number_text(active_parameter_count(config))} of "
+            f"{number_text(parameter_count(config))} parameters; experts read in each layer, if tokens choose at "
+            f"random: {', '.join(each)} (at most {most})"
+        )
+    sizes = {name: phase.message_bytes for name, phase in phases.items()}
     if parallel.tensor > 1:
         each = [f"{name} {bytes_text(size)} each, {bytes_text(count * size)} in all" for name, size in sizes.items()]
         lines.append(f"tensor parallelism over {parallel.tensor}: {count} all-reduces, two a layer; {', '.join(each)}")
