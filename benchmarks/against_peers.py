@@ -53,7 +53,7 @@ from peer_process import Worker, write_files
 from peer_report import COLD, LENGTHS, Burst, Results, find, goal_table, other_tables, speed_table
 
 HEADER = ("round", "task", "engine", "tokens", "seconds", "tokens_per_second", "bandwidth_gb_per_second")
-VERSIONS = ("minillm", "numpy", "numba", "torch", "transformers", "ctranslate2", "llama_cpp_python")
+VERSIONS = ("minillm", "numpy", "torch", "transformers", "ctranslate2", "llama_cpp_python")
 REST_SECONDS = 0.2
 """Pause before each bandwidth measurement, so that the last burst's threads stop spinning"""
 LIMIT_SECONDS = 2.0
@@ -95,11 +95,15 @@ def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 def sort_out(engines: Sequence[str]) -> tuple[list[str], str]:
     """The engines that are installed, and a line about those that are not."""
-    missing = {
-        engine: absent
-        for engine in engines
-        if (absent := [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None])
-    }
+    from minillm.backends.cpu.compiling import available
+
+    missing: dict[str, list[str]] = {}
+    for engine in engines:
+        absent = [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None]
+        if engine == "minillm-cpu" and not available():
+            absent = ["a C compiler"]
+        if absent:
+            missing[engine] = absent
     words = [f"{engine} (without {', '.join(absent)})" for engine, absent in missing.items()]
     line = f"{'; '.join(words)}: pip install 'minillm[fast,peers]'" if words else "none"
     return [engine for engine in engines if engine not in missing], line

@@ -164,7 +164,7 @@ def bandwidth_probe(threads: int) -> Callable[[], float]:
 
 
 def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
-    """Processor, system, versions and commit, each a short text.
+    """Processor, system, versions, compiler and commit, each a short text.
 
     Args:
         threads: how many the benchmark used
@@ -176,6 +176,7 @@ def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {version(name)}" for name in packages),
         "blas": _blas(),
+        "compiler": _compiler(),
         "commit": _commit(),
     }
 
@@ -228,14 +229,28 @@ def _blas() -> str:
     return " ".join([f"{blas['name']} {blas['version']}", *told])
 
 
+def _compiler() -> str:
+    """The C compiler of the CPU kernels: the first line of its version."""
+    from minillm.backends.cpu.compiling import find_compiler
+    from minillm.errors import DeviceError
+
+    try:
+        compiler = find_compiler()
+        if compiler is None:
+            return "none"
+        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True)
+    except (DeviceError, OSError, subprocess.CalledProcessError) as error:
+        return f"unknown: {error}"
+    return next(iter(done.stdout.splitlines()), "unknown")
+
+
 def _commit() -> str:
     """The commit of the checkout, and whether files were changed since."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--", "../minillm", "../benchmarks/*.py"], capture_output=True, text=True
-        )
+        sources = ("../minillm", "../kernels", "../benchmarks/*.py")
+        changed = subprocess.run([*git, "status", "--porcelain", "--", *sources], capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")

@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-length", type=positive, default=256, metavar="N", help="prompt tokens (default: 256)")
     parser.add_argument("--new-tokens", type=positive, default=16, metavar="N", help="generated (default: 16)")
     parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="rounds (default: 5)")
-    parser.add_argument("--backend", default="auto", help="numpy or numba (default: numba where it is installed)")
+    parser.add_argument("--backend", default="auto", help="cpu or numpy (default: cpu where there is a C compiler)")
     parser.add_argument("--dtype", default="float32", help="how weights are kept (default: float32)")
     parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the table")
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
             name = engine.runner.backend.name
     facts = {"question": f"the roofline's prediction beside the clock, batch 1, {args.dtype} on {name}"}
     facts |= {"work": f"prompt of {args.prompt_length} tokens, {args.new_tokens} new", "rounds": str(args.repeat)}
-    facts |= describe(args.threads, ("minillm", "numpy", "numba"))
+    facts |= describe(args.threads, ("minillm", "numpy"))
     lines = [*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(trials), "", conclusion(trials)]
     rows = [
         [

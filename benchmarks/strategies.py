@@ -179,9 +179,7 @@ def run(args: argparse.Namespace) -> int:
         say(name)
         figures.append(measure(args, name))
     facts = {"question": f"greedy generation with guesses and without, {args.model or 'the model inside minillm'}"}
-    facts |= {"rounds": str(args.repeat), "batch": str(args.batch)} | describe(
-        args.threads, ("minillm", "numpy", "numba")
-    )
+    facts |= {"rounds": str(args.repeat), "batch": str(args.batch)} | describe(args.threads, ("minillm", "numpy"))
     stem = args.out / "strategies"
     write_csv(stem.with_suffix(".csv"), facts, HEADER, [one.row() for one in figures])
     plot(stem.with_suffix(".png"), figures, facts)

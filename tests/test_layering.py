@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": BASE | {"files"},
     "reference": BASE | {"batch"},
     "turns": BASE,
-    "backends": BASE | {"batch", "output_files", "reference", "turns"},
+    "backends": BASE | {"batch", "output_files", "reference"},
     "cache": BASE | {"backends", "batch", "config"},
     "decoding": BASE | {"backends", "reference", "stats"},
     "request": BASE | {"config", "decoding", "tokenizer"},

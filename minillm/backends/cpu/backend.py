@@ -174,22 +174,24 @@ class CpuBackend(Backend):
         bias: Sequence[Any] | None = None,
         softcap: float | None = None,
     ) -> Any:
-        """Attention over the cache, sequence by sequence; variants without a kernel run as in the reference.
-
-        [T, H, D] -> [T, H, D]
-        """
-        if not causal or bias is not None or softcap is not None:
+        """Attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
+        if not causal and batch.has_tree:  # a combination that no model has: no kernel
             not_recorded()
             variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes}
             return super().attend(q, cache, layer, batch, scale=scale, **variant, bias=bias, softcap=softcap)
         _, H, D = q.shape
         out = self.memory.arena.take(q.shape)
+        added = [np.ascontiguousarray(each, np.float32) for each in bias or ()]
+        if added:
+            not_recorded()  # its shape changes with each step
         q, stride = _rows(q)
         arguments = filled(
             Attention, q=q, out=out, **_cached(*cache.layer(layer)), slopes=None if slopes is None else slopes.data,
             N=len(batch.spans), H=H, K=cache.heads, D=D, stride=stride, out_stride=H * D, window=window or 0,
-            scale=float(scale),
+            causal=causal, scale=float(scale), cap=softcap or 0.0,
+            bias=np.array([address(each) for each in added]) if added else None,
         )  # fmt: skip
+        arguments.kept += added
         self.memory.workspace.sequences.add(batch, arguments)
         launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))
         return out

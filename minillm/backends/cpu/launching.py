@@ -47,8 +47,9 @@ StoreKV = _structure(
 Attention = _structure(
     "Attention",
     ("p", "q out keys values key_scales value_scales slopes spans tables positions seen scratch parts done"),
-    ("i", "N H K P D stride out_stride table_stride format window"),
-    ("d", "scale"),
+    ("i", "N H K P D stride out_stride table_stride format window causal"),
+    ("d", "scale cap"),
+    ("p", "bias"),
 )
 Linear = _structure(
     "Linear",
