@@ -2,15 +2,15 @@
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.quantize import Quantized, dequantize, quantize
-from .formats import FLOAT16, FLOAT32, FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats, chosen
+from ..reference.quantize import Quantized, dequantize, quantize, widened
+from .formats import FLOAT16, FLOAT32, FORMATS, INT4, INT8, WEIGHT_FORMATS, Format, Role, WeightFormats, chosen
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""
@@ -64,8 +64,12 @@ class Rearranged:
         return self.source.dtype
 
     def stored(self) -> Any:
-        """The stored data, reordered."""
-        return np.ascontiguousarray(self.arrange(self.source.stored()))
+        """The stored data, reordered; of integers with scales, whose rows alone may change places, both."""
+        stored = self.source.stored()
+        if isinstance(stored, Quantized):
+            values, scales = (np.ascontiguousarray(self.arrange(part)) for part in (stored.values, stored.scales))
+            return Quantized(values, scales, stored.inputs)
+        return np.ascontiguousarray(self.arrange(stored))
 
     def load(self) -> NDArray[np.float32]:
         """The values as float32, reordered."""
@@ -241,6 +245,10 @@ def gather(
     stored = {FORMATS.get(tensor.dtype) for tensor in tensors}
     if wanted is None:
         wanted = next((each for each in kept if stored == {each}), FLOAT32)
+        for wider in (INT8, FLOAT16):  # which hold int4, and int4 and int8 but for a rounding by 2^-12
+            if wider in kept and wider in stored <= {INT4, INT8, wider}:
+                wanted = wider
+                break
     if wanted == FLOAT32:
         return join(tensors, order)
     if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
@@ -300,9 +308,14 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
 def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
     for tensor in tensors:
-        already = FORMATS.get(tensor.dtype) == wanted
-        rounded = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
-        for part in [tensor.stored()] if already else rounded:
+        parts: Iterable[Quantized]
+        if FORMATS.get(tensor.dtype) == wanted:
+            parts = [tensor.stored()]
+        elif wanted == INT8 and FORMATS.get(tensor.dtype) == INT4:
+            parts = [widened(tensor.stored())]
+        else:
+            parts = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
+        for part in parts:
             if whole is None:
                 values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
                 whole = Quantized(values, scales, part.inputs)

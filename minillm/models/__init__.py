@@ -13,8 +13,9 @@ from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import Tensor
 from ..checkpoint import open_checkpoint
+from ..checkpoint.gguf import GGUF, is_gguf, read_gguf
 from ..config import ModelConfig, read_config
-from ..errors import ParameterError, UnsupportedModelError, listed, shown
+from ..errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from . import sources
 from .base import Model
 from .decoder import Decoder
@@ -57,13 +58,15 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
 
 
 def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1) -> Model:
-    """Load the model of a checkpoint folder, or what rank number `rank` of `ranks` has of it.
+    """Load the model of a checkpoint folder or a GGUF file, or what rank number `rank` of `ranks` has of it.
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
         ParameterError: the checkpoint is quantised, and the backend asks for another quantised dtype; or the ranks
             cannot share the model equally.
     """
+    if is_gguf(folder):
+        return _load_gguf(read_gguf(folder), backend, rank=rank, ranks=ranks)
     raw = read_config(folder)
     config = family_of(raw).read_config(raw)
     if raw.get("auto_map"):
@@ -79,6 +82,20 @@ def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1)
         quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
     model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
+    stored.check_unchanged()
+    return model
+
+
+def _load_gguf(gguf: GGUF, backend: Backend, **ranks: int) -> Model:
+    """Load the model of a GGUF file; errors as of `load_model`."""
+    from .gguf import read_gguf_model
+
+    raw, tensors, stored = read_gguf_model(gguf)
+    try:
+        config = family_of(raw).read_config(raw)
+        model = build_model(config, tensors, backend, **ranks)
+    except (CheckpointError, UnsupportedModelError) as error:  # the families speak of config.json, as if there were one
+        raise type(error)(f"{gguf.path}: {error!s}".replace("config.json", "its metadata")) from None
     stored.check_unchanged()
     return model
 
