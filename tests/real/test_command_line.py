@@ -70,3 +70,16 @@ def test_a_chat_in_a_terminal(model_file: Path, expected: dict[str, Any], engine
     os.write(terminal._ours, b"\x04")  # Ctrl-D
     terminal.read_until("\0")
     assert terminal.close() == 0
+
+
+def test_the_readmes_three_commands() -> None:
+    """The last two as printed, by a shell, with the question and the answer that are shown under them."""
+    block, question, answer = re.findall(
+        r"## A real chat model.*?```console\n(.*?)```.*?```text\n> (.*?)\n(.*?)\n```", README, re.DOTALL
+    )[0]
+    install, fetch, chat = re.findall(r"^\$ (.*)$", block, re.MULTILINE)
+    assert install == 'pip install -e ".[gguf]"'
+    environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    run = {"shell": True, "cwd": ROOT, "env": environment, "check": True, "capture_output": True, "text": True}
+    assert Path(subprocess.run(fetch, **run, timeout=300).stdout.rstrip("\n")).is_file()
+    assert subprocess.run(chat, **run, input=f"{question}\n", timeout=120).stdout == f"{answer}\n"
