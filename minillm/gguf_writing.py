@@ -25,7 +25,7 @@ from .errors import ModelNotFoundError, ParameterError, UnsupportedModelError
 from .loading import read_chat_template, read_generation_config, read_tokenizer
 from .models import family_of
 from .models.gguf import ARCHITECTURES, gguf_fields, gguf_name, in_file_order, read_gguf_model, rotary_factors
-from .models.quantized import read_quantization
+from .models.schemes import read_quantization
 from .output_files import check_absent, new_file
 from .progress import report
 from .quantizing import plan
@@ -79,7 +79,7 @@ def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None)
 
     raw = read_gguf_model(read_gguf(source))[0] if is_gguf(source) else read_config(source)
     if (already := read_quantization(raw)) is not None:
-        raise ParameterError(f"{source} is already quantised, to {already.dtype}: quantise what it was made from")
+        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
     config = family_of(raw).read_config(raw)
     architecture, entries = gguf_fields(raw, config, str(source))
     entries |= _general(source, dtype) | _tokenizer_entries(source, config.vocab_size)

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
 from .backends.numpy import NumpyBackend
 from .backends.operations import Backend
 from .chat import ChatTemplate
-from .checkpoint import find_model, find_tokenizer
+from .checkpoint import find_adapter, find_model, find_tokenizer
 from .checkpoint.gguf import GGUF, is_gguf, read_gguf
 from .config import ModelConfig
 from .decoding.settings import unsupported
@@ -28,8 +27,8 @@ from .tokenizer import Tokenizer
 _LOGGER = logging.getLogger("minillm")
 
 
-BACKENDS = ("auto", "numpy", "numba", "cpu")
-"""Backends of device "cpu\""""
+BACKENDS = ("auto", "cpu", "numpy")
+"""Backends of device "cpu": kernels in C, and NumPy"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,41 +56,26 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
         _set_threads(placement.threads)
     if placement.device == "cuda":
         return _cuda(placement, max_batch_size)
-    name = _default_backend(placement) if placement.backend == "auto" else placement.backend
-    if name == "cpu":
-        return _cpu(placement)
-    if name == "numba" and not has_numba():
-        raise DeviceError("backend 'numba' is not installed: pip install 'minillm[fast]'")
-    return _numba(placement) if name == "numba" else _numpy(placement, max_batch_size)
+    name = _default_backend() if placement.backend == "auto" else placement.backend
+    return _cpu(placement) if name == "cpu" else _numpy(placement, max_batch_size)
 
 
-def _default_backend(placement: Placement) -> str:
-    """The backend that "auto" stands for: that of MINILLM_BACKEND, else the fastest one here.
+def _default_backend() -> str:
+    """The backend that "auto" stands for: that of MINILLM_BACKEND, else the kernels in C, else NumPy.
 
-    The kernels in C have not been measured on AVX-512, where Numba's are known to be fast.
+    A warning says why the kernels cannot run, which includes how to get a compiler.
     """
     if named := os.environ.get("MINILLM_BACKEND"):
         _one_of("MINILLM_BACKEND", named, BACKENDS[1:])
         return named
-    from .backends.cpu.compiling import available, load
+    from .backends.cpu.compiling import load
 
-    if has_numba() and _has_avx512():
-        return "numba"
-    if available():
-        try:
-            load()
-        except DeviceError as error:
-            _LOGGER.warning("%s; minillm runs on another backend, which is slower", error)
-        else:
-            return "cpu"
-    return "numba" if has_numba() else "numpy"
-
-
-def _has_avx512() -> bool:
     try:
-        return " avx512f " in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
+        load()
+    except DeviceError as error:
+        _LOGGER.warning("%s; minillm computes with NumPy, which is slower", error)
+        return "numpy"
+    return "cpu"
 
 
 def _numpy(placement: Placement, max_batch_size: int) -> Backend:
@@ -104,17 +88,6 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
     if placement.cache_dtype not in ("auto", "float32"):
         raise DeviceError(f"cache_dtype {placement.cache_dtype!r} needs backend 'cpu', that is, a C compiler")
     return NumpyBackend(weights=placement.dtype, weight_order="C" if max_batch_size == 1 else "F")
-
-
-def _numba(placement: Placement) -> Backend:
-    """The Numba backend. Weights and cache keep their stored type unless another is set."""
-    from .backends.numba.backend import NumbaBackend
-    from .backends.numba.compiling import set_threads
-
-    if placement.threads is not None:
-        set_threads(placement.threads)
-    cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
-    return NumbaBackend(weights=placement.dtype, cache=cache_dtype)
 
 
 def _cpu(placement: Placement) -> Backend:
@@ -173,11 +146,6 @@ def check_dtype(dtype: str) -> None:
     _one_of("dtype", dtype, tuple(WEIGHT_FORMATS))
 
 
-def has_numba() -> bool:
-    """True if the extra "fast" is installed."""
-    return find_spec("numba") is not None
-
-
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in known:
         raise DeviceError(f"{name} {shown(value)} is not known: expected {', '.join(map(repr, known))}")
@@ -211,6 +179,7 @@ def load_parts(
     helpers: Mapping[str, Name],
     backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
+    adapter: Name | None = None,
 ) -> Parts:
     """Load a model (the demo model if none is named) and its helper models.
 
@@ -220,9 +189,10 @@ def load_parts(
         helpers: names of the "draft" and "amateur" models
         backend: the backend
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
+        adapter: a LoRA adapter to merge into the model: folder or hub id
 
     Raises:
-        ModelError: a model or the tokenizer cannot be loaded (see `errors`).
+        ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
         ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
     """
     if model is None and revision is not None:
@@ -232,7 +202,7 @@ def load_parts(
     path = DEMO_MODEL if model is None else find_model(model, revision=revision)
     named, template = _named_tokenizer(tokenizer)
     own = read_tokenizer(path) if named is None else None
-    loaded = load_model(path, backend)
+    loaded = load_model(path, backend, adapter=None if adapter is None else find_adapter(adapter))
     if named is not None:
         own = named.for_model(loaded.config.vocab_size)
     helping = {name: _load_helper(name, where, loaded.config, backend) for name, where in helpers.items()}

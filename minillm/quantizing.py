@@ -27,7 +27,8 @@ from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
 from .models import build_model, canonical_names, family_of
 from .models.gguf import read_gguf_model
-from .models.quantized import METHOD, SCALE, read_quantization
+from .models.quantized import METHOD, SCALE
+from .models.schemes import read_quantization
 from .models.sources import source_of
 from .output_files import check_absent, new_folder
 from .progress import report, watching
@@ -92,8 +93,8 @@ class _Plan(Loader):
 
     def __init__(self, formats: WeightFormats) -> None:
         super().__init__(formats)
-        self.fused: list[list[tuple[Tensor, Format]]] = []
-        """For each weight its source tensors, with their formats"""
+        self.fused: list[list[tuple[Tensor, Format | None]]] = []
+        """For each weight its source tensors, with their formats; None: the stored one"""
 
     def prepare(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
@@ -101,8 +102,7 @@ class _Plan(Loader):
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
         wanted = self.formats.of(role) if matrix else None
-        self.fused.append([(tensor, wanted or FORMATS[tensor.dtype]) for tensor in tensors])
-        self.fused[-1] += [(bias, FORMATS[bias.dtype]) for bias in biases]
+        self.fused.append([(tensor, wanted) for tensor in tensors] + [(bias, None) for bias in biases])
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
@@ -132,7 +132,7 @@ def write_checkpoint(
         raise UnsupportedModelError(f"{source} is a GGUF file, of which only another is made: DST should end in .gguf")
     raw = read_config(source)
     if (already := read_quantization(raw)) is not None:
-        raise ParameterError(f"{source} is already quantised, to {already.dtype}: quantise what it was made from")
+        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
     as_built = bool(FORMATS[dtype].scale_bits)  # under the names and in the order in which the model is built
     parts = plan(source, raw, WEIGHT_FORMATS[dtype].in_groups(group), as_built=as_built)
     total = sum(math.prod(part.tensor.shape) for fused in parts for part in fused)
@@ -206,8 +206,9 @@ def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built:
         build_model(config, tensors, Backend(recorded), as_built=is_gguf(source))
     names = {id(source_of(tensor)): name for name, tensor in (tensors if as_built else stored).items()}
 
-    def part(tensor: Tensor, form: Format) -> Part:
-        return Part(names[id(source_of(tensor))], tensor if as_built else source_of(tensor), form)
+    def part(tensor: Tensor, form: Format | None) -> Part:
+        written = tensor if as_built else source_of(tensor)
+        return Part(names[id(source_of(tensor))], written, form or FORMATS[written.dtype])
 
     return [[part(*one) for one in fused] for fused in recorded.fused]
 
