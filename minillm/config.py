@@ -165,7 +165,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if (folder / "adapter_config.json").exists():
         raise UnsupportedModelError(
-            f"{folder} holds an adapter (adapter_config.json); minillm runs whole models: merge it into its base model"
+            f"{folder} holds an adapter (adapter_config.json): give its base model as the model, and this folder as "
+            "adapter (--adapter)"
         )
     path = folder / "config.json"
     if not path.exists():

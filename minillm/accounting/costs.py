@@ -5,7 +5,7 @@ conventions); here are other tools' conventions, and the names of the rows.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -71,8 +71,9 @@ def operations(
 
 def shape_backend(storage: Storage) -> ShapeBackend:
     """The backend of shapes for these formats."""
+    weights = WEIGHT_FORMATS[storage.weights].in_groups(storage.group)
     return ShapeBackend(
-        WEIGHT_FORMATS[storage.weights].in_groups(storage.group),
+        replace(weights, vocabulary=None) if storage.keeps_vocabulary else weights,
         cache=CACHE_FORMATS.get(storage.cache) or FORMATS[storage.cache],
         activations=FORMATS[storage.activations],
         checkpoint=FORMATS[storage.checkpoint],

@@ -44,12 +44,21 @@ class Backend:
         """Announce the beginning of layer number `layer`; L stands for what follows the last one."""
         self.memory.arena.turn()
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
-        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
+        """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.memory.arena.take((len(ids), table.shape[1]))
         looked_up = expand(table.data, ids)  # converts only the rows that are looked up
         learned = None if position_table is None else expand(position_table.data, positions)
-        return reference.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
+        rows = self.xp.arange(len(ids))
+        return reference.embed(looked_up, rows, self.xp, out, rows, learned, scale=scale)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
@@ -63,9 +72,12 @@ class Backend:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return reference.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.memory.arena.take(x.shape))
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
-        return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape))
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
+        """Normalise rows to mean square 1, apply gain, add the residual. [T, E] -> [T, E]
+
+        By head without a residual: [T, heads, D] -> [T, heads, D].
+        """
+        return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape), residual)
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
@@ -132,13 +144,17 @@ class Backend:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
         return self.xp.take(x, rows, axis=0, out=self.memory.arena.take((len(rows), x.shape[1])), mode="clip")
 
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]"""
+        return reference.scale_logits(logits, scale, cap, self.xp)
+
     def reduce(self, x: Any) -> Any:
         """The sum of x over all ranks, on each of them; on one rank x itself. [T, E] -> [T, E]"""
         return x
 
     # --- what ranks share -----------------------------------------------------------------------------------------
 
-    def linear_reduced(self, x: Any, weight: Weight, residual: Any) -> Any:
+    def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
         """x W^T + b + residual, where each rank has some of the inputs: x and the columns of W. [T, in] -> [T, out]
 
         One rank adds the residual, and has the bias.

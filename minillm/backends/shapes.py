@@ -112,7 +112,15 @@ class ShapeBackend(Backend):
         memory.arena = Arena(np, activations.dtype, lambda shape, dtype: _Buffer(shape[0], dtype))
         super().__init__(ShapeLoader(weights, checkpoint), memory)
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
         """[T], [T] -> [T, E]"""
         return self.memory.arena.take((len(ids), table.shape[1]))
 
@@ -125,7 +133,7 @@ class ShapeBackend(Backend):
         """[T, E] -> [T, E]"""
         return self.memory.arena.take(x.shape)
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """[T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
         return self.memory.arena.take(x.shape)
 
@@ -161,3 +169,7 @@ class ShapeBackend(Backend):
     def take_rows(self, x: Any, rows: Any) -> Any:
         """[T, E], [R] -> [R, E]"""
         return self.memory.arena.take((len(rows), x.shape[1]))
+
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """[R, V] -> [R, V]"""
+        return logits

@@ -12,7 +12,9 @@ from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
     from ..config import ModelConfig
+    from ..hardware import Hardware
     from ..models.quantized import Quantization
+    from ..models.schemes.matrix import Scheme
 
 
 DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and
@@ -116,8 +118,8 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join(report(args.model, analysis)))
 
 
-def analyze(args: argparse.Namespace) -> "Analysis":
-    """The analysis that the command line asks for.
+def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "Analysis":
+    """The analysis that the command line asks for; `hardware` is that of `args.hardware`, if it is known already.
 
     Raises:
         ModelError: the model or its config.json cannot be found.
@@ -127,11 +129,14 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     from ..accounting.roofline import Analysis, Parallel, Workload
     from ..accounting.storage import storage_for
     from ..hardware import THIS, find_hardware
+    from ..models.quantized import Quantization
+    from ..models.schemes.matrix import Scheme
 
     found = find_model_config(args.model, args.revision)
-    if found.quantization is not None:
-        found.quantization.check_wanted(args.dtype)
-    kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
+    quantization = found.quantization
+    if isinstance(quantization, Quantization):
+        quantization.check_wanted(args.dtype)
+    kept = quantization.dtype if quantization is not None and args.dtype == "auto" else args.dtype
     fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - 1))
     prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
@@ -141,10 +146,12 @@ def analyze(args: argparse.Namespace) -> "Analysis":
             args.cache_dtype,
             checkpoint=found.dtype,
             on_cpu=args.hardware == THIS,
-            group=found.quantization.group if found.quantization is not None else 32,
+            group=quantization.group if quantization is not None else 32,
+            keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and args.dtype == "auto",
         ),
+        scheme=quantization.title if isinstance(quantization, Scheme) else "",
         workload=Workload(batch=args.batch, prompt_length=prompt_length, context=args.context),
-        hardware=find_hardware(args.hardware),
+        hardware=hardware or find_hardware(args.hardware),
         conventions=Conventions(
             full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2
         ),
@@ -158,7 +165,7 @@ class FoundConfig(NamedTuple):
     config: "ModelConfig"
     dtype: str
     """Dtype of the checkpoint's tensors that are not quantised"""
-    quantization: "Quantization | None" = None
+    quantization: "Quantization | Scheme | None" = None
 
 
 def find_model_config(model: str, revision: str | None) -> FoundConfig:
@@ -172,7 +179,7 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
     from ..checkpoint import find_config
     from ..config import read_config
     from ..models import family_of, published, published_config
-    from ..models.quantized import read_quantization
+    from ..models.schemes import read_quantization
 
     if model in published() and not Path(model).exists():
         if revision is not None:
@@ -195,7 +202,13 @@ def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int
 
     config, storage = analysis.config, analysis.storage
     return (
-        {name: weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS},
+        {
+            name: weights_bytes(
+                config,
+                replace(storage, weights=name, keeps_vocabulary=storage.keeps_vocabulary and name == storage.weights),
+            )
+            for name in WEIGHT_FORMATS
+        },
         {name: cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS},
     )
 
@@ -211,6 +224,7 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
         "model": model,
         "hardware": hardware,
         "storage": asdict(storage),
+        "scheme": analysis.scheme or None,
         "conventions": asdict(analysis.conventions),
         "batch": work.batch,
         "prompt_length": work.prompt_length,
@@ -277,6 +291,8 @@ def report(model: str, analysis: "Analysis") -> list[str]:
     lines = [
         f"{model} on {hardware}: weights {storage.weights}, cache {storage.cache}, activations {storage.activations}"
     ]
+    if analysis.scheme:
+        lines.append(f"the checkpoint is quantised by {analysis.scheme}: read as {storage.weights}")
     for table in tables(analysis):
         lines += ["", *table.lines()]
     return [*lines, "", *notes(analysis)]

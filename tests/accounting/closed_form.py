@@ -27,6 +27,8 @@ of each head's D numbers rotated,
     experts     2 T E X + 4 T X + 2 n T k             router; softmax; weights normalised
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
+    soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
+    T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
 
 and fewer pairs with a sliding window.
 
@@ -45,6 +47,7 @@ from minillm.accounting.storage import BYTES
 from minillm.backends.formats import Role
 from minillm.config import ModelConfig
 from minillm.models import bloom, opt
+from minillm.models.rotary import RotaryConfig
 
 ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
@@ -78,6 +81,8 @@ class Embed:
     """Rows of the token table; 0: positions only"""
     positions: int = 0
     """Rows of the position table; 0: there is none"""
+    scaled: bool = False
+    """The token's vector is multiplied by a factor"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,8 @@ class Norm:
     """Layer norm, with gain and bias; False: RMS norm, with gain only"""
     affine: bool = True
     """Has gain (and bias)"""
+    residual: bool = False
+    """The residual is added; RMS norm only"""
 
     @property
     def kind(self) -> str:
@@ -168,6 +175,8 @@ class Attend:
     """Sliding window: positions that a query sees, its own included; None: no window"""
     biased: bool = False
     """ALiBi"""
+    capped: bool = False
+    """Soft cap"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +233,22 @@ class Combine:
     chosen: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScaleLogits:
+    """Scale and soft cap of logits, in place."""
+
+    kind: ClassVar[str] = "scale_logits"
+    name: str
+    width: int
+    """V"""
+    scaled: bool
+    capped: bool
+
+
 Component = (
     Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-)
+    | ScaleLogits
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -251,6 +273,8 @@ def self_attention(
     between: tuple[Component, ...] = (),
     window: int | None = None,
     biased: bool = False,
+    capped: bool = False,
+    residual: bool = True,
 ) -> tuple[Component, ...]:
     """Components of `layers.attention.Attention`.
 
@@ -261,14 +285,16 @@ def self_attention(
         between: components that transform Q and K before they are stored
         window: see `Attend.window`
         biased: see `Attend.biased`
+        capped: see `Attend.capped`
+        residual: whether the output projection adds it
     """
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
         Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
         *between,
         StoreKV(name="store_kv", kv_heads=K, head_dim=D),
-        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased),
-        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
+        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased, capped=capped),
+        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=residual),
     )
 
 
@@ -281,25 +307,44 @@ def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Com
     )
 
 
-def head(config: ModelConfig, *, tied: bool, width: int | None = None) -> tuple[Component, ...]:
+def gated_mlp(
+    config: ModelConfig, activation: str, *, bias: bool = False, residual: bool = True
+) -> tuple[Component, ...]:
+    """Components of `layers.mlp.GatedMLP`; `residual`: the last adds it."""
+    E, F = config.hidden_size, config.intermediate_size
+    return (
+        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=bias),
+        Gate(name="glu", width=F, activation=activation),
+        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=residual),
+    )
+
+
+def head(
+    config: ModelConfig, *, tied: bool, width: int | None = None, scaled: bool = False, capped: bool = False
+) -> tuple[Component, ...]:
     """Selection of rows, and the components of `layers.head.LMHead`.
 
     Args:
         config: the model's sizes
         tied: the head is the token embedding
         width: W, if the states are projected to it first
+        scaled: logits have a factor
+        capped: logits have a soft cap
     """
-    E, W = config.hidden_size, width or config.hidden_size
+    E, V, W = config.hidden_size, config.vocab_size, width or config.hidden_size
+    after = (ScaleLogits(name="scale_logits", width=V, scaled=scaled, capped=capped),) if scaled or capped else ()
     return (
         TakeRows(name="take_rows", width=E),
         *((Linear(name="head.project_out", inputs=E, outputs=W),) if W != E else ()),
-        Linear(name="head.weight", inputs=W, outputs=config.vocab_size, role="vocabulary", tied=tied),
+        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied),
+        *after,
     )
 
 
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = {"mistral": _llama, "mixtral": _llama, "qwen3_moe": _llama, "olmoe": _llama, "qwen2": _llama, "qwen3": _llama}
+    kin = {"mistral": _llama, "mixtral": _llama, "qwen2": _llama, "qwen3": _llama, "qwen3_moe": _llama, "olmoe": _llama}
+    kin |= {"gemma3_text": _gemma}
     outlines = {
         "opt": _opt,
         "llama": _llama,
@@ -307,6 +352,7 @@ def outline_of(config: ModelConfig) -> Outline:
         "gpt_neox": _gpt_neox,
         "bloom": _bloom,
         "starcoder2": _starcoder2,
+        "gemma2": _gemma,
     } | kin
     outline: Outline = outlines[config.model_type](config)
     return outline
@@ -346,27 +392,22 @@ def _llama(config: Any) -> Outline:
 
 
 def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
-    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
-    between: tuple[Component, ...] = (_rotation(config),)
-    ffn = (
-        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=config.mlp_bias),
-        Gate(name="glu", width=F, activation=config.activation),
-        Linear(name="mlp.down", inputs=F, outputs=E, bias=config.mlp_bias, residual=True),
-    )
+    E, D = config.hidden_size, config.head_dim
+    between: tuple[Component, ...] = (_rotation(config, config.rotary),)
     if config.head_norms:
-        rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
-        between = (*(Norm(name=name, width=D, rows=heads, mean=False) for name, heads in rows.items()), *between)
+        between = (*_head_norms(config), *between)
     elif config.projection_norms:
         norms = (("q", config.num_heads), ("k", config.num_kv_heads))
         named = (Norm(name=f"attention.head_norms.{name}", width=heads * D, mean=False) for name, heads in norms)
         between = (*named, *between)
+    experts = config.num_experts and config.sparse[i]
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
         *self_attention(
             config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
         ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
-        *(_experts(config) if config.num_experts and config.sparse[i] else ffn),
+        *(_experts(config) if experts else gated_mlp(config, config.activation, bias=config.mlp_bias)),
     )
 
 
@@ -380,6 +421,38 @@ def _experts(config: Any) -> tuple[Component, ...]:
         Gate(name="glu", width=F, activation=config.activation, rows=k),
         ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k),
         Combine(width=E, chosen=k),
+    )
+
+
+def _head_norms(config: ModelConfig) -> tuple[Component, ...]:
+    rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
+    return tuple(Norm(name=name, width=config.head_dim, rows=heads, mean=False) for name, heads in rows.items())
+
+
+def _gemma(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=True),),
+        layers=tuple(map(_gemma_layer, [config] * config.num_layers, config.windows, config.rotaries)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head, capped=config.logit_cap is not None),
+    )
+
+
+def _gemma_layer(config: Any, window: int | None, rotary: Any) -> tuple[Component, ...]:
+    between = (*(_head_norms(config) if config.head_norms else ()), _rotation(config, rotary))
+    own: dict[str, Any] = {"between": between, "window": window, "capped": config.score_cap is not None}
+
+    def norm(name: str, *, residual: bool = False) -> Norm:
+        return Norm(name=f"{name}_norm.weight", width=config.hidden_size, mean=False, residual=residual)
+
+    return (
+        norm("attention"),
+        *self_attention(config, bias=config.bias, out_bias=config.bias, residual=False, **own),
+        norm("attention_out", residual=True),
+        norm("mlp"),
+        *gated_mlp(config, config.activation, residual=False),
+        norm("mlp_out", residual=True),
     )
 
 
@@ -403,7 +476,7 @@ def _gpt_neox(config: Any) -> Outline:
     E, b = config.hidden_size, config.attention_bias
     layer = (
         Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config),)),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),)),
         Norm(name="mlp_norm.weight", width=E),
         *mlp(config, config.activation),
     )
@@ -438,7 +511,7 @@ def _starcoder2(config: Any) -> Outline:
     E, b = config.hidden_size, config.biases
     layer = (
         Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config),), window=config.window),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),), window=config.window),
         Norm(name="mlp_norm.weight", width=E),
         *mlp(config, config.activation, bias=b),
     )
@@ -450,8 +523,7 @@ def _starcoder2(config: Any) -> Outline:
     )
 
 
-def _rotation(config: Any) -> Rotate:
-    rotary = config.rotary
+def _rotation(config: ModelConfig, rotary: RotaryConfig) -> Rotate:
     return Rotate(
         name="rotary",
         heads=config.num_heads,
@@ -531,18 +603,21 @@ def amounts_of(
             return Amounts(read=storage.activation_bytes * numbers, written=written)
         case Attend():
             return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs(part.window))
-        case TakeRows():
-            numbers = storage.activation_bytes * T * part.width
-            return Amounts(read=ID_BYTES * T + numbers, written=numbers)
-        case Route() | Spread() | ExpertLinear() | Combine():
-            return _of_experts(part, T, storage, used)
+        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine():
+            return _of_chosen(part, T, storage, used)
+        case ScaleLogits():
+            numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
+            flops = T * part.width * (part.scaled + 3 * part.capped)
+            return Amounts(other=flops, read=numbers, written=numbers, fusion_saves=(steps - 1) * 2 * numbers)
 
 
-def _of_experts(part: Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used) -> Amounts:
-    """T k rows instead of T; and the choice, and the sum."""
+def _of_chosen(
+    part: TakeRows | Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used
+) -> Amounts:
+    """Some of all rows; the choice of experts, T k rows instead of T, and their sum."""
     match part:
-        case Spread():
-            rows = T * part.chosen
+        case TakeRows() | Spread():
+            rows = T * part.chosen if isinstance(part, Spread) else T
             numbers = storage.activation_bytes * rows * part.width
             return Amounts(read=ID_BYTES * rows + numbers, written=numbers)
         case Route():
@@ -573,15 +648,15 @@ def used_experts(part: ExpertLinear, T: int, used: Used) -> float:
 
 
 def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
-    """Copies a row of each table per token; T E additions with two tables."""
+    """Copies a row of each table per token; T E additions with two tables, T E products if scaled."""
     read = 0
     if part.vectors:
         read += T * (ID_BYTES + row_bytes(storage, "vocabulary", part.width))
     if part.positions:
         read += T * (ID_BYTES + row_bytes(storage, "positions", part.width))
     result = storage.activation_bytes * T * part.width
-    both = bool(part.vectors and part.positions)
-    return Amounts(other=both * T * part.width, read=read, written=result, fusion_saves=both * 2 * result)
+    steps = bool(part.vectors and part.positions) + part.scaled
+    return Amounts(other=steps * T * part.width, read=read, written=result, fusion_saves=steps * 2 * result)
 
 
 def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
@@ -604,13 +679,18 @@ def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
     """Five FLOPs per element: the mean's sum, the difference, the square and its sum, the scaling; gain and bias.
 
     Five per row: two divisions by E, epsilon's addition, the root, its reciprocal. RMS norm saves two FLOPs per
-    element, one per row and the bias.
+    element, one per row and the bias. A residual is one more per element, and one more array that is read.
     """
     E, rows = part.width, T * part.rows
     result = storage.activation_bytes * rows * E
     affine = part.affine * (1 + part.mean) * E
     own = 5 * E + 5 if part.mean else 3 * E + 4
-    return Amounts(other=rows * (own + affine), read=result + VECTOR_BYTES * affine, written=result)
+    return Amounts(
+        other=rows * (own + affine + part.residual * E),
+        read=result * (1 + part.residual) + VECTOR_BYTES * affine,
+        written=result,
+        fusion_saves=part.residual * 2 * result,
+    )
 
 
 def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
@@ -628,19 +708,19 @@ def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
     """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
 
-    Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction. Q is
-    scaled once. Unfused, scores would be written by the first product, read and written by ALiBi and softmax, and read
-    by the second product.
+    Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction, a soft
+    cap's three a division, a hyperbolic tangent and a product. Q is scaled once. Unfused, scores would be written by
+    the first product, read and written by soft cap, ALiBi and softmax, and read by the second product.
     """
     H, D, a = part.heads, part.head_dim, storage.activation_bytes
     queries = T * H * D
     cached = step.reach(part.window) * position_bytes(storage, part.kv_heads, D)
     return Amounts(
         products=2 * D * H * pairs,
-        other=(4 + 2 * part.biased) * H * pairs + queries,
+        other=(4 + 2 * part.biased + 3 * part.capped) * H * pairs + queries,
         read=a * queries + cached + VECTOR_BYTES * H * part.biased,
         written=a * queries,
-        fusion_saves=(4 + 2 * part.biased) * a * H * pairs,
+        fusion_saves=(4 + 2 * part.biased + 3 * part.capped) * a * H * pairs,
     )
 
 
@@ -756,7 +836,7 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
             return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
         case Attend():
             return (a * part.heads * part.head_dim,)
-        case StoreKV() | Route():
+        case StoreKV() | Route() | ScaleLogits():
             return ()
 
 

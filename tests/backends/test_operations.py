@@ -43,7 +43,7 @@ def vary_attention(backend: Any, bias: np.ndarray | None = None, **variant: Any)
 
 @pytest.mark.parametrize("variant", [{"softcap": CAP}, {"causal": False}, {}, {"softcap": CAP, "window": 7}], ids=str)
 def test_kernels_in_c_run_variants_as_the_reference(variant: dict[str, Any]) -> None:
-    """Steps with them are never replayed: their operations are not launches of kernels."""
+    """Steps with a bias are never replayed, since its shape changes."""
     logits = []
     bias = None if variant.get("causal") is False else BIAS  # both ways a prompt is one pass, without a step
     for backend in (NumpyBackend(), CpuBackend()):

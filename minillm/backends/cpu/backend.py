@@ -34,6 +34,7 @@ from .launching import (
     Rotary,
     Route,
     Sample,
+    ScaleLogits,
     Scratch,
     StoreKV,
     Table,
@@ -46,7 +47,7 @@ from .launching import (
     num_threads,
     shares_of,
 )
-from .memory import FEW_ROWS, CpuMemory
+from .memory import FEW_ROWS, PIECE, CpuMemory
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Codes of `kernels/cpu/activation.h`"""
@@ -71,14 +72,23 @@ class CpuBackend(Backend):
         super().__init__(Loader(weights), memory, CpuChooser(memory))
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
-        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
+        """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         T, E = len(ids), table.shape[1]
         out = self.memory.arena.take((T, E))
         places = None if position_table is None else position_table.data
         arguments = filled(
-            Embed, ids=ids, words=_table(table.data), positions=positions, places=_table(places), out=out, T=T, E=E
-        )
+            Embed, ids=ids, words=_table(table.data), positions=positions, places=_table(places), out=out, T=T, E=E,
+            scale=float(scale),
+        )  # fmt: skip
         launch("embed", arguments, shares_of(T))
         return out
 
@@ -120,17 +130,21 @@ class CpuBackend(Backend):
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return self._norm("layer_norm", x[:, None], weight, epsilon).reshape(x.shape)
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
-        return self._norm("rms_norm", x if x.ndim == 3 else x[:, None], weight, epsilon).reshape(x.shape)
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
+        """Normalise rows to mean square 1, apply gain, add the residual. [T, E] -> [T, E]
 
-    def _norm(self, kernel: str, x: Any, weight: Weight, epsilon: float) -> Any:
+        By head without a residual: [T, heads, D] -> [T, heads, D].
+        """
+        by_head = x if x.ndim == 3 else x[:, None]
+        return self._norm("rms_norm", by_head, weight, epsilon, residual).reshape(x.shape)
+
+    def _norm(self, kernel: str, x: Any, weight: Weight, epsilon: float, residual: Any | None = None) -> Any:
         T, heads, width = x.shape
         x, stride = _rows(x)
         out = self.memory.arena.take(x.shape)
         arguments = filled(
-            Norm, x=x, gain=weight.data, bias=weight.bias, out=out, T=T, heads=heads, width=width, stride=stride,
-            epsilon=epsilon,
+            Norm, x=x, gain=weight.data, bias=weight.bias, residual=_contiguous(residual), out=out, T=T, heads=heads,
+            width=width, stride=stride, epsilon=epsilon,
         )  # fmt: skip
         launch(kernel, arguments, shares_of(T))
         return out
@@ -224,22 +238,24 @@ class CpuBackend(Backend):
         bias: Sequence[Any] | None = None,
         softcap: float | None = None,
     ) -> Any:
-        """Attention over the cache, sequence by sequence; variants without a kernel run as in the reference.
-
-        [T, H, D] -> [T, H, D]
-        """
-        if not causal or bias is not None or softcap is not None:
+        """Attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
+        if not causal and batch.has_tree:  # a combination that no model has: no kernel
             not_recorded()
             variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes}
             return super().attend(q, cache, layer, batch, scale=scale, **variant, bias=bias, softcap=softcap)
         _, H, D = q.shape
         out = self.memory.arena.take(q.shape)
+        added = [np.ascontiguousarray(each, np.float32) for each in bias or ()]
+        if added:
+            not_recorded()  # its shape changes with each step
         q, stride = _rows(q)
         arguments = filled(
             Attention, q=q, out=out, **_cached(*cache.layer(layer)), slopes=None if slopes is None else slopes.data,
             N=len(batch.spans), H=H, K=cache.heads, D=D, stride=stride, out_stride=H * D, window=window or 0,
-            scale=float(scale),
+            causal=causal, scale=float(scale), cap=softcap or 0.0,
+            bias=np.array([address(each) for each in added]) if added else None,
         )  # fmt: skip
+        arguments.kept += added
         self.memory.workspace.sequences.add(batch, arguments)
         launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))
         return out
@@ -251,6 +267,12 @@ class CpuBackend(Backend):
         rows = np.ascontiguousarray(rows, np.int64)
         launch("take_rows", filled(TakeRows, x=_contiguous(x), rows=rows, out=out, R=R, E=E), shares_of(R))
         return out
+
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]"""
+        arguments = filled(ScaleLogits, logits=logits, count=logits.size, scale=float(scale), cap=float(cap or 0))
+        launch("scale_logits", arguments, shares_of(-(-logits.size // PIECE)))
+        return logits
 
 
 class CpuHost(Chooser):

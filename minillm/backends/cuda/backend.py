@@ -67,11 +67,19 @@ class CudaBackend(Backend):
         self.loader.formats = WeightFormats(form, form, form)
         self.memory.settle(form)
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
         """One launch. [T], [T] -> [T, E]"""
         out = self.memory.arena.take((len(ids), table.shape[1]))
         learned = None if position_table is None else position_table.data
-        rows.embed(self.kernels, table.data, ids, out, position_table=learned, positions=positions)
+        rows.embed(self.kernels, table.data, ids, out, position_table=learned, positions=positions, scale=scale)
         return out
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
@@ -86,10 +94,10 @@ class CudaBackend(Backend):
         rows.layer_norm(self.kernels, x, weight.data, weight.bias, epsilon, out)
         return out
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """One launch. [T, E] -> [T, E], or [T, heads, D] -> [T, heads, D]"""
         out = self.memory.arena.take(x.shape)
-        rows.rms_norm(self.kernels, x, weight.data, epsilon, out)
+        rows.rms_norm(self.kernels, x, weight.data, epsilon, out, residual)
         return out
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
@@ -175,3 +183,8 @@ class CudaBackend(Backend):
         out = self.memory.arena.take((len(wanted), x.shape[1]))
         rows.take_rows(self.kernels, x, wanted, out)
         return out
+
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """One launch, in place. [R, V] -> [R, V]"""
+        rows.scale_logits(self.kernels, logits, scale, cap)
+        return logits

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -73,6 +74,19 @@ def test_replayed_steps_have_the_bits_of_called_ones(family: str, name: str, rep
     for got, expected in zip(decode(replaying, lines, [3, 17, 5]), decode(calling, lines, [3, 17, 5]), strict=True):
         assert np.array_equal(got, expected)
     assert len(replays) > 40  # all but the first step of each batch size
+
+
+def test_a_soft_cap_is_replayed_too(replays: list[int]) -> None:
+    """As Gemma 2 has it. Of both runners, since they share the backend."""
+    replaying, calling = pair(CONFIGS["llama"]["grouped"])
+    plain = [logits.copy() for logits in decode(calling, [LINE], [3])]
+    backend: Any = replaying.backend
+    backend.attend = partial(backend.attend, softcap=0.1)
+    for got, expected, uncapped in zip(
+        decode(replaying, [LINE], [3]), decode(calling, [LINE], [3]), plain, strict=True
+    ):
+        assert np.array_equal(got, expected) and np.abs(got - uncapped).max() > 1e-3
+    assert len(replays) == len(LINE) - 4
 
 
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
