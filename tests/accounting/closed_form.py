@@ -581,7 +581,7 @@ def operations(
     return rows(outline.before, None, step.tokens) + layers + ends
 
 
-def amounts_of(  # noqa: C901  a case for each component
+def amounts_of(
     part: Component, T: int, step: Step, storage: Storage, conventions: Conventions, used: Used = "expected"
 ) -> Amounts:
     """Cost of one component for T rows of a step."""
