@@ -581,7 +581,7 @@ def operations(
     return rows(outline.before, None, step.tokens) + layers + ends
 
 
-def amounts_of(  # noqa: C901  a case for each component
+def amounts_of(
     part: Component, T: int, step: Step, storage: Storage, conventions: Conventions, used: Used = "expected"
 ) -> Amounts:
     """Cost of one component for T rows of a step."""
@@ -604,22 +604,21 @@ def amounts_of(  # noqa: C901  a case for each component
             return Amounts(read=storage.activation_bytes * numbers, written=written)
         case Attend():
             return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs(part.window))
-        case TakeRows():
-            numbers = storage.activation_bytes * T * part.width
-            return Amounts(read=ID_BYTES * T + numbers, written=numbers)
-        case Route() | Spread() | ExpertLinear() | Combine():
-            return _of_experts(part, T, storage, used)
+        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine():
+            return _of_chosen(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
             flops = T * part.width * (part.scaled + 3 * part.capped)
             return Amounts(other=flops, read=numbers, written=numbers, fusion_saves=(steps - 1) * 2 * numbers)
 
 
-def _of_experts(part: Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used) -> Amounts:
-    """T k rows instead of T; and the choice, and the sum."""
+def _of_chosen(
+    part: TakeRows | Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used
+) -> Amounts:
+    """Some of all rows; the choice of experts, T k rows instead of T, and their sum."""
     match part:
-        case Spread():
-            rows = T * part.chosen
+        case TakeRows() | Spread():
+            rows = T * part.chosen if isinstance(part, Spread) else T
             numbers = storage.activation_bytes * rows * part.width
             return Amounts(read=ID_BYTES * rows + numbers, written=numbers)
         case Route():
