@@ -81,7 +81,7 @@ def _pull_checkpoint(model: str, revision: str | None) -> None:
     from ..config import read_config
     from ..loading import read_chat_template
     from ..models import family_of, tensor_shapes
-    from ..models.quantized import read_quantization
+    from ..models.schemes import read_quantization
 
     raw = read_config(find_config(model, revision=revision))
     config = family_of(raw).read_config(raw)
