@@ -112,7 +112,7 @@ def test_the_dtype_that_is_asked_for_wins(name: str, dtype: str, tmp_path: Path)
     found, expected = (projections(each, NumpyBackend(weights=dtype)) for each in (quantised, plain))
     for one, other in zip(found, expected, strict=True):
         assert format_of(one) == dtype
-        if dtype == ALL[name].dtype:  # nothing is rounded
+        if dtype == ALL[name].dtype or (dtype == "int8" and ALL[name].dtype == "int4"):  # nothing is rounded
             np.testing.assert_array_equal(
                 expand(one), expand(projections(quantised, NumpyBackend())[0])[: len(expand(one))]
             )
