@@ -1,4 +1,4 @@
-"""Published quantised checkpoints on the emulated GPU, which has no kernel for 8 and 4 bits: they become 16 bits there."""
+"""Published quantised checkpoints on the emulated GPU, which has no kernel for 8 and 4 bits: they become 16."""
 
 from pathlib import Path
 
