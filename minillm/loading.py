@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
+from .backends.low_rank import AdapterWeights
 from .backends.numpy import NumpyBackend
 from .backends.operations import Backend
 from .chat import ChatTemplate
@@ -20,7 +21,7 @@ from .config import ModelConfig
 from .decoding.settings import unsupported
 from .errors import CheckpointError, DeviceError, ParameterError, shown
 from .files import read_optional_json, read_text
-from .models import load_model
+from .models import load_adapter, load_model
 from .models.base import Model
 from .tokenizer import Tokenizer
 
@@ -202,6 +203,8 @@ class Parts:
     helpers: Mapping[str, Model] = field(default_factory=dict)
     """Additional models by role, "draft" or "amateur" """
     chat_template: ChatTemplate | None = None
+    adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
+    """LoRA adapters for single requests, by name"""
 
 
 def load_parts(
@@ -211,6 +214,7 @@ def load_parts(
     backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
     adapter: Name | None = None,
+    adapters: Mapping[str, Name] | None = None,
 ) -> Parts:
     """Load a model (the demo model if none is named) and its helper models.
 
@@ -221,6 +225,7 @@ def load_parts(
         backend: the backend
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
         adapter: a LoRA adapter to merge into the model: folder or hub id
+        adapters: LoRA adapters for single requests, by name
 
     Raises:
         ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
@@ -237,7 +242,15 @@ def load_parts(
     if named is not None:
         own = named.for_model(loaded.config.vocab_size)
     helping = {name: _load_helper(name, where, loaded.config, backend) for name, where in helpers.items()}
-    return Parts(backend, loaded, own, read_generation_config(folder), helping, template or read_chat_template(folder))
+    return Parts(
+        backend,
+        loaded,
+        own,
+        read_generation_config(folder),
+        helping,
+        template or read_chat_template(folder),
+        {name: load_adapter(find_adapter(where), loaded.config, backend) for name, where in (adapters or {}).items()},
+    )
 
 
 def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
