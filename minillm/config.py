@@ -47,6 +47,10 @@ class ModelConfig:
 
     tied_head: bool = False
     """The LM head is the token embedding"""
+    num_experts: int = 0
+    """X: experts of a layer; 0: each layer has one MLP"""
+    experts_per_token: int = 0
+    """k: experts that compute each token"""
 
     def sharded(self: C, ranks: int) -> C:
         """The configuration of one of `ranks` that share each layer: its heads of the whole.

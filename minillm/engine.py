@@ -98,8 +98,8 @@ class Engine:
                 lossless one, and the stored one for a quantised checkpoint. On "cuda" also of activations and the K/V
                 cache: one of the first three, by default the checkpoint's
             device: "cpu", or "cuda": an NVIDIA GPU, which needs the extra "cuda13" or "cuda12"
-            backend: on a CPU: "cpu", kernels in C, which a C compiler compiles at first use; "numpy"; or "numba". By
-                default the fastest that is there (MINILLM_BACKEND in the environment names another)
+            backend: on a CPU: "cpu", kernels in C, which a C compiler compiles at first use, or "numpy". By default
+                "cpu" where there is a compiler or a stored build (MINILLM_BACKEND in the environment names another)
             cache_dtype: of the K/V cache: "float32" (the default), "bfloat16" or "int8"
             threads: number of CPU threads, for the whole process; by default the number of cores
             max_batch_size: sequences that run at once; further ones are queued

@@ -25,7 +25,8 @@ from .checkpoint.tensors import FLOATS
 from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
 from .models import build_model, canonical_names, family_of
-from .models.quantized import METHOD, SCALE, read_quantization
+from .models.quantized import METHOD, SCALE
+from .models.schemes import read_quantization
 from .models.sources import source_of
 from .output_files import check_absent, new_folder
 from .progress import report, watching
@@ -90,8 +91,8 @@ class _Plan(Loader):
 
     def __init__(self, formats: WeightFormats) -> None:
         super().__init__(formats)
-        self.fused: list[list[tuple[Tensor, Format]]] = []
-        """For each weight its source tensors, with their formats"""
+        self.fused: list[list[tuple[Tensor, Format | None]]] = []
+        """For each weight its source tensors, with their formats; None: the stored one"""
 
     def prepare(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
@@ -99,8 +100,7 @@ class _Plan(Loader):
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
         wanted = self.formats.of(role) if matrix else None
-        self.fused.append([(tensor, wanted or FORMATS[tensor.dtype]) for tensor in tensors])
-        self.fused[-1] += [(bias, FORMATS[bias.dtype]) for bias in biases]
+        self.fused.append([(tensor, wanted) for tensor in tensors] + [(bias, None) for bias in biases])
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
@@ -128,7 +128,7 @@ def write_checkpoint(
     group = check_request(target, dtype, group)
     raw = read_config(source)
     if (already := read_quantization(raw)) is not None:
-        raise ParameterError(f"{source} is already quantised, to {already.dtype}: quantise what it was made from")
+        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
     parts = _plan(source, raw, dtype, group)
     total = sum(math.prod(part.tensor.shape) for fused in parts for part in fused)
     done = 0
@@ -188,8 +188,9 @@ def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[lis
     as_built = FORMATS[dtype].scale_bits  # under the names and in the order in which the model is built; else as stored
     names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
 
-    def part(tensor: Tensor, form: Format) -> Part:
-        return Part(names[id(source_of(tensor))], tensor if as_built else source_of(tensor), form)
+    def part(tensor: Tensor, form: Format | None) -> Part:
+        written = tensor if as_built else source_of(tensor)
+        return Part(names[id(source_of(tensor))], written, form or FORMATS[written.dtype])
 
     return [[part(*one) for one in fused] for fused in plan.fused]
 

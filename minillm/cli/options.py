@@ -54,7 +54,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
         help=f"of weights: float32, float16, bfloat16, int8, int4{several} (default: {dtypes or 'auto'})",
     )
     group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
-    group.add_argument("--backend", default="auto", help="cpu (in C), numpy or numba (default: the fastest there is)")
+    group.add_argument("--backend", default="auto", help="cpu: kernels in C (default, with a C compiler); numpy")
     group.add_argument("--cache-dtype", default="auto", help="of the KV cache: float32 (default), bfloat16, int8")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
 

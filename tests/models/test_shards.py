@@ -27,6 +27,7 @@ from minillm.quantizing import write_checkpoint
 from minillm.reference.quantize import dequantize, quantize
 
 from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS
+from ..tiny import each_expert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MATRIX = np.random.default_rng(0).standard_normal((12, 1024)).astype(np.float32)
@@ -175,13 +176,12 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
         if path.endswith(("slopes", "frequencies")):
             continue
         place = path.split(".", 2)[-1]
-        parts = [other for _, other in others]
-        data, bias = joined(weight, parts, sections.get(place, []))
-        if weight.data is None:
-            continue
-        np.testing.assert_array_equal(data, expand(weight.data), err_msg=path)
-        np.testing.assert_equal(bias, weight.bias, err_msg=path)
-        split += parts[0].shape != weight.shape
+        for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
+            data, bias = joined(one, parts, sections.get(place, []))
+            if one.data is not None:
+                np.testing.assert_array_equal(data, expand(one.data), err_msg=path)
+                np.testing.assert_equal(bias, one.bias, err_msg=path)
+        split += others[0][1].data is not None and others[0][1].shape != weight.shape
     assert split == 4 * config.num_layers  # of each layer's attention and MLP both projections
 
 
