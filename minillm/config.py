@@ -51,6 +51,8 @@ class ModelConfig:
     """X: experts of a layer; 0: each layer has one MLP"""
     experts_per_token: int = 0
     """k: experts that compute each token"""
+    mixed_layers: bool = False
+    """Some layers have experts, and some have one MLP"""
 
     def sharded(self: C, ranks: int) -> C:
         """The configuration of one of `ranks` that share each layer: its heads of the whole.

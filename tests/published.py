@@ -37,12 +37,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen2": LLAMA | {"model_type": "qwen2"},  # with biases
     "opt": {
-        **{"model_type": "opt", "vocab_size": 96, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "max_position_embeddings": 64, "word_embed_proj_dim": 64},
+        "model_type": "opt",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "ffn_dim": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "word_embed_proj_dim": 64,
     },
     "gpt_neox": {  # whose Q, K and V are one matrix, head by head
-        **{"model_type": "gpt_neox", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128},
-        **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64},
+        "model_type": "gpt_neox",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
     },
 }
 PREFIX = {"opt": "model.decoder.", "gpt_neox": "gpt_neox."}
@@ -75,9 +86,10 @@ def write_pair(
     *,
     seed: int = 0,
     change: Callable[[dict[str, np.ndarray]], None] | None = None,
+    **fields: Any,
 ) -> tuple[Path, Path]:
-    """Two checkpoint folders: quantised, and what it means as an ordinary one."""
-    raw = CONFIGS[family] | {"dtype": published.stored}
+    """Two checkpoint folders: quantised, and what it means as an ordinary one. `fields` are of config.json."""
+    raw = CONFIGS[family] | {"dtype": published.stored} | fields
     config = family_of(raw).read_config(raw)
     shapes = sources.tensor_shapes(family_named(family).build, config, as_built=False)
     quantised, plain = {}, {}
@@ -94,12 +106,12 @@ def write_pair(
         quantised |= {name.removesuffix("weight") + part: array for part, array in parts.items()}
     if change is not None:
         change(quantised)
-    for where, tensors, fields in (
+    for where, tensors, added in (
         (folder / "quantised", quantised, {"quantization_config": published.config}),
         (folder / "plain", plain, {}),
     ):
         where.mkdir(parents=True)
-        (where / "config.json").write_text(json.dumps(raw | fields), encoding="utf-8")
+        (where / "config.json").write_text(json.dumps(raw | added), encoding="utf-8")
         save_file({name: np.asarray(array, order="C") for name, array in tensors.items()}, where / "model.safetensors")
     return folder / "quantised", folder / "plain"
 
@@ -217,8 +229,12 @@ def compressed(
 
 def _compressed_config(layout: str, group: dict[str, Any]) -> dict[str, Any]:
     return {
-        **{"quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed"},
-        **{"config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None},
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
     }
 
 
@@ -258,8 +274,10 @@ def float8(
 
 
 NF4 = np.float32(
-    [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0]
-    + [0.0795803, 0.1609302, 0.24611230, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
+    [
+        *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0),
+        *(0.0795803, 0.1609302, 0.24611230, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+    ]
 )
 """The 16 values of NF4 (QLoRA, appendix E)"""
 

@@ -57,6 +57,11 @@ ALLOWED: dict[str, set[str]] = {
         "turns",
     },
     "quantizing": BASE | {"backends", "checkpoint", "config", "models", "output_files", "progress", "reference"},
+    "gguf_writing": BASE
+    | {
+        *("backends", "checkpoint", "config", "loading", "models", "output_files", "progress", "quantizing"),
+        *("reference", "tokenizer"),
+    },
     "precision": BASE | {"engine", "models", "request"},
     "profiling": BASE
     | {"backends", "cache", "decoding", "engine", "hardware", "loop", "models", "reference", "request", "runner"},
@@ -70,6 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "decoding",
         "engine",
         "files",
+        "gguf_writing",
         "hardware",
         "inspect",
         "loading",

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SETUP, TEST = re.findall(r"^\$ (pip install .*)$", README, re.MULTILINE)
+SETUP, TEST, _ = re.findall(r"^\$ (pip install .*)$", README, re.MULTILINE)
 
 
 def sessions() -> list[tuple[str, str]]:

@@ -76,16 +76,6 @@ INLINE floats gelu_new(floats x) {
     return logistic(x, 1.5957691216057308f * x * multiply_add(0.044715f * x, x, splat(1.0f)));
 }
 
-/* tanh u = 1 - 2 / (1 + e^2u); near 0, where that would lose digits, its series up to u^9. */
-INLINE floats hyperbolic_tangent(floats u) {
-    floats s = u * u, q = splat(0.021869489f);
-    q = multiply_add(q, s, splat(-0.053968254f));
-    q = multiply_add(q, s, splat(0.13333334f));
-    q = multiply_add(q, s, splat(-0.33333334f));
-    floats far = 1.0f - 2.0f / (1.0f + exponential(2.0f * u));
-    return pick(s < 0.04f, multiply_add(q * s, u, u), far);
-}
-
 /* With a constant code the switch leaves no trace. */
 INLINE floats activate(floats x, int64_t activation) {
     switch (activation) {

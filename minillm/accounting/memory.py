@@ -87,7 +87,7 @@ def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
 
-    The results of all layers have the same shapes, and the arena takes turns between two of them: two stand for all.
+    If the results of all layers have the same shapes, two layers stand for all, between which the arena takes turns.
 
     Args:
         config: the model
@@ -96,7 +96,7 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         R: rows that go through the head
     """
     backend = shape_backend(storage)
-    few = replace(config, num_layers=min(config.num_layers, 2))
+    few = config if config.mixed_layers else replace(config, num_layers=min(config.num_layers, 2))
     run(shape_model(few, backend), backend, Step((Part(T, T),), R))
     return backend.memory.arena.nbytes
 

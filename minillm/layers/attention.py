@@ -57,6 +57,15 @@ class HeadNorms:
         return backend.rms_norm(q, self.q, self.epsilon), backend.rms_norm(k, self.k, self.epsilon)
 
 
+class ProjectionNorms(HeadNorms):
+    """RMS norm of all queries of a token together, and of its keys: gains [H D] and [K D] (OLMoE, OLMo 2)."""
+
+    def __call__(self, backend: Backend, q: Any, k: Any) -> tuple[Any, Any]:
+        """[T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        normed = super().__call__(backend, merge_heads(q), merge_heads(k))  # -> [T, H D], [T, K D]
+        return normed[0].reshape(q.shape), normed[1].reshape(k.shape)
+
+
 @dataclass(frozen=True, eq=False)
 class Attention:
     """Causal multi-head self-attention of one layer."""

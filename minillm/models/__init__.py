@@ -36,6 +36,8 @@ FAMILIES = (
     "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "olmoe",
     "gpt2",
     "gpt_neox",
     "bloom",

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import Attention, HeadNorms
+from ..errors import ParameterError
+from ..layers.attention import Attention, HeadNorms, ProjectionNorms
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
 from ..layers.experts import ExpertMLP
@@ -46,6 +47,8 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool = False
     head_norms: bool = False
     """RMS norm of each query and key head (Qwen3)"""
+    projection_norms: bool = False
+    """RMS norm of all queries of a token together, and of its keys (OLMoE)"""
     windows: tuple[int | None, ...]
     """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
 
@@ -146,10 +149,15 @@ def _build_layer(
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights.norm(name, E), config.epsilon)
 
-    norms = None
+    norms: HeadNorms | None = None
     if config.head_norms:
         q, k = (weights.norm(f"self_attn.{name}_norm", D) for name in "qk")
         norms = HeadNorms(q, k, config.epsilon)
+    elif config.projection_norms:
+        if weights.ranks > 1:
+            raise ParameterError(f"{weights.ranks} ranks cannot share {config.model_type}: a norm spans all its heads")
+        q, k = (weights.norm(f"self_attn.{name}_norm", width) for name, width in (("q", Q), ("k", KV)))
+        norms = ProjectionNorms(q, k, config.epsilon)
     return PreNorm(
         norm("input_layernorm"),
         Attention(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..backends.operations import Backend
 from ..config import Fields
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.experts import ExpertMLP
 from . import llama
 from .decoder import Decoder
@@ -29,10 +29,14 @@ MOST_EXPERTS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertConfig(LlamaConfig):
-    """Llama's fields and those of the experts; `intermediate_size` is the width F of an expert."""
+    """Llama's fields and those of the experts."""
 
+    expert_size: int
+    """F of an expert; `intermediate_size` is that of layers with one MLP"""
     normalised: bool
     """The weights of a token's experts sum to one"""
+    sparse: tuple[bool, ...]
+    """Of each layer, whether it has experts"""
 
 
 def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
@@ -56,23 +60,43 @@ def read_config(raw: Mapping[str, Any]) -> ExpertConfig:
     )
 
 
-def read_experts(fields: Fields, name: str, *, experts: int, chosen: int) -> dict[str, int]:
-    """The numbers of experts: fields of `ModelConfig`.
+def read_experts(
+    fields: Fields,
+    name: str,
+    *,
+    experts: int,
+    chosen: int,
+    width: str = "intermediate_size",
+    default_width: int | None = None,
+    sparse: tuple[bool, ...] | None = None,
+) -> dict[str, Any]:
+    """The numbers of experts and their width: fields of `ExpertConfig`.
 
     Args:
         fields: config.json
         name: the field that has X
         experts: X if config.json has none
         chosen: k if config.json has none
+        width: the field that has F
+        default_width: F if config.json has none
+        sparse: of each layer, whether it has experts; None: all have
 
     Raises:
         CheckpointError: one is invalid, or each token has more experts than there are.
+        UnsupportedModelError: some experts are shared by all tokens.
     """
+    for shared in ("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size"):
+        if fields.get(shared, 0) > 0:
+            raise UnsupportedModelError(
+                f"{fields.source}: {shared} is {fields.raw[shared]!r:.60}: minillm runs no experts shared by all tokens"
+            )
     X = fields.size(name, experts, most=MOST_EXPERTS)
     k = fields.size("num_experts_per_tok", chosen)
     if k > X:
         raise CheckpointError(f"{fields.source}: num_experts_per_tok {k} should be at most {name} {X}")
-    return {"num_experts": X, "experts_per_token": k}
+    sparse = sparse or (True,) * read_layers(fields)
+    sizes = {"num_experts": X, "experts_per_token": k, "expert_size": fields.size(width, default_width)}
+    return sizes | {"sparse": sparse, "mixed_layers": len(set(sparse)) > 1}
 
 
 def build(config: ExpertConfig, weights: Weights, backend: Backend) -> Decoder:
@@ -86,7 +110,7 @@ def _mlp(config: Any, weights: Weights, i: int) -> ExpertMLP:
 
 def expert_mlp(config: ExpertConfig, weights: Weights, *, gate: str, up: str, down: str) -> ExpertMLP:
     """A layer's experts: "gate.weight" of the router, and of each expert "experts.3.NAME.weight" of these names."""
-    E, F, X = config.hidden_size, config.intermediate_size, config.num_experts
+    E, F, X = config.hidden_size, config.expert_size, config.num_experts
     gate_up = {f"experts.*.{gate}": F, f"experts.*.{up}": F}
     return ExpertMLP(
         router=weights.table("gate", X, E, "router"),

@@ -57,7 +57,7 @@ def route(logits: Any, k: int, xp: Any, *, normalised: bool) -> Routing:
         weights /= weights.sum(axis=1, keepdims=True)
     by_expert = chosen.ravel()  # [T, k] -> [T k]
     order = xp.argsort(by_expert, kind="stable")
-    rows = xp.empty(T * k, order.dtype)
+    rows = xp.empty_like(order)
     rows[order] = xp.arange(T * k)
     starts = xp.zeros(X + 1, order.dtype)
     starts[1:] = xp.cumsum(xp.bincount(by_expert, minlength=X))

@@ -343,7 +343,9 @@ def head(
 
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = {"mistral": _llama, "mixtral": _llama, "qwen2": _llama, "qwen3": _llama, "gemma3_text": _gemma}
+    kin = dict.fromkeys(("mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3"), _llama) | {
+        "gemma3_text": _gemma
+    }
     outlines = {
         "opt": _opt,
         "llama": _llama,
@@ -384,25 +386,34 @@ def _llama(config: Any) -> Outline:
     E = config.hidden_size
     return Outline(
         before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=tuple(_llama_layer(config, window) for window in config.windows),
+        layers=tuple(_llama_layer(config, i) for i in range(config.num_layers)),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
         head=head(config, tied=config.tied_head),
     )
 
 
-def _llama_layer(config: Any, window: int | None) -> tuple[Component, ...]:
+def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     E = config.hidden_size
-    between = (*(_head_norms(config) if config.head_norms else ()), _rotation(config, config.rotary))
+    between: tuple[Component, ...] = (_rotation(config, config.rotary),)
+    if config.head_norms:
+        between = (*_head_norms(config), *between)
+    elif config.projection_norms:
+        norms = (("q", config.num_heads), ("k", config.num_kv_heads))
+        widths = ((name, heads * config.head_dim) for name, heads in norms)
+        between = (*(Norm(name=f"attention.head_norms.{name}", width=w, mean=False) for name, w in widths), *between)
+    dense = not (config.num_experts and config.sparse[i])
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
-        *self_attention(config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=window),
+        *self_attention(
+            config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
+        ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
-        *(_experts(config) if config.num_experts else gated_mlp(config, config.activation, bias=config.mlp_bias)),
+        *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
     )
 
 
 def _experts(config: Any) -> tuple[Component, ...]:
-    E, F, X, k = config.hidden_size, config.intermediate_size, config.num_experts, config.experts_per_token
+    E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
     return (
         Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
         Route(experts=X, chosen=k, normalised=config.normalised),
@@ -570,7 +581,7 @@ def operations(
     return rows(outline.before, None, step.tokens) + layers + ends
 
 
-def amounts_of(
+def amounts_of(  # noqa: C901  a case for each component
     part: Component, T: int, step: Step, storage: Storage, conventions: Conventions, used: Used = "expected"
 ) -> Amounts:
     """Cost of one component for T rows of a step."""

@@ -58,6 +58,12 @@ SHARED = [
     "num_experts",
     "num_local_experts",
     "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "clip_qkv",
+    "n_shared_experts",
     "per_layer_config",
     "attention_chunk_size",
     "hidden_act",
@@ -102,7 +108,7 @@ ROPE_FIELDS = [
 ]
 
 
-WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "starcoder2", "gemma2", "gemma3_text")
+WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2", "gemma2", "gemma3_text")
 """Families that read `sliding_window`"""
 
 

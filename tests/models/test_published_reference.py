@@ -40,7 +40,7 @@ def read(folder: Path, config: dict[str, Any], dtype: str = "float32") -> Any:
     ],
 )
 def test_matrices_that_autogptq_and_autoawq_packed(case: str, config: dict[str, Any], tmp_path: Path) -> None:
-    """Packed by AutoGPTQ 0.7.1 (`QuantLinear.pack`) and AutoAWQ 0.2.9 (`WQLinear_GEMM.from_linear`), and read by them."""
+    """Packed by AutoGPTQ 0.7.1 (`QuantLinear.pack`) and AutoAWQ 0.2.9 (`WQLinear_GEMM.from_linear`); read by both."""
     found = {name.removeprefix(case): array for name, array in np.load(PACKED).items() if name.startswith(f"{case}.")}
     expected = found.pop(".weight")
     save_arrays({f"a{name}": array for name, array in found.items()}, tmp_path / "model.safetensors")

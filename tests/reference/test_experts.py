@@ -151,7 +151,10 @@ def test_counted_are_the_bytes_of_the_experts_that_were_used(weights: str) -> No
     assert linear_experts_cost(6, 32, 80, 100, 2.5).bytes_read == 4 * 6 * 32 + 250
 
 
-@pytest.mark.parametrize(("shape", "total", "active"), [("mixtral-8x7b", 46.7e9, 12.9e9)])
+@pytest.mark.parametrize(
+    ("shape", "total", "active"),
+    [("mixtral-8x7b", 46.7e9, 12.9e9), ("qwen3-30b-a3b", 30.5e9, 3.3e9), ("olmoe-1b-7b", 6.9e9, 1.28e9)],
+)
 def test_active_parameters_are_those_published(shape: str, total: float, active: float) -> None:
     """arXiv 2401.04088 ("47B", "13B"), 2505.09388 (30.5B, 3.3B), 2409.02060 (6.9B, 1.3B)."""
     config = published_config(shape)

@@ -100,21 +100,3 @@ def row_stride(array: Any) -> np.int32:
         assert n == 1 or stride == size, f"a row of {array.shape} is not contiguous: strides {array.strides}"
         size *= n
     return np.int32(array.strides[0] // array.dtype.itemsize)
-
-
-def row_stride(array: Any) -> np.int32:
-    """Elements from one row to the next of [T, ...]; each row must be contiguous, as the kernels read it in vectors."""
-    size = array.dtype.itemsize
-    for n, stride in zip(array.shape[:0:-1], array.strides[:0:-1], strict=True):
-        assert n == 1 or stride == size, f"a row of {array.shape} is not contiguous: strides {array.strides}"
-        size *= n
-    return np.int32(array.strides[0] // array.dtype.itemsize)
-
-
-def row_stride(array: Any) -> np.int32:
-    """Elements from one row to the next of [T, ...]; each row must be contiguous, as the kernels read it in vectors."""
-    size = array.dtype.itemsize
-    for n, stride in zip(array.shape[:0:-1], array.strides[:0:-1], strict=True):
-        assert n == 1 or stride == size, f"a row of {array.shape} is not contiguous: strides {array.strides}"
-        size *= n
-    return np.int32(array.strides[0] // array.dtype.itemsize)

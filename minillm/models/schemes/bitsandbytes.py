@@ -80,11 +80,16 @@ def read_8_bits(module: Module) -> Matrix:
         layout = module.take("weight_format", ("uint8",))
         if layout.stored(("uint8",)) != 0:
             raise UnsupportedModelError(f"tensor {layout.name} is {layout.stored(('uint8',))}; minillm reads 0, rows")
+
+    def scales(first: int, stop: int) -> NDArray[np.float32]:
+        with np.errstate(all="ignore"):  # damaged ones are infinite or NaN
+            return largest.part(0, first, stop).load()[:, None] * np.float32(1 / 127)
+
     return Matrix(
         name=weight.name,
         shape=(outputs, inputs),
         numbers=lambda first, stop: weight.part(0, first, stop).stored(("int8",)),
-        scales=lambda first, stop: largest.part(0, first, stop).load()[:, None] * np.float32(1 / 127),
+        scales=scales,
         size=inputs,
         bits=8,
     )
