@@ -34,6 +34,9 @@ TARGETS = {
     "starcoder2": ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
 }
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+MIXTURES = ["mixtral", "qwen3_moe", "olmoe"]
+TARGETS |= dict.fromkeys(MIXTURES, LLAMA[:4])
+"""Experts are no modules of transformers 5: PEFT names them in target_parameters"""
 
 
 class Pair:
@@ -75,6 +78,13 @@ def test_merged_logits_are_those_of_peft(family: str, tmp_path: Path) -> None:
     pair = Pair(config_of(family), tmp_path, target_modules=TARGETS.get(family, LLAMA), lora_alpha=7)
     np.testing.assert_allclose(pair.ours(), pair.expected(), rtol=0, atol=1e-4)
     assert np.abs(pair.without() - pair.expected()).max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe"])
+def test_matrices_of_experts_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    pair = Pair(config_of(family), tmp_path, target_modules=LLAMA)
+    with pytest.raises(UnsupportedModelError, match="target_parameters is .* minillm runs LoRA without it"):
+        pair.ours()
 
 
 FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
