@@ -83,7 +83,7 @@ def test_merged_logits_are_those_of_peft(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen3_moe", "olmoe"])
 def test_matrices_of_experts_are_refused_by_name(family: str, tmp_path: Path) -> None:
     pair = Pair(config_of(family), tmp_path, target_modules=LLAMA)
-    with pytest.raises(UnsupportedModelError, match="target_parameters is .* minillm runs LoRA without it"):
+    with pytest.raises(UnsupportedModelError, match=r"target_parameters is .* minillm runs LoRA without it"):
         pair.ours()
 
 
