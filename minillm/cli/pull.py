@@ -15,7 +15,7 @@ or one GGUF file. An interrupted run can be repeated: complete files are kept.""
 
 EPILOG = """examples:
   minillm pull HuggingFaceTB/SmolLM2-135M-Instruct
-  minillm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF --file qwen2.5-0.5b-instruct-q4_0.gguf
+  minillm pull Qwen/Qwen3-0.6B-GGUF --file Qwen3-0.6B-Q8_0.gguf
 """
 
 
