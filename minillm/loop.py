@@ -375,6 +375,8 @@ class StepLoop:
             mine = [feed for feed in feeds if feed.model == name]
             if mine:
                 active.live[name] = runner.place(active.live.get(name, []), mine)
+                for sequence in active.live[name] if name == "target" else ():
+                    sequence.adapter = active.request.settings.lora
                 placed[name] = iter(active.live[name])
         active.fed = [next(placed[feed.model]) for feed in feeds]
         if not active.request.settings.use_cache:  # the naive way: every step recomputes everything
@@ -388,7 +390,7 @@ class StepLoop:
             return
         if active.feeds[0].model != "target" or active.feeds[0].rows == "all":  # cached positions have no logits
             return
-        known = self._prefixes.match(active.fed[0].token_ids)
+        known = self._prefixes.match(active.fed[0].token_ids, active.fed[0].adapter)
         if known is not None:
             active.fed[0].pages, active.fed[0].cached = known.pages, known.cached
 

@@ -68,6 +68,11 @@ class Backend:
             x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
         )
 
+    def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
+        """activation(y + (x A^T) B^T) + residual, into y; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]"""
+        arrays = [(rows, change.down.data, change.up.data) for rows, change in parts]
+        return reference.add_low_rank(y, x, arrays, self.xp, activation=activation, residual=residual)
+
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return reference.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.memory.arena.take(x.shape))

@@ -129,6 +129,10 @@ class ShapeBackend(Backend):
         dtype = np.float32 if weight.makes_logits else None
         return self.memory.arena.take((len(x), weight.shape[0]), dtype)
 
+    def add_low_rank(self, y: Any, x: Any, parts: Any, **variant: Any) -> Any:
+        """[T, out] -> [T, out]"""
+        return y
+
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """[T, E] -> [T, E]"""
         return self.memory.arena.take(x.shape)
