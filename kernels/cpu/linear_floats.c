@@ -37,8 +37,7 @@ typedef struct {
     const float *x;
     const char *w;
     int64_t x_stride, w_stride, depth;
-    const char *next; /* `floats_few`: W's bytes to fetch early, in the order in which they lie; or NULL, then ... */
-    int64_t ahead;    /* ... what lies so many bytes further in the same rows: measured faster for long rows */
+    const char *next; /* W's bytes to fetch early, in the order in which they lie; for tiles that do */
 } operands;
 
 /* out[r, o] = x[r] @ W[o], or += that, for R rows and `count` outputs, 1 to O (4 or 8). */
@@ -56,7 +55,7 @@ INLINE void multiply(const int format, const int R, const int O, const bool fetc
         for (int o = 0; o < O; o++) total[r][o] = (floats){0};
     int64_t k = 0;
     for (; k + LANES <= depth; k += LANES) {
-        if (fetch && m->next) fetch_lines(m->next + O * k * bytes_of(format), O * LANES * bytes_of(format));
+        if (fetch) fetch_lines(m->next + O * k * bytes_of(format), O * LANES * bytes_of(format));
         floats numbers[6];
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
@@ -67,7 +66,6 @@ INLINE void multiply(const int format, const int R, const int O, const bool fetc
         for (int o = 0; o < O; o++) {
             floats weights = load_weights(format, w[o], k);
             if (R > 1) keep(&weights);
-            if (fetch && !m->next) __builtin_prefetch(w[o] + m->ahead + k * bytes_of(format));
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) total[r][o] = multiply_add(numbers[r], weights, total[r][o]);
         }
@@ -112,7 +110,7 @@ typedef void tile(const operands *m, int64_t count, bool add, float *out, int64_
 TILES(of_float32, FLOAT32, true)
 TILES(of_float16, FLOAT16, true)
 TILES(of_bfloat16, BFLOAT16, true)
-TILES(of_block, FLOAT32, false)
+TILES(unfetched_float32, FLOAT32, false)
 
 /* A single row by 8 outputs. */
 #define LONE_TILE(NAME, FORMAT) \
@@ -153,7 +151,7 @@ static void multiply_row(tile *lone, const linear *a, int64_t first, int64_t las
         int64_t k = 0;
         do {
             const char *w = (const char *)a->weight + o * stride + k * each;
-            operands m = {a->x + k, w, a->inputs, stride, smaller(DEPTH, a->inputs - k), NULL, 0};
+            operands m = {a->x + k, w, a->inputs, stride, smaller(DEPTH, a->inputs - k), NULL};
             lone(&m, smaller(8, last - o), k > 0, a->out + o, a->outputs);
             k += DEPTH;
         } while (k < a->inputs);
@@ -168,14 +166,13 @@ void floats_few(const linear *a, int64_t first, int64_t last) {
                      first, last);
         return;
     }
-    tile *const *tiles = a->format == FLOAT32 ? of_float32 : a->format == FLOAT16 ? of_float16 : of_bfloat16;
+    tile *const *tiles = a->format == FLOAT16 ? of_float16 : a->format == BFLOAT16 ? of_bfloat16 : of_float32;
+    if (a->format == FLOAT32 && a->inputs > DEPTH) tiles = unfetched_float32; /* measured faster for long rows */
     for (int64_t o = first; o < last; o += 4) {
         int64_t k = 0;
         do {
-            const char *rows = (const char *)a->weight + o * stride;
-            int64_t depth = smaller(DEPTH, a->inputs - k);
-            const char *next = a->inputs > DEPTH ? NULL : rows + AHEAD;
-            operands m = {a->x + k, rows + k * each, a->inputs, stride, depth, next, depth * each};
+            const char *rows = (const char *)a->weight + o * stride, *next = rows + 4 * k * each + AHEAD;
+            operands m = {a->x + k, rows + k * each, a->inputs, stride, smaller(DEPTH, a->inputs - k), next};
             multiply_block(tiles, a, m, o, smaller(o + 4, last), k > 0);
             k += DEPTH;
         } while (k < a->inputs);
@@ -208,8 +205,8 @@ void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
         case FLOAT16: expand(FLOAT16, a, first, last, k, depth, block); break;
         case BFLOAT16: expand(BFLOAT16, a, first, last, k, depth, block); break;
         }
-        operands m = {a->x + k, scratch, a->inputs, STRIDE * 4, depth, NULL, 0};
-        multiply_block(of_block, a, m, first, last, k > 0);
+        operands m = {a->x + k, scratch, a->inputs, STRIDE * 4, depth, NULL};
+        multiply_block(unfetched_float32, a, m, first, last, k > 0);
         k += DEPTH;
     } while (k < a->inputs);
 }
