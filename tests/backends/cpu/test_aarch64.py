@@ -20,12 +20,7 @@ def test_kernels_with_neon(cpu: str, others: list[str], tmp_path: Path) -> None:
     target = f"aarch64:{cpu}"
     environment = {"MINILLM_TEST_TARGET": target, "MINILLM_TEST_PROGRAM": str(emulated.build(target, tmp_path))}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | environment
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "no:cacheprovider", "test_linear.py"]
-    done = subprocess.run(
-        [*command, *others, "-k", "not tangent"],
-        env=environment,
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
+    options = ["-n", "0", "-q", "-x", "-p", "no:cacheprovider", "-k", "not tangent"]
+    command = [sys.executable, "-m", "pytest", *options, "test_linear.py", *others]
+    done = subprocess.run(command, env=environment, cwd=Path(__file__).parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
