@@ -14,10 +14,11 @@ from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
 from .backends.numpy import NumpyBackend
 from .backends.operations import Backend
 from .chat import ChatTemplate
-from .checkpoint import find_model, find_tokenizer
+from .checkpoint import find_adapter, find_model, find_tokenizer
+from .checkpoint.gguf import GGUF, is_gguf, read_gguf
 from .config import ModelConfig
 from .decoding.settings import unsupported
-from .errors import CheckpointError, DeviceError, ParameterError, shown
+from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, shown
 from .files import read_optional_json, read_text
 from .models import load_model
 from .models.base import Model
@@ -155,7 +156,7 @@ logger = logging.getLogger("minillm")
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo-opt"
 
 Name = str | os.PathLike[str]
-"""A checkpoint folder or a Hugging Face hub id."""
+"""A checkpoint folder, a GGUF file or a Hugging Face hub id."""
 
 
 @dataclass(frozen=True)
@@ -178,39 +179,62 @@ def load_parts(
     helpers: Mapping[str, Name],
     backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
+    adapter: Name | None = None,
 ) -> Parts:
     """Load a model (the demo model if none is named) and its helper models.
 
     Args:
-        model: folder or hub id
+        model: folder, GGUF file or hub id
         revision: on the hub
         helpers: names of the "draft" and "amateur" models
         backend: the backend
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
+        adapter: a LoRA adapter to merge into the model: folder or hub id
 
     Raises:
-        ModelError: a model or the tokenizer cannot be loaded (see `errors`).
+        ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
         ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
     """
     if model is None and revision is not None:
         raise ParameterError("revision applies to a hub id, and no model is given: leave it out")
     if len(helpers) > 1:
         raise ParameterError("draft and amateur select different decoding strategies: leave one of them out")
-    folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
-    named, template = _read_tokenizer(tokenizer)
-    own = Tokenizer.find(folder) if named is None else None
-    loaded = load_model(folder, backend)
+    path = DEMO_MODEL if model is None else find_model(model, revision=revision)
+    named, template = _named_tokenizer(tokenizer)
+    own = read_tokenizer(path) if named is None else None
+    loaded = load_model(path, backend, adapter=None if adapter is None else find_adapter(adapter))
     if named is not None:
         own = named.for_model(loaded.config.vocab_size)
     helping = {name: _load_helper(name, where, loaded.config, backend) for name, where in helpers.items()}
-    return Parts(backend, loaded, own, read_generation_config(folder), helping, template or read_chat_template(folder))
+    defaults = read_generation_config(path)
+    if own is not None and own.end_ids:
+        defaults = {"eos_token_id": list(own.end_ids)} | defaults
+    return Parts(backend, loaded, own, defaults, helping, template or read_chat_template(path))
 
 
-def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
+def read_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint folder or a GGUF file; None if it has none.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    if not is_gguf(path):
+        return Tokenizer.find(path)
+    gguf = read_gguf(path)
+    table = gguf.tensors.get("token_embd.weight")
+    return Tokenizer.from_gguf(gguf, table.shape[0] if table is not None else 0)
+
+
+def _named_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer that a user names, and the chat template in its folder."""
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer, None
     path = find_tokenizer(tokenizer)
+    if is_gguf(path):
+        found = read_tokenizer(path)
+        if found is None:
+            raise ModelNotFoundError(f"{path} holds no tokenizer")
+        return found, read_chat_template(path)
     return Tokenizer.from_path(path), read_chat_template(path.parent if path.is_file() else path)
 
 
@@ -226,13 +250,15 @@ def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) 
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The fields of `folder`/generation_config.json, the checkpoint's defaults; empty if there is no such file.
+    """The fields of generation_config.json, the checkpoint's defaults; empty if there is no such file, as with GGUF.
 
     Unsupported fields are reported as a warning of the logger "minillm".
 
     Raises:
         CheckpointError: the file cannot be read, or is not a JSON object.
     """
+    if is_gguf(folder):
+        return {}
     path = folder / "generation_config.json"
     defaults = read_optional_json(path)
     if names := unsupported(defaults):
@@ -243,7 +269,9 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """The chat template of a checkpoint folder: chat_template.jinja, else the one in tokenizer_config.json, else None.
+    """The chat template of a checkpoint folder or a GGUF file; None if it has none.
+
+    In a folder it is chat_template.jinja, else the one in tokenizer_config.json.
 
     Of several named templates "default" is used, as in transformers without tools. The folder
     additional_chat_templates/, whose templates are selected by name, is ignored.
@@ -251,6 +279,8 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     Raises:
         CheckpointError: a file cannot be read, or a template is not text.
     """
+    if is_gguf(folder):
+        return _gguf_template(read_gguf(folder))
     config = folder / "tokenizer_config.json"
     settings = read_optional_json(config)
     if "added_tokens_decoder" not in settings:  # an older layout, as for the tokenizer
@@ -264,6 +294,19 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     if source is None:
         return None
     return ChatTemplate(source, f"the chat template of {path}", _special_tokens(settings))
+
+
+def _gguf_template(gguf: GGUF) -> ChatTemplate | None:
+    """`tokenizer.chat_template`, with the special tokens that the metadata name."""
+    source = gguf.get("tokenizer.chat_template", str)
+    if source is None:
+        return None
+    tokens, special = gguf.strings("tokenizer.ggml.tokens") or [], {}
+    for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        token_id = gguf.get(f"tokenizer.ggml.{key}_token_id", int)
+        if token_id is not None and 0 <= token_id < len(tokens):
+            special[f"{name}_token"] = tokens[token_id]
+    return ChatTemplate(source, f"the chat template of {gguf.path}", special)
 
 
 def _default_template(path: Path, value: Any) -> str | None:

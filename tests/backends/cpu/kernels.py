@@ -15,6 +15,7 @@ FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int4": 4}
 NormArguments, GluArguments, Table, EmbedArguments = launching.Norm, launching.Glu, launching.Table, launching.Embed
 RotaryAnglesArguments, HeadsToRotate, RotaryArguments = launching.Angles, launching.Heads, launching.Rotary
 TakeRowsArguments, StoreKVArguments = launching.TakeRows, launching.StoreKV
+ScaleLogitsArguments = launching.ScaleLogits
 AttentionArguments, ArgmaxArguments = launching.Attention, launching.Argmax
 LinearArguments = launching.Linear
 Draw, SampleArguments = launching.DRAW, launching.Sample
