@@ -283,7 +283,8 @@ def head(
 
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = {"mistral": _llama, "qwen2": _llama, "qwen3": _llama, "gemma3_text": _gemma}
+    kin = {"mistral": _llama, "qwen2": _llama, "qwen3": _llama, "smollm3": _llama, "granite": _llama, "phi3": _llama}
+    kin |= {"gemma3_text": _gemma}
     outlines = {
         "opt": _opt,
         "llama": _llama,
@@ -292,6 +293,7 @@ def outline_of(config: ModelConfig) -> Outline:
         "bloom": _bloom,
         "starcoder2": _starcoder2,
         "gemma2": _gemma,
+        "olmo2": _olmo2,
     } | kin
     outline: Outline = outlines[config.model_type](config)
     return outline
@@ -323,16 +325,19 @@ def _opt(config: Any) -> Outline:
 def _llama(config: Any) -> Outline:
     E = config.hidden_size
     return Outline(
-        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=tuple(_llama_layer(config, window) for window in config.windows),
+        before=(
+            Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=config.embedding_scale != 1),
+        ),
+        layers=tuple(map(_llama_layer, [config] * config.num_layers, config.windows, config.rotated)),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
-        head=head(config, tied=config.tied_head),
+        head=head(config, tied=config.tied_head, scaled=config.logit_scale != 1),
     )
 
 
-def _llama_layer(config: Any, window: int | None) -> tuple[Component, ...]:
+def _llama_layer(config: Any, window: int | None, rotated: bool) -> tuple[Component, ...]:
     E = config.hidden_size
-    between = (*(_head_norms(config) if config.head_norms else ()), _rotation(config, config.rotary))
+    turned = (_rotation(config, config.rotary),) if rotated else ()
+    between = (*(_head_norms(config) if config.head_norms else ()), *turned)
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
         *self_attention(config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=window),
@@ -370,6 +375,30 @@ def _gemma_layer(config: Any, window: int | None, rotary: Any) -> tuple[Componen
         norm("mlp"),
         *gated_mlp(config, config.activation, residual=False),
         norm("mlp_out", residual=True),
+    )
+
+
+def _olmo2(config: Any) -> Outline:
+    E, D, bias = config.hidden_size, config.head_dim, config.bias
+    widths = {
+        "attention.projection_norms.q": config.num_heads * D,
+        "attention.projection_norms.k": config.num_kv_heads * D,
+    }
+    between = (
+        *(Norm(name=name, width=width, mean=False) for name, width in widths.items()),
+        _rotation(config, config.rotary),
+    )
+    layer = (
+        *self_attention(config, bias=bias, out_bias=bias, between=between, residual=False),
+        Norm(name="attention_norm.weight", width=E, mean=False, residual=True),
+        *gated_mlp(config, config.activation, residual=False),
+        Norm(name="mlp_norm.weight", width=E, mean=False, residual=True),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head),
     )
 
 
