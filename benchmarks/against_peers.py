@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import (
-    RESULTS,
     BenchmarkError,
-    available_cores,
     bandwidth_probe,
     describe,
+    headed,
     make_folder,
+    new_parser,
     positive,
     say,
     thread_environment,
@@ -53,7 +53,7 @@ from peer_process import Worker, write_files
 from peer_report import COLD, LENGTHS, Burst, Results, find, goal_table, other_tables, speed_table
 
 HEADER = ("round", "task", "engine", "tokens", "seconds", "tokens_per_second", "bandwidth_gb_per_second")
-VERSIONS = ("minillm", "numpy", "numba", "torch", "transformers", "ctranslate2", "llama_cpp_python")
+VERSIONS = ("minillm", "numpy", "torch", "transformers", "ctranslate2", "llama_cpp_python")
 REST_SECONDS = 0.2
 """Pause before each bandwidth measurement, so that the last burst's threads stop spinning"""
 LIMIT_SECONDS = 2.0
@@ -64,9 +64,8 @@ MEMORY_SHARE = 0.75
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure minillm beside other engines, in turns.")
+    parser = new_parser("Measure minillm beside other engines, in turns.", "CSV and the table")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="turns of each engine (default: 5)")
     for name, known in (("cases", CASES), ("engines", tuple(PACKAGES)), ("formats", tuple(BITS))):
         parser.add_argument(
@@ -76,7 +75,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--prefill", type=positive, default=512, metavar="N", help="tokens of the prompt (default: 512)"
     )
     parser.add_argument("--new-tokens", type=positive, default=32, metavar="N", help="in a burst (default: 32)")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the table")
     return parser.parse_args(arguments)
 
 
@@ -95,11 +93,15 @@ def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 def sort_out(engines: Sequence[str]) -> tuple[list[str], str]:
     """The engines that are installed, and a line about those that are not."""
-    missing = {
-        engine: absent
-        for engine in engines
-        if (absent := [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None])
-    }
+    from minillm.backends.cpu.compiling import available
+
+    missing: dict[str, list[str]] = {}
+    for engine in engines:
+        absent = [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None]
+        if engine == "minillm-cpu" and not available():
+            absent = ["a C compiler"]
+        if absent:
+            missing[engine] = absent
     words = [f"{engine} (without {', '.join(absent)})" for engine, absent in missing.items()]
     line = f"{'; '.join(words)}: pip install 'minillm[fast,peers]'" if words else "none"
     return [engine for engine in engines if engine not in missing], line
@@ -291,7 +293,7 @@ def write(args: argparse.Namespace, family: str, missing: str, results: Results)
     facts |= describe(args.threads, VERSIONS)
     probes = [burst.bandwidth for burst in results.bursts] or [0.0]
     facts["bandwidth"] = f"median {statistics.median(probes):.1f} GB/s ({min(probes):.1f}-{max(probes):.1f})"
-    lines = [*(f"{key}: {fact}" for key, fact in facts.items()), "", *goal_table(results), ""]
+    lines = [*headed(facts), *goal_table(results), ""]
     lines += [*speed_table(results), *other_tables(results)]
     stem = args.out / f"against_peers_{args.shape}"
     rows = (

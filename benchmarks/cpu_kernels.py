@@ -1,93 +1,135 @@
-"""How close do products of few rows come to the memory bandwidth?
+"""How close do products come to a CPU's limits? Memory bandwidth for few rows, FLOP/s for many, in every format.
 
-    python benchmarks/cpu_kernels.py --threads 2
-    python benchmarks/cpu_kernels.py --inputs 768 --outputs 50272 --rows 1 8
+    python benchmarks/cpu_kernels.py --inputs 768 --outputs 50272 --rows 1,8
 
-For each format: GB/s of weights read, its share of the bandwidth that a plain sum over memory reaches, GFLOP/s, and
-how many times faster than NumPy's float32 product it is. The sides take turns in bursts of some 16 MB, each
-on other parts of 256 MB of weights, so that nothing comes from a cache and other load disturbs few of them. A
-figure is the fast end of its bursts (the tenth percentile of times): the kernel's speed when it is undisturbed.
+A product of few rows should take the time of reading its weights once; one of many is bound by arithmetic, and is held
+against NumPy's BLAS. The sides take turns in bursts of some 16 MB, each on other copies of the weights, 256 MB in all,
+so that nothing comes from a cache. A burst of kernels is one recorded program, as in a decode step. A figure is the
+fast end of its bursts (the tenth percentile of times): the speed when nothing else runs.
 """
 
 import argparse
-import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from harness import available_cores, positive, thread_environment
+from harness import (
+    bandwidth_probe,
+    describe,
+    execute,
+    headed,
+    make_folder,
+    new_parser,
+    positive,
+    positives,
+    say,
+    write_csv,
+)
 
 RING = 256 << 20
-"""Bytes of weights in rotation, many times any last-level cache."""
+"""Bytes of weights in rotation, many times any last-level cache"""
 BURST = 16 << 20
-"""Bytes that a burst reads."""
+"""Bytes that a burst reads, at least"""
+TURNS = 5
+"""Bursts of each side after each probe of the bandwidth"""
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
+HEADER = ("format", "rows", "ms", "gb_per_second", "share_of_bandwidth", "gflop_per_second", "times_numpy_float32")
 
 
-def main() -> None:
-    arguments = parse()
-    os.environ.update(thread_environment(arguments.threads))
-    from minillm.backends.numba.compiling import set_threads
+class Figures(NamedTuple):
+    """Measurements of a product."""
 
-    set_threads(arguments.threads)
-    print("format     rows  probe GB/s   GB/s  share  GFLOP/s  x NumPy float32")
-    for form, rows in product(arguments.formats, arguments.rows):
-        print(measure(form, rows, arguments), flush=True)
+    form: str
+    rows: int
+    nbytes: int
+    """Of the weights, as stored"""
+    flops: int
+    seconds: float
+    numpy_seconds: float
+    """Of NumPy's float32 product"""
+    bandwidth: float
+    """GB/s of reading, the best of those probed meanwhile"""
+
+    def row(self) -> list[object]:
+        """A row of the CSV, in the order of `HEADER`."""
+        speed = self.nbytes / self.seconds / 1e9
+        figures = (1e3 * self.seconds, speed, speed / self.bandwidth, self.flops / self.seconds / 1e9)
+        return [self.form, self.rows, *(f"{x:.3g}" for x in figures), f"{self.numpy_seconds / self.seconds:.2f}"]
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--inputs", type=positive, default=3072, help="columns of the weight")
-    parser.add_argument("--outputs", type=positive, default=768, help="rows of the weight")
-    parser.add_argument("--rows", type=positive, nargs="+", default=[1, 2, 4, 8, 16], help="rows of activations")
-    parser.add_argument("--formats", choices=FORMATS, nargs="+", default=list(FORMATS))
-    parser.add_argument("--seconds", type=positive, default=4, help="for each line")
-    parser.add_argument("--threads", type=positive, default=available_cores())
-    return parser.parse_args()
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = new_parser("Measure the products of the CPU backend.", "CSV")
+    parser.add_argument("--inputs", type=positive, default=3072, metavar="N", help="columns of the weight")
+    parser.add_argument("--outputs", type=positive, default=768, metavar="N", help="rows of the weight")
+    parser.add_argument("--rows", type=positives, default=(1, 4, 16, 512), metavar="N,N,...", help="of activations")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="default: all")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="probes of the bandwidth (default: 5)")
+    return parser.parse_args(arguments)
 
 
-def measure(form: str, rows: int, arguments: argparse.Namespace) -> str:
-    """One line of the table."""
+def measure(form: str, rows: int, args: argparse.Namespace, probe: Callable[[], float]) -> Figures:
+    """Time a product in one format, beside NumPy's in float32 and the probed bandwidth."""
     import numpy as np
 
-    from minillm.backends.numba.fewrows import linear_few
+    from minillm.backends.cpu.backend import CpuBackend
+    from minillm.backends.weights import Weight
 
-    plain = np.random.default_rng(0).standard_normal((arguments.outputs, arguments.inputs)).astype(np.float32)
-    weight = store(plain, form)
-    x = np.ones((rows, arguments.inputs), np.float32)
-    out = np.empty((rows, arguments.outputs), np.float32)
-    sides = [
-        ring(np.ones(plain.size, np.int64), probe_kernel()),
-        ring(weight, lambda w: linear_few(x, w, None, out)),
-        ring(plain, lambda w: np.matmul(x, w.T, out=out)),
-    ]
+    plain = np.random.default_rng(0).standard_normal((args.outputs, args.inputs)).astype(np.float32)
+    weight = stored(plain, form)
+    x = np.random.default_rng(1).standard_normal((rows, args.inputs)).astype(np.float32)
+    out = np.empty((rows, args.outputs), np.float32)
+    backend = CpuBackend()
+
+    def by_kernels(parts: list[Any]) -> None:
+        for part in parts:
+            backend.memory.arena.restart()  # all results go to the same memory
+            backend.linear(x, Weight("product", part))
+
+    def by_numpy(parts: list[Any]) -> None:
+        for part in parts:
+            np.matmul(x, part.T, out=out)
+
+    sides = [bursts(weight, recorded(by_kernels)), bursts(plain, lambda parts: lambda: by_numpy(parts))]
     times: list[list[float]] = [[] for _ in sides]
-    end = time.perf_counter() + arguments.seconds
-    while time.perf_counter() < end or len(times[0]) < 3:
-        for side, taken in zip(sides, times, strict=True):
-            taken.append(side())
-    probe, ours, numpy_s = (float(np.percentile(taken[1:], 10)) for taken in times)  # seconds a byte, a call, a call
-    bandwidth, speed = 1 / (probe / (8 * plain.size)) / 1e9, weight.nbytes / ours / 1e9
-    return (
-        f"{form:9} {rows:5} {bandwidth:11.1f} {speed:6.1f} {speed / bandwidth:6.2f} "
-        f"{2 * rows * plain.size / ours / 1e9:8.0f} {numpy_s / ours:16.2f}"
-    )
+    bandwidths: list[float] = []
+    for _ in range(args.rounds):
+        bandwidths.append(probe())
+        for _ in range(TURNS):
+            for side, taken in zip(sides, times, strict=True):
+                taken.append(side())
+    seconds, numpy_seconds = (float(np.percentile(taken, 10)) for taken in times)
+    return Figures(form, rows, weight.nbytes, 2 * rows * plain.size, seconds, numpy_seconds, max(bandwidths))
 
 
-def ring(weight: Any, run: Callable[[Any], Any]) -> Callable[[], float]:
-    """Bursts of `run` over copies of a weight, one copy after the other; each says how long a call took."""
-    copies = [copy_of(weight) for _ in range(max(2, RING // weight.nbytes))]
-    calls = max(1, BURST // weight.nbytes)
-    position = 0
+def recorded(compute: Callable[[list[Any]], None]) -> Callable[[list[Any]], Callable[[], None]]:
+    """Makes `compute` of some weights a program of launches."""
+    from minillm.backends.cpu.launching import Program, recording
+
+    def record(parts: list[Any]) -> Callable[[], None]:
+        program = Program()
+        with recording(program):
+            compute(parts)
+        assert program.complete
+        return program.run
+
+    return record
+
+
+def bursts(weight: Any, prepare: Callable[[list[Any]], Callable[[], None]]) -> Callable[[], float]:
+    """A function that runs the next burst, over other copies of the weight than the last. -> seconds of a product"""
+    calls = -(-BURST // weight.nbytes)
+    runs = [prepare([copy_of(weight) for _ in range(calls)]) for _ in range(max(2, RING // (calls * weight.nbytes)))]
+    turn = 0
 
     def burst() -> float:
-        nonlocal position
-        start = time.perf_counter()
-        for _ in range(calls):
-            run(copies[position % len(copies)])
-            position += 1
-        seconds: float = (time.perf_counter() - start) / calls
+        nonlocal turn
+        turn += 1
+        began = time.perf_counter()
+        runs[turn % len(runs)]()
+        seconds: float = (time.perf_counter() - began) / calls
         return seconds
 
     return burst
@@ -102,45 +144,46 @@ def copy_of(weight: Any) -> Any:
     return weight.copy()
 
 
-def store(weight: Any, form: str) -> Any:
+def stored(weight: Any, form: str) -> Any:
     """A float32 matrix in a format."""
-    import numpy as np
-
+    from minillm.backends.formats import FORMATS as KNOWN
+    from minillm.backends.weights import narrow
     from minillm.reference.quantize import quantize
 
-    if form == "bfloat16":
-        return (weight.view(np.uint32) >> 16).astype(np.uint16)
-    if form in ("int8", "int4"):
-        return quantize(weight, 8 if form == "int8" else 4)
-    return weight.astype(form)
+    wanted = KNOWN[form]
+    if wanted.scale_bits:
+        return quantize(weight, wanted.bits, wanted.group)
+    return weight if form == "float32" else narrow(weight, wanted)
 
 
-def probe_kernel() -> Callable[[Any], Any]:
-    """A sum over memory by all threads: the upper bound of reading."""
-    import numpy as np
-    from numba import types
+def run(args: argparse.Namespace) -> int:
+    """Measure, and write the results."""
+    from minillm.backends.cpu.launching import kernels, set_threads
 
-    from minillm.backends.numba.arguments import vector
-    from minillm.backends.numba.compiling import shared_kernel
-    from minillm.backends.numba.launching import launch
+    kernels()  # compiled before anything is measured
+    set_threads(args.threads)
+    make_folder(args.out)
+    probe = bandwidth_probe(args.threads)
+    figures = []
+    for form, rows in product(args.formats, args.rows):
+        say(f"{form}, {rows} rows")
+        figures.append(measure(form, rows, args, probe))
+    facts = {"question": f"products of {args.inputs} inputs and {args.outputs} outputs"}
+    facts |= describe(args.threads)
+    table = [[str(cell) for cell in line] for line in (HEADER, *(one.row() for one in figures))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+    print("\n".join([*headed(facts), *lines]))
+    path = args.out / f"cpu_kernels_{args.inputs}_{args.outputs}.csv"
+    write_csv(path, facts, HEADER, [one.row() for one in figures])
+    print(f"written: {path}")
+    return 0
 
-    parts = 64
 
-    @shared_kernel(types.int64)
-    def add(arguments: Any, data: Any, share: int, shares: int, worker: int) -> None:
-        numbers, totals = vector(arguments, 0, np.int64), vector(arguments, 2, np.int64)
-        total = 0
-        for i in range(len(numbers) * share // shares, len(numbers) * (share + 1) // shares):
-            total += numbers[i]
-        totals[share] = total
-
-    def probe(numbers: Any) -> Any:
-        totals = np.empty(parts, np.int64)
-        launch(add, numbers, totals, shares=parts)
-        return totals.sum()
-
-    return probe
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 for invalid arguments."""
+    return execute("cpu_kernels", run, parse(arguments))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import (
-    RESULTS,
     BenchmarkError,
-    available_cores,
     describe,
     execute,
+    headed,
     make_folder,
     need_matplotlib,
+    new_parser,
     positive,
     say,
     spread,
@@ -41,7 +41,7 @@ HEADER = (
     "kl_nats_per_token",
 )
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
-COLOURS = {"numpy": "#8a8a8a", "numba": "#1f6fb2"}
+COLOURS = {"numpy": "#8a8a8a", "cpu": "#1f6fb2"}
 REST_SECONDS = 0.2
 """Pause before each burst, so that the previous backend's threads stop spinning"""
 TEXT = "Once upon a time there was a gentle frog named Sam. Sam had a white coat and took it everywhere."
@@ -69,16 +69,14 @@ class Figures(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure each format of weights on each backend.")
+    parser = new_parser("Measure each format of weights on each backend.", "CSV and the plot")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--prompt-length", type=positive, default=128, metavar="N", help="prompt tokens (default: 128)")
     parser.add_argument("--steps", type=positive, default=16, metavar="N", help="timed decode steps (default: 16)")
     parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="timed rounds (default: 5)")
     parser.add_argument(
-        "--backends", default=None, metavar="A,B", help="default: numpy, and numba where it is installed"
+        "--backends", default=None, metavar="A,B", help="default: numpy, and cpu where there is a C compiler"
     )
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the plot")
     return parser.parse_args(arguments)
 
 
@@ -232,21 +230,21 @@ def plot(path: Path, figures: dict[Kind, Figures], prompt_length: int, name: str
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the results."""
-    from minillm.loading import has_numba
+    from minillm.backends.cpu.compiling import available
 
     need_matplotlib()
-    backends = args.backends.split(",") if args.backends else ["numpy", *(["numba"] if has_numba() else [])]
+    backends = args.backends.split(",") if args.backends else ["numpy", *(["cpu"] if available() else [])]
     if unknown := [name for name in backends if name not in COLOURS]:
         raise BenchmarkError(f"backend {unknown[0]!r} is not known: expected {' or '.join(COLOURS)}")
     make_folder(args.out)
     figures = measure(args, [Kind(backend, dtype) for backend in backends for dtype in FORMATS])
     name = f"{args.shape}, batch 1, prompt of {args.prompt_length} tokens"
     facts = {"question": f"formats of weights, {name}", "rounds": str(args.repeat), "timed steps": str(args.steps)}
-    facts |= describe(args.threads, ("minillm", "numpy", "numba"))
+    facts |= describe(args.threads)
     stem = args.out / f"dtypes_{args.shape}"
     write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, rows(figures))
     plot(stem.with_name(stem.name + ".png"), figures, args.prompt_length, name, facts)
-    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
+    print("\n".join([*headed(facts), *table(figures), ""]))
     print(conclusion(figures))
     print(f"written: {stem}.csv, {stem}.png")
     return 0

@@ -24,6 +24,14 @@ class BenchmarkError(Exception):
     """An error that the user can correct, in one line; the script exits with 2."""
 
 
+def new_parser(description: str, results: str) -> argparse.ArgumentParser:
+    """A parser of options, with those for threads and for the folder of the results, such as "CSV and the plot"."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"for the {results}")
+    return parser
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1, for argparse."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -163,8 +171,8 @@ def bandwidth_probe(threads: int) -> Callable[[], float]:
     return probe
 
 
-def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
-    """Processor, system, versions and commit, each a short text.
+def describe(threads: int, packages: tuple[str, ...] = ("minillm", "numpy")) -> dict[str, str]:
+    """Processor, system, versions, compiler and commit, each a short text.
 
     Args:
         threads: how many the benchmark used
@@ -176,8 +184,14 @@ def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {version(name)}" for name in packages),
         "blas": _blas(),
+        "compiler": _compiler(),
         "commit": _commit(),
     }
+
+
+def headed(facts: dict[str, str]) -> list[str]:
+    """The facts about a run as the first lines of a report."""
+    return [*(f"{name}: {fact}" for name, fact in facts.items()), ""]
 
 
 def version(package: str) -> str:
@@ -228,14 +242,28 @@ def _blas() -> str:
     return " ".join([f"{blas['name']} {blas['version']}", *told])
 
 
+def _compiler() -> str:
+    """The C compiler of the CPU kernels: the first line of its version."""
+    from minillm.backends.cpu.compiling import find_compiler
+    from minillm.errors import DeviceError
+
+    try:
+        compiler = find_compiler()
+        if compiler is None:
+            return "none"
+        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True)
+    except (DeviceError, OSError, subprocess.CalledProcessError) as error:
+        return f"unknown: {error}"
+    return next(iter(done.stdout.splitlines()), "unknown")
+
+
 def _commit() -> str:
     """The commit of the checkout, and whether files were changed since."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--", "../minillm", "../benchmarks/*.py"], capture_output=True, text=True
-        )
+        sources = ("../minillm", "../kernels", "../benchmarks/*.py")
+        changed = subprocess.run([*git, "status", "--porcelain", "--", *sources], capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")

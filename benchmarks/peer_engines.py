@@ -248,7 +248,7 @@ def make(engine: str, form: str, folder: str, threads: int) -> Peer:
     """Load an engine of `peer_plans.py`.
 
     Args:
-        engine: "minillm-numpy", "minillm-numba", "transformers", "ctranslate2" or "llama.cpp"
+        engine: "minillm-numpy", "minillm-cpu", "transformers", "ctranslate2" or "llama.cpp"
         form: the format, in the engine's own words for llama.cpp
         folder: what `peer_files.py` wrote
         threads: to use

@@ -8,12 +8,13 @@ from minillm.config import ModelConfig
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "minillm-numpy": (),
-    "minillm-numba": ("numba",),
+    "minillm-cpu": (),
     "transformers": ("torch", "transformers"),
     "ctranslate2": ("ctranslate2", "torch", "transformers"),
     "llama.cpp": ("llama_cpp", "gguf"),
 }
-"""Engine -> packages that it needs; CTranslate2's converter reads a checkpoint through torch and transformers."""
+"""Engine -> packages that it needs; "minillm-cpu" needs a C compiler. CTranslate2's converter reads a checkpoint
+through torch and transformers."""
 
 CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits")
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
@@ -52,22 +53,22 @@ PLANS = tuple(
     Plan(*words)
     for words in (
         ("minillm-numpy", "float32", "float32"),
-        ("minillm-numba", "float32", "float32"),
+        ("minillm-cpu", "float32", "float32"),
         ("llama.cpp", "float32", "f32"),
         ("ctranslate2", "float32", "float32"),
         ("transformers", "float32", "fp32"),
-        ("minillm-numba", "float16", "float16"),
+        ("minillm-cpu", "float16", "float16"),
         ("llama.cpp", "float16", "f16"),
-        ("minillm-numba", "bfloat16", "bfloat16"),
+        ("minillm-cpu", "bfloat16", "bfloat16"),
         ("llama.cpp", "bfloat16", "bf16"),
         ("transformers", "bfloat16", "bf16"),
         ("minillm-numpy", "float16", "float16"),
         ("minillm-numpy", "bfloat16", "bfloat16"),
-        ("minillm-numba", "int8", "int8"),
+        ("minillm-cpu", "int8", "int8"),
         ("llama.cpp", "int8", "Q8_0"),
         ("ctranslate2", "int8", "int8_float32"),
         ("minillm-numpy", "int8", "int8"),
-        ("minillm-numba", "int4", "int4"),
+        ("minillm-cpu", "int4", "int4"),
         ("llama.cpp", "int4", "Q4_0"),
         ("minillm-numpy", "int4", "int4"),
     )

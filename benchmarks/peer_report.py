@@ -90,7 +90,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 def speed_table(results: Results) -> list[str]:
     """Every task and engine: speed, our two backends' ratio to it in the same format, share of the bandwidth."""
     lines = [
-        f"{'task':<22}{'engine':<26}{'tokens/s: median (min-max)':>28}{'numba is, times':>22}{'numpy is, times':>22}"
+        f"{'task':<22}{'engine':<26}{'tokens/s: median (min-max)':>28}{'cpu is, times':>22}{'numpy is, times':>22}"
         f"{'of bandwidth':>20}"
     ]
     for task in dict.fromkeys(burst.task for burst in results.bursts if burst.task != COLD):
@@ -98,7 +98,7 @@ def speed_table(results: Results) -> list[str]:
             if bursts := results.of(task.name, plan):
                 ratios = [
                     spread(results.ratio(task.name, ours, plan) if ours != plan else [])
-                    for ours in (find(f"minillm-{backend}", plan.form) for backend in ("numba", "numpy"))
+                    for ours in (find(f"minillm-{backend}", plan.form) for backend in ("cpu", "numpy"))
                 ]
                 one_row = task.batch == 1 and task.new_tokens > 1 and task.prompt == 32
                 share = spread(results.shares(task.name, plan)) if one_row else ""
@@ -167,7 +167,7 @@ def _decode_goals(results: Results) -> list[Goal]:
         (("int8",), "int8", 1.25, 0.80),
         (("int4",), "int4", 1.0, 0.60),
     ):
-        ours = _fastest(results, task, [find("minillm-numba", form) for form in forms])
+        ours = _fastest(results, task, [find("minillm-cpu", form) for form in forms])
         peer = find("llama.cpp", peer_form)
         goals.append((f"{task}: {ours.name} / {peer.name}", results.ratio(task, ours, peer), ">=", aim))
         goals.append((f"{task}: {ours.name}, share of bandwidth", results.shares(task, ours), ">=", share))
@@ -185,9 +185,9 @@ def _speed_goals(results: Results) -> list[Goal]:
     ):
         best, peer = _fastest(results, task, ours), _fastest(results, task, theirs)
         goals.append((f"{task}: {best.name} / {peer.name}", results.ratio(task, best, peer), ">=", 1.0))
-    numpy, numba, peer = (find(e, "float32") for e in ("minillm-numpy", "minillm-numba", "ctranslate2"))
+    numpy, cpu, peer = (find(e, "float32") for e in ("minillm-numpy", "minillm-cpu", "ctranslate2"))
     goals.append((f"cold start: {numpy.name} / {peer.name}", results.ratio(COLD.name, numpy, peer), ">=", 1.2))
-    goals.append((f"cold start: {numba.name}, seconds", [b.seconds for b in results.of(COLD.name, numba)], "<=", 0.7))
+    goals.append((f"cold start: {cpu.name}, seconds", [b.seconds for b in results.of(COLD.name, cpu)], "<=", 0.7))
     return goals
 
 
@@ -206,7 +206,7 @@ def _other_goals(results: Results) -> list[Goal]:
         growths = [growth / results.byte_growth(plan) for growth in results.growths(plan)]
         goals.append((f"context: {plan.name}, time ratio / byte ratio", growths, "<=", 1.15))
     for form in ("float16", "bfloat16", "int8", "int4"):
-        ours, peer = find("minillm-numba", form), find("llama.cpp", form)
+        ours, peer = find("minillm-cpu", form), find("llama.cpp", form)
         for length in LENGTHS:
             if (ours, length) in results.errors and (peer, length) in results.errors:
                 ratio = results.errors[ours, length] / results.errors[peer, length]

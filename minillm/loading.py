@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
 from .backends.numpy import NumpyBackend
 from .backends.operations import Backend
 from .chat import ChatTemplate
-from .checkpoint import find_model, find_tokenizer
+from .checkpoint import find_adapter, find_model, find_tokenizer
+from .checkpoint.gguf import GGUF, is_gguf, read_gguf
 from .config import ModelConfig
 from .decoding.settings import unsupported
-from .errors import CheckpointError, DeviceError, ParameterError, shown
+from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, shown
 from .files import read_optional_json, read_text
 from .models import load_model
 from .models.base import Model
@@ -27,8 +27,8 @@ from .tokenizer import Tokenizer
 _LOGGER = logging.getLogger("minillm")
 
 
-BACKENDS = ("auto", "numpy", "numba", "cpu")
-"""Backends of device "cpu\""""
+BACKENDS = ("auto", "cpu", "numpy")
+"""Backends of device "cpu": kernels in C, and NumPy"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,41 +56,26 @@ def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
         _set_threads(placement.threads)
     if placement.device == "cuda":
         return _cuda(placement, max_batch_size)
-    name = _default_backend(placement) if placement.backend == "auto" else placement.backend
-    if name == "cpu":
-        return _cpu(placement)
-    if name == "numba" and not has_numba():
-        raise DeviceError("backend 'numba' is not installed: pip install 'minillm[fast]'")
-    return _numba(placement) if name == "numba" else _numpy(placement, max_batch_size)
+    name = _default_backend() if placement.backend == "auto" else placement.backend
+    return _cpu(placement) if name == "cpu" else _numpy(placement, max_batch_size)
 
 
-def _default_backend(placement: Placement) -> str:
-    """The backend that "auto" stands for: that of MINILLM_BACKEND, else the fastest one here.
+def _default_backend() -> str:
+    """The backend that "auto" stands for: that of MINILLM_BACKEND, else the kernels in C, else NumPy.
 
-    The kernels in C have not been measured on AVX-512, where Numba's are known to be fast.
+    A warning says why the kernels cannot run, which includes how to get a compiler.
     """
     if named := os.environ.get("MINILLM_BACKEND"):
         _one_of("MINILLM_BACKEND", named, BACKENDS[1:])
         return named
-    from .backends.cpu.compiling import available, load
+    from .backends.cpu.compiling import load
 
-    if has_numba() and _has_avx512():
-        return "numba"
-    if available():
-        try:
-            load()
-        except DeviceError as error:
-            _LOGGER.warning("%s; minillm runs on another backend, which is slower", error)
-        else:
-            return "cpu"
-    return "numba" if has_numba() else "numpy"
-
-
-def _has_avx512() -> bool:
     try:
-        return " avx512f " in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
+        load()
+    except DeviceError as error:
+        _LOGGER.warning("%s; minillm computes with NumPy, which is slower", error)
+        return "numpy"
+    return "cpu"
 
 
 def _numpy(placement: Placement, max_batch_size: int) -> Backend:
@@ -103,17 +88,6 @@ def _numpy(placement: Placement, max_batch_size: int) -> Backend:
     if placement.cache_dtype not in ("auto", "float32"):
         raise DeviceError(f"cache_dtype {placement.cache_dtype!r} needs backend 'cpu', that is, a C compiler")
     return NumpyBackend(weights=placement.dtype, weight_order="C" if max_batch_size == 1 else "F")
-
-
-def _numba(placement: Placement) -> Backend:
-    """The Numba backend. Weights and cache keep their stored type unless another is set."""
-    from .backends.numba.backend import NumbaBackend
-    from .backends.numba.compiling import set_threads
-
-    if placement.threads is not None:
-        set_threads(placement.threads)
-    cache_dtype = "float32" if placement.cache_dtype == "auto" else placement.cache_dtype
-    return NumbaBackend(weights=placement.dtype, cache=cache_dtype)
 
 
 def _cpu(placement: Placement) -> Backend:
@@ -172,11 +146,6 @@ def check_dtype(dtype: str) -> None:
     _one_of("dtype", dtype, tuple(WEIGHT_FORMATS))
 
 
-def has_numba() -> bool:
-    """True if the extra "fast" is installed."""
-    return find_spec("numba") is not None
-
-
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in known:
         raise DeviceError(f"{name} {shown(value)} is not known: expected {', '.join(map(repr, known))}")
@@ -187,7 +156,7 @@ logger = logging.getLogger("minillm")
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo-opt"
 
 Name = str | os.PathLike[str]
-"""A checkpoint folder or a Hugging Face hub id."""
+"""A checkpoint folder, a GGUF file or a Hugging Face hub id."""
 
 
 @dataclass(frozen=True)
@@ -210,39 +179,62 @@ def load_parts(
     helpers: Mapping[str, Name],
     backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
+    adapter: Name | None = None,
 ) -> Parts:
     """Load a model (the demo model if none is named) and its helper models.
 
     Args:
-        model: folder or hub id
+        model: folder, GGUF file or hub id
         revision: on the hub
         helpers: names of the "draft" and "amateur" models
         backend: the backend
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
+        adapter: a LoRA adapter to merge into the model: folder or hub id
 
     Raises:
-        ModelError: a model or the tokenizer cannot be loaded (see `errors`).
+        ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
         ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
     """
     if model is None and revision is not None:
         raise ParameterError("revision applies to a hub id, and no model is given: leave it out")
     if len(helpers) > 1:
         raise ParameterError("draft and amateur select different decoding strategies: leave one of them out")
-    folder = DEMO_MODEL if model is None else find_model(model, revision=revision)
-    named, template = _read_tokenizer(tokenizer)
-    own = Tokenizer.find(folder) if named is None else None
-    loaded = load_model(folder, backend)
+    path = DEMO_MODEL if model is None else find_model(model, revision=revision)
+    named, template = _named_tokenizer(tokenizer)
+    own = read_tokenizer(path) if named is None else None
+    loaded = load_model(path, backend, adapter=None if adapter is None else find_adapter(adapter))
     if named is not None:
         own = named.for_model(loaded.config.vocab_size)
     helping = {name: _load_helper(name, where, loaded.config, backend) for name, where in helpers.items()}
-    return Parts(backend, loaded, own, read_generation_config(folder), helping, template or read_chat_template(folder))
+    defaults = read_generation_config(path)
+    if own is not None and own.end_ids:
+        defaults = {"eos_token_id": list(own.end_ids)} | defaults
+    return Parts(backend, loaded, own, defaults, helping, template or read_chat_template(path))
 
 
-def _read_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
+def read_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint folder or a GGUF file; None if it has none.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    if not is_gguf(path):
+        return Tokenizer.find(path)
+    gguf = read_gguf(path)
+    table = gguf.tensors.get("token_embd.weight")
+    return Tokenizer.from_gguf(gguf, table.shape[0] if table is not None else 0)
+
+
+def _named_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer that a user names, and the chat template in its folder."""
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer, None
     path = find_tokenizer(tokenizer)
+    if is_gguf(path):
+        found = read_tokenizer(path)
+        if found is None:
+            raise ModelNotFoundError(f"{path} holds no tokenizer")
+        return found, read_chat_template(path)
     return Tokenizer.from_path(path), read_chat_template(path.parent if path.is_file() else path)
 
 
@@ -258,13 +250,15 @@ def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) 
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The fields of `folder`/generation_config.json, the checkpoint's defaults; empty if there is no such file.
+    """The fields of generation_config.json, the checkpoint's defaults; empty if there is no such file, as with GGUF.
 
     Unsupported fields are reported as a warning of the logger "minillm".
 
     Raises:
         CheckpointError: the file cannot be read, or is not a JSON object.
     """
+    if is_gguf(folder):
+        return {}
     path = folder / "generation_config.json"
     defaults = read_optional_json(path)
     if names := unsupported(defaults):
@@ -275,7 +269,9 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """The chat template of a checkpoint folder: chat_template.jinja, else the one in tokenizer_config.json, else None.
+    """The chat template of a checkpoint folder or a GGUF file; None if it has none.
+
+    In a folder it is chat_template.jinja, else the one in tokenizer_config.json.
 
     Of several named templates "default" is used, as in transformers without tools. The folder
     additional_chat_templates/, whose templates are selected by name, is ignored.
@@ -283,6 +279,8 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     Raises:
         CheckpointError: a file cannot be read, or a template is not text.
     """
+    if is_gguf(folder):
+        return _gguf_template(read_gguf(folder))
     config = folder / "tokenizer_config.json"
     settings = read_optional_json(config)
     if "added_tokens_decoder" not in settings:  # an older layout, as for the tokenizer
@@ -296,6 +294,19 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     if source is None:
         return None
     return ChatTemplate(source, f"the chat template of {path}", _special_tokens(settings))
+
+
+def _gguf_template(gguf: GGUF) -> ChatTemplate | None:
+    """`tokenizer.chat_template`, with the special tokens that the metadata name."""
+    source = gguf.get("tokenizer.chat_template", str)
+    if source is None:
+        return None
+    tokens, special = gguf.strings("tokenizer.ggml.tokens") or [], {}
+    for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        token_id = gguf.get(f"tokenizer.ggml.{key}_token_id", int)
+        if token_id is not None and 0 <= token_id < len(tokens):
+            special[f"{name}_token"] = tokens[token_id]
+    return ChatTemplate(source, f"the chat template of {gguf.path}", special)
 
 
 def _default_template(path: Path, value: Any) -> str | None:

@@ -120,7 +120,7 @@ def test_a_bad_field_is_named_before_anything_runs(engine: Engine, fields: dict[
         ({"device": "cuda", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' is for a CPU"),
         ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu', 'cuda'"),
         ({"dtype": "float99"}, DeviceError, "dtype 'float99' is not known: expected 'auto', 'float32'"),
-        ({"backend": "abacus"}, DeviceError, "backend 'abacus' is not known: expected 'auto', 'numpy', 'numba'"),
+        ({"backend": "abacus"}, DeviceError, "backend 'abacus' is not known: expected 'auto', 'cpu', 'numpy'"),
         ({"backend": "numpy", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' needs backend 'cpu'"),
         ({"cache_dtype": "int3"}, DeviceError, "cache_dtype 'int3' is not known"),
         ({"threads": 0}, ParameterError, "threads should be a whole number of at least 1, found 0"),

@@ -1,7 +1,6 @@
 """A failing request ends with its error, and leaves all other requests unaffected."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from minillm.runner import Runner
 
 from .tiny import write_checkpoint
 
-BACKENDS = ["numpy", "cpu", *(["numba"] if find_spec("numba") else [])]
+BACKENDS = ["numpy", "cpu"]
 LENGTH = {"max_new_tokens": 12, "eos_token_id": []}
 BAD_POSITION = 12
 """Of the poisoned model: who gets that far reads NaN."""

@@ -1,4 +1,4 @@
-"""A checkpoint's defaults in generation_config.json, and its tokenizer, if any."""
+"""A checkpoint's defaults in generation_config.json, its tokenizer, if any, and the backend that is chosen."""
 
 import json
 import logging
@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from minillm import Engine
+from minillm.backends.cpu import compiling
+from minillm.backends.cpu.backend import CpuBackend
+from minillm.backends.numpy import NumpyBackend
 from minillm.decoding.resolving import resolve
 from minillm.decoding.settings import GenerationConfig
-from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError, PromptError
+from minillm.errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, PromptError
 from minillm.hardware import CHIPS
-from minillm.loading import DEMO_MODEL, read_generation_config
+from minillm.loading import DEMO_MODEL, Placement, choose_backend, read_generation_config
 from minillm.profiling import profile
 from minillm.tokenizer import Tokenizer
 
@@ -97,7 +100,7 @@ def test_text_is_refused_where_there_is_no_tokenizer(bare: Path) -> None:
 @pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "{"), ("vocab.json", "{}"), ("tokenizer.model", "")])
 def test_a_broken_tokenizer_stays_an_error(bare: Path, name: str, content: str) -> None:
     (bare / name).write_text(content, encoding="utf-8")
-    with pytest.raises((CheckpointError, ModelNotFoundError)):
+    with pytest.raises((CheckpointError, DeviceError, ModelNotFoundError)):
         Engine(bare)
 
 
@@ -154,3 +157,41 @@ def test_rows_beyond_the_vocabulary_decode_to_nothing(checkpoint: Path, tmp_path
     with Engine(folder, tokenizer=checkpoint) as engine:
         assert engine.tokenizer.decode([515]) == ""
         assert Tokenizer.from_folder(checkpoint).for_model(520).decode([515]) == ""
+
+
+# --- the backend ------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_in_c_are_the_default(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("MINILLM_BACKEND", raising=False)
+    assert isinstance(choose_backend(Placement(), 1), CpuBackend)
+    assert not caplog.records
+
+
+def test_without_a_compiler_numpy_is_the_default_and_one_line_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("MINILLM_BACKEND", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(compiling, "_load", compiling._load.__wrapped__)
+    assert isinstance(choose_backend(Placement(), 1), NumpyBackend)
+    [message] = caplog.messages
+    assert message.startswith("the C kernels need a C compiler: found neither CC nor cc, gcc, clang; install gcc")
+    assert message.endswith("pip install ziglang; minillm computes with NumPy, which is slower")
+    with pytest.raises(DeviceError, match="need a C compiler"):
+        compiling.load()
+
+
+def test_the_environment_names_another_default(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MINILLM_BACKEND", "numpy")
+    assert isinstance(choose_backend(Placement(), 1), NumpyBackend)
+    assert isinstance(choose_backend(Placement(backend="cpu"), 1), CpuBackend)
+    monkeypatch.setenv("MINILLM_BACKEND", "numba")
+    with pytest.raises(DeviceError, match=r"^MINILLM_BACKEND 'numba' is not known: expected 'cpu', 'numpy'$"):
+        choose_backend(Placement(), 1)
+    assert not caplog.records

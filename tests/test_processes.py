@@ -86,15 +86,12 @@ print(0 if results == [before] * 30 else 1)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize("backend", ["numpy", "cpu", "numba"])
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
 @pytest.mark.parametrize("case", CASES)
 def test_an_engine_beside(case: str, backend: str) -> None:
     if backend == "numpy" and "whose other thread generates" in case:
         pytest.skip("a product of OpenBLAS does not outlive a fork by another thread: it hangs, with NumPy alone too")
-    if backend == "numba":
-        pytest.importorskip("numba", reason="the compiled kernels need numba: pip install 'minillm[fast]'")
     command = [sys.executable, "-c", HEAD + CASES[case], backend]
-    environment = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) <= {"0", "True"}, done.stdout + done.stderr

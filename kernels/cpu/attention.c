@@ -1,10 +1,12 @@
-/* The paged K/V cache: storing in it, and causal attention over it.
+/* The paged K/V cache: storing in it, and attention over it.
  *
  *     store_kv   keys[slot_pages, :, slot_offsets], values[slot_pages, :, slot_offsets] = k, v
- *     attention  out = softmax(q @ keys.T * scale + mask) @ values, for each query of each sequence, by head
+ *     attention  out = softmax(score(q @ keys.T * scale) + mask) @ values, for each query of each sequence, by head
  *
  * A query sees the keys at its own position and before: of these, those in its window if there is one, and of a tree of
- * guesses at the end of the sequence its own ancestors. ALiBi lowers a score by the head's slope times the distance.
+ * guesses at the end of the sequence its own ancestors. If attention is not causal it also sees the keys after it, those
+ * in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias is added;
+ * then ALiBi subtracts the head's slope times the distance.
  *
  * Keys and values are [pages, K, P, D] of float, of bfloat16 (its 16 bits), or of int8 with a float scale for each
  * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P.
@@ -248,8 +250,11 @@ typedef struct {
     float *parts;             /* [attention_parts(arguments)] */
     atomic_int_fast64_t *done; /* [N, K], 0 at first and again after each call */
     int64_t N, H, K, P, D, stride, out_stride, table_stride, format;
-    int64_t window;           /* positions that a query sees, its own included; 0: all */
+    int64_t window;           /* positions that a query sees, its own included, on each side; 0: all */
+    int64_t causal;           /* whether a query sees no key after it; else there are no trees */
     double scale;
+    double cap;               /* soft cap of scores; 0: none */
+    const float *const *bias; /* [N]: [H, n, S] of each sequence, added to its scores; or NULL */
 } attention_arguments;
 
 /* A worker's memory for one tile. Vectors are padded with zeros to `width`, a multiple of LANES. */
@@ -303,13 +308,14 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* The first key that is in the window of a query, and the first after the query. */
+/* The first key that a query sees, and the first after those. */
 static int64_t first_visible(const attention_arguments *a, const span *s, int64_t query) {
     return a->window ? larger(0, a->positions[s->start + query] - a->window + 1) : 0;
 }
 
-static int64_t after_visible(const span *s, int64_t query) {
-    return s->context - s->n + query + 1;
+static int64_t after_visible(const attention_arguments *a, const span *s, int64_t query) {
+    if (a->causal) return s->context - s->n + query + 1;
+    return a->window ? smaller(s->context, larger(0, a->positions[s->start + query] + a->window)) : s->context;
 }
 
 /* The least `first_visible` of some queries: in a tree positions do not ascend. */
@@ -364,7 +370,7 @@ static void multiply_block(const attention_arguments *a, const tile *t, const me
         if (!direct) convert(vectors, a->format, a->D, count, m->strip);
         for (int64_t row = 0; row < t->rows; row += GROUP) {
             int64_t rows = smaller(GROUP, t->rows - row);
-            int64_t visible = smaller(count, after_visible(s, (t->row + row + rows - 1) / G) - i);
+            int64_t visible = smaller(count, after_visible(a, s, (t->row + row + rows - 1) / G) - i);
             if (visible <= 0) continue;
             float *scores = m->scores + row * ROW + i - start;
             const void *from = direct ? vectors : m->strip;
@@ -381,7 +387,7 @@ static void multiply_block(const attention_arguments *a, const tile *t, const me
 /* Hides from one row the keys that its query does not see, of a block of `size` keys. */
 static void mask_row(const attention_arguments *a, const span *s, int64_t query, int64_t start, int64_t size,
                      float *scores) {
-    int64_t first = larger(0, first_visible(a, s, query) - start), end = larger(0, after_visible(s, query) - start);
+    int64_t first = larger(0, first_visible(a, s, query) - start), end = larger(0, after_visible(a, s, query) - start);
     for (int64_t j = 0; j < smaller(first, size); j++) scores[j] = -INFINITY;
     for (int64_t j = end; j < width_of(size); j++) scores[j] = -INFINITY;
     const int64_t *tree_positions = a->positions + s->start + s->n - s->tree;
@@ -397,15 +403,28 @@ static void mask_row(const attention_arguments *a, const span *s, int64_t query,
 static void softmax_row(const attention_arguments *a, const tile *t, const memory *m, int64_t row, int64_t start,
                         int64_t size) {
     const span *s = t->sequence;
-    int64_t G = a->H / a->K, query = (t->row + row) / G, padded = width_of(size);
+    int64_t G = a->H / a->K, query = (t->row + row) / G, head = t->head * G + (t->row + row) % G;
+    int64_t padded = width_of(size);
     float *scores = m->scores + row * ROW;
     if (a->format == INT8)
         for (int64_t j = 0; j < padded; j += LANES) store(scores + j, load(scores + j) * load(m->key_scales + j));
-    if (a->slopes) {
-        floats slope = splat(a->slopes[t->head * G + (t->row + row) % G]);
-        float position = (float)a->positions[s->start + query];
+    if (a->cap) {
+        floats cap = splat((float)a->cap);
         for (int64_t j = 0; j < padded; j += LANES)
-            store(scores + j, multiply_add(slope, load(m->key_positions + j) - position, load(scores + j)));
+            store(scores + j, cap * hyperbolic_tangent(load(scores + j) / cap));
+    }
+    if (a->bias) {
+        const float *bias = a->bias[s - a->spans] + (head * s->n + query) * s->context + start;
+        for (int64_t j = 0; j < size; j += LANES)
+            store(scores + j, load(scores + j) + load_part(bias + j, size - j));
+    }
+    if (a->slopes) {
+        floats slope = splat(a->slopes[head]);
+        float position = (float)a->positions[s->start + query];
+        for (int64_t j = 0; j < padded; j += LANES) {
+            floats distance = magnitude(load(m->key_positions + j) - position);
+            store(scores + j, multiply_add(-slope, distance, load(scores + j)));
+        }
     }
     mask_row(a, s, query, start, size, scores);
     floats most = splat(-INFINITY), total = {0};
@@ -446,7 +465,7 @@ static void attend_block(const attention_arguments *a, const tile *t, const memo
     int64_t G = a->H / a->K, width = width_of(a->D), start = block * BLOCK;
     int64_t query = t->row / G, last = (t->row + t->rows - 1) / G;
     int64_t first = larger(start, first_visible_of(a, s, query, last + 1));
-    int64_t end = smaller(start + BLOCK, after_visible(s, last));
+    int64_t end = smaller(start + BLOCK, after_visible(a, s, last));
     load_scales(a, t, m, start, first, end);
     multiply_block(a, t, m, start, first, end, a->keys, NULL);
     for (int64_t row = 0; row < t->rows; row++) softmax_row(a, t, m, row, start, end - start);
@@ -525,7 +544,7 @@ int64_t attention_parts(const attention_arguments *a) {
 static void attend_tile(const attention_arguments *a, const tile *t, const memory *m) {
     const span *s = t->sequence;
     int64_t G = a->H / a->K, width = width_of(a->D), query = t->row / G, last = (t->row + t->rows - 1) / G;
-    int64_t first = first_visible_of(a, s, query, last + 1) / BLOCK, end = (after_visible(s, last) + BLOCK - 1) / BLOCK;
+    int64_t first = first_visible_of(a, s, query, last + 1) / BLOCK, end = (after_visible(a, s, last) + BLOCK - 1) / BLOCK;
     load_queries(a, t, m);
     begin_merging(m, t->rows, width);
     for (int64_t block = first; block < end; block++) {

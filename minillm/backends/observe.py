@@ -32,6 +32,7 @@ from ..errors import NumericalError
 from ..reference.activation import glu_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.cost import Cost
+from ..reference.experts import Routing, combine_cost, linear_experts_cost, route_cost
 from ..reference.linear import embed_cost, linear_cost, reduce_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import Rotation, rotary_cost
@@ -205,6 +206,22 @@ def _glu(_: Backend, __: None, result: Any, *, activation: str, **___: Any) -> C
     return glu_cost(T, F, activation, result.itemsize)
 
 
+def _route(_: Backend, __: None, result: Routing, *, logits: Any, k: int, normalised: bool) -> Cost:
+    T, X = logits.shape
+    return route_cost(T, X, k, normalised=normalised)
+
+
+def _linear_experts(_: Backend, weight: Weight, result: Any, *, x: Any, routing: Routing) -> Cost:
+    experts, outputs, inputs = weight.shape
+    used, number_bytes = routing.used, result.itemsize
+    return linear_experts_cost(len(x), inputs, outputs, weight.nbytes // experts, used, number_bytes)
+
+
+def _combine(_: Backend, __: None, result: Any, *, routing: Routing, residual: Any, **___: Any) -> Cost:
+    (T, k), E = routing.weights.shape, result.shape[1]
+    return combine_cost(T, E, k, residual=residual is not None, number_bytes=result.itemsize)
+
+
 def _store_kv(backend: Backend, _: None, __: None, *, k: Any, **___: Any) -> Cost:
     T, K, D = k.shape
     return kv_cost(T, K, D, backend.memory.position_bytes(K, D), k.itemsize)
@@ -238,6 +255,9 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "rms_norm": _rms_norm,
     "rotary": _rotary,
     "glu": _glu,
+    "route": _route,
+    "linear_experts": _linear_experts,
+    "combine": _combine,
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import reference
 from ..batch import Batch
+from ..reference.experts import Routing
 from ..reference.rotary import Rotation
 from .chooser import Chooser
 from .memory import Memory
@@ -61,7 +62,7 @@ class Backend:
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
-        dtype = self.xp.float32 if weight.role == "vocabulary" else None
+        dtype = self.xp.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
         return reference.linear(
             x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
@@ -90,6 +91,21 @@ class Backend:
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
         return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), x.shape[1] // 2)))
+
+    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+        """The k experts of each token, and its rows sorted by expert: see `reference.route`. [T, X] -> [T, k]"""
+        return reference.route(logits, k, self.xp, normalised=normalised)
+
+    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
+        """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
+        matrices, starts = weight.data.matrices, routing.starts.tolist()
+        out = self.memory.arena.take((len(x), weight.shape[1]))
+        return reference.linear_experts(x, lambda expert: expand(matrices[expert]), starts, self.xp, out)
+
+    def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
+        """Each token's weighted sum of its experts' results, + residual. [T k, E] -> [T, E]"""
+        out = self.memory.arena.take((len(routing.weights), y.shape[1]))
+        return reference.combine(y, routing, residual, self.xp, out)
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
@@ -146,3 +162,9 @@ class Backend:
         if self.ranks == 1:
             return self.linear(x, weight, residual=residual)
         return self.reduce(self.linear(x, weight, residual=residual if self.rank == 0 else None))
+
+    def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
+        """As `combine`, where y is a part of a sum over ranks. [T k, E] -> [T, E]"""
+        if self.ranks == 1:
+            return self.combine(y, routing, residual)
+        return self.reduce(self.combine(y, routing, residual if self.rank == 0 else None))

@@ -2,15 +2,27 @@
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.quantize import Quantized, dequantize, quantize
-from .formats import FLOAT16, FLOAT32, FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats, chosen
+from ..reference.quantize import Quantized, dequantize, quantize, widened
+from .formats import (
+    FLOAT16,
+    FLOAT32,
+    FORMATS,
+    INT4,
+    INT8,
+    LOGITS,
+    WEIGHT_FORMATS,
+    Format,
+    Role,
+    WeightFormats,
+    chosen,
+)
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""
@@ -47,7 +59,10 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place."""
+    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place.
+
+    A `Quantized` keeps its format where whole rows change places (`sources.by_block`); its columns are never reordered.
+    """
 
     source: Tensor
     arrange: Callable[[NDArray[Any]], NDArray[Any]]
@@ -64,8 +79,12 @@ class Rearranged:
         return self.source.dtype
 
     def stored(self) -> Any:
-        """The stored data, reordered."""
-        return np.ascontiguousarray(self.arrange(self.source.stored()))
+        """The stored data, reordered; of integers with scales, whose rows alone may change places, both."""
+        stored = self.source.stored()
+        if isinstance(stored, Quantized):
+            values, scales = (np.ascontiguousarray(self.arrange(part)) for part in (stored.values, stored.scales))
+            return Quantized(values, scales, stored.inputs)
+        return np.ascontiguousarray(self.arrange(stored))
 
     def load(self) -> NDArray[np.float32]:
         """The values as float32, reordered."""
@@ -89,6 +108,25 @@ class Rearranged:
         """Rows or columns `first` to `stop` of the reordered tensor, of which all of `source` is read."""
         taken = (slice(None),) * axis + (slice(first, stop),)
         return Rearranged(self.source, lambda stored: self.arrange(stored)[taken])
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """The matrices of one projection, one for each expert, all of one shape and format."""
+
+    matrices: tuple[Any, ...]
+    """[out, in] each"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs, inputs."""
+        outputs, inputs = self.matrices[0].shape
+        return len(self.matrices), outputs, inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage."""
+        return sum(matrix.nbytes for matrix in self.matrices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +173,15 @@ class Weight:
     name: str
     """Its place in the model: "layers.3.fc1"."""
     data: Any
-    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
+    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for one without; or `Experts`"""
     bias: Any | None = None
     """[out]"""
     role: Role = "projection"
+
+    @property
+    def makes_logits(self) -> bool:
+        """Whether its products are logits, which are always float32."""
+        return self.role in LOGITS
 
     def rows_from(self, first: int) -> "Weight":
         """The same table without its first rows, which are never looked up."""
@@ -193,6 +236,11 @@ class Loader:
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias, role)
         return Weight(name, gather(tensors, self.formats.of(role), self.order, self.kept), bias, role)
+
+    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+        """Convert one projection of several experts, each by `prepare`; of each expert the tensors that it becomes."""
+        matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
+        return Weight(name, Experts(matrices))
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A weight of given values, which are in no checkpoint. [n]"""
@@ -278,6 +326,10 @@ def gather(
     stored = {FORMATS.get(tensor.dtype) for tensor in tensors}
     if wanted is None:
         wanted = next((each for each in kept if stored == {each}), FLOAT32)
+        for wider in (INT8, FLOAT16):  # which hold int4, and int4 and int8 but for a rounding by 2^-12
+            if wider in kept and wider in stored <= {INT4, INT8, wider}:
+                wanted = wider
+                break
     if wanted == FLOAT32:
         return join(tensors, order)
     if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
@@ -336,10 +388,18 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
 
 def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
-    for tensor in tensors:
-        already = FORMATS.get(tensor.dtype) == wanted
-        rounded = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
-        for part in [tensor.stored()] if already else rounded:
+    ready = [FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
+    for tensor, already in zip(tensors, ready, strict=True):
+        parts: Iterable[Quantized]
+        if already:
+            parts = [tensor.stored()]
+        elif wanted == INT8 and FORMATS.get(tensor.dtype) == INT4:
+            parts = [widened(tensor.stored())]
+        else:
+            parts = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
+        for part in parts:
+            if not all(ready):  # those that are ready may have larger groups
+                part = _regrouped(part, wanted.group)
             if whole is None:
                 values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
                 whole = Quantized(values, scales, part.inputs)
@@ -348,3 +408,10 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
             first += part.shape[0]
     assert whole is not None  # no model has a matrix without rows
     return whole
+
+
+def _regrouped(part: Quantized, group: int) -> Quantized:
+    """The same weights in smaller groups, or in the same."""
+    groups = -(-part.inputs // group)
+    scales = np.repeat(part.scales, part.group // group, axis=1)[:, :groups]
+    return Quantized(part.values[:, : groups * group * part.bits // 8], scales, part.inputs)

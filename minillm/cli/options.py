@@ -40,6 +40,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
         "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the model in the package)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
+    group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")
     group.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
     )
@@ -50,7 +51,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
         help=f"of weights: float32, float16, bfloat16, int8, int4{several} (default: {dtypes or 'auto'})",
     )
     group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
-    group.add_argument("--backend", default="auto", help="cpu (in C), numpy or numba (default: the fastest there is)")
+    group.add_argument("--backend", default="auto", help="cpu: kernels in C (default, with a C compiler); numpy")
     group.add_argument("--cache-dtype", default="auto", help="of the KV cache: float32 (default), bfloat16, int8")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
 
@@ -152,6 +153,7 @@ def load_engine(
             draft=getattr(args, "draft", None),
             amateur=getattr(args, "amateur", None),
             tokenizer=args.tokenizer,
+            adapter=args.adapter,
             **placement_fields(args),
         )
 

@@ -27,12 +27,12 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..checkpoint import find_model
-    from ..loading import DEMO_MODEL
+    from ..loading import DEMO_MODEL, read_tokenizer
     from ..tokenizer import Tokenizer
 
     prompts = read_prompts(args)
     folder = DEMO_MODEL if args.model is None else find_model(args.model, revision=args.revision)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = read_tokenizer(folder) or Tokenizer.from_folder(folder)  # which says what is missing
     for prompt in prompts:
         ids = tokenizer.encode(prompt, add_special_tokens=not args.no_special)
         if args.ids:

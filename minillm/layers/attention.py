@@ -59,7 +59,7 @@ class HeadNorms:
 
 @dataclass(frozen=True, eq=False)
 class ProjectionNorms:
-    """RMS norm of a token's queries, all heads as one row, and of its keys (OLMo 2, arXiv 2501.00656).
+    """RMS norm of a token's queries, all heads as one row, and of its keys (OLMoE, OLMo 2, arXiv 2501.00656).
 
     The mean square spans all heads: ranks that share a layer compute them all, and each goes on with its own.
     """

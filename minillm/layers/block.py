@@ -7,6 +7,7 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from .attention import Attention
+from .experts import ExpertMLP
 from .mlp import MLP, GatedMLP
 from .norm import Norm, RMSNorm
 
@@ -18,7 +19,7 @@ class _Parts:
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
-    mlp: MLP | GatedMLP
+    mlp: MLP | GatedMLP | ExpertMLP
 
 
 class PreNorm(_Parts):

@@ -103,6 +103,11 @@ def dequantize(quantized: Quantized, rows: Any = slice(None)) -> NDArray[np.floa
     return rounded
 
 
+def widened(quantized: Quantized) -> Quantized:
+    """A 4-bit matrix as an 8-bit one of the same values, with the same scales."""
+    return Quantized(unpack(quantized.values), quantized.scales, quantized.inputs)
+
+
 def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
     """Scales that map a group's largest magnitude to 127, and the integers. [G, n] -> [n], [G, n]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError, PromptError, shown
+from .gguf import Metadata, read_gguf_tokenizer
 from .guarded import call
 from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
 
@@ -37,11 +38,13 @@ class Tokenizer:
         bos_token_id: beginning-of-sequence token; None if the checkpoint names none.
         eos_token_id: end-of-sequence token; None if the checkpoint names none.
         special_ids: ids of the special tokens, which are not text.
+        end_ids: tokens that end a text or a turn, where a file says so of several (GGUF); else empty.
     """
 
     bos_token_id: int | None
     eos_token_id: int | None
     special_ids: frozenset[int]
+    end_ids: tuple[int, ...] = ()
 
     def __init__(self, backend: "tokenizers.Tokenizer", role_ids: dict[str, int], model_vocab_size: int = 0) -> None:
         """Wrap a finished `tokenizers.Tokenizer`; `from_folder` is the usual way to get one.
@@ -82,6 +85,22 @@ class Tokenizer:
             As `from_folder`.
         """
         return cls(*read_tokenizer(path.parent, path.name)) if path.is_file() else cls.from_folder(path)
+
+    @classmethod
+    def from_gguf(cls, metadata: Metadata, model_vocab_size: int = 0) -> "Tokenizer | None":
+        """Read the tokenizer in the metadata of a GGUF file; None if there is none.
+
+        Raises:
+            CheckpointError: the metadata contradict each other or are of the wrong type.
+            UnsupportedModelError: another kind of tokenizer, or unknown rules for splitting a text.
+        """
+        found = read_gguf_tokenizer(metadata)
+        if found is None:
+            return None
+        backend, role_ids, ends = found
+        tokenizer = cls(backend, role_ids, model_vocab_size)
+        tokenizer.end_ids = tuple(ends)
+        return tokenizer
 
     @classmethod
     def find(cls, folder: Path) -> "Tokenizer | None":

@@ -90,7 +90,7 @@ def _read_tokenizer(folder: Path, file: str) -> "tuple[tokenizers.Tokenizer, dic
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
         _mark_special(backend, [str(backend.id_to_token(token_id)) for token_id in role_ids.values()])
-        _frame(backend, folder, role_ids, {"add_bos_token": config.get("model_type") == "opt"} | settings)
+        frame(backend, str(folder), role_ids, {"add_bos_token": config.get("model_type") == "opt"} | settings)
     rows = config.get("vocab_size")
     return model or backend, role_ids, rows if isinstance(rows, int) else 0
 
@@ -246,10 +246,18 @@ def _mark_special(backend: "tokenizers.Tokenizer", tokens: Iterable[Token]) -> N
             marked.add(content)
 
 
-def _frame(
-    backend: "tokenizers.Tokenizer", folder: Path, role_ids: Mapping[str, int], settings: Mapping[str, Any]
+def frame(
+    backend: "tokenizers.Tokenizer",
+    where: str,
+    role_ids: Mapping[str, int],
+    settings: Mapping[str, Any],
+    unnamed: str = "neither tokenizer_config.json nor config.json names one that is in the vocabulary",
 ) -> None:
-    """Add the BOS token before the text and the EOS token after it, if `add_bos_token` and `add_eos_token` say so."""
+    """Add the BOS token before the text and the EOS token after it, if `add_bos_token` and `add_eos_token` say so.
+
+    Raises:
+        CheckpointError: there is no such token; `where` begins the message, and `unnamed` ends it.
+    """
     from tokenizers import processors
 
     template, special_tokens = ["$A"], []
@@ -257,10 +265,7 @@ def _frame(
         if not settings.get(f"add_{role}", False):
             continue
         if role not in role_ids:
-            raise CheckpointError(
-                f"{folder}: prompts {verb} with the {role[:3].upper()} token, and neither tokenizer_config.json nor "
-                "config.json names one that is in the vocabulary"
-            )
+            raise CheckpointError(f"{where}: prompts {verb} with the {role[:3].upper()} token, and {unnamed}")
         token = str(backend.id_to_token(role_ids[role]))
         template.insert(0 if role == "bos_token" else len(template), token)
         special_tokens.append((token, role_ids[role]))

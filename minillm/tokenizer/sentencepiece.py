@@ -89,7 +89,7 @@ class SentencePieceTokenizer:
         decoded = model.decode(text_ids)
         vocab = {piece: i for i, piece in enumerate(self._pieces)}
         self.tokens = Tokenizer(models.WordLevel(vocab, unk_token=self._unknown))
-        self.tokens.decoder = _decoder(self._byte_fallback, leading_space=decoded != spelled)
+        self.tokens.decoder = spaces_decoder(self._byte_fallback, leading_space=decoded != spelled)
         self.tokens.add_special_tokens([AddedToken(self._pieces[i], normalized=False, special=True) for i in special])
         if self.tokens.decode_batch(text_ids) != decoded:
             raise UnsupportedModelError(
@@ -130,24 +130,31 @@ class SentencePieceTokenizer:
             model |= {"type": "Unigram", "vocab": list(zip(self._pieces, scores, strict=True))}
         except RuntimeError:  # only unigram models have several segmentations
             vocab = {piece: i for i, piece in enumerate(self._pieces)}
-            model |= {"type": "BPE", "vocab": vocab, "merges": self._merges(scores), "fuse_unk": True}
+            kept = [i for i in range(len(processor)) if i not in self._added and not processor.is_byte(i)]
+            merges = merges_by_score({self._pieces[i]: i for i in kept}, scores)
+            model |= {"type": "BPE", "vocab": vocab, "merges": merges, "fuse_unk": True}
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
         return json.dumps(json.loads(self.tokens.to_str()) | {"model": model, "normalizer": spaces})
 
-    def _merges(self, scores: Sequence[float]) -> list[tuple[str, str]]:
-        """Every split of a piece of text into two pieces, by the score of the piece, highest first."""
-        kept = (i for i in range(len(self._bare)) if i not in self._added and not self._bare.is_byte(i))
-        ids = {self._pieces[i]: i for i in kept if len(self._pieces[i]) <= _LONGEST}
-        merges = [
-            (-scores[i], ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
-            for piece, i in ids.items()
-            for cut in range(1, len(piece))
-            if piece[:cut] in ids and piece[cut:] in ids
-        ]
-        return [(left, right) for *_, left, right in sorted(merges)]
+
+def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every split of a piece of text into two pieces, by the score of the whole, highest first.
+
+    Args:
+        pieces: text and id of each piece that merges may make or take
+        scores: of all ids
+    """
+    ids = {piece: i for piece, i in pieces.items() if len(piece) <= _LONGEST}
+    merges = [
+        (-scores[i], ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+        for piece, i in ids.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in ids and piece[cut:] in ids
+    ]
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
-def _decoder(byte_fallback: bool, *, leading_space: bool) -> Any:
+def spaces_decoder(byte_fallback: bool, *, leading_space: bool) -> Any:
     """The decoder: restores spaces and bytes, and strips the space of the dummy prefix."""
     from tokenizers import decoders
 

@@ -24,19 +24,23 @@ of each head's D numbers rotated,
     gated MLP   4 T E F + 2 b T F                         gate and up
                 + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
     ALiBi       2 H pairs
+    experts     2 T E X + 4 T X + 2 n T k             router; softmax; weights normalised
+                + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
+                + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
     T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
 
 and fewer pairs with a sliding window.
 
 Bytes are those of each operation alone: every array in its formula is read or written once, the weights once for all
-rows, each sequence's keys and values once for all its queries and all heads that share them. Bias, activation and
-residual are fused with their product, and attention's scores are never in memory. `fusion_saves` is the saving: the
+rows, each sequence's keys and values once for all its queries and all heads that share them. Of X experts those that
+some token chose are read, X (1 - (1 - k / X)^T) if tokens choose at random. Bias, activation and residual are fused
+with their product, and attention's scores are never in memory. `fusion_saves` is the saving: the
 bytes that would move if each of these steps read and wrote its own arrays.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from minillm.accounting import Conventions, Row, Step, Storage
 from minillm.accounting.storage import BYTES
@@ -48,12 +52,18 @@ from minillm.models.rotary import RotaryConfig
 ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
 exponential, a sum and a division."""
+LOGITS = ("vocabulary", "router")
+"""Roles of matrices whose products are always float32"""
 BITS = {"int8": 8, "int4": 4}
 """Bits of a number in a group that shares a scale of 2 bytes"""
 ID_BYTES = 8
 """Bytes of a token id or a position"""
 VECTOR_BYTES = 4
 """Bytes of a number in a bias or gain, and of a logit: always float32"""
+
+
+Used = Literal["expected", "fewest", "most"]
+"""Number of experts whose matrices a step reads"""
 
 
 # --- outlines
@@ -138,6 +148,8 @@ class Gate:
     width: int
     """F, of the result"""
     activation: str
+    rows: int = 1
+    """Rows of each token: one, or one for each of its experts"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +189,51 @@ class TakeRows:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Route:
+    """Choice of each token's experts."""
+
+    kind: ClassVar[str] = "route"
+    name: str = "route"
+    experts: int
+    """X"""
+    chosen: int
+    """k"""
+    normalised: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Each token's row once for each of its experts."""
+
+    kind: ClassVar[str] = "take_rows"
+    name: str = "take_rows"
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLinear:
+    """Product of each row with its expert's matrix [outputs, inputs]."""
+
+    kind: ClassVar[str] = "linear_experts"
+    name: str
+    inputs: int
+    outputs: int
+    experts: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """Weighted sum of a token's rows, + residual."""
+
+    kind: ClassVar[str] = "combine"
+    name: str = "combine"
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScaleLogits:
     """Scale and soft cap of logits, in place."""
 
@@ -188,7 +245,10 @@ class ScaleLogits:
     capped: bool
 
 
-Component = Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | ScaleLogits
+Component = (
+    Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
+    | ScaleLogits
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -283,8 +343,8 @@ def head(
 
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = {"mistral": _llama, "qwen2": _llama, "qwen3": _llama, "smollm3": _llama, "granite": _llama, "phi3": _llama}
-    kin |= {"gemma3_text": _gemma}
+    kin = dict.fromkeys(("mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3"), _llama)
+    kin |= dict.fromkeys(("smollm3", "granite", "phi3"), _llama) | {"gemma3_text": _gemma}
     outlines = {
         "opt": _opt,
         "llama": _llama,
@@ -328,27 +388,52 @@ def _llama(config: Any) -> Outline:
         before=(
             Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=config.embedding_scale != 1),
         ),
-        layers=tuple(map(_llama_layer, [config] * config.num_layers, config.windows, config.rotated)),
+        layers=tuple(_llama_layer(config, i) for i in range(config.num_layers)),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
         head=head(config, tied=config.tied_head, scaled=config.logit_scale != 1),
     )
 
 
-def _llama_layer(config: Any, window: int | None, rotated: bool) -> tuple[Component, ...]:
+def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     E = config.hidden_size
-    turned = (_rotation(config, config.rotary),) if rotated else ()
-    between = (*(_head_norms(config) if config.head_norms else ()), *turned)
+    between: tuple[Component, ...] = (_rotation(config, config.rotary),) if config.rotated[i] else ()
+    if config.head_norms:
+        between = (*_head_norms(config), *between)
+    elif config.projection_norms:
+        between = (*_projection_norms(config), *between)
+    dense = not (config.num_experts and config.sparse[i])
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
-        *self_attention(config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=window),
+        *self_attention(
+            config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
+        ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
-        *gated_mlp(config, config.activation, bias=config.mlp_bias),
+        *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
+    )
+
+
+def _experts(config: Any) -> tuple[Component, ...]:
+    E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
+    return (
+        Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
+        Route(experts=X, chosen=k, normalised=config.normalised),
+        Spread(width=E, chosen=k),
+        ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
+        Gate(name="glu", width=F, activation=config.activation, rows=k),
+        ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k),
+        Combine(width=E, chosen=k),
     )
 
 
 def _head_norms(config: ModelConfig) -> tuple[Component, ...]:
     rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
     return tuple(Norm(name=name, width=config.head_dim, rows=heads, mean=False) for name, heads in rows.items())
+
+
+def _projection_norms(config: ModelConfig) -> tuple[Component, ...]:
+    heads = {"q": config.num_heads, "k": config.num_kv_heads}
+    names = {name: f"attention.projection_norms.{name}" for name in heads}
+    return tuple(Norm(name=names[x], width=heads[x] * config.head_dim, mean=False) for x in heads)
 
 
 def _gemma(config: Any) -> Outline:
@@ -379,15 +464,8 @@ def _gemma_layer(config: Any, window: int | None, rotary: Any) -> tuple[Componen
 
 
 def _olmo2(config: Any) -> Outline:
-    E, D, bias = config.hidden_size, config.head_dim, config.bias
-    widths = {
-        "attention.projection_norms.q": config.num_heads * D,
-        "attention.projection_norms.k": config.num_kv_heads * D,
-    }
-    between = (
-        *(Norm(name=name, width=width, mean=False) for name, width in widths.items()),
-        _rotation(config, config.rotary),
-    )
+    E, bias = config.hidden_size, config.bias
+    between = (*_projection_norms(config), _rotation(config, config.rotary))
     layer = (
         *self_attention(config, bias=bias, out_bias=bias, between=between, residual=False),
         Norm(name="attention_norm.weight", width=E, mean=False, residual=True),
@@ -500,7 +578,12 @@ class Amounts(NamedTuple):
 
 
 def operations(
-    config: ModelConfig, step: Step, storage: Storage | None = None, conventions: Conventions | None = None
+    config: ModelConfig,
+    step: Step,
+    storage: Storage | None = None,
+    conventions: Conventions | None = None,
+    *,
+    used: Used = "expected",
 ) -> list[Row]:
     """The operations of one forward pass in execution order."""
     storage, conventions, outline = storage or Storage(), conventions or Conventions(), outline_of(config)
@@ -510,7 +593,7 @@ def operations(
         for part in parts:
             if isinstance(part, TakeRows) and step.tokens == T:
                 continue
-            amounts = amounts_of(part, T, step, storage, conventions)
+            amounts = amounts_of(part, T, step, storage, conventions, used)
             flops = conventions.multiply_add * amounts.products + (not conventions.products_only) * amounts.other
             found.append(Row(part.name, part.kind, layer, flops, *amounts[2:]))
         return found
@@ -521,7 +604,9 @@ def operations(
     return rows(outline.before, None, step.tokens) + layers + ends
 
 
-def amounts_of(part: Component, T: int, step: Step, storage: Storage, conventions: Conventions) -> Amounts:
+def amounts_of(  # noqa: C901  a case for each component
+    part: Component, T: int, step: Step, storage: Storage, conventions: Conventions, used: Used = "expected"
+) -> Amounts:
     """Cost of one component for T rows of a step."""
     match part:
         case Embed():
@@ -533,8 +618,8 @@ def amounts_of(part: Component, T: int, step: Step, storage: Storage, convention
         case Rotate():
             return _rotate(part, T, storage)
         case Gate():
-            result = storage.activation_bytes * T * part.width
-            flops = T * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
+            result = storage.activation_bytes * T * part.rows * part.width
+            flops = T * part.rows * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
             return Amounts(other=flops, read=2 * result, written=result, fusion_saves=2 * result)
         case StoreKV():
             numbers = 2 * T * part.kv_heads * part.head_dim
@@ -545,10 +630,46 @@ def amounts_of(part: Component, T: int, step: Step, storage: Storage, convention
         case TakeRows():
             numbers = storage.activation_bytes * T * part.width
             return Amounts(read=ID_BYTES * T + numbers, written=numbers)
+        case Route() | Spread() | ExpertLinear() | Combine():
+            return _of_experts(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
             flops = T * part.width * (part.scaled + 3 * part.capped)
             return Amounts(other=flops, read=numbers, written=numbers, fusion_saves=(steps - 1) * 2 * numbers)
+
+
+def _of_experts(part: Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used) -> Amounts:
+    """T k rows instead of T; and the choice, and the sum."""
+    match part:
+        case Spread():
+            rows = T * part.chosen
+            numbers = storage.activation_bytes * rows * part.width
+            return Amounts(read=ID_BYTES * rows + numbers, written=numbers)
+        case Route():
+            choices = T * part.chosen
+            written = choices * (VECTOR_BYTES + 3 * ID_BYTES) + ID_BYTES * (part.experts + 1)
+            flops = 4 * T * part.experts + 2 * choices * part.normalised
+            return Amounts(other=flops, read=VECTOR_BYTES * T * part.experts, written=written)
+        case ExpertLinear():
+            a, rows = storage.activation_bytes, T * part.chosen
+            read = a * rows * part.inputs + round(used_experts(part, T, used) * expert_bytes(part, storage))
+            return Amounts(products=rows * part.inputs * part.outputs, read=read, written=a * rows * part.outputs)
+        case Combine():
+            sums = T * part.width * (part.chosen + 1)  # with the residual
+            a, choices = storage.activation_bytes, T * part.chosen
+            return Amounts(
+                other=sums + choices * part.width,
+                read=a * sums + choices * (VECTOR_BYTES + ID_BYTES),
+                written=a * T * part.width,
+                fusion_saves=2 * a * sums,
+            )
+
+
+def used_experts(part: ExpertLinear, T: int, used: Used) -> float:
+    """Experts that T tokens read: in the expectation, if each chooses at random; the fewest; the most."""
+    X, k = part.experts, part.chosen
+    most = min(X, T * k)
+    return {"expected": X * (1 - (1 - k / X) ** T), "fewest": min(k, most), "most": most}[used]
 
 
 def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
@@ -574,7 +695,7 @@ def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
         products=results * part.inputs,
         other=results * extra,
         read=read,
-        written=(VECTOR_BYTES if part.role == "vocabulary" else a) * results,
+        written=(VECTOR_BYTES if part.role in LOGITS else a) * results,
         fusion_saves=passes * 2 * a * results,
     )
 
@@ -635,6 +756,8 @@ def parameters_of(part: Component) -> int:
             return (part.vectors + part.positions) * part.width
         case Linear():
             return 0 if part.tied else part.outputs * (part.inputs + part.bias)
+        case ExpertLinear():
+            return part.experts * part.outputs * part.inputs
         case Norm():
             return (1 + part.mean) * part.width * part.affine
     return 0
@@ -648,6 +771,8 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
             return vectors + part.positions * row_bytes(storage, "positions", part.width)
         case Linear():
             return 0 if part.tied else matrix_bytes(part, storage)
+        case ExpertLinear():
+            return part.experts * expert_bytes(part, storage)
         case Norm():
             return VECTOR_BYTES * parameters_of(part)
     return 0
@@ -658,13 +783,18 @@ def matrix_bytes(part: Linear, storage: Storage) -> int:
     return part.outputs * (row_bytes(storage, part.role, part.inputs) + VECTOR_BYTES * part.bias)
 
 
+def expert_bytes(part: ExpertLinear, storage: Storage) -> int:
+    """Bytes of one expert's stored matrix."""
+    return part.outputs * row_bytes(storage, "projection", part.inputs)
+
+
 def row_bytes(storage: Storage, role: Role, width: int) -> int:
     """Bytes of one row of a matrix, padded to whole groups if quantised.
 
-    With 4-bit projections the vocabulary has 8 bits; positions are never quantised.
+    With 4-bit projections the vocabulary has 8 bits; positions and routers are never quantised.
     """
     stored = storage.weights
-    if stored in BITS and role == "positions":
+    if stored in BITS and role in ("positions", "router"):
         stored = storage.checkpoint
     elif stored == "int4" and role == "vocabulary":
         stored = "int8"
@@ -715,17 +845,23 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     """Bytes of each array that a component's operation returns."""
     a = storage.activation_bytes * rows
     match part:
-        case Embed() | Gate() | TakeRows():
+        case Embed() | TakeRows() | Combine():
             return (a * part.width,)
+        case Gate():
+            return (a * part.rows * part.width,)
+        case Spread():
+            return (a * part.chosen * part.width,)
+        case ExpertLinear():
+            return (a * part.chosen * part.outputs,)
         case Norm():
             return (a * part.rows * part.width,)
         case Linear():
-            return ((VECTOR_BYTES * rows if part.role == "vocabulary" else a) * part.outputs,)
+            return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
             return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
         case Attend():
             return (a * part.heads * part.head_dim,)
-        case StoreKV() | ScaleLogits():
+        case StoreKV() | Route() | ScaleLogits():
             return ()
 
 

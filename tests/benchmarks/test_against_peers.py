@@ -33,7 +33,7 @@ def results_of(report: Any, bursts: list[Any]) -> Any:
 def test_ratios_are_those_of_the_same_round(report: Any) -> None:
     """A machine that halves its speed from round to round changes the speeds and not the ratio."""
     task = report.Task("decode, batch 1", 1, 32, 11)
-    ours, peer = report.find("minillm-numba", "float16"), report.find("llama.cpp", "float16")
+    ours, peer = report.find("minillm-cpu", "float16"), report.find("llama.cpp", "float16")
     bursts = [
         report.Burst(number, task, plan, 10, seconds * drift, 40 / drift)
         for number, drift in ((1, 1.0), (2, 2.0), (3, 4.0))
@@ -43,20 +43,20 @@ def test_ratios_are_those_of_the_same_round(report: Any) -> None:
     assert results.ratio(task.name, ours, peer) == pytest.approx([3, 3, 3])
     assert results.shares(task.name, ours) == pytest.approx([0.5, 0.5, 0.5])  # 20 GB/s of 40
     lines = [" ".join(line.split()) for line in report.speed_table(results)]
-    assert "decode, batch 1 minillm-numba float16 50.0 (25.0-100.0) - - 0.50 (0.50-0.50)" in lines
+    assert "decode, batch 1 minillm-cpu float16 50.0 (25.0-100.0) - - 0.50 (0.50-0.50)" in lines
     assert "decode, batch 1 llama.cpp f16 16.7 (8.3-33.3) 3.00 (3.00-3.00) - 0.17 (0.17-0.17)" in lines
 
 
 def test_engines_that_never_met_have_no_ratio(report: Any) -> None:
     task = report.Task("decode, batch 1", 1, 32, 11)
-    ours, peer = report.find("minillm-numba", "float16"), report.find("llama.cpp", "float16")
+    ours, peer = report.find("minillm-cpu", "float16"), report.find("llama.cpp", "float16")
     bursts = [report.Burst(number, task, plan, 10, 1.0, 40) for number, plan in ((1, ours), (2, peer))]
     assert results_of(report, bursts).ratio(task.name, ours, peer) == []
 
 
 def test_context_is_held_against_bytes(report: Any) -> None:
     """200 MB of weights and 1 MB for each position: 300 MB at 100 and 2,200 MB at 2,000."""
-    plan = report.find("minillm-numba", "int8")
+    plan = report.find("minillm-cpu", "int8")
     tasks = [report.Task(report.context_name(c), 1, c, 11) for c in (100, 2000)]
     bursts = [report.Burst(1, task, plan, 10, seconds, 40) for task, seconds in zip(tasks, (0.1, 0.8), strict=True)]
     results = results_of(report, bursts)
@@ -68,10 +68,10 @@ def test_context_is_held_against_bytes(report: Any) -> None:
 def test_goals_are_reached_or_missed(report: Any, ours_seconds: float, missed: bool) -> None:
     """1.1 times llama.cpp's speed is aimed at: 2 is enough, 1.05 is not. The faster of our 16-bit formats counts."""
     task = report.Task("decode, batch 1", 1, 32, 11)
-    times = {("minillm-numba", "bfloat16"): ours_seconds, ("minillm-numba", "float16"): 9, ("llama.cpp", "float16"): 1}
+    times = {("minillm-cpu", "bfloat16"): ours_seconds, ("minillm-cpu", "float16"): 9, ("llama.cpp", "float16"): 1}
     bursts = [report.Burst(1, task, report.find(*which), 10, seconds, 40) for which, seconds in times.items()]
     lines = report.goal_table(results_of(report, bursts))
-    (line,) = [line for line in lines if "minillm-numba bfloat16 / llama.cpp f16" in line]
+    (line,) = [line for line in lines if "minillm-cpu bfloat16 / llama.cpp f16" in line]
     assert line.endswith("missed") == missed
     assert not any("int8" in line for line in lines)  # was not measured
 
@@ -87,7 +87,7 @@ def test_all_engines_together_or_those_of_a_width() -> None:
     assert {plan for group in groups for plan in group} == set(PLANS)
     float32 = [group for group in groups if any(plan.form == "float32" for plan in group)]
     assert len(float32) == 3  # one peer each
-    assert all([plan.engine for plan in group][:2] == ["minillm-numpy", "minillm-numba"] for group in float32)
+    assert all([plan.engine for plan in group][:2] == ["minillm-numpy", "minillm-cpu"] for group in float32)
     assert len(groups) == 4  # 16, 8 and 4 bits fit together
 
 
@@ -98,10 +98,12 @@ def test_relative_error() -> None:
 
 
 def test_missing_engines_are_named(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minillm.backends.cpu.compiling.available", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ctranslate2" else name)
-    engines, line = script.sort_out(["minillm-numpy", "transformers", "ctranslate2"])
+    engines, line = script.sort_out(["minillm-numpy", "minillm-cpu", "transformers", "ctranslate2"])
     assert engines == ["minillm-numpy", "transformers"]
-    assert line == "ctranslate2 (without ctranslate2): pip install 'minillm[fast,peers]'"
+    absent = "minillm-cpu (without a C compiler); ctranslate2 (without ctranslate2)"
+    assert line == f"{absent}: pip install 'minillm[fast,peers]'"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +157,8 @@ def test_the_whole_comparison_without_peers(
     )
     assert code == 0
     out = capsys.readouterr().out
-    assert "left out: minillm-numba (without numba); transformers (without torch, transformers); ctranslate2" in out
-    assert "peak memory: minillm-numpy float32" in out
+    assert "left out: transformers (without torch, transformers); ctranslate2" in out
+    assert all(f"peak memory: minillm-{backend} float32" in out for backend in ("numpy", "cpu"))
     assert (tmp_path / "against_peers_opt-125m.txt").read_text(encoding="utf-8") in out
     rows = (tmp_path / "against_peers_opt-125m.csv").read_text(encoding="utf-8").splitlines()
-    assert len([row for row in rows if not row.startswith("#")]) == 1 + 2 * 3
+    assert len([row for row in rows if not row.startswith("#")]) == 1 + 2 * 3 * 2

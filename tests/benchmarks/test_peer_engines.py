@@ -111,7 +111,7 @@ def test_llama_cpp_reads_what_is_written(gguf_folder: Path) -> None:
     assert 0 < errors[2] < errors[3]
     config = opt.read_config(SMALL)
     for label, form in (("f32", "float32"), ("f16", "float16"), ("Q8_0", "int8")):
-        counted = weight_bytes(find("minillm-numba", form), config, {})
+        counted = weight_bytes(find("minillm-cpu", form), config, {})
         assert gguf_bytes(gguf_folder / f"{label}.gguf") == counted
 
 

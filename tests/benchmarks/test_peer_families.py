@@ -131,4 +131,4 @@ def test_bytes_of_llama_cpps_files(name: str, shape: Callable[[dict[str, Any]], 
     counted = write_llama_cpp(shape(raw), tmp_path, ["f32", "f16", "Q8_0"])
     config = family_named(raw["model_type"]).read_config(raw)
     for label, form in (("f32", "float32"), ("f16", "float16"), ("Q8_0", "int8")):
-        assert counted[label] == weight_bytes(find("minillm-numba", form), config, {})
+        assert counted[label] == weight_bytes(find("minillm-cpu", form), config, {})

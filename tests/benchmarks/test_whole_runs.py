@@ -65,6 +65,29 @@ def test_a_task_computes_its_prompts_and_its_steps_and_leaves_nothing_behind(mon
         assert engine.runner.cache.free_pages == engine.runner.cache.num_pages
 
 
+def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every format, for few rows and for many, on so few copies of the weights that it takes no time."""
+    module = importlib.import_module("cpu_kernels")
+    monkeypatch.setattr("minillm.backends.cpu.launching._threads", 1)  # restored afterwards
+    monkeypatch.setattr(module, "RING", 1 << 16)
+    monkeypatch.setattr(module, "BURST", 1 << 14)
+    monkeypatch.setattr(module, "bandwidth_probe", lambda threads: lambda: 10.0)
+    options = ["--inputs", 64, "--outputs", 48, "--rows", "1,20", "--rounds", 1, "--threads", 1, "--out", tmp_path]
+    assert script("cpu_kernels")(*options) == 0
+    facts, rows = read(tmp_path / "cpu_kernels_64_48.csv")
+    assert facts["compiler"]
+    forms = ["float32", "float16", "bfloat16", "int8", "int4"]
+    assert [(row["format"], row["rows"]) for row in rows] == [(form, n) for form in forms for n in ("1", "20")]
+    for row in rows:
+        nbytes = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1 + 2 / 32, "int4": 0.5 + 2 / 32}[row["format"]]
+        seconds, gflops = float(row["ms"]) / 1e3, float(row["gflop_per_second"])
+        assert gflops == pytest.approx(2 * int(row["rows"]) * 64 * 48 / seconds / 1e9, rel=0.02)
+        assert float(row["gb_per_second"]) == pytest.approx(nbytes * 64 * 48 / seconds / 1e9, rel=0.02)
+        assert float(row["share_of_bandwidth"]) == pytest.approx(float(row["gb_per_second"]) / 10, rel=0.02)
+        assert float(row["times_numpy_float32"]) > 0
+    assert "written: " in capsys.readouterr().out
+
+
 def test_dtypes(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.import_module("dtypes"), "REST_SECONDS", 0)
     options = ["--shape", tiny, "--backends", "numpy", "--prompt-length", 5, "--steps", 2, "--repeat", 2]

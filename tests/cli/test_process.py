@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -63,25 +62,6 @@ def run_signalled(event: str, wanted: str, number: int, *arguments: str) -> subp
 def test_a_signal_while_importing_ends_at_once(number: int, module: str) -> None:
     result = run_signalled("import", module, number, "generate", *PROMPT, *FAST)
     assert (result.returncode, result.stdout, result.stderr) == (128 + number, "", "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_kernels_are_compiled_ends_at_once(number: int, tmp_path: Path) -> None:
-    pytest.importorskip("numba", reason="the compiled kernels need numba: pip install 'minillm[fast]'")
-    command = [*MODULE, "generate", *PROMPT, "--backend", "numba"]
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
-    ) as process:
-        assert process.stderr is not None
-        assert "compiling kernels" in process.stderr.readline()
-        timer = threading.Timer(0.7, process.send_signal, (number,))  # when LLVM is at work
-        timer.start()
-        output, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    assert output == ""
-    assert all(line.startswith("minillm: compiled") for line in errors.splitlines())
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".kernel"]
 
 
 @pytest.mark.parametrize("start", [MODULE, SCRIPT], ids=["module", "script"])

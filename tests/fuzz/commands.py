@@ -188,7 +188,7 @@ def arguments(rng: Random, options: dict[str, list[argparse.Action]]) -> list[st
     if rng.random() < 0.08:
         at = rng.randrange(len(words) + 1)
         words[at : at + rng.randrange(2)] = [rng.choice(STRANGE)]
-    return [command, *(word for word in words if word not in ("numba",))]
+    return [command, *words]
 
 
 HELP = {"-h", "--help", "--help-all"}

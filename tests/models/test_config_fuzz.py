@@ -62,6 +62,14 @@ SHARED = [
     "bos_token_id",
     "eos_token_id",
     "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "clip_qkv",
+    "n_shared_experts",
     "per_layer_config",
     "attention_chunk_size",
     "hidden_act",
@@ -106,7 +114,8 @@ ROPE_FIELDS = [
 ]
 
 
-WINDOWED = ("mistral", "qwen2", "qwen3", "starcoder2", "gemma2", "gemma3_text", "smollm3", "phi3")
+WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
+WINDOWED += ("gemma2", "gemma3_text", "smollm3", "phi3")
 """Families that read `sliding_window`"""
 
 

@@ -27,6 +27,7 @@ from minillm.quantizing import write_checkpoint
 from minillm.reference.quantize import dequantize, quantize
 
 from ..families import CASES, CONFIGS, GOLDEN_CASES, GOLDEN_IDS, IDS
+from ..tiny import each_expert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MATRIX = np.random.default_rng(0).standard_normal((12, 1024)).astype(np.float32)
@@ -167,22 +168,22 @@ def joined(whole: Weight, shares: list[Weight], sections: list[int]) -> tuple[np
 
 def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
     config = whole.config
-    D, F = config.head_dim, config.intermediate_size
+    D = config.head_dim
     qkv = [config.num_heads * D, config.num_kv_heads * D, config.num_kv_heads * D]
-    sections = {"attention.qkv": qkv, "mlp.gate_up": [F, F]}
     split = 0
     for (path, weight), *others in zip(weight_paths(whole), *map(weight_paths, shares), strict=True):
         if path.endswith(("slopes", "frequencies")):
             continue
         place = path.split(".", 2)[-1]
-        parts = [other for _, other in others]
-        data, bias = joined(weight, parts, sections.get(place, []))
-        if weight.data is None:
-            continue
-        np.testing.assert_array_equal(data, expand(weight.data), err_msg=path)
-        np.testing.assert_equal(bias, weight.bias, err_msg=path)
-        split += parts[0].shape != weight.shape
-    whole_qkv = config.model_type == "olmo2"  # whose norms of queries and keys span all heads
+        halves = [weight.shape[-2] // 2] * 2 if place == "mlp.gate_up" else []
+        sections = qkv if place == "attention.qkv" else halves
+        for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
+            data, bias = joined(one, parts, sections)
+            if one.data is not None:
+                np.testing.assert_array_equal(data, expand(one.data), err_msg=path)
+                np.testing.assert_equal(bias, one.bias, err_msg=path)
+        split += others[0][1].data is not None and others[0][1].shape != weight.shape
+    whole_qkv = config.model_type in ("olmoe", "olmo2")  # whose norms of queries and keys span all heads
     assert split == (4 - whole_qkv) * config.num_layers  # of each layer's attention and MLP both projections
 
 

@@ -71,6 +71,9 @@ class Number:
         Number.comparisons += 1
         return self.value >= float(other)
 
+    def __lt__(self, other: Any) -> bool:
+        return self.value < float(other)  # of a choice, which is no arithmetic
+
     def __abs__(self) -> "Number":
         return Number(abs(self.value))
 

@@ -3,7 +3,8 @@
 The compiled library is kept in the user's cache folder. Loading it runs its code, so a folder is used only if no one
 but its owner, this user, can write to it (`why_unusable`), and a file only if its content has the digest in its name.
 That name, `KEY-COMPILER-DIGEST.so`, also says what it was compiled from, for which processor and with which compiler:
-machines may share a home directory.
+machines may share a home directory. So old ones are removed by their last use: whenever one is added, the KEPT most
+recently used stay, and all that any machine used within the last RECENT seconds.
 """
 
 import contextlib
@@ -41,7 +42,13 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 """Contraction is off: kernels name their fused multiply-adds, so that a sum has the same bits in every loop."""
 
+KEPT = 8
+RECENT = 14 * 24 * 3600.0
+
 _LOADING = threading.Lock()
+_chosen: Path | None = None
+"""The file that `use` set"""
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{32}\.so")
 _PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|flags|Features|CPU \w+)\s*:")
 """The lines of /proc/cpuinfo that name a processor; others change from one moment to the next, such as its clock."""
 
@@ -53,10 +60,16 @@ def load() -> ctypes.CDLL:
     x86-64-v3; XDG_CACHE_HOME the folder that has the cache.
 
     Raises:
-        DeviceError: there is no compiler, or it refuses the sources.
+        DeviceError: there is no compiler, it refuses the sources, or what it makes of them fails its test.
     """
     with _LOADING:
-        return _load()
+        return _load() if _chosen is None else ctypes.CDLL(str(_chosen))
+
+
+def use(library: Path) -> None:
+    """Take a file for the library in this process, for its test."""
+    global _chosen
+    _chosen = library
 
 
 def available() -> bool:
@@ -100,6 +113,7 @@ def _load() -> ctypes.CDLL:
         began = time.perf_counter()
         compiled = _compile(compiler, scratch)
         _LOGGER.info("compiled the kernels by %s in %.1f s", compiler[0], time.perf_counter() - began)
+        _test(compiled, compiler)
         stored = _store(folder, key, compiled) if why is None else compiled
         try:
             return ctypes.CDLL(str(stored))
@@ -209,6 +223,12 @@ def _first_error(messages: str) -> str:
     return next((line for line in lines if "error:" in line), lines[0] if lines else "")
 
 
+def _test(library: Path, compiler: list[str]) -> None:
+    from .selftest import passed  # which imports the backend, and so this module
+
+    passed(library, compiler)
+
+
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +274,8 @@ def _stored(folder: Path, key: str) -> Path | None:
     """The stored library whose name begins with `key`; removes those whose content has changed."""
     for path in sorted(folder.glob(f"{key}-*.so")):
         if path.name == _name(path.name.rpartition("-")[0], _read(path)):
+            with contextlib.suppress(OSError):
+                os.utime(path)  # its last use: the system's own record of reads is often off
             return path
         with contextlib.suppress(OSError):
             path.unlink()
@@ -269,7 +291,21 @@ def _store(folder: Path, key: str, compiled: Path) -> Path:
     except OSError as error:
         _LOGGER.warning("kernels cannot be kept for the next run: %s: %s", folder, error.strerror)
         return compiled
+    _prune(folder)
     return path
+
+
+def _prune(folder: Path) -> None:
+    """Remove libraries that no machine has used for long, but for the last few."""
+    used = {}
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process removed it
+            if _NAME.fullmatch(path.name):
+                used[path] = path.lstat().st_mtime
+    for path in sorted(used, key=lambda path: used[path])[:-KEPT]:
+        with contextlib.suppress(OSError):
+            if used[path] < time.time() - RECENT:
+                path.unlink()
 
 
 def _read(path: Path) -> bytes:

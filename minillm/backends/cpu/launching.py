@@ -49,14 +49,20 @@ StoreKV = _structure(
 Attention = _structure(
     "Attention",
     ("p", "q out keys values key_scales value_scales slopes spans tables positions seen scratch parts done"),
-    ("i", "N H K P D stride out_stride table_stride format window"),
-    ("d", "scale"),
+    ("i", "N H K P D stride out_stride table_stride format window causal"),
+    ("d", "scale cap"),
+    ("p", "bias"),
 )
 Linear = _structure(
     "Linear",
     ("p", "weight scales bias residual x out integers x_scales x_sums scratch"),
     ("i", "rows inputs outputs format group activation wide"),
 )
+Route = _structure("Route", ("p", "logits experts weights rows tokens starts"), ("i", "T X k normalised"))
+LinearExperts = _structure(
+    "LinearExperts", (Linear, "all"), ("p", "matrices starts"), ("i", "X many row_bytes scale_stride")
+)
+Combine = _structure("Combine", ("p", "y weights rows residual out"), ("i", "T E k"))
 Argmax = _structure("Argmax", ("p", "logits tokens finite pieces done"), ("i", "R V"))
 Sample = _structure("Sample", ("p", "logits draws tokens scratch"), ("i", "R V"))
 DRAW = np.dtype([(name, np.float64) for name in ("temperature", "top_p", "min_p", "uniform")] + [("top_k", np.int64)])

@@ -32,6 +32,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     (folder / "root.c").write_text(ROOT)
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(compiling, "SOURCES", folder)
+    monkeypatch.setattr(compiling, "_test", lambda library, compiler: None)  # test_selftest.py has the real one
     monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path / "scratch"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("CC", "MINILLM_MARCH"):
@@ -191,6 +192,17 @@ def test_the_first_error_of_a_source_is_the_message(sources: Path, caplog) -> No
     assert not stored()
 
 
+def test_a_library_that_fails_its_test_is_not_kept(monkeypatch, caplog) -> None:
+    def fail(*_: object) -> None:
+        raise DeviceError("fails its test")
+
+    monkeypatch.setattr(compiling, "_test", fail)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="fails its test"):
+            load(caplog)
+        assert not stored()
+
+
 def test_no_sources_is_one_line(sources: Path, caplog) -> None:
     for path in sources.iterdir():
         path.unlink()
@@ -204,6 +216,7 @@ import sys, tempfile
 from pathlib import Path
 from minillm.backends.cpu import compiling
 compiling.SOURCES = Path(sys.argv[1])
+compiling._test = lambda library, compiler: None
 tempfile.tempdir = sys.argv[2]
 if sys.argv[3:]:
     from minillm.cli.startup import end_at_signals
@@ -254,6 +267,31 @@ def test_a_signal_ends_the_compiler_too(as_command: bool, number: int, sources: 
         else:
             pytest.fail("a compiler is still running")
     assert not stored()
+
+
+def test_libraries_that_were_not_used_for_long_are_removed_but_for_the_last_few(sources: Path, caplog) -> None:
+    load(caplog)
+    [oldest] = stored()
+    names = [f"{n:032x}-{n:08x}-{n:032x}.so" for n in range(compiling.KEPT + 2)]
+    for days, name in enumerate([oldest.name, *names]):
+        path = oldest.with_name(name)
+        path.touch()
+        os.utime(path, (0, time.time() - compiling.RECENT - 86400 * (30 - days)))
+    others = [oldest.with_name(name) for name in ("notes.txt", "numbers.so")]
+    for other in others:
+        other.touch()
+        os.utime(other, (0, 0))
+    assert load(caplog) == (7, False)  # which is a use
+    assert len(stored()) == 1 + len(names) + len(others)
+    (sources / "number.h").write_text("#define NUMBER 8\n")
+    assert load(caplog) == (8, True)
+    kept = {path.name for path in stored()} - {other.name for other in others}
+    assert oldest.name in kept and len(kept) == compiling.KEPT
+    assert kept & set(names) == set(names[-(compiling.KEPT - 2) :])
+    for number in range(9, 20):  # many in a short time, as of different machines
+        (sources / "number.h").write_text(f"#define NUMBER {number}\n")
+        load(caplog)
+    assert oldest in stored() and len(stored()) == 1 + 1 + 11 + len(others)
 
 
 # --- what is damaged, exchanged or another's --------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""The likeliest tokens that a program finds in its own logits, against NumPy's argmax."""
+"""The likeliest tokens that a program finds in its own logits; `test_sample.py` has the kernel's own tests."""
 
 import numpy as np
 import pytest
 
 from minillm.backends.cpu.backend import CpuBackend
-from minillm.backends.cpu.memory import Likeliest
 from minillm.batch import TokenSequence
 from minillm.errors import NumericalError
 
@@ -12,37 +11,6 @@ from ...families import CONFIGS
 from ...tiny import model_of, runner_of
 
 RNG = np.random.default_rng(11)
-PLAIN = RNG.standard_normal((7, 9000)).astype(np.float32)
-SPECIAL = {
-    "NaN": np.nan,
-    "the other NaN": np.copysign(np.nan, -1),
-    "infinity": np.inf,
-    "minus infinity": -np.inf,
-    "the largest number": np.finfo(np.float32).max,
-}
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 255), (2, 257), (3, 4096), (7, 4097), (2, 9000)])
-@pytest.mark.parametrize("rounded", [False, True], ids=["all different", "many equal"])
-def test_the_first_of_the_largest_is_found(shape: tuple[int, int], rounded: bool) -> None:
-    logits = np.ascontiguousarray(PLAIN[: shape[0], : shape[1]])
-    logits = np.round(logits) if rounded else logits
-    assert Likeliest(logits).tokens() == logits.argmax(axis=-1).tolist()
-
-
-@pytest.mark.parametrize("name", SPECIAL)
-@pytest.mark.parametrize("places", [[0], [4095], [4096], [8999], [5, 8000]])
-def test_special_numbers_are_what_they_are_to_numpy(name: str, places: list[int]) -> None:
-    logits = PLAIN[:3].copy()
-    logits[1, places] = SPECIAL[name]
-    found = Likeliest(logits)
-    assert found.tokens() == logits.argmax(axis=-1).tolist()
-    assert found.finite() == (not np.isnan(logits).any() and not np.isposinf(logits).any())
-
-
-def test_both_zeros_are_equal_and_a_row_may_hold_nothing_else() -> None:
-    logits = np.array([[-1.0, -0.0, 0.0], [0.0, -0.0, 0.0], [-np.inf] * 3, [-2.0, -1.0, -1.0]], np.float32)
-    assert Likeliest(logits).tokens() == [1, 0, 0, 1]
 
 
 def line_of(length: int) -> TokenSequence:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from minillm.backends.cpu import launching
-from minillm.backends.cpu.launching import Glu, Program, aligned, filled, num_threads, recording, set_threads
+from minillm.backends.cpu.launching import (
+    Glu,
+    Program,
+    TakeRows,
+    aligned,
+    filled,
+    num_threads,
+    recording,
+    set_threads,
+)
 
 two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 
@@ -35,6 +44,23 @@ def test_every_share_is_done_once_by_somebody(threads: int) -> None:
         out[...] = np.nan
         program.run()
         np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_launch_begins_when_all_shares_of_the_one_before_are_done(threads: int) -> None:
+    """Each share reads what other shares of the launch before wrote."""
+    R, E = 64, 700
+    arrays = [aligned(4 * R * E).view(np.float32).reshape(R, E) for _ in range(2)]
+    moved, program = (np.arange(R) + 13) % R, Program()
+    program.threads = threads
+    for i in range(100):
+        x, out = arrays[i % 2], arrays[1 - i % 2]
+        program.add(launching._address_of("take_rows"), filled(TakeRows, x=x, rows=moved, out=out, R=R, E=E), 8)
+    for seed in range(30):
+        given = np.random.default_rng(seed).standard_normal((R, E)).astype(np.float32)
+        arrays[0][...], arrays[1][...] = given, np.nan
+        program.run()
+        np.testing.assert_array_equal(arrays[0], np.roll(given, -100 * 13, axis=0))
 
 
 def test_launches_end_one_after_the_other() -> None:
@@ -96,6 +122,25 @@ def test_a_forked_child_has_helpers_of_its_own() -> None:
     program.run()
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_a_program_ends_with_fewer_threads_than_asked_for() -> None:
+    """In a child, which has no helpers yet, and address space for the stacks of few."""
+    import resource
+
+    program, out, expected = gated(1000, 20)
+    program.threads = 60
+    child = os.fork()
+    if child == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
+        out[...] = np.nan
+        program.run()
+        fewer = len(list(Path("/proc/self/task").iterdir())) < 60
+        os._exit(0 if fewer and np.allclose(out, expected, rtol=1e-6) else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def test_what_is_recorded_is_repeated() -> None:
     x, out = np.ones((3, 8), np.float32), np.empty((3, 4), np.float32)
     program = Program()
@@ -136,8 +181,8 @@ KERNELS = Path(__file__).parents[3] / "kernels" / "cpu"
 
 def fields_in_c(name: str) -> list[tuple[str, str]]:
     """Kind and name of each field of a structure, as the source declares it."""
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c")))
-    source = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.[ch]")))
+    source = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL).replace("*const ", "*")
     (body,) = re.findall(r"typedef struct {([^}]*)} " + name + ";", source)
     found = []
     for declaration in filter(None, map(str.strip, body.split(";"))):

@@ -196,6 +196,7 @@ def embed(
     out, kept = np.full((len(ids), E), np.nan, np.float32), []
     arguments = fill(kernels.EmbedArguments, ids=ids, words=as_table(words, kept), positions=positions,
                      places=as_table(places, kept), out=out, T=len(ids), E=E, scale=scale)  # fmt: skip
+    arguments.kept += kept
     run("embed", arguments, shares)
     return out
 
@@ -237,6 +238,7 @@ def rotated(q: Any, k: Any, cosines: Any, sines: Any, shares: int = 1, *, in_pla
                                            out.strides[0] // 4))  # fmt: skip
     arguments = fill(kernels.RotaryArguments, q=parts[0], k=parts[1], cosines=cosines, sines=sines, T=T, D=D,
                      half=cosines.shape[1])  # fmt: skip
+    arguments.kept += [q, k, *results]
     run("rotary", arguments, shares)
     return results
 

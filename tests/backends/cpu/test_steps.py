@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow  # the default backend: what else runs engines tes
 
 OPT = CONFIGS["opt"]["pre-norm"]
 WINDOWED = CONFIGS["mistral"]["window"]
+EXPERTS = CONFIGS["mixtral"]["two of six, window"]
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 
 
@@ -72,6 +74,19 @@ def test_replayed_steps_have_the_bits_of_called_ones(family: str, name: str, rep
     for got, expected in zip(decode(replaying, lines, [3, 17, 5]), decode(calling, lines, [3, 17, 5]), strict=True):
         assert np.array_equal(got, expected)
     assert len(replays) > 40  # all but the first step of each batch size
+
+
+def test_a_soft_cap_is_replayed_too(replays: list[int]) -> None:
+    """As Gemma 2 has it. Of both runners, since they share the backend."""
+    replaying, calling = pair(CONFIGS["llama"]["grouped"])
+    plain = [logits.copy() for logits in decode(calling, [LINE], [3])]
+    backend: Any = replaying.backend
+    backend.attend = partial(backend.attend, softcap=0.1)
+    for got, expected, uncapped in zip(
+        decode(replaying, [LINE], [3]), decode(calling, [LINE], [3]), plain, strict=True
+    ):
+        assert np.array_equal(got, expected) and np.abs(got - uncapped).max() > 1e-3
+    assert len(replays) == len(LINE) - 4
 
 
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
@@ -222,9 +237,10 @@ def test_a_counted_step_is_called_though_it_was_recorded(replays: list[int]) -> 
     assert costs[:2] == [None, None] and 0 < costs[2] < costs[3]
 
 
-def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(replays: list[int]) -> None:
+@pytest.mark.parametrize("raw", [WINDOWED, EXPERTS], ids=["window", "experts"])
+def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(raw: dict[str, Any], replays: list[int]) -> None:
     """The same operations, layers and costs, one after the other within the pass; nothing of the pass before."""
-    replaying, calling = pair(WINDOWED)
+    replaying, calling = pair(raw)
     assert isinstance(calling.backend, WrappedBackend)
     watched, plain = TimingBackend(replaying.backend), TimingBackend(calling.backend.inner)
     plain.replays = False

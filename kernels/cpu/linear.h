@@ -1,0 +1,78 @@
+/* The matrix product's arguments, and what its files share.
+ *
+ * linear.c is the operation, and has its description. linear_floats.c and linear_integers.c multiply, by the type of W:
+ * two files, since they are compiled side by side.
+ */
+#ifndef MINILLM_LINEAR_H
+#define MINILLM_LINEAR_H
+#include "pool.h"
+#include "simd.h"
+#include <stdbool.h>
+
+enum {
+    DEPTH = 768,                /* inputs of a block; divides into groups and vectors */
+    AHEAD = 16384,              /* bytes of W that `linear_few` fetches early */
+    FLOAT_OUTPUTS = 48,         /* outputs that `floats_many` multiplies together ... */
+    INTEGER_OUTPUTS = 2 * LANES /* ... and `integers_many` */
+};
+
+typedef struct {
+    const void *weight;     /* [outputs, inputs] of float or of 16 bits, int8 [outputs, inputs'], or uint8 [outputs,
+                               inputs' / 2]; inputs' are inputs in whole groups */
+    const uint16_t *scales; /* float16 [outputs, inputs' / group] of int8 and int4, else NULL */
+    const float *bias;      /* [outputs], or NULL */
+    const float *residual;  /* [rows, outputs], or NULL; not `out` */
+    const float *x;         /* [rows, inputs] */
+    float *out;             /* [rows, outputs] */
+    int8_t *integers;       /* x rounded, [rows, inputs'] and 32 more; of int16 if `wide`. For integers only, as ... */
+    float *x_scales;        /* [rows, inputs' / 32 rounded up to 16] */
+    float *x_sums;          /* 8 times the sum of each 32 integers, as x_scales */
+    char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; `linear_many` only */
+    int64_t rows, inputs, outputs, format, group, activation;
+    int64_t wide;           /* whether the integers are int16: for int8 in `linear_many`, if wide_integers() */
+} linear;
+
+/* out = x @ W.T, for all rows and the outputs first to last. `..._many` needs memory of the worker's own. */
+void floats_few(const linear *a, int64_t first, int64_t last);
+void floats_many(const linear *a, int64_t first, int64_t last, char *scratch);
+void integers_few(const linear *a, int64_t first, int64_t last);
+void integers_many(const linear *a, int64_t first, int64_t last, char *scratch);
+
+/* Bytes of that memory. */
+int64_t floats_scratch(void);
+int64_t integers_scratch(void);
+
+/* A register tile of each size is a function of its own: one function with all of them takes several times as long to
+ * compile. */
+#define SEPARATE static __attribute__((noinline))
+
+INLINE int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Four rows of W that are read side by side are more streams than the hardware fetches early by itself. So what lies
+ * AHEAD bytes further in memory is fetched, in the order in which it lies. */
+INLINE void fetch_lines(const char *p, int64_t bytes) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
+/* The first `count` of four numbers, 1 to 4. */
+INLINE void store_four(float *p, four_floats v, int64_t count) {
+    if (count >= 4) {
+        memcpy(p, &v, sizeof v);
+    } else {
+        for (int i = 0; i < count; i++) p[i] = v[i];
+    }
+}
+
+INLINE four_floats load_four(const float *p, int64_t count) {
+    four_floats v = {0};
+    if (count >= 4) {
+        memcpy(&v, p, sizeof v);
+    } else {
+        for (int i = 0; i < count; i++) v[i] = p[i];
+    }
+    return v;
+}
+#endif

@@ -1,0 +1,178 @@
+/* The matrix product with weights of floats: out = x @ W.T, W [outputs, inputs] of float32, float16 or bfloat16.
+ *
+ * Order of summation: a block of DEPTH inputs is summed by lane and then across lanes, and the blocks by ascending
+ * place. Both versions have it, so that an output has the same bits in any batch.
+ *
+ * Versions: `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4
+ * outputs, lanes along the inputs.
+ */
+#include "linear.h"
+
+enum {
+    ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile: ROWS * 4 sums, ROWS + 1 operands */
+    STRIDE = DEPTH + 16                    /* from row to row of an expanded block: not a power of 2, for the cache */
+};
+
+INLINE int64_t bytes_of(int64_t format) {
+    return format == FLOAT32 ? 4 : 2;
+}
+
+INLINE floats load_weights(const int format, const char *p, int64_t i) {
+    if (format == FLOAT32) return load((const float *)p + i);
+    if (format == FLOAT16) return load_float16((const uint16_t *)p + i);
+    return load_bfloat16((const uint16_t *)p + i);
+}
+
+/* The first `count` of them, fewer than LANES, then zeros. */
+INLINE floats load_last_weights(const int format, const char *p, int64_t i, int64_t count) {
+    char part[4 * LANES] = {0};
+    memcpy(part, p + i * bytes_of(format), count * bytes_of(format));
+    return load_weights(format, part, 0);
+}
+
+/* --- a register tile ---------------------------------------------------------------------------------------------- */
+
+/* Some rows of x and the numbers of W that they meet. Strides are from one row to the next, W's in bytes. */
+typedef struct {
+    const float *x;
+    const char *w;
+    int64_t x_stride, w_stride, depth;
+    const char *next; /* `floats_few`: W's bytes to fetch early, in the order in which they lie; or NULL, then ... */
+    int64_t ahead;    /* ... what lies so many bytes further in the same rows: measured faster for long rows */
+} operands;
+
+/* out[r, o] = x[r] @ W[o], or += that, for R rows and `count` outputs, 1 to 4. */
+INLINE void multiply(const int format, const int R, const bool fetch, const operands *m, int64_t count, bool add,
+                     float *out, int64_t out_stride) {
+    floats total[6][4];
+    const char *w[4];
+    const float *x = m->x;
+    const int64_t x_stride = m->x_stride, depth = m->depth;
+#pragma GCC unroll 4
+    for (int o = 0; o < 4; o++) w[o] = m->w + (o < count ? o : count - 1) * m->w_stride;
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int o = 0; o < 4; o++) total[r][o] = (floats){0};
+    int64_t k = 0;
+    for (; k + LANES <= depth; k += LANES) {
+        if (fetch && m->next) fetch_lines(m->next + 4 * k * bytes_of(format), 4 * LANES * bytes_of(format));
+        floats numbers[6];
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            numbers[r] = load(x + r * x_stride + k);
+            keep(&numbers[r]);
+        }
+#pragma GCC unroll 4
+        for (int o = 0; o < 4; o++) {
+            floats weights = load_weights(format, w[o], k);
+            if (R > 1) keep(&weights);
+            if (fetch && !m->next) __builtin_prefetch(w[o] + m->ahead + k * bytes_of(format));
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) total[r][o] = multiply_add(numbers[r], weights, total[r][o]);
+        }
+    }
+    if (k < depth) {
+        floats weights[4];
+#pragma GCC unroll 4
+        for (int o = 0; o < 4; o++) weights[o] = load_last_weights(format, w[o], k, depth - k);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            floats numbers = load_part(x + r * x_stride + k, depth - k);
+#pragma GCC unroll 4
+            for (int o = 0; o < 4; o++) total[r][o] = multiply_add(numbers, weights[o], total[r][o]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+        four_floats four = sums(total[r][0], total[r][1], total[r][2], total[r][3]);
+        if (add) four += load_four(out + r * out_stride, count);
+        store_four(out + r * out_stride, four, count);
+    }
+}
+
+typedef void tile(const operands *m, int64_t count, bool add, float *out, int64_t out_stride);
+
+#define TILE(NAME, FORMAT, FETCH, R) \
+    SEPARATE void NAME##_##R(const operands *m, int64_t count, bool add, float *out, int64_t out_stride) { \
+        if (R <= ROWS) multiply(FORMAT, R, FETCH, m, count, add, out, out_stride); \
+    }
+#define TILES(NAME, FORMAT, FETCH) /* by their rows */ \
+    TILE(NAME, FORMAT, FETCH, 1) \
+    TILE(NAME, FORMAT, FETCH, 2) \
+    TILE(NAME, FORMAT, FETCH, 3) \
+    TILE(NAME, FORMAT, FETCH, 4) \
+    TILE(NAME, FORMAT, FETCH, 5) \
+    TILE(NAME, FORMAT, FETCH, 6) \
+    static tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
+
+TILES(of_float32, FLOAT32, true)
+TILES(of_float16, FLOAT16, true)
+TILES(of_bfloat16, BFLOAT16, true)
+TILES(of_block, FLOAT32, false)
+
+/* The same for all rows, in tiles of nearly the same size, and for outputs in fours. `m` holds the first of both. */
+static void multiply_block(tile *const *tiles, const linear *a, operands m, int64_t first, int64_t last, bool add) {
+    int64_t count = (a->rows + ROWS - 1) / ROWS;
+    const float *x = m.x;
+    const char *w = m.w;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row = a->rows * i / count, rows = a->rows * (i + 1) / count - row;
+        m.x = x + row * m.x_stride;
+        for (int64_t o = first; o < last; o += 4) {
+            m.w = w + (o - first) * m.w_stride;
+            tiles[rows](&m, smaller(4, last - o), add, a->out + row * a->outputs + o, a->outputs);
+        }
+    }
+}
+
+/* --- few and many rows -------------------------------------------------------------------------------------------- */
+
+/* Four outputs at a time meet all rows, one block of inputs after the other: W is read nearly as it lies. */
+void floats_few(const linear *a, int64_t first, int64_t last) {
+    tile *const *tiles = a->format == FLOAT32 ? of_float32 : a->format == FLOAT16 ? of_float16 : of_bfloat16;
+    const int64_t each = bytes_of(a->format), stride = a->inputs * each;
+    for (int64_t o = first; o < last; o += 4) {
+        int64_t k = 0;
+        do {
+            const char *rows = (const char *)a->weight + o * stride;
+            int64_t depth = smaller(DEPTH, a->inputs - k);
+            const char *next = a->inputs > DEPTH ? NULL : rows + AHEAD;
+            operands m = {a->x + k, rows + k * each, a->inputs, stride, depth, next, depth * each};
+            multiply_block(tiles, a, m, o, smaller(o + 4, last), k > 0);
+            k += DEPTH;
+        } while (k < a->inputs);
+    }
+}
+
+int64_t floats_scratch(void) {
+    return sizeof(float) * FLOAT_OUTPUTS * STRIDE;
+}
+
+/* Inputs k to k + depth of W's rows first to last. -> [last - first, STRIDE] */
+INLINE void expand(const int format, const linear *a, int64_t first, int64_t last, int64_t k, int64_t depth,
+                   float *block) {
+    for (int64_t o = first; o < last; o++, block += STRIDE) {
+        const char *w = (const char *)a->weight + (o * a->inputs + k) * bytes_of(format);
+        int64_t i = 0;
+        for (; i + LANES <= depth; i += LANES) store(block + i, load_weights(format, w, i));
+        if (i < depth) store(block + i, load_last_weights(format, w, i, depth - i));
+    }
+}
+
+/* FLOAT_OUTPUTS outputs at most. */
+void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
+    float *block = (float *)scratch;
+    int64_t k = 0;
+    do {
+        int64_t depth = smaller(DEPTH, a->inputs - k);
+        switch (a->format) {
+        case FLOAT32: expand(FLOAT32, a, first, last, k, depth, block); break;
+        case FLOAT16: expand(FLOAT16, a, first, last, k, depth, block); break;
+        case BFLOAT16: expand(BFLOAT16, a, first, last, k, depth, block); break;
+        }
+        operands m = {a->x + k, scratch, a->inputs, STRIDE * 4, depth, NULL, 0};
+        multiply_block(of_block, a, m, first, last, k > 0);
+        k += DEPTH;
+    } while (k < a->inputs);
+}

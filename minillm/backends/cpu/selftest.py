@@ -1,0 +1,168 @@
+"""The test that a fresh build of the C kernels passes before it is kept.
+
+It runs in a process of its own, since instructions that the processor does not have end the process. Every kernel
+computes small cases, in every format of weights and of the cache, with few and with many rows and on two threads; the
+results are compared with the reference's.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...batch import Batch, TokenSequence
+from ...errors import DeviceError
+from ...reference.philox import Keys
+from ...reference.quantize import quantize
+from ...reference.rotary import Rotation
+from ..formats import CACHE_FORMATS, FORMATS, Format
+from ..operations import Backend
+from ..pages import Pages
+from ..weights import Weight, narrow
+from . import compiling
+from .backend import ACTIVATIONS, CpuBackend
+from .launching import set_threads
+from .memory import Likeliest
+
+PATIENCE = 120
+"""Seconds after which the test counts as failed; it takes less than one."""
+TOLERANCE = 2e-5
+"""Largest difference, of the largest magnitude in a result: some roundings to float32"""
+
+Case = tuple[str, Callable[[Backend], Any]]
+"""A name, and what it computes on a backend."""
+
+
+def passed(library: Path, compiler: list[str]) -> None:
+    """Test a compiled library in a child process.
+
+    Raises:
+        DeviceError: the child died, or a result differs from the reference's.
+    """
+    if not sys.executable:  # Python inside of another program
+        return
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", code, str(library)],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"no end within {PATIENCE} s"
+    except OSError as error:
+        reason = f"{sys.executable} cannot be run: {error.strerror}"
+    else:
+        if child.returncode == 0:
+            return
+        reason = (child.stdout.strip() or child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
+        if child.returncode < 0:
+            reason = f"the process died of {signal.Signals(-child.returncode).name}"
+    target = os.environ.get("MINILLM_MARCH")
+    wrong = "MINILLM_MARCH should name what this processor has" if target else "CC names another compiler"
+    by = shlex.join(compiler) + (f" for {target}" if target else "")
+    raise DeviceError(f"the C kernels, compiled by {by}, fail their test: {reason}; {wrong}")
+
+
+def main() -> None:
+    """Test the library that is this process's argument; print the first case that differs, and exit with 1."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no file is left
+    compiling.use(Path(sys.argv[1]))
+    set_threads(2)
+    for name, compute in _cases():
+        with np.errstate(all="ignore"):
+            expected, got = compute(Backend()), compute(CpuBackend())
+            error = np.abs(np.subtract(got, expected, dtype=np.float64)).max() / max(1e-9, np.abs(expected).max())
+        if not error < TOLERANCE:  # also if it is NaN
+            print(f"{name}: error {error:.1e} relative to NumPy")
+            sys.exit(1)
+
+
+def _cases() -> Iterator[Case]:
+    rng = np.random.default_rng(0)
+    yield from _products(rng)
+    yield from _attention(rng)
+    x, gain, bias = (rng.standard_normal(shape, np.float32) for shape in ((3, 100), 100, 100))
+    yield "layer_norm", methodcaller("layer_norm", x, Weight("", gain, bias), 1e-5)
+    yield "rms_norm", methodcaller("rms_norm", x, Weight("", gain), 1e-5)
+    yield "take_rows", methodcaller("take_rows", x, np.array([2, 0]))
+    ids, places = np.array([4, 0, 4]), Weight("", rng.standard_normal((9, 100), np.float32))
+    for form in FORMATS.values():
+        table = Weight("", _stored(rng.standard_normal((5, 100), np.float32), form))
+        yield f"embed, {form.name}", methodcaller("embed", ids, table, ids + 1, places)
+    for activation in filter(None, ACTIVATIONS):
+        yield f"glu, {activation}", methodcaller("glu", x, activation)
+    logits = 3 * rng.standard_normal((4, 5000), np.float32)
+    yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.chooser.argmax(logits)
+    keys, filters = Keys(np.arange(4, dtype=np.uint64), np.arange(4), np.arange(4)), {"top_p": 0.9, "min_p": 0.01}
+    yield "sample", lambda on: on.chooser.sample(logits, keys, temperature=0.8, top_k=50, **filters)
+
+
+def _products(rng: np.random.Generator) -> Iterator[Case]:
+    """Whole numbers with 127 in every group of 32, which rounding to int8 does not change."""
+    activations = cycle(ACTIVATIONS)
+    for form in FORMATS.values():
+        for inputs, outputs in ((100, 37), (1701, 19)):
+            values = rng.standard_normal((outputs, inputs), np.float32)
+            weight = Weight("", _stored(values, form), rng.standard_normal(outputs, np.float32))
+            for rows in (1, 2, 3, 16, 17, 40):
+                x = rng.integers(-127, 128, (rows, inputs)).astype(np.float32)
+                x[:, ::32] = 127
+                residual = rng.standard_normal((rows, outputs), np.float32)
+                compute = methodcaller("linear", x, weight, activation=next(activations), residual=residual)
+                yield f"linear, {form.name}, {rows} rows", compute
+
+
+def _attention(rng: np.random.Generator) -> Iterator[Case]:
+    """Queries and keys turned, keys and values stored, attention of a prefill and a decode step over shuffled pages."""
+    H, K, D, P = 4, 2, 20, 32
+    prompt, line = (
+        TokenSequence([0] * 70, 0, [3, 0, 9]),
+        TokenSequence([0] * 300, 299, [1, 2, *range(4, 9), 10, 11, 12]),
+    )
+    batch = Batch.of([prompt, line], [70, 1], P)
+    q, k, v = (rng.standard_normal((batch.num_tokens, heads, D), np.float32) for heads in (H, K, K))
+    rotation = Rotation(frequencies=Weight("", rng.uniform(0, 1, D // 2).astype(np.float32)))
+    slopes = Weight("", rng.uniform(0.01, 0.5, H).astype(np.float32))
+    bias = [rng.standard_normal((H, new, S), np.float32) for new, S in ((70, 70), (1, 300))]
+    variants: list[dict[str, Any]] = [
+        {}, {"window": 50}, {"slopes": slopes, "bias": bias}, {"softcap": 0.7, "causal": False},
+    ]  # fmt: skip
+    yield "rotary", lambda on: np.concatenate(on.rotary(q, k, batch, rotation), axis=1)
+    for name, form in CACHE_FORMATS.items():
+        pages = Pages(np, (1, 13, K, P, D), form)
+        for stored in pages.layer(0):
+            stored[:] = rng.standard_normal(stored.shape, np.float32)
+        yield f"store_kv, {name}", partial(_store, k=k, v=v, pages=pages, batch=batch)
+        for variant in variants:
+            yield f"attend, {name}, {[*variant]}", methodcaller("attend", q, pages, 0, batch, scale=0.2, **variant)
+
+
+def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
+    """Store keys and values. -> those that are read then [2, pages, K, P, D]"""
+    for stored in pages.layer(0):
+        stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros_like(k)
+    on.store_kv(k, v, pages, 0, batch)
+    return np.array([stored[:] for stored in pages.layer(0)])
+
+
+def _stored(values: Any, form: Format) -> Any:
+    """A matrix in a format, as backends keep it."""
+    if form.scale_bits:
+        return quantize(values, form.bits, form.group)
+    return values if form.bits == 32 else narrow(values, form)

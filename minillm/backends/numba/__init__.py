@@ -1,1 +1,0 @@
-"""Kernels for a CPU, compiled by Numba. Nothing outside this package imports numba."""

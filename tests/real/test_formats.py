@@ -1,0 +1,48 @@
+"""Weights and K/V cache of fewer bits on the real model, measured by the perplexity of a real text.
+
+The model's file has 4 bits already (Q4_1, with an offset in each group), so int4 rounds a second time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.precision import relative_error
+
+from .conftest import Engines
+
+pytestmark = pytest.mark.real
+
+WEIGHTS = {"float16": 0.001, "bfloat16": 0.002, "int8": 0.01, "int4": 0.25}
+"""Format of the weights -> by which part it may change the perplexity"""
+CACHES = {"bfloat16": 0.002, "int8": 0.005}
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        *(pytest.param({"dtype": name}, limit, id=name) for name, limit in WEIGHTS.items()),
+        *(pytest.param({"cache_dtype": name}, limit, id=f"cache in {name}") for name, limit in CACHES.items()),
+    ],
+)
+def test_perplexity_in_fewer_bits(
+    options: dict[str, str], limit: float, engines: Engines, expected: dict[str, Any], text: str,
+    measured: Callable[[str], None],
+) -> None:  # fmt: skip
+    perplexity, exact = engines(**options, max_batch_size=1).score(text).perplexity, expected["text"]["perplexity"]
+    change = perplexity / exact - 1
+    measured(f"perplexity with {' '.join(options)} {' '.join(options.values())}: {perplexity:.3f} ({change:+.2%})")
+    assert 0 < abs(change) < limit, "the format makes a difference, and a small one"
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.002), ("int8", 0.06), ("int4", 0.06)])
+def test_numpy_and_the_kernels_in_c_agree_in_fewer_bits(
+    dtype: str, most: float, engines: Engines, expected: dict[str, Any]
+) -> None:
+    """The same rounded weights. With int8 and int4 the kernels round activations to 8 bits too, NumPy does not."""
+    prompt = expected["continuations"][-1]["prompt"]
+    ours, theirs = (engines(backend=backend, dtype=dtype).forward(prompt) for backend in ("cpu", "numpy"))
+    assert relative_error(ours, theirs) < most
+    assert np.mean(ours.argmax(axis=-1) == theirs.argmax(axis=-1)) > 0.9
