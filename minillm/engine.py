@@ -405,7 +405,7 @@ class Engine:
         helpers = [helper.config for helper in parts.helpers.values()]
         refuse_guesses(self.config, {"draft": "draft" in parts.helpers})
         if prefix_cache and any(config.keys_follow_length for config in (self.config, *helpers)):
-            logger.warning("the prefix cache is off: with dynamic rotary scaling, keys depend on the text's length")
+            logger.warning("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
             prefix_cache = False
         context = min(config.max_positions for config in (self.config, *helpers))
         self._maker = RequestMaker(

@@ -1,7 +1,6 @@
 """minillm analyze: the cost of a model, from its config.json alone."""
 
 import argparse
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -45,6 +45,10 @@ FAMILIES = (
     "starcoder2",
     "gemma2",
     "gemma3_text",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "phi3",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 

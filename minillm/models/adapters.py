@@ -71,13 +71,13 @@ class _Modules(Weights):
         inputs: int,
         bias: bool = False,
         split: Split | None = None,
-        blocks: int = 1,
+        blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         transposed: bool = False,
     ) -> Weight:
         first = 0
         for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
-            weight, order = self._prefix + name, (blocks, heads, transposed)
+            weight, order = self._prefix + name, (blocks if isinstance(blocks, int) else 1, heads, transposed)
             self.found[self._prefix + part] = Module(weight, rows, inputs, first, "projection", *order)
             first += rows
         return super().linear(name, outputs, inputs=inputs, bias=bias, split=split)
