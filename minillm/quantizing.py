@@ -1,8 +1,9 @@
 """Conversion of a checkpoint to smaller weights: 16 bits, or 8 or 4 bits in groups with one scale each.
 
 `backends/formats.py` says the format of each weight: with int4 the vocabulary has 8 bits; norms and biases are not
-rounded, nor positions with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits give an
-ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each other.
+rounded, nor positions and routers with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits
+give an ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each
+other.
 """
 
 import json

@@ -46,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
         "word_embed_proj_dim": 64,
     },
+    "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 8},
     "gpt_neox": {  # whose Q, K and V are one matrix, head by head
         "model_type": "gpt_neox",
         "vocab_size": 96,
