@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .backends.formats import FLOAT16, FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
 from .backends.operations import Backend
 from .backends.weights import Loader, Tensor, Weight, narrow
-from .checkpoint import SMALL_FILES, open_checkpoint
+from .checkpoint import SMALL_FILES, StoredTensor, open_checkpoint
 from .checkpoint.gguf import is_gguf, read_gguf
 from .checkpoint.safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
 from .checkpoint.tensors import FLOATS
@@ -198,7 +198,7 @@ def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built:
         stored = open_checkpoint(source)
         tensors = canonical_names(stored, config)
     for name, tensor in tensors.items():
-        if tensor.dtype not in FORMATS:
+        if tensor.dtype not in (FLOATS if isinstance(tensor, StoredTensor) else FORMATS):
             raise UnsupportedModelError(
                 f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
             )
