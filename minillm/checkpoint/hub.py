@@ -236,13 +236,8 @@ def gguf_in(folder: Path) -> Path | None:
 
 def _fetch_file(name: str, revision: str | None) -> Path:
     """The local copy of owner/name/file.gguf, and of the other files of its model if it is one of several."""
-    from huggingface_hub import hf_hub_download
-
     repo_id, _, file = name.rpartition("/")
-    try:
-        first, *_ = (Path(hf_hub_download(repo_id, each, revision=revision)) for each in all_shards(file))
-    except _client_errors() as error:
-        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
+    first, *_ = [find_file(repo_id, each, revision=revision) for each in all_shards(file)]
     return first
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..backends.low_rank import AdapterWeights
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import Tensor
@@ -19,7 +20,7 @@ from ..checkpoint.gguf import GGUF, is_gguf, read_gguf
 from ..config import ModelConfig, read_config
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from . import sources
-from .adapters import merge, read_adapter
+from .adapters import merge, per_request, read_adapter
 from .base import Model
 from .decoder import Decoder
 from .quantized import Quantization
@@ -44,6 +45,10 @@ FAMILIES = (
     "starcoder2",
     "gemma2",
     "gemma3_text",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "phi3",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 
@@ -181,6 +186,16 @@ def check_complete(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
     if config.tied_head and names.head in tensors:
         tensors.setdefault(names.embedding, tensors.pop(names.head))
     sources.check_tensors(tensors, sources.tensor_shapes(family.build, config, as_built=False))
+
+
+def load_adapter(folder: Path, config: ModelConfig, backend: Backend) -> AdapterWeights:
+    """Load a LoRA adapter for single requests of a model (`adapters.per_request`).
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.
+    """
+    family = family_named(config.model_type)
+    return per_request(read_adapter(folder, family.build, config, family.NAMES), backend)
 
 
 def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
