@@ -92,7 +92,8 @@ class Engine:
         """Load a model.
 
         Args:
-            model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
+            model: a checkpoint folder, a GGUF file or a Hugging Face hub id (owner/name, or owner/name/file.gguf); by
+                default the small model that ships with minillm
             revision: branch, tag or commit on the hub
             dtype: of the weights in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default the fastest
                 lossless one, and the stored one for a quantised checkpoint. On "cuda" also of activations and the K/V
@@ -108,7 +109,7 @@ class Engine:
             prefix_cache: keep the K/V of finished sequences for prompts with the same prefix (a chat)
             draft: a smaller model with the same vocabulary, for speculative decoding
             amateur: a weaker model with the same vocabulary, for contrastive decoding
-            tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a hub id or a
+            tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a GGUF file, a hub id or a
                 `minillm.tokenizer.Tokenizer`. A chat template in its folder is used too. Without a tokenizer prompts
                 are token ids
             adapter: a LoRA adapter, merged into the weights: a folder that PEFT has written, or a hub id. The sum is
@@ -404,7 +405,7 @@ class Engine:
         helpers = [helper.config for helper in parts.helpers.values()]
         refuse_guesses(self.config, {"draft": "draft" in parts.helpers})
         if prefix_cache and any(config.keys_follow_length for config in (self.config, *helpers)):
-            logger.warning("the prefix cache is off: with dynamic rotary scaling, keys depend on the text's length")
+            logger.warning("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
             prefix_cache = False
         context = min(config.max_positions for config in (self.config, *helpers))
         self._maker = RequestMaker(

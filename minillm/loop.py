@@ -240,10 +240,12 @@ class StepLoop:
     def _pages_needed(self, request: Request, width: int, extra_positions: int = 0) -> int:
         """Maximum number of pages of a request: its sequences share the prompt's full pages; all others may differ.
 
-        Each model's cache has the same number of pages, and no model uses more of them than the target.
+        They share none where each may be computed anew. Each model's cache has the same number of pages, and no model
+        uses more of them than the target.
         """
         cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
-        shared = prompt // cache.page_size if request.settings.use_cache else 0
+        recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
+        shared = prompt // cache.page_size if request.settings.use_cache and not recomputed else 0
         return shared + width * (cache.pages_for(prompt + request.max_new_tokens + extra_positions) - shared)
 
     @property

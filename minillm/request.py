@@ -332,7 +332,7 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
     for name, value in wanted.items():
         if value and config.keys_follow_length:
             raise ParameterError(
-                f"{name} would change the results: with dynamic rotary scaling, keys depend on how many tokens run "
+                f"{name} would change the results: with this rotary scaling, keys depend on how many tokens run "
                 "together; leave it out"
             )
 

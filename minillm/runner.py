@@ -135,4 +135,7 @@ class Runner:
             sequence = self.cache.fork(sequence, keep, spares)
         sequence.token_ids += feed.tokens
         sequence.tree = tuple(feed.tree)
+        longest = self.model.config.keys_change_beyond
+        if longest is not None and sequence.cached <= longest < len(sequence.token_ids):
+            self.cache.forget(sequence)
         return sequence

@@ -211,8 +211,9 @@ def _rms_norm(_: Backend, weight: Weight, result: Any, *, residual: Any, **__: A
 def _rotary(_: Backend, __: None, result: Any, *, q: Any, k: Any, rotation: Rotation, **___: Any) -> Cost:
     T, H, D = q.shape
     scaled, stretched = rotation.scale != 1, rotation.stretch is not None
-    half, heads = len(rotation.frequencies.data), H + k.shape[1]
-    return rotary_cost(T, heads, D, half, scaled=scaled, stretched=stretched, number_bytes=q.itemsize)
+    return rotary_cost(
+        T, H + k.shape[1], D, rotation.pairs, scaled=scaled, stretched=stretched, number_bytes=q.itemsize
+    )
 
 
 def _glu(_: Backend, __: None, result: Any, *, activation: str, **___: Any) -> Cost:

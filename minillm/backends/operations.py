@@ -45,13 +45,7 @@ class Backend:
         self.memory.arena.turn()
 
     def embed(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        *,
-        scale: float = 1.0,
+        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
     ) -> Any:
         """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.memory.arena.take((len(ids), table.shape[1]))

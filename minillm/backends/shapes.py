@@ -113,13 +113,7 @@ class ShapeBackend(Backend):
         super().__init__(ShapeLoader(weights, checkpoint), memory)
 
     def embed(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        *,
-        scale: float = 1.0,
+        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
     ) -> Any:
         """[T], [T] -> [T, E]"""
         return self.memory.arena.take((len(ids), table.shape[1]))

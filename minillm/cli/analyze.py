@@ -1,7 +1,6 @@
 """minillm analyze: the cost of a model, from its config.json alone."""
 
 import argparse
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,7 +46,7 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument("model", metavar="MODEL", help="folder, hub id, or a published name such as opt-13b")
+    parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id, or a published name such as opt-13b")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     work = parser.add_argument_group("work")
     work.add_argument("--batch", type=int, default=1, metavar="N", help="sequences side by side (default: 1)")
@@ -137,8 +136,7 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
     quantization = found.quantization
     if isinstance(quantization, Quantization):
         quantization.check_wanted(args.dtype)
-    stored = found.kept if quantization is None else quantization.dtype
-    kept = stored if args.dtype == "auto" else args.dtype
+    kept = (found.kept or args.dtype) if args.dtype == "auto" else args.dtype
     fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - 1))
     prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
@@ -168,8 +166,8 @@ class FoundConfig(NamedTuple):
     dtype: str
     """Dtype of the checkpoint's tensors that are not quantised"""
     quantization: "Quantization | Scheme | None" = None
-    kept: str = "auto"
-    """Format in which most weights of a GGUF file are kept in memory"""
+    kept: str | None = None
+    """The dtype in 8 or 4 bits that the checkpoint has"""
 
 
 def find_model_config(model: str, revision: str | None) -> FoundConfig:
@@ -181,9 +179,10 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
     """
     from ..accounting.storage import BYTES
     from ..checkpoint import find_config
-    from ..checkpoint.gguf import is_gguf
+    from ..checkpoint.gguf import is_gguf, read_gguf
     from ..config import read_config
-    from ..models import family_of, published, published_config
+    from ..models import family_of, published, published_config, read_gguf_model_config
+    from ..models.gguf import main_dtype
     from ..models.schemes import read_quantization
 
     if model in published() and not Path(model).exists():
@@ -196,33 +195,14 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
         )
     path = find_config(model, revision=revision)
     if is_gguf(path):
-        return _read_gguf(path)
+        gguf = read_gguf(path)
+        main = main_dtype(gguf)
+        return FoundConfig(read_gguf_model_config(gguf), main if main in BYTES else "float32", None, main)
     raw = read_config(path)
     config: ModelConfig = family_of(raw).read_config(raw)
-    stored = raw.get("dtype") or raw.get("torch_dtype")
-    return FoundConfig(config, stored if stored in BYTES else "float32", read_quantization(raw))
-
-
-def _read_gguf(path: Path) -> FoundConfig:
-    """The configuration in a GGUF file, and the format in which most of its numbers are kept.
-
-    Raises:
-        ModelError: it is damaged, or of a kind that minillm does not run.
-    """
-    from ..checkpoint.gguf import read_gguf, read_shards
-    from ..models import family_of
-    from ..models.gguf import read_gguf_config
-    from ..models.gguf_tensors import FLOATS, GROUPS
-
-    gguf = read_gguf(path)
-    raw = read_gguf_config(gguf)
-    numbers: dict[str, int] = {}
-    for shard in read_shards(gguf):
-        for tensor in shard.tensors.values():
-            kept = (FLOATS | GROUPS).get(tensor.type.name, "float16")
-            numbers[kept] = numbers.get(kept, 0) + math.prod(tensor.shape)
-    kept = max(numbers, key=lambda name: numbers[name])
-    return FoundConfig(family_of(raw).read_config(raw), "float16" if kept in GROUPS.values() else kept, kept=kept)
+    stored, quantization = raw.get("dtype") or raw.get("torch_dtype"), read_quantization(raw)
+    kept = None if quantization is None else quantization.dtype
+    return FoundConfig(config, stored if stored in BYTES else "float32", quantization, kept)
 
 
 def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int]]:

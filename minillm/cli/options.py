@@ -37,7 +37,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
     """Add options for the model and its execution. `dtypes` is the default of a command that takes several."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the model in the package)"
+        "--model", metavar="MODEL", help="checkpoint folder, GGUF file or hub id (default: the model in the package)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
     group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")

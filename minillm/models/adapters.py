@@ -71,19 +71,31 @@ class _Modules(Weights):
         inputs: int,
         bias: bool = False,
         split: Split | None = None,
-        blocks: int = 1,
+        blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         transposed: bool = False,
     ) -> Weight:
         first = 0
         for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
-            weight, order = self._prefix + name, (blocks, heads, transposed)
+            weight, order = self._prefix + name, (blocks if isinstance(blocks, int) else 1, heads, transposed)
             self.found[self._prefix + part] = Module(weight, rows, inputs, first, "projection", *order)
             first += rows
         return super().linear(name, outputs, inputs=inputs, bias=bias, split=split)
 
+    def experts(
+        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
+    ) -> Weight:
+        for expert in range(count):
+            first = 0
+            for part, rows in outputs.items():
+                module = Module(f"{self._prefix}{name}.{expert}", rows, inputs, first, "projection")
+                self.found[self._prefix + part.replace("*", str(expert))] = module
+                first += rows
+        return super().experts(name, outputs, inputs=inputs, count=count, split=split)
+
     def table(self, name: str, rows: int, width: int, role: Role) -> Weight:
-        self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, role)
+        kind: Role = "projection" if role == "router" else role  # a linear layer, as PEFT sees it
+        self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, kind)
         return super().table(name, rows, width, role)
 
 
