@@ -55,7 +55,7 @@ class ModelConfig:
     experts_per_token: int = 0
     """k: experts that compute each token"""
     mixed_layers: bool = False
-    """Some layers have experts, and some have one MLP"""
+    """Layers differ in their results: some have experts, or do not rotate queries and keys"""
 
     def sharded(self: C, ranks: int) -> C:
         """The configuration of one of `ranks` that share each layer: its heads of the whole.

@@ -60,7 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 CONFIGS["mixtral"] = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 CONFIGS["gemma2"] = LLAMA | {"model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16}
 PREFIX = {"opt": "model.decoder.", "gpt_neox": "gpt_neox."}
-"""What names of tensors begin with, if not "model.\""""
+"""The beginning of tensors' names, if not "model.\""""
 UNQUANTISED = ("embed", "lm_head", "norm", "block_sparse_moe.gate")
 
 
@@ -72,7 +72,7 @@ class Published:
     """quantization_config"""
     write: Writer
     dtype: str
-    """What minillm reads it as"""
+    """The dtype that minillm reads it as"""
     stored: str = "float16"
     """config.json's dtype"""
 

@@ -50,6 +50,8 @@ class Module:
     """Rows are stored head by head (`Weights.linear`)"""
     transposed: bool = False
     """Published as [inputs, outputs]"""
+    is_expert: bool = False
+    """One of several experts' matrices"""
 
     def arranged(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
@@ -88,7 +90,7 @@ class _Modules(Weights):
         for expert in range(count):
             first = 0
             for part, rows in outputs.items():
-                module = Module(f"{self._prefix}{name}.{expert}", rows, inputs, first, "projection")
+                module = Module(f"{self._prefix}{name}.{expert}", rows, inputs, first, "projection", is_expert=True)
                 self.found[self._prefix + part.replace("*", str(expert))] = module
                 first += rows
         return super().experts(name, outputs, inputs=inputs, count=count, split=split)
@@ -389,9 +391,11 @@ def per_request(adapter: Adapter, backend: Backend) -> AdapterWeights:
         for name in adapter.changes
         if adapter.modules[name].role != "projection" and (name != adapter.head or adapter.unties)
     ]
+    experts = [name for name in adapter.changes if adapter.modules[name].is_expert]
     reason = (
         f"replaces {next(iter(adapter.replaced))}" if adapter.replaced
         else f"changes {tables[0]}, a table" if tables
+        else f"changes {experts[0]}, an expert" if experts
         else "has use_dora" if any(change.lengths is not None for change in adapter.changes.values())
         else None
     )  # fmt: skip

@@ -34,6 +34,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         "smollm3",
         windows=layer_windows(fields, rotated),
         rotated=rotated,
+        mixed_layers=len(set(rotated)) > 1,
         tied_head=True,
         base=BASE,
         qkv_bias=bias,

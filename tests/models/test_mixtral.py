@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from minillm.backends.numpy import NumpyBackend
-from minillm.errors import CheckpointError
+from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.models import load_model, mixtral
+from minillm.models.adapters import per_request, read_adapter
 
 from ..adapters import LORA
 from ..tiny import logits_of, runner_of, tiny_tensors
@@ -69,3 +70,8 @@ def test_an_adapter_changes_an_expert_and_the_router(tmp_path: Path) -> None:
 
     np.testing.assert_allclose(logits("base", tmp_path / "adapter"), logits("summed"), rtol=0, atol=1e-4)
     assert np.abs(logits("base") - logits("summed")).max() > 0.1
+    found = read_adapter(tmp_path / "adapter", mixtral.build, mixtral.read_config(CONFIG), mixtral.NAMES)
+    with pytest.raises(
+        UnsupportedModelError, match=r"w2, an expert, which cannot be done for single requests: merge it"
+    ):
+        per_request(found, NumpyBackend())

@@ -134,7 +134,7 @@ def _group_of(module: Module, groups: list[Group], ignored: tuple[str, ...]) -> 
 
 
 def _matches(target: str, name: str) -> bool:
-    """Whether a target, a name or "re:" with a regular expression for its beginning, means a module."""
+    """True if a target, a name or "re:" and a regular expression for the beginning of names, means a module."""
     if not target.startswith("re:"):
         return target == name
     try:
