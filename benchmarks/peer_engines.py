@@ -296,7 +296,11 @@ class OpenVino:
         import openvino_genai
 
         self._package: Any = openvino_genai
-        self._pipeline = openvino_genai.LLMPipeline(path, "CPU", INFERENCE_NUM_THREADS=threads)
+        scheduling = openvino_genai.SchedulerConfig()
+        scheduling.enable_prefix_caching = False  # else a prompt that comes again costs nothing
+        self._pipeline = openvino_genai.LLMPipeline(
+            path, "CPU", scheduler_config=scheduling, INFERENCE_NUM_THREADS=threads
+        )
 
     def _generate(self, prompts: list[list[int]], new_tokens: int) -> Any:
         """Decode greedily. Returns the pipeline's own measurements."""
