@@ -42,8 +42,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     keys_follow_length: bool = False
-    """Keys depend on the length of the text they were computed in ("dynamic" rotary scaling): they cannot be reused
-    for another text, and guesses computed together differ from tokens computed one by one."""
+    """Keys depend on the length of the text they were computed in ("dynamic" and "longrope" rotary scaling): they
+    cannot be reused for another text, and guesses computed together differ from tokens computed one by one."""
+
+    keys_change_beyond: int | None = None
+    """Length in tokens; a text that outgrows it has other keys ("longrope" rotary scaling), and is computed anew."""
 
     tied_head: bool = False
     """The LM head is the token embedding"""
