@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import (
-    RESULTS,
     BenchmarkError,
-    available_cores,
     bandwidth_probe,
     describe,
+    headed,
     make_folder,
+    new_parser,
     positive,
     say,
     thread_environment,
@@ -67,12 +67,11 @@ MEMORY_SHARE = 0.75
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure minillm beside other engines, in turns.")
+    parser = new_parser("Measure minillm beside other engines, in turns.", "CSV and the table")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     model.add_argument("--model", type=Path, help="real weights: a checkpoint folder or a GGUF file")
     parser.add_argument("--text", type=Path, help="a text for perplexities of --model (default: a page of English)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="turns of each engine (default: 5)")
     for name, known in (("cases", CASES), ("engines", tuple(PACKAGES)), ("formats", tuple(BITS))):
         parser.add_argument(f"--{name}", type=chosen(known), metavar="A,B", help=f"default: {','.join(known)}")
@@ -80,7 +79,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--prefill", type=positive, default=512, metavar="N", help="tokens of the prompt (default: 512)"
     )
     parser.add_argument("--new-tokens", type=positive, default=32, metavar="N", help="in a burst (default: 32)")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the table")
     args = parser.parse_args(arguments)
     real = args.model is not None
     args.cases = args.cases or tuple(case for case in CASES if real or case != "perplexity")
@@ -361,7 +359,7 @@ def write(args: argparse.Namespace, family: str, missing: str, results: Results)
     facts |= describe(args.threads, VERSIONS)
     probes = [burst.bandwidth for burst in results.bursts] or [0.0]
     facts["bandwidth"] = f"median {statistics.median(probes):.1f} GB/s ({min(probes):.1f}-{max(probes):.1f})"
-    lines = [*(f"{key}: {fact}" for key, fact in facts.items()), "", *goal_table(results), ""]
+    lines = [*headed(facts), *goal_table(results), ""]
     lines += [*speed_table(results), *other_tables(results)]
     stem = args.out / f"against_peers_{name}"
     rows = (

@@ -13,10 +13,9 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness import RESULTS, available_cores, describe, execute, make_folder, positive, positives, say, write_csv
+from harness import describe, execute, headed, make_folder, new_parser, positive, positives, say, write_csv
 
 if TYPE_CHECKING:
     from minillm import Engine
@@ -54,15 +53,13 @@ class Figures(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure steps of beam search against greedy steps.")
+    parser = new_parser("Measure steps of beam search against greedy steps.", "CSV")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument(
         "--contexts", type=positives, default=(100, 1000), metavar="N,N,...", help="tokens before the first timed step"
     )
     parser.add_argument("--beams", type=positive, default=4, metavar="N", help="and greedy prompts (default: 4)")
     parser.add_argument("--steps", type=positive, default=60, metavar="N", help="timed turns (default: 60)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV")
     return parser.parse_args(arguments)
 
 
@@ -125,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
     engine = Engine.random(args.shape, max_batch_size=2 * args.beams, threads=args.threads)
     figures = [measure(engine, context, args.beams, args.steps) for context in args.contexts]
     facts = {"question": f"a step of {args.beams} beams against a greedy step of batch {args.beams}, {args.shape}"}
-    facts |= {"turns": str(args.steps)} | describe(args.threads, ("minillm", "numpy"))
+    facts |= {"turns": str(args.steps)} | describe(args.threads)
     path = args.out / f"beam_cost_{args.shape}.csv"
     write_csv(path, facts, HEADER, [one.row(engine.runner.cache.page_size) for one in figures])
-    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
+    print("\n".join([*headed(facts), *table(figures), ""]))
     worst = max(statistics.median(one.ratios) for one in figures)
     print(f"A beam step costs {worst:.2f} times a greedy step at most; {LIMIT} is aimed at.")
     print(f"written: {path}")

@@ -13,16 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import (
-    RESULTS,
-    available_cores,
     bandwidth_probe,
     describe,
     execute,
+    headed,
     make_folder,
+    new_parser,
     positive,
     positives,
     say,
@@ -62,14 +61,12 @@ class Figures(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure the products of the CPU backend.")
+    parser = new_parser("Measure the products of the CPU backend.", "CSV")
     parser.add_argument("--inputs", type=positive, default=3072, metavar="N", help="columns of the weight")
     parser.add_argument("--outputs", type=positive, default=768, metavar="N", help="rows of the weight")
     parser.add_argument("--rows", type=positives, default=(1, 4, 16, 512), metavar="N,N,...", help="of activations")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="default: all")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="probes of the bandwidth (default: 5)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV")
     return parser.parse_args(arguments)
 
 
@@ -132,7 +129,8 @@ def bursts(weight: Any, prepare: Callable[[list[Any]], Callable[[], None]]) -> C
         turn += 1
         began = time.perf_counter()
         runs[turn % len(runs)]()
-        return (time.perf_counter() - began) / calls
+        seconds: float = (time.perf_counter() - began) / calls
+        return seconds
 
     return burst
 
@@ -171,11 +169,11 @@ def run(args: argparse.Namespace) -> int:
         say(f"{form}, {rows} rows")
         figures.append(measure(form, rows, args, probe))
     facts = {"question": f"products of {args.inputs} inputs and {args.outputs} outputs"}
-    facts |= describe(args.threads, ("minillm", "numpy"))
+    facts |= describe(args.threads)
     table = [[str(cell) for cell in line] for line in (HEADER, *(one.row() for one in figures))]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
-    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *lines]))
+    print("\n".join([*headed(facts), *lines]))
     path = args.out / f"cpu_kernels_{args.inputs}_{args.outputs}.csv"
     write_csv(path, facts, HEADER, [one.row() for one in figures])
     print(f"written: {path}")

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import (
-    RESULTS,
     BenchmarkError,
-    available_cores,
     describe,
     execute,
+    headed,
     make_folder,
     need_matplotlib,
+    new_parser,
     positive,
     say,
     spread,
@@ -69,7 +69,7 @@ class Figures(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure each format of weights on each backend.")
+    parser = new_parser("Measure each format of weights on each backend.", "CSV and the plot")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--prompt-length", type=positive, default=128, metavar="N", help="prompt tokens (default: 128)")
     parser.add_argument("--steps", type=positive, default=16, metavar="N", help="timed decode steps (default: 16)")
@@ -77,8 +77,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--backends", default=None, metavar="A,B", help="default: numpy, and cpu where there is a C compiler"
     )
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the plot")
     return parser.parse_args(arguments)
 
 
@@ -242,11 +240,11 @@ def run(args: argparse.Namespace) -> int:
     figures = measure(args, [Kind(backend, dtype) for backend in backends for dtype in FORMATS])
     name = f"{args.shape}, batch 1, prompt of {args.prompt_length} tokens"
     facts = {"question": f"formats of weights, {name}", "rounds": str(args.repeat), "timed steps": str(args.steps)}
-    facts |= describe(args.threads, ("minillm", "numpy"))
+    facts |= describe(args.threads)
     stem = args.out / f"dtypes_{args.shape}"
     write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, rows(figures))
     plot(stem.with_name(stem.name + ".png"), figures, args.prompt_length, name, facts)
-    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
+    print("\n".join([*headed(facts), *table(figures), ""]))
     print(conclusion(figures))
     print(f"written: {stem}.csv, {stem}.png")
     return 0

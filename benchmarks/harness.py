@@ -24,6 +24,14 @@ class BenchmarkError(Exception):
     """An error that the user can correct, in one line; the script exits with 2."""
 
 
+def new_parser(description: str, results: str) -> argparse.ArgumentParser:
+    """A parser of options, with those for threads and for the folder of the results, such as "CSV and the plot"."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"for the {results}")
+    return parser
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1, for argparse."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -163,7 +171,7 @@ def bandwidth_probe(threads: int) -> Callable[[], float]:
     return probe
 
 
-def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
+def describe(threads: int, packages: tuple[str, ...] = ("minillm", "numpy")) -> dict[str, str]:
     """Processor, system, versions, compiler and commit, each a short text.
 
     Args:
@@ -179,6 +187,11 @@ def describe(threads: int, packages: tuple[str, ...]) -> dict[str, str]:
         "compiler": _compiler(),
         "commit": _commit(),
     }
+
+
+def headed(facts: dict[str, str]) -> list[str]:
+    """The facts about a run as the first lines of a report."""
+    return [*(f"{name}: {fact}" for name, fact in facts.items()), ""]
 
 
 def version(package: str) -> str:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness import (
-    RESULTS,
     BenchmarkError,
-    available_cores,
     describe,
     execute,
+    headed,
     make_folder,
     need_matplotlib,
+    new_parser,
     positive,
     positives,
     say,
@@ -64,7 +64,7 @@ class Figures(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure prefill and decode against length and batch.")
+    parser = new_parser("Measure prefill and decode against length and batch.", "CSV and the plot")
     parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     parser.add_argument("--lengths", type=positives, default=(32, 128, 512, 1024), metavar="N,N,...", help="of prompts")
     parser.add_argument("--batches", type=positives, default=(1, 2, 4, 8), metavar="N,N,...", help="prompts at once")
@@ -72,8 +72,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="timed rounds (default: 3)")
     parser.add_argument("--backend", default="auto", help="cpu or numpy (default: cpu where there is a C compiler)")
     parser.add_argument("--dtype", default="float32", help="how weights are kept (default: float32)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the plot")
     return parser.parse_args(arguments)
 
 
@@ -199,11 +197,11 @@ def run(args: argparse.Namespace) -> int:
     name = f"{args.shape}, {args.dtype} on {engine.runner.backend.name}"
     facts = {"question": f"prefill and decode against length and batch, {name}"}
     facts |= {"rounds": str(args.repeat), "timed steps": str(args.steps)}
-    facts |= describe(args.threads, ("minillm", "numpy"))
+    facts |= describe(args.threads)
     stem = args.out / f"lengths_and_batches_{args.shape}"
     write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, [row(*pair) for pair in figures.items()])
     plot(stem.with_name(stem.name + ".png"), figures, name, facts)
-    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
+    print("\n".join([*headed(facts), *table(figures), ""]))
     print(conclusion(figures))
     print(f"written: {stem}.csv, {stem}.png")
     return 0

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import (
-    RESULTS,
     BenchmarkError,
-    available_cores,
     describe,
     execute,
+    headed,
     make_folder,
     need_matplotlib,
+    new_parser,
     positive,
     positives,
     say,
@@ -60,7 +60,7 @@ class Curve(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure naive against cached generation.")
+    parser = new_parser("Measure naive against cached generation.", "CSV and the plot")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
     model.add_argument("--model", metavar="FOLDER", help="a checkpoint instead")
@@ -69,8 +69,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--prompt-length", type=positive, default=16, metavar="N", help="prompt tokens (default: 16)")
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="timed rounds (default: 3)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the plot")
     return parser.parse_args(arguments)
 
 
@@ -245,12 +243,12 @@ def run(args: argparse.Namespace) -> int:
     prompt = [(7919 * i + 11) % engine.config.vocab_size for i in range(args.prompt_length)]
     curves = measure(engine, prompt, args.lengths[-1], args.repeat)
     facts = {"question": f"naive against cached greedy generation, {name}, prompt of {len(prompt)} tokens"}
-    facts |= {"rounds": str(args.repeat)} | describe(args.threads, ("minillm", "numpy"))
+    facts |= {"rounds": str(args.repeat)} | describe(args.threads)
 
     stem = args.out / f"naive_vs_cached_{name}"
     write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, rows(curves, args.lengths))
     plot(stem.with_name(stem.name + ".png"), curves, args.lengths, f"{name}, prompt of {len(prompt)} tokens", facts)
-    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(curves, args.lengths), ""]))
+    print("\n".join([*headed(facts), *table(curves, args.lengths), ""]))
     print(_compare_tokens(curves["naive"].token_ids, curves["cached"].token_ids))
     agree = all(curve.counted == curve.formula for curve in curves.values())
     print(_agreement(curves) if not agree else "FLOPs: counted and formula agree exactly, at every token of both ways.")

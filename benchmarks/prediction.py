@@ -10,16 +10,15 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness import (
-    RESULTS,
     BenchmarkError,
-    available_cores,
     describe,
     execute,
+    headed,
     make_folder,
+    new_parser,
     positive,
     say,
     spread,
@@ -58,15 +57,13 @@ class Trial(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure how far off the roofline's prediction is.")
+    parser = new_parser("Measure how far off the roofline's prediction is.", "CSV and the table")
     parser.add_argument("--shapes", default="opt-125m,opt-1.3b", metavar="A,B", help="default: opt-125m,opt-1.3b")
     parser.add_argument("--prompt-length", type=positive, default=256, metavar="N", help="prompt tokens (default: 256)")
     parser.add_argument("--new-tokens", type=positive, default=16, metavar="N", help="generated (default: 16)")
     parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="rounds (default: 5)")
     parser.add_argument("--backend", default="auto", help="cpu or numpy (default: cpu where there is a C compiler)")
     parser.add_argument("--dtype", default="float32", help="how weights are kept (default: float32)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the table")
     return parser.parse_args(arguments)
 
 
@@ -140,8 +137,8 @@ def run(args: argparse.Namespace) -> int:
             name = engine.runner.backend.name
     facts = {"question": f"the roofline's prediction beside the clock, batch 1, {args.dtype} on {name}"}
     facts |= {"work": f"prompt of {args.prompt_length} tokens, {args.new_tokens} new", "rounds": str(args.repeat)}
-    facts |= describe(args.threads, ("minillm", "numpy"))
-    lines = [*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(trials), "", conclusion(trials)]
+    facts |= describe(args.threads)
+    lines = [*headed(facts), *table(trials), "", conclusion(trials)]
     rows = [
         [
             *(t.shape, t.phase, t.number, f"{t.predicted:.6f}", f"{t.measured:.6f}", f"{t.error:.4f}"),

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import (
-    RESULTS,
-    available_cores,
     describe,
     execute,
+    headed,
     make_folder,
     need_matplotlib,
+    new_parser,
     positive,
     say,
     spread,
@@ -77,14 +77,12 @@ class Figures(NamedTuple):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure generation with guesses against generation without.")
+    parser = new_parser("Measure generation with guesses against generation without.", "CSV and the plot")
     parser.add_argument("--model", help="checkpoint folder or hub id (default: the demo model)")
     parser.add_argument("--draft", help="draft model (default: the model itself)")
     parser.add_argument("--batch", type=positive, default=1, help="sequences side by side (default: 1)")
     parser.add_argument("--repeat", type=positive, default=3, help="timed rounds (default: 3)")
     parser.add_argument("--max-new-tokens", type=positive, default=60, help="of each prompt (default: 60)")
-    parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for the CSV and the plot")
     return parser.parse_args(arguments)
 
 
@@ -179,12 +177,12 @@ def run(args: argparse.Namespace) -> int:
         say(name)
         figures.append(measure(args, name))
     facts = {"question": f"greedy generation with guesses and without, {args.model or 'the model inside minillm'}"}
-    facts |= {"rounds": str(args.repeat), "batch": str(args.batch)} | describe(args.threads, ("minillm", "numpy"))
+    facts |= {"rounds": str(args.repeat), "batch": str(args.batch)} | describe(args.threads)
     stem = args.out / "strategies"
     write_csv(stem.with_suffix(".csv"), facts, HEADER, [one.row() for one in figures])
     plot(stem.with_suffix(".png"), figures, facts)
     same = all(one.same for one in figures)
-    print("\n".join([*(f"{key}: {fact}" for key, fact in facts.items()), "", *table(figures), ""]))
+    print("\n".join([*headed(facts), *table(figures), ""]))
     print("tokens: the same with and without guesses" if same else "tokens DIFFER")
     print(conclusion(figures))
     print(f"written: {stem}.csv, {stem}.png")

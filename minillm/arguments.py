@@ -44,6 +44,7 @@ ARGUMENTS = {
         "the path of a folder or a tokenizer.json, a hub id or a Tokenizer",
         optional=True,
     ),
+    "adapter": Argument(_path, _MODEL, optional=True),
     "draft": Argument(_path, _MODEL, optional=True),
     "amateur": Argument(_path, _MODEL, optional=True),
     "threads": Argument(whole(1), _POSITIVE, optional=True),

@@ -47,6 +47,12 @@ class ModelConfig:
 
     tied_head: bool = False
     """The LM head is the token embedding"""
+    num_experts: int = 0
+    """X: experts of a layer; 0: each layer has one MLP"""
+    experts_per_token: int = 0
+    """k: experts that compute each token"""
+    mixed_layers: bool = False
+    """Some layers have experts, and some have one MLP"""
 
     def sharded(self: C, ranks: int) -> C:
         """The configuration of one of `ranks` that share each layer: its heads of the whole.
@@ -159,7 +165,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if (folder / "adapter_config.json").exists():
         raise UnsupportedModelError(
-            f"{folder} holds an adapter (adapter_config.json); minillm runs whole models: merge it into its base model"
+            f"{folder} holds an adapter (adapter_config.json): give its base model as the model, and this folder as "
+            "adapter (--adapter)"
         )
     path = folder / "config.json"
     if not path.exists():

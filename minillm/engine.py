@@ -85,6 +85,7 @@ class Engine:
         draft: str | os.PathLike[str] | None = None,
         amateur: str | os.PathLike[str] | None = None,
         tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+        adapter: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a model.
 
@@ -108,6 +109,9 @@ class Engine:
             tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a hub id or a
                 `minillm.tokenizer.Tokenizer`. A chat template in its folder is used too. Without a tokenizer prompts
                 are token ids
+            adapter: a LoRA adapter, merged into the weights: a folder that PEFT has written, or a hub id. The sum is
+                formed in float32, then converted to `dtype`; "auto" rounds it to the 16 bits of the checkpoint, and
+                keeps it in float32 where the checkpoint is quantised
 
         Raises:
             ModelError: the model cannot be loaded (see `errors`).
@@ -119,9 +123,10 @@ class Engine:
         named = {"draft": read("draft", draft), "amateur": read("amateur", amateur)}
         helpers = {name: where for name, where in named.items() if where is not None}
         size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
+        adapter = read("adapter", adapter)
         prefix_cache, threads = read("prefix_cache", prefix_cache), read("threads", threads)
         placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
-        parts = load_parts(model, revision, helpers, choose_backend(placement, size), tokenizer)
+        parts = load_parts(model, revision, helpers, choose_backend(placement, size), tokenizer, adapter)
         self._set_up(parts, size, cache_bytes, prefix_cache=prefix_cache)
         self.load_seconds = time.perf_counter() - began
 

@@ -14,7 +14,7 @@ from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
 from .backends.numpy import NumpyBackend
 from .backends.operations import Backend
 from .chat import ChatTemplate
-from .checkpoint import find_model, find_tokenizer
+from .checkpoint import find_adapter, find_model, find_tokenizer
 from .checkpoint.gguf import GGUF, is_gguf, read_gguf
 from .config import ModelConfig
 from .decoding.settings import unsupported
@@ -179,6 +179,7 @@ def load_parts(
     helpers: Mapping[str, Name],
     backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
+    adapter: Name | None = None,
 ) -> Parts:
     """Load a model (the demo model if none is named) and its helper models.
 
@@ -188,9 +189,10 @@ def load_parts(
         helpers: names of the "draft" and "amateur" models
         backend: the backend
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
+        adapter: a LoRA adapter to merge into the model: folder or hub id
 
     Raises:
-        ModelError: a model or the tokenizer cannot be loaded (see `errors`).
+        ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
         ParameterError: the arguments contradict each other, or a helper or the tokenizer has another vocabulary.
     """
     if model is None and revision is not None:
@@ -200,7 +202,7 @@ def load_parts(
     path = DEMO_MODEL if model is None else find_model(model, revision=revision)
     named, template = _named_tokenizer(tokenizer)
     own = read_tokenizer(path) if named is None else None
-    loaded = load_model(path, backend)
+    loaded = load_model(path, backend, adapter=None if adapter is None else find_adapter(adapter))
     if named is not None:
         own = named.for_model(loaded.config.vocab_size)
     helping = {name: _load_helper(name, where, loaded.config, backend) for name, where in helpers.items()}

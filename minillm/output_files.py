@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from .errors import CheckpointError, ParameterError, UsageError
@@ -105,8 +105,7 @@ def check_absent(folder: Path) -> None:
         raise ParameterError(f"there is no folder {folder.parent} to write {folder.name!r} into")
 
 
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> AbstractContextManager[Path]:
     """Create a folder atomically: it gets its name when it is complete.
 
     Until then it is called ".NAME.partial-" and the process id, in the same parent folder. It is removed on any error,
@@ -116,25 +115,31 @@ def new_folder(folder: Path) -> Iterator[Path]:
         ParameterError: as `check_absent`.
         CheckpointError: it cannot be written, for example because the disk is full.
     """
-    check_absent(folder)
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
+    return _new(folder, Path.mkdir, lambda partial: shutil.rmtree(partial, ignore_errors=True))
 
-    def remove() -> None:
-        shutil.rmtree(partial, ignore_errors=True)
 
+def new_file(path: Path) -> AbstractContextManager[Path]:
+    """Create a file of any size atomically, as `new_folder` does; it is empty at first."""
+    return _new(path, Path.touch, lambda partial: partial.unlink(missing_ok=True))
+
+
+@contextmanager
+def _new(target: Path, make: Callable[[Path], object], remove: Callable[[Path], object]) -> Iterator[Path]:
+    check_absent(target)
+    partial = target.parent / f".{target.name}.partial-{os.getpid()}"
     try:
-        with undone_by_signals(remove):
-            partial.mkdir()
+        with undone_by_signals(lambda: remove(partial)):
+            make(partial)
             try:
                 yield partial
-                check_absent(folder)
-                partial.rename(folder)
+                check_absent(target)
+                partial.rename(target)
             except BaseException:
-                remove()
+                remove(partial)
                 raise
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be written: {error.strerror or error}; nothing of it was left behind"
+            f"{target} cannot be written: {error.strerror or error}; nothing of it was left behind"
         ) from error
 
 

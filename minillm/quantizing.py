@@ -8,7 +8,7 @@ ordinary checkpoint with the same tensor names and layout. Tensors that a model 
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ from .backends.formats import FLOAT16, FORMATS, WEIGHT_FORMATS, Format, Role, We
 from .backends.operations import Backend
 from .backends.weights import Loader, Tensor, Weight, narrow
 from .checkpoint import SMALL_FILES, open_checkpoint
+from .checkpoint.gguf import is_gguf, read_gguf
 from .checkpoint.safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
 from .checkpoint.tensors import FLOATS
 from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
 from .models import build_model, canonical_names, family_of
-from .models.quantized import METHOD, SCALE, read_quantization
+from .models.gguf import read_gguf_model
+from .models.quantized import METHOD, SCALE
+from .models.schemes import read_quantization
 from .models.sources import source_of
 from .output_files import check_absent, new_folder
 from .progress import report, watching
@@ -90,8 +93,8 @@ class _Plan(Loader):
 
     def __init__(self, formats: WeightFormats) -> None:
         super().__init__(formats)
-        self.fused: list[list[tuple[Tensor, Format]]] = []
-        """For each weight its source tensors, with their formats"""
+        self.fused: list[list[tuple[Tensor, Format | None]]] = []
+        """For each weight its source tensors, with their formats; None: the stored one"""
 
     def prepare(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
@@ -99,8 +102,7 @@ class _Plan(Loader):
         """A placeholder weight of the right shape."""
         matrix = len(tensors[0].shape) > 1
         wanted = self.formats.of(role) if matrix else None
-        self.fused.append([(tensor, wanted or FORMATS[tensor.dtype]) for tensor in tensors])
-        self.fused[-1] += [(bias, FORMATS[bias.dtype]) for bias in biases]
+        self.fused.append([(tensor, wanted) for tensor in tensors] + [(bias, None) for bias in biases])
         rows = sum(tensor.shape[0] for tensor in tensors)
         return Weight(name, np.broadcast_to(np.float32(0), (rows, *tensors[0].shape[1:])))
 
@@ -126,10 +128,13 @@ def write_checkpoint(
         ModelError: `source` is not a supported model, or `target` cannot be written.
     """
     group = check_request(target, dtype, group)
+    if is_gguf(source):
+        raise UnsupportedModelError(f"{source} is a GGUF file, of which only another is made: DST should end in .gguf")
     raw = read_config(source)
     if (already := read_quantization(raw)) is not None:
-        raise ParameterError(f"{source} is already quantised, to {already.dtype}: quantise what it was made from")
-    parts = _plan(source, raw, dtype, group)
+        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
+    as_built = bool(FORMATS[dtype].scale_bits)  # under the names and in the order in which the model is built
+    parts = plan(source, raw, WEIGHT_FORMATS[dtype].in_groups(group), as_built=as_built)
     total = sum(math.prod(part.tensor.shape) for fused in parts for part in fused)
     done = 0
 
@@ -172,26 +177,40 @@ def _fields(raw: dict[str, Any], dtype: str, group: int) -> dict[str, Any]:
     return {name: dtype for name in ("dtype", "torch_dtype") if name in raw} or {"dtype": dtype}
 
 
-def _plan(source: Path, raw: dict[str, Any], dtype: str, group: int) -> list[list[Part]]:
-    """The tensors to write, in the order in which the model prepares them."""
+def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built: bool) -> list[list[Part]]:
+    """The tensors to write, in the order in which the model prepares them; those of one weight together.
+
+    Args:
+        source: a checkpoint folder or a GGUF file that is not quantised by minillm
+        raw: its config.json
+        formats: those of the weights
+        as_built: name and order tensors as the model does, not as they are stored
+
+    Raises:
+        ModelError: the weights cannot be read, or are not those of `raw`.
+    """
     config = family_of(raw).read_config(raw)
-    checkpoint = open_checkpoint(source)
-    tensors = canonical_names(checkpoint, config)
+    stored: Mapping[str, Tensor]
+    if is_gguf(source):
+        stored = tensors = read_gguf_model(read_gguf(source))[1]
+    else:
+        stored = open_checkpoint(source)
+        tensors = canonical_names(stored, config)
     for name, tensor in tensors.items():
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in FORMATS:
             raise UnsupportedModelError(
                 f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
             )
-    plan = _Plan(WEIGHT_FORMATS[dtype].in_groups(group))
+    recorded = _Plan(formats)
     with watching(lambda done, total: None):  # nothing is loaded yet
-        build_model(config, tensors, Backend(plan), as_built=False)
-    as_built = FORMATS[dtype].scale_bits  # under the names and in the order in which the model is built; else as stored
-    names = {id(tensor): name for name, tensor in (tensors if as_built else checkpoint).items()}
+        build_model(config, tensors, Backend(recorded), as_built=is_gguf(source))
+    names = {id(source_of(tensor)): name for name, tensor in (tensors if as_built else stored).items()}
 
-    def part(tensor: Tensor, form: Format) -> Part:
-        return Part(names[id(source_of(tensor))], tensor if as_built else source_of(tensor), form)
+    def part(tensor: Tensor, form: Format | None) -> Part:
+        written = tensor if as_built else source_of(tensor)
+        return Part(names[id(source_of(tensor))], written, form or FORMATS[written.dtype])
 
-    return [[part(*one) for one in fused] for fused in plan.fused]
+    return [[part(*one) for one in fused] for fused in recorded.fused]
 
 
 def _write_weights(folder: Path, fused: list[list[Part]], shard_bytes: int, written: Callable[[int], None]) -> None:

@@ -30,7 +30,7 @@ def build_model(raw: dict[str, Any], seed: int = 0) -> transformers.PreTrainedMo
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0, std_of(name, raw), generator=generator)
-            if parameter.ndim == 1 and name.endswith(".weight"):
+            if parameter.ndim == 1 and name.endswith(".weight") and not raw["model_type"].startswith("gemma"):
                 parameter.add_(1)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model

@@ -79,9 +79,8 @@ def edit_config(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, UnsupportedModelError, "the checkpoint is quantised by 'gptq'"),
-        ({"quant_method": "bitsandbytes"}, UnsupportedModelError, "the checkpoint is quantised by 'bitsandbytes'"),
-        ({"load_in_8bit": True}, UnsupportedModelError, "the checkpoint is quantised by None"),
+        ({"quant_method": "hqq", "bits": 4}, UnsupportedModelError, "the checkpoint is quantised by 'hqq'"),
+        ({"bits": 4}, UnsupportedModelError, "the checkpoint is quantised by None"),
         ("awq", UnsupportedModelError, "the checkpoint is quantised by 'awq'"),
         ({"quant_method": "minillm", "bits": 3, "group_size": 32}, CheckpointError, "bits 8 or 4 .* found 3 and 32"),
         ({"quant_method": "minillm", "bits": 4}, CheckpointError, "bits 8 or 4 .* found 4 and None"),

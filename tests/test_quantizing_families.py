@@ -1,6 +1,7 @@
 """Checkpoints of every family, as transformers saved them, written in 16, 8 or 4 bits. Needs no torch."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ from minillm.models.base import weights_of
 from minillm.quantizing import DTYPES, write_checkpoint
 
 from .families import GOLDEN_CASES, GOLDEN_IDS
-from .tiny import logits_of, runner_of
+from .tiny import each_expert, logits_of, runner_of
 
 GOLDEN = Path(__file__).parent / "golden"
 LINE = np.random.default_rng(2).integers(3, 96, 20).tolist()
 NEAR = {"float16": 0.003, "bfloat16": 0.02, "int8": 0.1, "int4": 0.6}
-"""Largest relative rms error of logits, compared with float32. Other weights would give about 1.4."""
+"""Largest relative rms error of logits, compared with float32. Other weights would give about 1.4.
+
+Where a token has experts, three times as much: rounding changes the choice for some tokens."""
 
 
 @pytest.fixture(params=GOLDEN_CASES, ids=GOLDEN_IDS)
@@ -38,7 +41,7 @@ def test_what_is_written_is_what_would_be_rounded_at_load(source: Path, dtype: s
     write_checkpoint(source, tmp_path / "out", dtype)
     loaded = weights_of(load_model(tmp_path / "out", NumpyBackend(weights="auto")))
     expected = weights_of(load_model(source, NumpyBackend(weights=dtype)))
-    for weight, other in zip(loaded, expected, strict=True):
+    for weight, other in zip(*(chain(*map(each_expert, weights)) for weights in (loaded, expected)), strict=True):
         assert weight.name == other.name
         assert (weight.data is None, weight.bias is None) == (other.data is None, other.bias is None)
         if other.data is not None:
@@ -48,7 +51,8 @@ def test_what_is_written_is_what_would_be_rounded_at_load(source: Path, dtype: s
     written, exact = logits(tmp_path / "out", "auto"), logits(source, "float32")
     np.testing.assert_array_equal(written, logits(source, dtype))
     error = np.linalg.norm(written - exact) / np.linalg.norm(exact)
-    assert 1e-5 < error < NEAR[dtype]
+    experts = "num_experts_per_tok" in json.loads((source / "config.json").read_text(encoding="utf-8"))
+    assert 1e-5 < error < NEAR[dtype] * (min(3, 1 / NEAR[dtype]) if experts else 1)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

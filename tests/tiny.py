@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.operations import Backend
-from minillm.backends.weights import RandomTensor
+from minillm.backends.weights import Experts, RandomTensor, Weight
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.decoding.resolving import resolve, strategy_for
@@ -64,6 +64,8 @@ def std_of(name: str, raw: dict[str, Any]) -> float:
         name: the tensor's
         raw: the model's config.json
     """
+    if raw["model_type"].startswith("gemma") and "embed_tokens" in name:
+        return 0.05  # it is multiplied by sqrt(E): a tied head would find the token itself
     usual = (0.3 if raw.get("do_layer_norm_before", True) else 0.15) if raw["model_type"] == "opt" else 0.35
     return next((std for part, std in STDS.items() if part in name), usual)
 
@@ -107,6 +109,13 @@ class Held:
 
     def part(self, axis: int, first: int, stop: int) -> "Held":
         return Held(self.values[(slice(None),) * axis + (slice(first, stop),)])
+
+
+def each_expert(weight: Weight) -> list[Weight]:
+    """The weights that a projection of experts is made of; of any other, itself."""
+    if not isinstance(weight.data, Experts):
+        return [weight]
+    return [replace(weight, data=matrix) for matrix in weight.data.matrices]
 
 
 def tiny_model(variant: str = "pre-norm", *, seed: int = 0, backend: Backend | None = None, **fields: Any) -> Model:

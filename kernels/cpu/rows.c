@@ -1,11 +1,12 @@
 /* Operations on each row (token) by itself: norms, gates, embedding, rotary embedding, selection of rows.
  *
  *     layer_norm    y = x - x.mean(); out = y / sqrt((y * y).mean() + epsilon) * gain + bias
- *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain, over each head's D numbers or the whole row
+ *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain + residual, over the row; or over each head's D numbers
  *     glu           out = activation(x[:, :F]) * x[:, F:]
- *     embed         out = table[ids] + position_table[positions]
+ *     embed         out = scale * table[ids] + position_table[positions]
  *     rotary        out[j], out[j + h] = x[j] c[j] - x[j + h] s[j], x[j + h] c[j] + x[j] s[j], by head, h = r / 2
  *     take_rows     out = x[rows]
+ *     scale_logits  logits = cap * tanh(scale * logits / cap), or scale * logits
  *
  * Bytes moved: each row is read once and its result written once; a row is in the L1 cache from its second pass on.
  * Floor: (bytes read + written) / bandwidth of the cache or memory that holds the rows; only `glu` of gelu or gelu_new
@@ -25,6 +26,7 @@ typedef struct {
     const float *x;    /* [T, heads, width], `stride` numbers from one row to the next; may be `out` */
     const float *gain; /* [width], or NULL */
     const float *bias; /* [width], or NULL; layer_norm only */
+    const float *residual; /* [T, width], or NULL; rms_norm of one head only */
     float *out;        /* [T, heads, width] */
     int64_t T, heads, width, stride;
     double epsilon;
@@ -62,19 +64,20 @@ INLINE moments moments_of(const float *x, int64_t width, float shift) {
     return m;
 }
 
-/* (x - mean - rest) * factor * gain + bias, for LANES numbers from number i on, of which `count` exist. */
-INLINE void scale_part(const norm_arguments *a, const float *x, float *out, float mean, float rest, float factor,
-                       int64_t i, int64_t count) {
+/* (x - mean - rest) * factor * gain + bias or residual, for LANES numbers from number i on, of which `count` exist. */
+INLINE void scale_part(const norm_arguments *a, const float *x, const float *added, float *out, float mean, float rest,
+                       float factor, int64_t i, int64_t count) {
     floats y = (load_part(x + i, count) - mean - rest) * factor;
     if (a->gain) y *= load_part(a->gain + i, count);
-    if (a->bias) y += load_part(a->bias + i, count);
+    if (added) y += load_part(added + i, count);
     store_part(out + i, y, count);
 }
 
-INLINE void scale_row(const norm_arguments *a, const float *x, float *out, float mean, float rest, float factor) {
+INLINE void scale_row(const norm_arguments *a, const float *x, const float *added, float *out, float mean, float rest,
+                      float factor) {
     int64_t i = 0;
-    for (; i + LANES <= a->width; i += LANES) scale_part(a, x, out, mean, rest, factor, i, LANES);
-    if (i < a->width) scale_part(a, x, out, mean, rest, factor, i, a->width - i);
+    for (; i + LANES <= a->width; i += LANES) scale_part(a, x, added, out, mean, rest, factor, i, LANES);
+    if (i < a->width) scale_part(a, x, added, out, mean, rest, factor, i, a->width - i);
 }
 
 /* The rounding of a large mean would be most of the error. So the mean is corrected by that of the differences to it,
@@ -89,7 +92,7 @@ void layer_norm(const void *arguments, int64_t share, int64_t shares, int64_t wo
         float mean = moments_of(x, a->width, 0).first / a->width;
         moments m = moments_of(x, a->width, mean);
         float rest = m.first / a->width, variance = m.second / a->width - rest * rest;
-        scale_row(a, x, a->out + t * a->width, mean, rest, 1 / sqrtf(variance + (float)a->epsilon));
+        scale_row(a, x, a->bias, a->out + t * a->width, mean, rest, 1 / sqrtf(variance + (float)a->epsilon));
     }
 }
 
@@ -103,7 +106,8 @@ void rms_norm(const void *arguments, int64_t share, int64_t shares, int64_t work
             const float *x = a->x + t * a->stride + head * a->width;
             float mean_square = moments_of(x, a->width, 0).second / a->width;
             float factor = 1 / sqrtf(mean_square + (float)a->epsilon);
-            scale_row(a, x, a->out + (t * a->heads + head) * a->width, 0, 0, factor);
+            const float *residual = a->residual ? a->residual + t * a->width : NULL;
+            scale_row(a, x, residual, a->out + (t * a->heads + head) * a->width, 0, 0, factor);
         }
     }
 }
@@ -158,6 +162,7 @@ typedef struct {
     table places;             /* without a position table its values are NULL */
     float *out;               /* [T, E] */
     int64_t T, E;
+    double scale; /* of the token's vector */
 } embed_arguments;
 
 /* LANES numbers of 4 bits, from 0 to 15: those from number i on. 16 bytes hold 32 of them, j and j + 16 in byte j. */
@@ -220,6 +225,8 @@ void embed(const void *arguments, int64_t share, int64_t shares, int64_t worker)
     for (int64_t t = first; t < last; t++) {
         float *out = a->out + t * a->E;
         look_up(&a->words, a->ids[t], a->E, false, out);
+        if (a->scale != 1)
+            for (int64_t i = 0; i < a->E; i++) out[i] *= (float)a->scale;
         if (a->places.values) look_up(&a->places, a->positions[t], a->E, true, out);
     }
 }
@@ -308,4 +315,25 @@ void take_rows(const void *arguments, int64_t share, int64_t shares, int64_t wor
     (void)worker;
     share_of(a->R, share, shares, &first, &last);
     for (int64_t r = first; r < last; r++) memcpy(a->out + r * a->E, a->x + a->rows[r] * a->E, sizeof(float) * a->E);
+}
+
+/* --- logits ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float *logits; /* [count], changed in place */
+    int64_t count;
+    double scale, cap; /* cap 0: none */
+} scale_logits_arguments;
+
+/* A share is some of the logits, in whole vectors. */
+void scale_logits(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const scale_logits_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of((a->count + LANES - 1) / LANES, share, shares, &first, &last);
+    float scale = (float)a->scale, cap = (float)a->cap;
+    for (int64_t i = first * LANES; i < last * LANES; i += LANES) {
+        floats y = load_part(a->logits + i, a->count - i) * scale;
+        store_part(a->logits + i, a->cap ? cap * hyperbolic_tangent(y / cap) : y, a->count - i);
+    }
 }

@@ -1,7 +1,7 @@
 // Rows of tables: a token's vector, with a position's added where there is one; and the rows whose logits are wanted.
 //
-//     out = tokens[ids]                                       # [V, E], [T] -> [T, E]
-//     out = tokens[ids] + positions_table[positions + offset]
+//     out = scale * tokens[ids]                               # [V, E], [T] -> [T, E]
+//     out = scale * tokens[ids] + positions_table[positions + offset]
 //
 // Ids and positions are read from the device, so that a captured step follows them.
 //
@@ -16,7 +16,7 @@
 
 extern "C" __global__ void embed(storage_t* out, const storage_t* table, const int* ids,
                                  const storage_t* position_table, const int* positions, int E, int table_rows,
-                                 int table_stride, int position_rows, int position_offset) {
+                                 int table_stride, int position_rows, int position_offset, float scale) {
     int t = blockIdx.x;
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR;
     if (at >= E) return;
@@ -26,6 +26,8 @@ extern "C" __global__ void embed(storage_t* out, const storage_t* table, const i
     bool wide = rows_aligned(out, E) && rows_aligned(table, table_stride) && rows_aligned(position_table, E);
     float x[VECTOR];
     load_vector(x, row + at, E - at, wide);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) x[i] *= scale;
 
     if (position_table != nullptr) {
         int position = positions[t] + position_offset;

@@ -1,7 +1,7 @@
 // Layer norm and RMS norm of rows: of activations, or of the heads of queries and keys.
 //
 //     layer_norm: out = (x - x.mean()) / sqrt(x.var() + epsilon) * gain + bias       # each row of [T, E]
-//     rms_norm:   out = x / sqrt((x * x).mean() + epsilon) * gain                     # likewise, or of [T, heads, D]
+//     rms_norm:   out = x / sqrt((x * x).mean() + epsilon) * gain + residual          # likewise, or of [T, heads, D]
 //
 // Grid: (T, heads), one block for each row (heads = 1 but for heads' norms); block: E / (VECTOR * VECTORS) threads,
 // rounded up to warps; 512 at most. The heads of a token lie side by side, tokens x_stride apart: q and k are views of
@@ -11,7 +11,8 @@
 // Moved: 2 T E numbers of storage_t, and 8 E bytes of gain and bias from L2.
 // Floor: 2 T E sizeof(storage_t) / bandwidth; for a few rows it is a launch and two sums over a block.
 //
-// The residual is not added here: the product before a norm adds it where its sums are still in registers.
+// A residual is added here where the norm comes after the sublayer. Elsewhere the product before a norm adds it, where
+// its sums are still in registers.
 //
 // Versions:
 //   1. three passes over the row in memory (mean, variance, result): 4 T E numbers, the later reads mostly from L2.
@@ -25,10 +26,12 @@
 
 template <bool CENTRED>
 __device__ __forceinline__ void norm_row(storage_t* out, const storage_t* x, const float* gain, const float* bias,
-                                         int E, int x_stride, float epsilon) {
+                                         const storage_t* residual, int E, int x_stride, float epsilon) {
     __shared__ float scratch[WARP];
     bool wide = rows_aligned(x, x_stride) && rows_aligned(out, E) && rows_aligned(gain, E) && rows_aligned(bias, E);
+    wide = wide && rows_aligned(residual, E);
     x += (long long)blockIdx.x * x_stride + blockIdx.y * E;
+    if (residual != nullptr) residual += ((long long)blockIdx.x * gridDim.y + blockIdx.y) * E;
     out += ((long long)blockIdx.x * gridDim.y + blockIdx.y) * E;
 
     float values[VECTORS][VECTOR];
@@ -67,6 +70,11 @@ __device__ __forceinline__ void norm_row(storage_t* out, const storage_t* x, con
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) values[v][i] += factor[i];
         }
+        if (residual != nullptr) {
+            load_vector(factor, residual + at, left, wide);
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++) values[v][i] += factor[i];
+        }
         store_vector(out + at, values[v], left, wide);
     }
 }
@@ -75,10 +83,11 @@ __device__ __forceinline__ void norm_row(storage_t* out, const storage_t* x, con
 extern "C" __global__ void __launch_bounds__(512, 1)
     layer_norm(storage_t* out, const storage_t* x, const float* gain, const float* bias, int E, int x_stride,
                float epsilon) {
-    norm_row<true>(out, x, gain, bias, E, x_stride, epsilon);
+    norm_row<true>(out, x, gain, bias, nullptr, E, x_stride, epsilon);
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    rms_norm(storage_t* out, const storage_t* x, const float* gain, int E, int x_stride, float epsilon) {
-    norm_row<false>(out, x, gain, nullptr, E, x_stride, epsilon);
+    rms_norm(storage_t* out, const storage_t* x, const float* gain, const storage_t* residual, int E, int x_stride,
+             float epsilon) {
+    norm_row<false>(out, x, gain, nullptr, residual, E, x_stride, epsilon);
 }

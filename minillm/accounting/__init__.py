@@ -13,7 +13,15 @@ from collections.abc import Iterable
 
 from ..config import ModelConfig
 from .costs import Conventions, Row, operations
-from .memory import activation_bytes, cache_bytes_per_token, looked_up, parameter_count, weights_bytes
+from .memory import (
+    activation_bytes,
+    active_parameter_count,
+    cache_bytes_per_token,
+    experts_read,
+    looked_up,
+    parameter_count,
+    weights_bytes,
+)
 from .schedule import Part, Step, generation, recording
 from .storage import Storage
 
@@ -24,7 +32,9 @@ __all__ = [
     "Step",
     "Storage",
     "activation_bytes",
+    "active_parameter_count",
     "cache_bytes_per_token",
+    "experts_read",
     "flops",
     "generation",
     "looked_up",

@@ -5,7 +5,7 @@ conventions); here are other tools' conventions, and the names of the rows.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -71,8 +71,9 @@ def operations(
 
 def shape_backend(storage: Storage) -> ShapeBackend:
     """The backend of shapes for these formats."""
+    weights = WEIGHT_FORMATS[storage.weights].in_groups(storage.group)
     return ShapeBackend(
-        WEIGHT_FORMATS[storage.weights].in_groups(storage.group),
+        replace(weights, vocabulary=None) if storage.keeps_vocabulary else weights,
         cache=CACHE_FORMATS.get(storage.cache) or FORMATS[storage.cache],
         activations=FORMATS[storage.activations],
         checkpoint=FORMATS[storage.checkpoint],
@@ -121,8 +122,8 @@ class _RowBackend(CountingBackend):
         super().observe(operation, weight, result, **arguments)
         cost = self.total
         products = 0
-        if operation == "linear" and weight is not None:
-            products = result.size * weight.shape[1]
+        if operation in ("linear", "linear_experts") and weight is not None:
+            products = result.size * weight.shape[-1]
         elif operation == "attend":  # for each pair and head D for the score, D for the value
             _, H, D = result.shape
             products = 2 * H * D * arguments["batch"].visible_pairs(arguments["window"], causal=arguments["causal"])

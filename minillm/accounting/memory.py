@@ -6,9 +6,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..backends.weights import Experts
 from ..config import ModelConfig
 from ..models import shape_model
 from ..models.base import weight_paths
+from ..reference.experts import expected_experts
 from .costs import place_of, run, shape_backend
 from .schedule import Part, Step
 from .storage import Storage
@@ -23,6 +25,8 @@ class Held(NamedTuple):
     name: str
     parameters: int
     bytes: int
+    active: int = 0
+    """Parameters that a token uses: of experts those of k; of all others, and of tables, all"""
 
 
 @lru_cache(maxsize=64)
@@ -36,13 +40,27 @@ def parts_held(config: ModelConfig, storage: Storage) -> tuple[Held, ...]:
             place = place_of(path)
             before = held.get(place, Held(place, 0, 0))
             parameters = math.prod(weight.shape) + (0 if weight.bias is None else len(weight.bias))
-            held[place] = Held(place, before.parameters + parameters, before.bytes + weight.nbytes)
+            active = parameters
+            if isinstance(weight.data, Experts):
+                active = parameters // config.num_experts * config.experts_per_token
+            sums = before.parameters + parameters, before.bytes + weight.nbytes, before.active + active
+            held[place] = Held(place, *sums)
     return tuple(held.values())
 
 
 def parameter_count(config: ModelConfig) -> int:
     """Number of parameters; a tied head counts once, as the token embedding."""
     return sum(held.parameters for held in parts_held(config, Storage()))
+
+
+def active_parameter_count(config: ModelConfig) -> int:
+    """Number of parameters that one token uses: all but those of the experts that it does not choose."""
+    return sum(held.active for held in parts_held(config, Storage()))
+
+
+def experts_read(config: ModelConfig, tokens: int) -> float:
+    """Experts of a layer that a step of so many tokens reads: the expected number, if each chooses at random."""
+    return expected_experts(tokens, config.num_experts, config.experts_per_token) if config.num_experts else 0.0
 
 
 def weights_bytes(config: ModelConfig, storage: Storage) -> int:
@@ -69,7 +87,7 @@ def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
 
-    The results of all layers have the same shapes, and the arena takes turns between two of them: two stand for all.
+    If the results of all layers have the same shapes, two layers stand for all, between which the arena takes turns.
 
     Args:
         config: the model
@@ -78,7 +96,7 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         R: rows that go through the head
     """
     backend = shape_backend(storage)
-    few = replace(config, num_layers=min(config.num_layers, 2))
+    few = config if config.mixed_layers else replace(config, num_layers=min(config.num_layers, 2))
     run(shape_model(few, backend), backend, Step((Part(T, T),), R))
     return backend.memory.arena.nbytes
 

@@ -168,6 +168,8 @@ class Analysis:
     hardware: Hardware
     conventions: Conventions = field(default_factory=Conventions)
     parallel: Parallel = field(default_factory=Parallel)
+    scheme: str = ""
+    """How the checkpoint is quantised, if it is a published one; for people"""
 
     def __post_init__(self) -> None:
         """Check sizes.

@@ -1,6 +1,7 @@
 """The formats of a model's weights, K/V cache and activations."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..backends.formats import FORMATS
 from ..errors import ParameterError
@@ -25,6 +26,8 @@ class Storage:
     """The position table if weights have 8 or 4 bits: a key of `BYTES`"""
     group: int = 32
     """Weights that share a scale"""
+    keeps_vocabulary: bool = False
+    """Weights in 8 or 4 bits leave the embedding and the LM head in the checkpoint's dtype"""
 
     def __post_init__(self) -> None:
         """Check the formats.
@@ -53,12 +56,17 @@ class Storage:
 
 
 def storage_for(
-    weights: str = "auto", cache: str = "auto", *, checkpoint: str = "float16", on_cpu: bool = False, group: int = 32
+    weights: str = "auto",
+    cache: str = "auto",
+    *,
+    checkpoint: str = "float16",
+    on_cpu: bool = False,
+    **fields: Any,
 ) -> Storage:
     """The formats given, with "auto" resolved.
 
     Weights default to the checkpoint's format. On a CPU activations and cache are float32; elsewhere they are as wide
-    as the weights, at least 16 bits.
+    as the weights, at least 16 bits. Other `fields` are those of `Storage`.
 
     Raises:
         ParameterError: a format is unknown.
@@ -67,4 +75,4 @@ def storage_for(
     half = next((name for name in (weights, checkpoint) if name in ("float16", "bfloat16")), "float16")
     activations = "float32" if on_cpu or weights == "float32" else half
     cache = activations if cache == "auto" else cache
-    return Storage(weights=weights, cache=cache, activations=activations, checkpoint=checkpoint, group=group)
+    return Storage(weights=weights, cache=cache, activations=activations, checkpoint=checkpoint, **fields)

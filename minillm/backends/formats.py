@@ -8,8 +8,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-Role = Literal["projection", "vocabulary", "positions"]
-"""The use of a matrix: projection; token embeddings and LM head; position embeddings."""
+Role = Literal["projection", "vocabulary", "positions", "router"]
+"""The use of a matrix: projection; token embeddings and LM head; position embeddings; choice of experts."""
+LOGITS: tuple[Role, ...] = ("vocabulary", "router")
+"""Roles of matrices whose products are logits, which are always float32."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class WeightFormats:
     projection: Format | None
     vocabulary: Format | None
     positions: Format | None
+    """Also of routers, which are as small, and choose other experts if they are rounded much"""
 
     def of(self, role: Role) -> Format | None:
         """The format of a matrix with this role."""
@@ -72,6 +75,7 @@ class WeightFormats:
             "projection": self.projection,
             "vocabulary": self.vocabulary,
             "positions": self.positions,
+            "router": self.positions,
         }
         return formats[role]
 
@@ -88,7 +92,7 @@ WEIGHT_FORMATS = {
     "int4": WeightFormats(INT4, INT8, None),
 }
 """The formats that a dtype stands for. With 4-bit projections the vocabulary has 8 bits; position embeddings, of which
-few rows are read, are not quantised."""
+few rows are read, and routers are not quantised."""
 
 Chosen = TypeVar("Chosen", Format, WeightFormats)
 

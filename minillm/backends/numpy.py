@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ..batch import Batch
+from ..reference.experts import Routing
 from ..reference.sampling import Draw
 from .blas import Watch
 from .formats import INT4, INT8, Format, WeightFormats
@@ -40,6 +41,11 @@ class NumpyBackend(Backend):
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         with self._watch.product():
             return super().linear(x, weight, activation=activation, residual=residual)
+
+    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
+        """Each row's product with its expert's matrix. [T k, in] -> [T k, out]"""
+        with self._watch.product():
+            return super().linear_experts(x, weight, routing)
 
 
 class NumpyMemory(Memory):

@@ -29,9 +29,10 @@ import numpy as np
 
 from ..batch import Batch
 from ..errors import NumericalError
-from ..reference.activation import glu_cost
+from ..reference.activation import glu_cost, scale_logits_cost
 from ..reference.attention import attention_cost, kv_cost
 from ..reference.cost import Cost
+from ..reference.experts import Routing, combine_cost, linear_experts_cost, route_cost
 from ..reference.linear import embed_cost, linear_cost, reduce_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import Rotation, rotary_cost
@@ -161,10 +162,10 @@ def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
     return put_between(runner, CountingBackend(runner.backend))
 
 
-def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None, **__: Any) -> Cost:
+def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None, scale: float, **__: Any) -> Cost:
     learned = 0 if position_table is None else position_table.nbytes // position_table.shape[0]
     rows, width = result.shape
-    return embed_cost(rows, width, table.nbytes // table.shape[0], learned, result.itemsize)
+    return embed_cost(rows, width, table.nbytes // table.shape[0], learned, result.itemsize, scaled=scale != 1)
 
 
 def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str | None, residual: Any) -> Cost:
@@ -186,9 +187,10 @@ def _layer_norm(_: Backend, weight: Weight, result: Any, **__: Any) -> Cost:
     return layer_norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
 
 
-def _rms_norm(_: Backend, weight: Weight, result: Any, **__: Any) -> Cost:
+def _rms_norm(_: Backend, weight: Weight, result: Any, *, residual: Any, **__: Any) -> Cost:
     rows, width = result.size // result.shape[-1], result.shape[-1]
-    return rms_norm_cost(rows, width, affine=weight.data is not None, number_bytes=result.itemsize)
+    affine = weight.data is not None
+    return rms_norm_cost(rows, width, affine=affine, residual=residual is not None, number_bytes=result.itemsize)
 
 
 def _rotary(_: Backend, __: None, result: Any, *, q: Any, k: Any, rotation: Rotation, **___: Any) -> Cost:
@@ -201,6 +203,22 @@ def _rotary(_: Backend, __: None, result: Any, *, q: Any, k: Any, rotation: Rota
 def _glu(_: Backend, __: None, result: Any, *, activation: str, **___: Any) -> Cost:
     T, F = result.shape
     return glu_cost(T, F, activation, result.itemsize)
+
+
+def _route(_: Backend, __: None, result: Routing, *, logits: Any, k: int, normalised: bool) -> Cost:
+    T, X = logits.shape
+    return route_cost(T, X, k, normalised=normalised)
+
+
+def _linear_experts(_: Backend, weight: Weight, result: Any, *, x: Any, routing: Routing) -> Cost:
+    experts, outputs, inputs = weight.shape
+    used, number_bytes = routing.used, result.itemsize
+    return linear_experts_cost(len(x), inputs, outputs, weight.nbytes // experts, used, number_bytes)
+
+
+def _combine(_: Backend, __: None, result: Any, *, routing: Routing, residual: Any, **___: Any) -> Cost:
+    (T, k), E = routing.weights.shape, result.shape[1]
+    return combine_cost(T, E, k, residual=residual is not None, number_bytes=result.itemsize)
 
 
 def _store_kv(backend: Backend, _: None, __: None, *, k: Any, **___: Any) -> Cost:
@@ -221,6 +239,10 @@ def _take_rows(_: Backend, __: None, result: Any, **___: Any) -> Cost:
     return embed_cost(rows, width, result.itemsize * width, 0, result.itemsize)
 
 
+def _scale_logits(_: Backend, __: None, result: Any, *, scale: float, cap: float | None, **___: Any) -> Cost:
+    return scale_logits_cost(*result.shape, scaled=scale != 1, capped=cap is not None)
+
+
 def _reduce(backend: Backend, _: None, result: Any, **__: Any) -> Cost:
     return reduce_cost(result.size, backend.ranks, result.itemsize)
 
@@ -232,9 +254,13 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "rms_norm": _rms_norm,
     "rotary": _rotary,
     "glu": _glu,
+    "route": _route,
+    "linear_experts": _linear_experts,
+    "combine": _combine,
     "store_kv": _store_kv,
     "attend": _attend,
     "take_rows": _take_rows,
+    "scale_logits": _scale_logits,
     "reduce": _reduce,
 }
 """Operation -> its cost, of the backend and the arguments of `observe`. An operation that is missing here fails rather

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import reference
 from ..batch import Batch
+from ..reference.experts import Routing
 from ..reference.rotary import Rotation
 from .chooser import Chooser
 from .memory import Memory
@@ -43,16 +44,25 @@ class Backend:
         """Announce the beginning of layer number `layer`; L stands for what follows the last one."""
         self.memory.arena.turn()
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
-        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
+        """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.memory.arena.take((len(ids), table.shape[1]))
         looked_up = expand(table.data, ids)  # converts only the rows that are looked up
         learned = None if position_table is None else expand(position_table.data, positions)
-        return reference.embed(looked_up, self.xp.arange(len(ids)), self.xp, out, self.xp.arange(len(ids)), learned)
+        rows = self.xp.arange(len(ids))
+        return reference.embed(looked_up, rows, self.xp, out, rows, learned, scale=scale)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
-        dtype = self.xp.float32 if weight.role == "vocabulary" else None
+        dtype = self.xp.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
         return reference.linear(
             x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
@@ -62,9 +72,12 @@ class Backend:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return reference.layer_norm(x, weight.data, weight.bias, epsilon, self.xp, self.memory.arena.take(x.shape))
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
-        return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape))
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
+        """Normalise rows to mean square 1, apply gain, add the residual. [T, E] -> [T, E]
+
+        By head without a residual: [T, heads, D] -> [T, heads, D].
+        """
+        return reference.rms_norm(x, weight.data, epsilon, self.xp, self.memory.arena.take(x.shape), residual)
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
@@ -78,6 +91,21 @@ class Backend:
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
         return reference.glu(x, activation, self.xp, self.memory.arena.take((len(x), x.shape[1] // 2)))
+
+    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+        """The k experts of each token, and its rows sorted by expert: see `reference.route`. [T, X] -> [T, k]"""
+        return reference.route(logits, k, self.xp, normalised=normalised)
+
+    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
+        """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
+        matrices, starts = weight.data.matrices, routing.starts.tolist()
+        out = self.memory.arena.take((len(x), weight.shape[1]))
+        return reference.linear_experts(x, lambda expert: expand(matrices[expert]), starts, self.xp, out)
+
+    def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
+        """Each token's weighted sum of its experts' results, + residual. [T k, E] -> [T, E]"""
+        out = self.memory.arena.take((len(routing.weights), y.shape[1]))
+        return reference.combine(y, routing, residual, self.xp, out)
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Write the new tokens' keys and values to their slots of the cache. k, v: [T, K, D]"""
@@ -116,13 +144,17 @@ class Backend:
         """The rows whose logits are wanted. [T, E], [R] -> [R, E]"""
         return self.xp.take(x, rows, axis=0, out=self.memory.arena.take((len(rows), x.shape[1])), mode="clip")
 
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]"""
+        return reference.scale_logits(logits, scale, cap, self.xp)
+
     def reduce(self, x: Any) -> Any:
         """The sum of x over all ranks, on each of them; on one rank x itself. [T, E] -> [T, E]"""
         return x
 
     # --- what ranks share -----------------------------------------------------------------------------------------
 
-    def linear_reduced(self, x: Any, weight: Weight, residual: Any) -> Any:
+    def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
         """x W^T + b + residual, where each rank has some of the inputs: x and the columns of W. [T, in] -> [T, out]
 
         One rank adds the residual, and has the bias.
@@ -130,3 +162,9 @@ class Backend:
         if self.ranks == 1:
             return self.linear(x, weight, residual=residual)
         return self.reduce(self.linear(x, weight, residual=residual if self.rank == 0 else None))
+
+    def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
+        """As `combine`, where y is a part of a sum over ranks. [T k, E] -> [T, E]"""
+        if self.ranks == 1:
+            return self.combine(y, routing, residual)
+        return self.reduce(self.combine(y, routing, residual if self.rank == 0 else None))

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch import Batch
+from ..reference.experts import Routing, expected_experts
 from ..reference.quantize import Quantized
 from ..reference.rotary import Rotation
 from .formats import FLOAT32, WEIGHT_FORMATS, Format, Role, WeightFormats
 from .memory import Arena, Memory
 from .operations import Backend
-from .weights import Loader, Tensor, Weight
+from .weights import Experts, Loader, Tensor, Weight
 
 _NOTHING = bytes(8)
 
@@ -67,6 +68,13 @@ class ShapeLoader(Loader):
         self.prepared[name] = Weight(name, data, bias, role)
         return self.prepared[name]
 
+    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+        """The same matrix without numbers for each expert."""
+        rows = sum(tensor.shape[0] for tensor in experts[0])
+        matrix = self._matrix(rows, experts[0][0].shape[1], "projection")
+        self.prepared[name] = Weight(name, Experts((matrix,) * len(experts)))
+        return self.prepared[name]
+
     def _matrix(self, rows: int, columns: int, role: Role) -> Any:
         form = self.formats.of(role) or self.checkpoint
         if not form.scale_bits:
@@ -74,6 +82,15 @@ class ShapeLoader(Loader):
         groups = -(-columns // form.group)
         values = without_numbers((rows, groups * form.group * form.bits // 8), form.dtype)
         return Quantized(values, without_numbers((rows, groups), np.float16), columns)
+
+
+class ExpectedRouting(Routing):
+    """A routing of which only the shapes are known."""
+
+    @property
+    def used(self) -> float:
+        """The expected number of experts that the tokens use, if they choose at random."""
+        return expected_experts(len(self.weights), len(self.starts) - 1, self.weights.shape[1])
 
 
 class ShapeBackend(Backend):
@@ -95,20 +112,28 @@ class ShapeBackend(Backend):
         memory.arena = Arena(np, activations.dtype, lambda shape, dtype: _Buffer(shape[0], dtype))
         super().__init__(ShapeLoader(weights, checkpoint), memory)
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
         """[T], [T] -> [T, E]"""
         return self.memory.arena.take((len(ids), table.shape[1]))
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """[T, in] -> [T, out]"""
-        dtype = np.float32 if weight.role == "vocabulary" else None
+        dtype = np.float32 if weight.makes_logits else None
         return self.memory.arena.take((len(x), weight.shape[0]), dtype)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """[T, E] -> [T, E]"""
         return self.memory.arena.take(x.shape)
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """[T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
         return self.memory.arena.take(x.shape)
 
@@ -120,6 +145,20 @@ class ShapeBackend(Backend):
         """[T, 2 F] -> [T, F]"""
         return self.memory.arena.take((len(x), x.shape[1] // 2))
 
+    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+        """[T, X] -> [T, k]"""
+        T, X = logits.shape
+        sizes = ((T, k), np.int64), ((T, k), np.float32), ((T, k), np.int64), ((T * k,), np.int64), ((X + 1,), np.int64)
+        return ExpectedRouting(*(without_numbers(shape, dtype) for shape, dtype in sizes))
+
+    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
+        """[T k, in] -> [T k, out]"""
+        return self.memory.arena.take((len(x), weight.shape[1]))
+
+    def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
+        """[T k, E] -> [T, E]"""
+        return self.memory.arena.take((len(routing.weights), y.shape[1]))
+
     def store_kv(self, k: Any, v: Any, cache: Any, layer: int, batch: Batch) -> None:
         """Nothing to store. k, v: [T, K, D]"""
 
@@ -130,3 +169,7 @@ class ShapeBackend(Backend):
     def take_rows(self, x: Any, rows: Any) -> Any:
         """[T, E], [R] -> [R, E]"""
         return self.memory.arena.take((len(rows), x.shape[1]))
+
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """[R, V] -> [R, V]"""
+        return logits

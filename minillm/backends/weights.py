@@ -10,7 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reference.quantize import Quantized, dequantize, quantize, widened
-from .formats import FLOAT16, FLOAT32, FORMATS, INT4, INT8, WEIGHT_FORMATS, Format, Role, WeightFormats, chosen
+from .formats import (
+    FLOAT16,
+    FLOAT32,
+    FORMATS,
+    INT4,
+    INT8,
+    LOGITS,
+    WEIGHT_FORMATS,
+    Format,
+    Role,
+    WeightFormats,
+    chosen,
+)
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""
@@ -47,7 +59,10 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place."""
+    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place.
+
+    A `Quantized` keeps its format where whole rows change places (`sources.by_block`); its columns are never reordered.
+    """
 
     source: Tensor
     arrange: Callable[[NDArray[Any]], NDArray[Any]]
@@ -96,16 +111,77 @@ class Rearranged:
 
 
 @dataclass(frozen=True, eq=False)
+class Experts:
+    """The matrices of one projection, one for each expert, all of one shape and format."""
+
+    matrices: tuple[Any, ...]
+    """[out, in] each"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs, inputs."""
+        outputs, inputs = self.matrices[0].shape
+        return len(self.matrices), outputs, inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage."""
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted:
+    """A vector whose numbers are those of `source` plus a constant, in float32 however `source` is stored."""
+
+    source: Tensor
+    offset: float
+    dtype = "float32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the source."""
+        return self.source.shape
+
+    def load(self) -> NDArray[np.float32]:
+        """The values."""
+        return self.source.load() + np.float32(self.offset)
+
+    def stored(self) -> NDArray[np.float32]:
+        """The values."""
+        return self.load()
+
+    def read_into(self, out: NDArray[Any]) -> None:
+        """Fill `out`, float32, with the values."""
+        out[...] = self.load()
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """The values, in one piece."""
+        yield self.load()
+
+    def merged_with(self, other: Any) -> None:
+        """None: no file holds these numbers."""
+
+    def part(self, axis: int, first: int, stop: int) -> "Shifted":
+        """Numbers `first` to `stop`."""
+        return Shifted(self.source.part(axis, first, stop), self.offset)
+
+
+@dataclass(frozen=True, eq=False)
 class Weight:
     """A parameter in the layout of its backend, opaque to all other code."""
 
     name: str
     """Its place in the model: "layers.3.fc1"."""
     data: Any
-    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for a norm without one"""
+    """[out, in] of a projection, [V, E] of an embedding, [E] of a norm's gain; None for one without; or `Experts`"""
     bias: Any | None = None
     """[out]"""
     role: Role = "projection"
+
+    @property
+    def makes_logits(self) -> bool:
+        """Whether its products are logits, which are always float32."""
+        return self.role in LOGITS
 
     def rows_from(self, first: int) -> "Weight":
         """The same table without its first rows, which are never looked up."""
@@ -160,6 +236,11 @@ class Loader:
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias, role)
         return Weight(name, gather(tensors, self.formats.of(role), self.order, self.kept), bias, role)
+
+    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+        """Convert one projection of several experts, each by `prepare`; of each expert the tensors that it becomes."""
+        matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
+        return Weight(name, Experts(matrices))
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A weight of given values, which are in no checkpoint. [n]"""
@@ -307,15 +388,18 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
 
 def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
-    for tensor in tensors:
+    ready = [FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
+    for tensor, already in zip(tensors, ready, strict=True):
         parts: Iterable[Quantized]
-        if FORMATS.get(tensor.dtype) == wanted:
+        if already:
             parts = [tensor.stored()]
         elif wanted == INT8 and FORMATS.get(tensor.dtype) == INT4:
             parts = [widened(tensor.stored())]
         else:
             parts = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
         for part in parts:
+            if not all(ready):  # those that are ready may have larger groups
+                part = _regrouped(part, wanted.group)
             if whole is None:
                 values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
                 whole = Quantized(values, scales, part.inputs)
@@ -324,3 +408,10 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
             first += part.shape[0]
     assert whole is not None  # no model has a matrix without rows
     return whole
+
+
+def _regrouped(part: Quantized, group: int) -> Quantized:
+    """The same weights in smaller groups, or in the same."""
+    groups = -(-part.inputs // group)
+    scales = np.repeat(part.scales, part.group // group, axis=1)[:, :groups]
+    return Quantized(part.values[:, : groups * group * part.bits // 8], scales, part.inputs)

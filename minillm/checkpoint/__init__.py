@@ -13,16 +13,33 @@ error. To replace a checkpoint, write new files and rename them into place, as `
 processes that have the old files open keep them.
 """
 
-from .folder import Checkpoint, open_checkpoint
-from .hub import SMALL_FILES, find_config, find_model, find_tokenizer
+from .folder import ADAPTER_CONFIG, Checkpoint, open_adapter, open_checkpoint
+from .hub import (
+    SMALL_FILES,
+    Cached,
+    cached_models,
+    find_adapter,
+    find_config,
+    find_file,
+    find_model,
+    find_tokenizer,
+    list_hub_files,
+)
 from .tensors import StoredTensor
 
 __all__ = [
+    "ADAPTER_CONFIG",
     "SMALL_FILES",
+    "Cached",
     "Checkpoint",
     "StoredTensor",
+    "cached_models",
+    "find_adapter",
     "find_config",
+    "find_file",
     "find_model",
     "find_tokenizer",
+    "list_hub_files",
+    "open_adapter",
     "open_checkpoint",
 ]

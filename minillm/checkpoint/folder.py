@@ -7,7 +7,7 @@ If a folder has both formats, safetensors take precedence.
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ModelNotFoundError
 from ..files import parse_json, read_bytes
 from .safetensors import read_safetensors
 from .tensors import StoredTensor
@@ -18,6 +18,10 @@ WEIGHT_NAMES = (  # the first that exists is taken
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""PEFT's names; the first that exists is taken."""
 
 
 class Checkpoint(dict[str, StoredTensor]):
@@ -50,6 +54,21 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     files, shard_of = list_weights(folder)
     return Checkpoint(folder, files, _merge(files, shard_of))
+
+
+def open_adapter(folder: Path) -> Checkpoint:
+    """Open the weights of an adapter's folder, as PEFT's `save_pretrained` writes it.
+
+    Raises:
+        ModelNotFoundError: the folder holds no adapter_config.json.
+        CheckpointError: there are no weights, or their file is truncated, damaged or unsafe.
+    """
+    if not (folder / ADAPTER_CONFIG).exists():
+        raise ModelNotFoundError(f"{folder} holds no {ADAPTER_CONFIG}: expected a folder that PEFT has written")
+    path = next((folder / name for name in ADAPTER_WEIGHTS if (folder / name).exists()), None)
+    if path is None:
+        raise CheckpointError(f"adapter {folder} holds no weights: looked for {', '.join(ADAPTER_WEIGHTS)}")
+    return Checkpoint(folder, (path,), _merge((path,), {}))
 
 
 def list_weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:

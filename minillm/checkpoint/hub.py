@@ -8,10 +8,14 @@ on use, because that takes 0.2 s.
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import CheckpointError, ModelNotFoundError, ParameterError
-from .folder import find_weights, is_index, list_weights, read_index
+from ..output_files import undone_by_signals
+from .folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_weights, is_index, list_weights, read_index
 from .gguf import all_shards, choose_file, is_gguf
 
 _log = logging.getLogger("minillm")
@@ -29,6 +33,7 @@ SMALL_FILES = {
     "chat_template.jinja",
 }
 """Files of a model besides its weights."""
+_PART = "*.????????.incomplete"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -56,6 +61,71 @@ def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = Non
     return _local_folder(name, revision) or (_fetch_file if is_hub_file(name) else _find_on_hub)(name, revision)
 
 
+class Cached(NamedTuple):
+    """A snapshot of a model in huggingface_hub's cache."""
+
+    name: str
+    """Hub id, and the revision after an @ where there are several"""
+    folder: Path
+    problem: str = ""
+    """One line, if the cache is damaged here"""
+
+
+def cached_models() -> list[Cached]:
+    """The snapshots of models in huggingface_hub's cache, by name; none if there is no cache."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return []
+    found = []
+    for repo in cache.repos:
+        for revision in repo.revisions if repo.repo_type == "model" else ():
+            version = min(revision.refs, default=revision.commit_hash[:8])
+            name = repo.repo_id if len(repo.revisions) == 1 else f"{repo.repo_id}@{version}"
+            found.append(Cached(name, revision.snapshot_path))
+    for warning in cache.warnings:
+        parts = re.search(r"models--([^\s/\\]+)", str(warning))
+        if parts:
+            folder = Path(constants.HF_HUB_CACHE, parts[0])
+            found.append(Cached(parts[1].replace("--", "/"), folder, _one_line(warning)))
+    return sorted(found)
+
+
+def list_hub_files(repo_id: str, *, revision: str | None = None) -> set[str]:
+    """The names of a hub repository's files.
+
+    Raises:
+        ModelNotFoundError: there is no such repository or revision, access is denied, or the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, constants
+
+    try:
+        info = HfApi().model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except _client_errors() as error:
+        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
+    return {sibling.rfilename for sibling in info.siblings or ()}
+
+
+def find_file(repo_id: str, name: str, *, revision: str | None = None) -> Path:
+    """One file of a hub repository in the local cache, fetched if need be.
+
+    Raises:
+        ModelNotFoundError: the repository has no such file; or as `find_model`.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        with _removing_parts(repo_id):
+            return Path(hf_hub_download(repo_id, name, revision=revision))
+    except _client_errors() as error:
+        if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+            raise ModelNotFoundError(f"{_title(repo_id, revision)} has no file {name!r:.100}") from error
+        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
+
+
 def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
     """The local folder of a model's config.json, the only file fetched for a hub id.
 
@@ -72,6 +142,24 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
         return Path(hf_hub_download(name, "config.json", revision=revision)).parent
     except _client_errors() as error:
         raise ModelNotFoundError(_explain(error, name, revision)) from error
+
+
+def find_adapter(path_or_id: str | os.PathLike[str]) -> Path:
+    """The local folder of a LoRA adapter; for a hub id, its configuration and weights are fetched.
+
+    Raises:
+        ModelNotFoundError: as `find_model`.
+    """
+    name = os.fspath(path_or_id)
+    folder = _local_folder(name, None)
+    if folder is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[ADAPTER_CONFIG, *ADAPTER_WEIGHTS]))
+    except _client_errors() as error:
+        raise ModelNotFoundError(_explain(error, name, None)) from error
 
 
 def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
@@ -158,13 +246,35 @@ def _find_on_hub(repo_id: str, revision: str | None) -> Path:
     if cached is not None and _COMMIT.fullmatch(revision or ""):
         return cached
     try:
-        return _download(repo_id, revision, cached)
+        with _removing_parts(repo_id):
+            return _download(repo_id, revision, cached)
     except _client_errors() as error:
         if cached is None:
             raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
         if not isinstance(error, OfflineModeIsEnabled):
             _log.warning("using the cached copy of %s: %s", repo_id, _explain(error, repo_id, revision))
         return cached
+
+
+@contextmanager
+def _removing_parts(repo_id: str) -> Iterator[None]:
+    """Remove what is fetched only in part if a signal ends the command line.
+
+    Since release 2.4 the client writes to a file with a name of its own for each download, ETAG.RANDOM.incomplete, and
+    begins anew the next time. Older ones go on with ETAG.incomplete, which stays.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type="model"), "blobs")
+    before = set(blobs.glob(_PART))
+
+    def remove() -> None:
+        for path in set(blobs.glob(_PART)) - before:
+            path.unlink(missing_ok=True)
+
+    with undone_by_signals(remove):
+        yield
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -258,7 +368,9 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
             return (
                 f"model {repo_id!r:.100} has no revision {revision!r:.60}: give a branch, a tag or a full commit hash"
             )
-        case errors.OfflineModeIsEnabled():
+        case _ if isinstance(error, errors.OfflineModeIsEnabled) or (
+            constants.HF_HUB_OFFLINE and isinstance(error, errors.LocalEntryNotFoundError)
+        ):
             return f"{model} is not complete in the local cache, and HF_HUB_OFFLINE is set: unset it to download it"
     if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
         return f"the hub denies access to {model}: {log_in} with an account that may read it"

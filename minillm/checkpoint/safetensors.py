@@ -38,6 +38,8 @@ _DTYPES = {code: dtype for dtype, (code, _) in _CODES.items()} | {
     "I32": "int32",
     "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
 }
 """Name in the file -> dtype; one that is not listed keeps its name. It is refused when its values are read."""
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -27,11 +27,37 @@ _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),  # its bits: NumPy has no such type
+    "float8_e4m3fn": np.dtype("<u1"),  # likewise
+    "float8_e5m2": np.dtype("<u1"),
+    "float8_e8m0fnu": np.dtype("<u1"),
     "int8": np.dtype("<i1"),
     "uint8": np.dtype("<u1"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
 }
 FLOATS = ("float32", "float16", "bfloat16")
-"""Stored types whose values need no scales."""
+"""Stored types of weights that need no scales."""
+FLOATS_8 = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+"""Stored types of weights, and of their scales, in 8 bits; see `values_of_bytes`."""
+VALUES = (*FLOATS, *FLOATS_8)
+"""Stored types that can be read as float32."""
+
+
+@cache
+def values_of_bytes(dtype: str) -> NDArray[np.float32]:
+    """The value of each byte in one of `FLOATS_8`; float32 holds all of them exactly. [256]
+
+    E4M3 (bias 7, no infinity) and E5M2 (bias 15) are those of Micikevicius et al., arXiv 2209.05433; E8M0, an exponent
+    alone, is for scales (OCP Microscaling Formats, 2023).
+    """
+    byte = np.arange(256, dtype=np.int32)
+    if dtype == "float8_e5m2":  # the upper half of a float16
+        return (byte << 8).astype(np.uint16).view(np.float16).astype(np.float32)
+    if dtype == "float8_e8m0fnu":
+        return np.where(byte == 255, np.nan, np.ldexp(1.0, byte - 127)).astype(np.float32)
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    magnitude = np.ldexp(mantissa + np.where(exponent == 0, 0.0, 8.0), np.maximum(exponent, 1) - 10)
+    return np.where(byte & 127 == 127, np.nan, np.where(byte < 128, magnitude, -magnitude)).astype(np.float32)
 
 
 class WeightFile:
@@ -99,9 +125,9 @@ def _state(file: BufferedReader) -> tuple[int, int]:
 class StoredTensor:
     """A tensor in a file, read lazily.
 
-    `dtype` is the stored type. Only float32, float16 and bfloat16 can be read as values; a tensor of any other type can
-    be listed, so that an unused buffer does no harm, and is refused when its values are read. Values are returned as
-    float32, which represents each value of the three types exactly, or as stored.
+    `dtype` is the stored type. Floats of 32, 16 and 8 bits can be read as values, integers of some types as stored. A
+    tensor of any other type can be listed, so that an unused buffer does no harm, and is refused when it is read.
+    Values are returned as float32, which represents each value of these types exactly, or as stored.
     """
 
     name: str
@@ -117,10 +143,11 @@ class StoredTensor:
     def map(self) -> NDArray[Any] | None:
         """The stored values as a read-only memory map, `shape`; None if not possible.
 
-        Possible for a non-empty tensor in C order, aligned to its element size. bfloat16 comes as its bits, uint16.
+        Possible for a non-empty tensor in C order, aligned to its element size. bfloat16 comes as its bits, uint16, and
+        floats of 8 bits as uint8.
 
         Raises:
-            UnsupportedModelError: the stored type is not float32, float16, bfloat16, int8 or uint8.
+            UnsupportedModelError: the stored type is none of those above.
             CheckpointError: the file cannot be read.
         """
         dtype = self._stored_type(tuple(_STORED))
@@ -145,7 +172,7 @@ class StoredTensor:
         """Rows (axis 0) or columns (axis 1) `first` to `stop`; the rest of the tensor is not read.
 
         Raises:
-            UnsupportedModelError: the stored type is not float32, float16, bfloat16, int8 or uint8.
+            UnsupportedModelError: the stored type is none of those above.
         """
         offset = self.offset + first * self.strides[axis] * self._stored_type(tuple(_STORED)).itemsize
         return replace(self, shape=(*self.shape[:axis], stop - first, *self.shape[axis + 1 :]), offset=offset)
@@ -161,10 +188,10 @@ class StoredTensor:
         512 KiB: memory holds one chunk in addition to `out`.
 
         Raises:
-            UnsupportedModelError: float32 values are wanted, and the stored type is not float32, float16 or bfloat16.
+            UnsupportedModelError: float32 values are wanted, and the stored type is not one of `VALUES`.
             CheckpointError: `out` has another shape, or the file cannot be read.
         """
-        stored = self._stored_type(FLOATS if out.dtype == np.float32 else tuple(_STORED))
+        stored = self._stored_type(VALUES if out.dtype == np.float32 else tuple(_STORED))
         assert out.dtype in (np.float32, stored)
         if out.shape != self.shape:
             raise CheckpointError(
@@ -200,7 +227,7 @@ class StoredTensor:
         """The stored data, `shape`: a read-only memory map if possible, else a new array. See `map`.
 
         Args:
-            types: accepted stored types. int8 and uint8 need their scales to be interpreted.
+            types: accepted stored types; those that are not floats mean nothing alone.
 
         Raises:
             UnsupportedModelError: the stored type is none of them.
@@ -228,11 +255,11 @@ class StoredTensor:
         self.read_into(out)
         return out
 
-    def _stored_type(self, allowed: Sequence[str] = FLOATS) -> np.dtype[Any]:
+    def _stored_type(self, allowed: Sequence[str] = VALUES) -> np.dtype[Any]:
         if self.dtype not in allowed:
             raise UnsupportedModelError(
                 f"tensor {self.name!r} in {self.file.path} is stored as {self.dtype}; "
-                "minillm reads float32, float16 and bfloat16: convert the checkpoint to one of them"
+                "minillm reads float32, float16 and bfloat16, and float8: convert the checkpoint to one of them"
             )
         return _STORED[self.dtype]
 
@@ -252,6 +279,8 @@ class StoredTensor:
             values = as_strided(chunk, out.shape, [stride * chunk.itemsize for stride in self.strides])
             if self.dtype == "bfloat16" and out.dtype == np.float32:  # the upper half of a float32
                 values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+            elif self.dtype in FLOATS_8 and out.dtype == np.float32:
+                values = values_of_bytes(self.dtype)[values]
             with np.errstate(invalid="ignore"):  # a signalling NaN is not an error of the cast
                 out[...] = values
             return

@@ -12,7 +12,9 @@ from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
     from ..config import ModelConfig
+    from ..hardware import Hardware
     from ..models.quantized import Quantization
+    from ..models.schemes.matrix import Scheme
 
 
 DESCRIPTION = """Compute the cost of a model from its config.json alone: parameters, memory, and
@@ -23,8 +25,9 @@ A multiply-add is two FLOPs. Attention counts the pairs of a query and a key
 that the mask leaves. Bytes are those of each operation alone; "fusion saves" is
 what would move in addition if biases, activations, residuals and softmax read
 and wrote arrays of their own. A floor is a lower bound of the time on that
-hardware, not an estimate. Vectors (biases, gains) and logits are float32, as in
-minillm."""
+hardware, not an estimate. Of a mixture of experts a step reads those that its
+tokens choose: their expected number, if each token chooses at random. Vectors
+(biases, gains) and logits are float32, as in minillm."""
 
 EPILOG = """examples:
   minillm analyze opt-13b --hardware a100
@@ -115,8 +118,8 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join(report(args.model, analysis)))
 
 
-def analyze(args: argparse.Namespace) -> "Analysis":
-    """The analysis that the command line asks for.
+def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "Analysis":
+    """The analysis that the command line asks for; `hardware` is that of `args.hardware`, if it is known already.
 
     Raises:
         ModelError: the model or its config.json cannot be found.
@@ -126,11 +129,14 @@ def analyze(args: argparse.Namespace) -> "Analysis":
     from ..accounting.roofline import Analysis, Parallel, Workload
     from ..accounting.storage import storage_for
     from ..hardware import THIS, find_hardware
+    from ..models.quantized import Quantization
+    from ..models.schemes.matrix import Scheme
 
     found = find_model_config(args.model, args.revision)
-    if found.quantization is not None:
-        found.quantization.check_wanted(args.dtype)
-    kept = found.quantization.dtype if found.quantization is not None and args.dtype == "auto" else args.dtype
+    quantization = found.quantization
+    if isinstance(quantization, Quantization):
+        quantization.check_wanted(args.dtype)
+    kept = quantization.dtype if quantization is not None and args.dtype == "auto" else args.dtype
     fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - 1))
     prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
@@ -140,10 +146,12 @@ def analyze(args: argparse.Namespace) -> "Analysis":
             args.cache_dtype,
             checkpoint=found.dtype,
             on_cpu=args.hardware == THIS,
-            group=found.quantization.group if found.quantization is not None else 32,
+            group=quantization.group if quantization is not None else 32,
+            keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and args.dtype == "auto",
         ),
+        scheme=quantization.title if isinstance(quantization, Scheme) else "",
         workload=Workload(batch=args.batch, prompt_length=prompt_length, context=args.context),
-        hardware=find_hardware(args.hardware),
+        hardware=hardware or find_hardware(args.hardware),
         conventions=Conventions(
             full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2
         ),
@@ -157,7 +165,7 @@ class FoundConfig(NamedTuple):
     config: "ModelConfig"
     dtype: str
     """Dtype of the checkpoint's tensors that are not quantised"""
-    quantization: "Quantization | None" = None
+    quantization: "Quantization | Scheme | None" = None
 
 
 def find_model_config(model: str, revision: str | None) -> FoundConfig:
@@ -171,7 +179,7 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
     from ..checkpoint import find_config
     from ..config import read_config
     from ..models import family_of, published, published_config
-    from ..models.quantized import read_quantization
+    from ..models.schemes import read_quantization
 
     if model in published() and not Path(model).exists():
         if revision is not None:
@@ -194,7 +202,13 @@ def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int
 
     config, storage = analysis.config, analysis.storage
     return (
-        {name: weights_bytes(config, replace(storage, weights=name)) for name in WEIGHT_FORMATS},
+        {
+            name: weights_bytes(
+                config,
+                replace(storage, weights=name, keeps_vocabulary=storage.keeps_vocabulary and name == storage.weights),
+            )
+            for name in WEIGHT_FORMATS
+        },
         {name: cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS},
     )
 
@@ -210,11 +224,13 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
         "model": model,
         "hardware": hardware,
         "storage": asdict(storage),
+        "scheme": analysis.scheme or None,
         "conventions": asdict(analysis.conventions),
         "batch": work.batch,
         "prompt_length": work.prompt_length,
         "context": work.decode_context,
         "parameters": sum(part.parameters for part in parts),
+        "active_parameters": sum(part.active for part in parts),
         "parameters_by_part": {part.name: part.parameters for part in parts},
         "weights_bytes": weights[storage.weights],
         "weights_bytes_by_dtype": weights,
@@ -275,6 +291,8 @@ def report(model: str, analysis: "Analysis") -> list[str]:
     lines = [
         f"{model} on {hardware}: weights {storage.weights}, cache {storage.cache}, activations {storage.activations}"
     ]
+    if analysis.scheme:
+        lines.append(f"the checkpoint is quantised by {analysis.scheme}: read as {storage.weights}")
     for table in tables(analysis):
         lines += ["", *table.lines()]
     return [*lines, "", *notes(analysis)]
@@ -345,10 +363,11 @@ def _operations(title: str, phase: "Phase") -> Table:
 
 
 def notes(analysis: "Analysis") -> list[str]:
-    """How much fits into memory; communication by the lecture's formulas, if there is more than one device."""
-    from ..accounting.memory import weights_bytes
+    """How much fits into memory; the experts; communication by the lecture's formulas, if on several devices."""
+    from ..accounting import active_parameter_count, experts_read, parameter_count, weights_bytes
 
     work, config, parallel = analysis.workload, analysis.config, analysis.parallel
+    phases = {"prefill": analysis.prefill, "decode": analysis.decode}
     memory, longest = bytes_text(analysis.memory), analysis.largest_context
     if analysis.largest_batch:
         beyond = f" (the model takes at most {config.max_positions:,})" if longest > config.max_positions else ""
@@ -360,7 +379,16 @@ def notes(analysis: "Analysis") -> list[str]:
         weights = bytes_text(weights_bytes(config, analysis.storage))
         fits = f"{memory} cannot hold one sequence of {work.decode_context:,} tokens: the weights alone take {weights}"
     lines, count = [fits], 2 * config.num_layers
-    sizes = {"prefill": analysis.prefill.message_bytes, "decode": analysis.decode.message_bytes}
+    if config.num_experts:
+        X, k = config.num_experts, config.experts_per_token
+        each = [f"{name} {experts_read(config, phase.tokens):.4g}" for name, phase in phases.items()]
+        most = min(X, work.batch * k)
+        lines.append(
+            f"a token uses {k} of {X} experts, {number_text(active_parameter_count(config))} of "
+            f"{number_text(parameter_count(config))} parameters; experts read in each layer, if tokens choose at "
+            f"random: {', '.join(each)} (at most {most})"
+        )
+    sizes = {name: phase.message_bytes for name, phase in phases.items()}
     if parallel.tensor > 1:
         each = [f"{name} {bytes_text(size)} each, {bytes_text(count * size)} in all" for name, size in sizes.items()]
         lines.append(f"tensor parallelism over {parallel.tensor}: {count} all-reduces, two a layer; {', '.join(each)}")

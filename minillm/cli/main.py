@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import MinillmError, one_line, printable
-from . import analyze, bench, chat, compare, generate, inspect, perplexity, profile, quantize, tokenize
+from . import analyze, bench, chat, compare, generate, inspect, models, perplexity, profile, pull, quantize, tokenize
 
-COMMANDS = (generate, chat, compare, inspect, tokenize, perplexity, quantize, analyze, profile, bench)
+COMMANDS = (generate, chat, compare, inspect, tokenize, perplexity, pull, models, quantize, analyze, profile, bench)
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 CLOSED_PIPE = 141  # a shell's exit code for SIGPIPE
 

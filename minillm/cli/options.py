@@ -40,6 +40,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
         "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the model in the package)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
+    group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")
     group.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
     )
@@ -152,6 +153,7 @@ def load_engine(
             draft=getattr(args, "draft", None),
             amateur=getattr(args, "amateur", None),
             tokenizer=args.tokenizer,
+            adapter=args.adapter,
             **placement_fields(args),
         )
 

@@ -104,8 +104,10 @@ def _load(args: argparse.Namespace) -> "Engine":
 
     if args.shape is None:
         return load_engine(args, prompts=args.batch)
-    if any(getattr(args, name) is not None for name in ("model", "revision", "tokenizer")):
-        raise ParameterError("--shape stands in place of a model: leave --model, --revision and --tokenizer out")
+    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "tokenizer")):
+        raise ParameterError(
+            "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
+        )
     return Engine.random(args.shape, max_batch_size=args.batch, **placement_fields(args))
 
 

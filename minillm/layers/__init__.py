@@ -13,7 +13,8 @@ W  width of the token embedding and of the LM head's input (E except in opt-350m
 H  query heads
 K  key/value heads (K = H without grouped-query attention)
 D  width of one head
-F  width of the MLP's hidden layer
+F  width of the MLP's hidden layer, or of an expert's
+X  experts of a layer, of which each token uses k
 V  vocabulary size
 L  layers
 P  positions in one page of the K/V cache

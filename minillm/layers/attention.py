@@ -57,6 +57,15 @@ class HeadNorms:
         return backend.rms_norm(q, self.q, self.epsilon), backend.rms_norm(k, self.k, self.epsilon)
 
 
+class ProjectionNorms(HeadNorms):
+    """RMS norm of all queries of a token together, and of its keys: gains [H D] and [K D] (OLMoE, OLMo 2)."""
+
+    def __call__(self, backend: Backend, q: Any, k: Any) -> tuple[Any, Any]:
+        """[T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
+        normed = super().__call__(backend, merge_heads(q), merge_heads(k))  # -> [T, H D], [T, K D]
+        return normed[0].reshape(q.shape), normed[1].reshape(k.shape)
+
+
 @dataclass(frozen=True, eq=False)
 class Attention:
     """Causal multi-head self-attention of one layer."""
@@ -65,7 +74,7 @@ class Attention:
     num_heads: int
     num_kv_heads: int
     scale: float
-    """1 / sqrt D"""
+    """Factor of scores: 1 / sqrt D, or the family's own"""
     qkv: Weight
     """[(H + 2 K) D, E]"""
     out: Weight
@@ -77,8 +86,10 @@ class Attention:
     """Sliding window: positions that a query sees, its own included; None: no window"""
     slopes: Weight | None = None
     """ALiBi's slopes [H]"""
+    softcap: float | None = None
+    """Soft cap c of scores, c tanh(score / c) (Gemma 2); None: no cap"""
 
-    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
         q, k, v = project_qkv(
             backend, x, self.qkv, self.num_heads, self.num_kv_heads
@@ -91,6 +102,7 @@ class Attention:
         if self.rotation is not None:
             q, k = backend.rotary(q, k, batch, self.rotation)
         backend.store_kv(k, v, cache, self.layer, batch)
-        z = backend.attend(q, cache, self.layer, batch, scale=self.scale, window=self.window, slopes=self.slopes)
+        variant: dict[str, Any] = {"window": self.window, "slopes": self.slopes, "softcap": self.softcap}
+        z = backend.attend(q, cache, self.layer, batch, scale=self.scale, **variant)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
         return backend.linear_reduced(z, self.out, residual)  # [T, H D] -> [T, E]

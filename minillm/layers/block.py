@@ -7,8 +7,9 @@ from ..backends.operations import Backend
 from ..backends.pages import Pages
 from ..batch import Batch
 from .attention import Attention
+from .experts import ExpertMLP
 from .mlp import MLP, GatedMLP
-from .norm import Norm
+from .norm import Norm, RMSNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +19,7 @@ class _Parts:
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
-    mlp: MLP | GatedMLP
+    mlp: MLP | GatedMLP | ExpertMLP
 
 
 class PreNorm(_Parts):
@@ -48,4 +49,22 @@ class Parallel(_Parts):
         return self.mlp(backend, self.mlp_norm(backend, x), residual=attended)
 
 
-Block = PreNorm | PostNorm | Parallel
+@dataclass(frozen=True, eq=False)
+class Sandwich:
+    """Pre-norm block whose sublayers' results are normed too, before the sum (Ding et al., arXiv 2105.13290, 3.4)."""
+
+    attention_norm: Norm
+    attention: Attention
+    attention_out_norm: RMSNorm
+    mlp_norm: Norm
+    mlp: MLP | GatedMLP
+    mlp_out_norm: RMSNorm
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x = x + norm(attention(norm(x)));  x + norm(mlp(norm(x))). [T, E] -> [T, E]"""
+        attended = self.attention(backend, self.attention_norm(backend, x), cache, batch, residual=None)
+        x = self.attention_out_norm(backend, attended, residual=x)
+        return self.mlp_out_norm(backend, self.mlp(backend, self.mlp_norm(backend, x), residual=None), residual=x)
+
+
+Block = PreNorm | PostNorm | Parallel | Sandwich

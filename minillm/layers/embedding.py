@@ -20,16 +20,18 @@ class Embedding:
     project_in: Weight | None = None
     """[E, W]"""
     norm: Norm | None = None
+    scale: float = 1.0
+    """Factor of the token's vector, in families without learned positions (Gemma, Granite)"""
 
     def __call__(self, backend: Backend, batch: Batch) -> Any:
-        """x = tokens[ids] (W_in) + positions[i], then the norm if there is one. [T] -> [T, E]"""
+        """x = scale * tokens[ids] (W_in) + positions[i], then the norm if there is one. [T] -> [T, E]"""
         x = self._vectors(backend, batch)
         return x if self.norm is None else self.norm(backend, x)
 
     def _vectors(self, backend: Backend, batch: Batch) -> Any:
         """[T] -> [T, E]"""
         if self.positions is None:
-            return backend.embed(batch.token_ids, self.tokens)  # [T] -> [T, E]
+            return backend.embed(batch.token_ids, self.tokens, scale=self.scale)  # [T] -> [T, E]
         if self.project_in is None:
             return backend.embed(batch.token_ids, self.tokens, batch.positions, self.positions)  # [T] -> [T, E]
         p = backend.embed(batch.positions, self.positions)  # [T] -> [T, E]

@@ -9,12 +9,16 @@ from ..backends.weights import Weight
 
 @dataclass(frozen=True, eq=False)
 class LMHead:
-    """logits = x W_lm, projected to the embedding's width first if that is narrower."""
+    """logits = x W_lm, scaled or capped in some families; x is projected to the embedding's width if that differs."""
 
     weight: Weight
     """[V, W]; often the token embedding itself (tied)"""
     project_out: Weight | None = None
     """[W, E]; None if W = E"""
+    scale: float = 1.0
+    """Factor of logits (Granite)"""
+    cap: float | None = None
+    """Soft cap c of logits, c tanh(logits / c) (Gemma 2); None: no cap"""
 
     def states(self, backend: Backend, x: Any) -> Any:
         """Input of the product with `weight`. [R, E] -> [R, W]"""
@@ -22,4 +26,7 @@ class LMHead:
 
     def __call__(self, backend: Backend, states: Any) -> Any:
         """Logits of each row. [R, W] -> [R, V]"""
-        return backend.linear(states, self.weight)  # [R, W] -> [R, V]
+        logits = backend.linear(states, self.weight)  # [R, W] -> [R, V]
+        if self.scale == 1 and self.cap is None:
+            return logits
+        return backend.scale_logits(logits, self.scale, self.cap)

@@ -17,7 +17,7 @@ class MLP:
     """[E, F]"""
     activation: str
 
-    def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any, residual: Any | None) -> Any:
         """residual + activation(x W1 + b1) W2 + b2. [T, E] -> [T, E]"""
         hidden = backend.linear(x, self.up, activation=self.activation)  # [T, E] -> [T, F]
         return backend.linear_reduced(hidden, self.down, residual)  # [T, F] -> [T, E]
@@ -33,7 +33,7 @@ class GatedMLP:
     """[E, F]"""
     activation: str
 
-    def __call__(self, backend: Backend, x: Any, residual: Any) -> Any:
+    def __call__(self, backend: Backend, x: Any, residual: Any | None) -> Any:
         """residual + (activation(x W_gate) * (x W_up)) W_down. [T, E] -> [T, E]"""
         hidden = backend.glu(backend.linear(x, self.gate_up), self.activation)  # [T, E] -> [T, 2 F] -> [T, F]
         return backend.linear_reduced(hidden, self.down, residual)  # [T, F] -> [T, E]

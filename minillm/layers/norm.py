@@ -30,9 +30,9 @@ class RMSNorm:
     epsilon: float
     """Added to the mean square, against division by zero"""
 
-    def __call__(self, backend: Backend, x: Any) -> Any:
-        """[T, E] -> [T, E]"""
-        return backend.rms_norm(x, self.weight, self.epsilon)
+    def __call__(self, backend: Backend, x: Any, residual: Any | None = None) -> Any:
+        """norm(x), plus the residual if there is one. [T, E] -> [T, E]"""
+        return backend.rms_norm(x, self.weight, self.epsilon, residual=residual)
 
 
 Norm = LayerNorm | RMSNorm

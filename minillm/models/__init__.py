@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +18,12 @@ from ..checkpoint.gguf import GGUF, is_gguf, read_gguf
 from ..config import ModelConfig, read_config
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from . import sources
+from .adapters import merge, read_adapter
 from .base import Model
 from .decoder import Decoder
-from .quantized import read_quantization
+from .quantized import Quantization
+from .schemes import read_quantization
+from .schemes.matrix import MatrixTensor, Scheme
 from .sources import Shapes, random_tensors
 
 logger = logging.getLogger("minillm")
@@ -28,14 +32,22 @@ FAMILIES = (
     "opt",
     "llama",
     "mistral",
+    "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "olmoe",
     "gpt2",
     "gpt_neox",
     "bloom",
     "starcoder2",
+    "gemma2",
+    "gemma3_text",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
+
+TEXT_PARTS = {"gemma3": "gemma3_text"}
+"""model_type of a model of text and images -> the family of its text model, which is read alone."""
 
 
 def family_named(model_type: str) -> ModuleType:
@@ -50,54 +62,117 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
         UnsupportedModelError: the family is not supported; the message lists those that are.
     """
     model_type = raw.get("model_type")
-    if model_type not in FAMILIES:
+    family = TEXT_PARTS.get(model_type, model_type) if isinstance(model_type, str) else model_type
+    if family not in FAMILIES:
         raise UnsupportedModelError(
             f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, FAMILIES))}"
         )
-    return family_named(model_type)
+    return family_named(family)
 
 
-def load_model(folder: Path, backend: Backend, *, rank: int = 0, ranks: int = 1) -> Model:
+def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, rank: int = 0, ranks: int = 1) -> Model:
     """Load the model of a checkpoint folder or a GGUF file, or what rank number `rank` of `ranks` has of it.
 
+    The LoRA adapter of a folder is merged into the weights before they are converted to the backend's formats.
+
     Raises:
-        ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`.
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.
         ParameterError: the checkpoint is quantised, and the backend asks for another quantised dtype; or the ranks
             cannot share the model equally.
     """
-    if is_gguf(folder):
-        return _load_gguf(read_gguf(folder), backend, rank=rank, ranks=ranks)
-    raw = read_config(folder)
+    if is_gguf(path):
+        return _load_gguf(read_gguf(path), backend, adapter, rank=rank, ranks=ranks)
+    raw = read_config(path)
     config = family_of(raw).read_config(raw)
     if raw.get("auto_map"):
         logger.warning(
-            "%s: config.json names code of its own (auto_map), which is not run: read as %s", folder, config.model_type
+            "%s: config.json names code of its own (auto_map), which is not run: read as %s", path, config.model_type
         )
-    quantization, stored = read_quantization(raw), open_checkpoint(folder)
+    if raw["model_type"] in TEXT_PARTS:
+        logger.warning("%s: a model of text and images, of which minillm reads the text model alone", path)
+    quantization, stored = read_quantization(raw), open_checkpoint(path)
     tensors: Mapping[str, Tensor]
     if quantization is None:
         tensors = canonical_names(stored, config)
-    else:
+    elif isinstance(quantization, Quantization):
         wanted = backend.loader.formats.projection
         quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
-    model = build_model(config, tensors, backend, as_built=quantization is not None, rank=rank, ranks=ranks)
+    else:
+        tensors = without_zero_biases(canonical_names(quantization.join(stored), config), config)
+    as_built = isinstance(quantization, Quantization)
+    if adapter is not None:
+        config, tensors = _adapted(config, tensors, adapter, as_built=as_built)
+    model = build_model(config, tensors, backend, as_built=as_built, rank=rank, ranks=ranks)
+    if isinstance(quantization, Scheme):
+        quantization.log(path, tensors)
     stored.check_unchanged()
     return model
 
 
-def _load_gguf(gguf: GGUF, backend: Backend, **ranks: int) -> Model:
+def _load_gguf(gguf: GGUF, backend: Backend, adapter: Path | None, **ranks: int) -> Model:
     """Load the model of a GGUF file; errors as of `load_model`."""
     from .gguf import read_gguf_model
 
+    tensors: Mapping[str, Tensor]
     raw, tensors, stored = read_gguf_model(gguf)
     try:
         config = family_of(raw).read_config(raw)
+        if adapter is not None:
+            config, tensors = _adapted(config, tensors, adapter, as_built=True)
         model = build_model(config, tensors, backend, **ranks)
     except (CheckpointError, UnsupportedModelError) as error:  # the families speak of config.json, as if there were one
         raise type(error)(f"{gguf.path}: {error!s}".replace("config.json", "its metadata")) from None
     stored.check_unchanged()
     return model
+
+
+def _adapted(
+    config: ModelConfig, tensors: Mapping[str, Tensor], folder: Path, *, as_built: bool
+) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    """A model's configuration and tensors with an adapter merged in.
+
+    Matrices stored in 8 or 4 bits are expanded: they stay float32 unless the backend is to round them again.
+    """
+    family = family_named(config.model_type)
+    adapter = read_adapter(folder, family.build, config, family.NAMES)
+    merged = merge(adapter, tensors, family.NAMES, as_built=as_built)
+    changed = [tensors[name] for name in merged if name in tensors and merged[name] is not tensors[name]]
+    if any("float" not in tensor.dtype for tensor in changed):
+        logger.warning(
+            "%s: the checkpoint is quantised; the matrices that the adapter changes become float32, unless dtype names "
+            "another format", folder
+        )  # fmt: skip
+    return replace(config, tied_head=config.tied_head and not adapter.unties), merged
+
+
+def check_complete(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """Check the names and shapes of a published checkpoint's tensors; no values are read.
+
+    Raises:
+        CheckpointError: a tensor is missing, has the wrong shape or has no place in the model.
+    """
+    family = family_named(config.model_type)
+    names: sources.Names = family.NAMES
+    tensors = names.canonical(stored, tied_head=False)
+    if config.tied_head and names.head in tensors:
+        tensors.setdefault(names.embedding, tensors.pop(names.head))
+    sources.check_tensors(tensors, sources.tensor_shapes(family.build, config, as_built=False))
+
+
+def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Leave out biases of zeros for which the model has no place: AutoGPTQ gave each quantised projection one."""
+    family = family_named(config.model_type)
+    wanted = sources.tensor_shapes(family.build, config, as_built=False)
+
+    def is_needless(name: str) -> bool:
+        if name in wanted or not name.endswith(".bias"):
+            return False
+        matrix = tensors.get(name.removesuffix("bias") + "weight")
+        outputs = tensors[name].shape
+        return isinstance(matrix, MatrixTensor) and outputs == matrix.shape[:1] and not tensors[name].load().any()
+
+    return {name: tensor for name, tensor in tensors.items() if not is_needless(name)}
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

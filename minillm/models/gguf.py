@@ -8,6 +8,7 @@ llama.cpp rotates neighbouring pairs of a head in the architecture "llama", and 
 K for that; `permuted` names them, and here the order is undone. Fused Q, K, V are stored as minillm uses them.
 """
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 
 from ..backends.weights import Rearranged, Tensor
 from ..checkpoint.gguf import GGUF, Array
-from ..config import Fields
+from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from .gguf_tensors import GGUFTensors, open_tensors
-from .rotary import read_rotary
+from .rotary import BASE, read_rotary, rope_table
+
+logger = logging.getLogger("minillm")
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _ROTARY_FACTORS = "rope_freqs.weight"
@@ -45,6 +48,14 @@ class Architecture:
     """Field of config.json that says whether a tensor is there -> the tensor in the file"""
     permuted: Mapping[str, str] = field(default_factory=dict)
     """Tensors whose rows are in llama.cpp's rotary order -> the field with their number of heads"""
+    activation: str = "silu"
+    """The family's own, which files do not name; llama.cpp takes the approximation by tanh for every GELU"""
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """Attribute of the configuration -> the one value that llama.cpp runs"""
+    square: bool = False
+    """All heads together are as wide as the model"""
+    needs_output: bool = False
+    """The LM head is stored also where it is the embedding"""
 
 
 _SIZES = {
@@ -92,7 +103,7 @@ ARCHITECTURES = {
         flags=_BIASES,
         permuted={"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"},
     ),
-    "qwen2": Architecture(model_type="qwen2", keys=_RMS, optional=_OPTIONAL, tensors=_LLAMA),
+    "qwen2": Architecture(model_type="qwen2", keys=_RMS, optional=_OPTIONAL, tensors=_LLAMA, square=True),
     "qwen3": Architecture(
         model_type="qwen3",
         keys=_RMS,
@@ -103,6 +114,7 @@ ARCHITECTURES = {
             "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
         },
         flags={"attention_bias": "blk.0.attn_q.bias"},
+        needs={"qkv_bias": False},
     ),
     "starcoder2": Architecture(
         model_type="starcoder2",
@@ -110,6 +122,9 @@ ARCHITECTURES = {
         optional=_OPTIONAL,
         tensors=_SPLIT_ATTENTION | {"blk.N.ffn_up": "layers.N.mlp.c_fc", "blk.N.ffn_down": "layers.N.mlp.c_proj"},
         flags={"use_bias": "blk.0.ffn_up.bias"},
+        activation="gelu_new",
+        needs={"biases": True},
+        square=True,
     ),
     "gpt2": Architecture(
         model_type="gpt2",
@@ -127,6 +142,7 @@ ARCHITECTURES = {
             "blk.N.ffn_up": "h.N.mlp.c_fc",
             "blk.N.ffn_down": "h.N.mlp.c_proj",
         },
+        activation="gelu_new",
     ),
     "gptneox": Architecture(
         model_type="gpt_neox",
@@ -149,6 +165,9 @@ ARCHITECTURES = {
             "blk.N.ffn_down": "layers.N.mlp.dense_4h_to_h",
         },
         flags={"attention_bias": "blk.0.attn_qkv.bias"},
+        activation="gelu",
+        needs={"attention_bias": True},
+        needs_output=True,
     ),
     "bloom": Architecture(
         model_type="bloom",
@@ -301,6 +320,133 @@ def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict
         renamed = architecture.tensors[pattern]
         tensors[f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"] = tensor
     return tensors
+
+
+def gguf_name(architecture: Architecture, name: str) -> str:
+    """The name in a GGUF file of a tensor that `build` asks for."""
+    stem, _, kind = name.rpartition(".")
+    number = _NUMBER.search(stem)
+    pattern = _NUMBER.sub("N", stem, count=1)
+    stored = next(theirs for theirs, ours in architecture.tensors.items() if ours == pattern)
+    return f"{stored.replace('.N.', f'.{number[0]}.') if number else stored}.{kind}"
+
+
+def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tuple[str, dict[str, Any]]:
+    """The architecture's name and its metadata entries; `read_gguf_config` reads them back.
+
+    Raises:
+        UnsupportedModelError: llama.cpp does not run the family, or not this configuration of it.
+    """
+    model_type = "llama" if config.model_type == "mistral" else config.model_type
+    name = next((name for name, each in ARCHITECTURES.items() if each.model_type == model_type), None)
+    if name is None:
+        raise UnsupportedModelError(
+            f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
+            f"{', '.join(sorted({each.model_type for each in ARCHITECTURES.values()} | {'mistral'}))}"
+        )
+    architecture = ARCHITECTURES[name]
+    _refuse_other(architecture, config, where)
+    rotary = getattr(config, "rotary", None)
+    fields = Fields(raw)
+    found = {
+        "block_count": config.num_layers,
+        "context_length": fields.size("max_position_embeddings") if rotary else config.max_positions,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.layer_norm_epsilon": getattr(config, "epsilon", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "epsilon", None),
+        "attention.sliding_window": _window(config, where),
+        "use_parallel_residual": getattr(config, "parallel", None),
+    }
+    if rotary is not None:
+        found["rope.freq_base"] = float(rope_table(fields).number("rope_theta", _base(fields)))
+    entries = {key: found[key] for key in architecture.keys if found.get(key) is not None}
+    if "attention.key_length" in entries:
+        entries["attention.value_length"] = config.head_dim
+    if rotary is not None:
+        entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
+        entries |= _scaling(rope_table(fields), where)
+    return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
+
+
+def _base(fields: Fields) -> float:
+    return fields.number("rope_theta", fields.number("rotary_emb_base", BASE))
+
+
+def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -> None:
+    """Refuse what llama.cpp computes otherwise."""
+    activation = getattr(config, "activation", architecture.activation)
+    if activation != architecture.activation:
+        raise UnsupportedModelError(
+            f"{where}: llama.cpp runs this family with {architecture.activation} alone, not {activation}"
+        )
+    if architecture.square and config.num_heads * config.head_dim != config.hidden_size:
+        raise UnsupportedModelError(f"{where}: llama.cpp runs this family with heads of width E / H alone")
+    for name, value in architecture.needs.items():
+        if getattr(config, name) != value:
+            raise UnsupportedModelError(f"{where}: llama.cpp runs this family with {name} {value} alone")
+    scales = getattr(config, "scales", ())
+    if any(scale != config.head_dim**-0.5 for scale in scales):
+        raise UnsupportedModelError(f"{where}: llama.cpp scales attention by 1 / sqrt {config.head_dim} alone")
+    if getattr(config, "keys_follow_length", False):
+        raise UnsupportedModelError(f"{where}: llama.cpp has no dynamic rotary scaling")
+
+
+def _window(config: ModelConfig, where: str) -> int | None:
+    """The sliding window of all layers, which llama.cpp ignores in these families."""
+    windows = set(getattr(config, "windows", (getattr(config, "window", None),)))
+    window = min((each for each in windows if each is not None), default=None)
+    if window is None or window >= config.max_positions:
+        return None
+    if len(windows) > 1 or config.model_type not in ("mistral", "starcoder2"):
+        raise UnsupportedModelError(f"{where}: llama.cpp runs this family without sliding windows")
+    logger.warning(
+        "%s: llama.cpp runs this family without its sliding window: texts over %d tokens differ there", where, window
+    )
+    return window
+
+
+def _scaling(table: Fields, where: str) -> dict[str, Any]:
+    """Entries of rotary scaling; that of Llama 3 is a tensor (`rotary_factors`)."""
+    kind = table.raw.get("rope_type") or table.raw.get("type") or "default"
+    if kind in ("default", "llama3"):
+        return {}
+    own = set(table.raw) - {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"}
+    if own - {"partial_rotary_factor"}:
+        raise UnsupportedModelError(f"{where}: rotary scaling with {', '.join(sorted(own))} is not written here")
+    entries = {"rope.scaling.type": kind, "rope.scaling.factor": float(table.number("factor", 1.0))}
+    if "original_max_position_embeddings" in table.raw:
+        entries["rope.scaling.original_context_length"] = table.size("original_max_position_embeddings")
+    return entries
+
+
+def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> NDArray[np.float32] | None:
+    """The factors by which Llama 3.1 to 3.3 divide rotary frequencies, [D / 2]; None without such scaling."""
+    rotary = getattr(config, "rotary", None)
+    fields = Fields(raw)
+    if rotary is None or rope_table(fields).raw.get("rope_type", rope_table(fields).raw.get("type")) != "llama3":
+        return None
+    bare = {"rope_theta": rope_table(fields).number("rope_theta", _base(fields))}
+    plain = read_rotary(Fields(bare), 2 * len(rotary.frequencies), config.max_positions)
+    return np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)
+
+
+def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config: ModelConfig) -> Tensor:
+    """A tensor, by the name that `build` asks for, with its rows as in a file: `in_halves` undone, or itself."""
+    counts = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
+    pattern = _NUMBER.sub("N", gguf_name(architecture, name).rpartition(".")[0], count=1)
+    if pattern not in architecture.permuted:
+        return tensor
+    heads = counts[architecture.permuted[pattern]]
+
+    def side_by_side(stored: NDArray[Any]) -> NDArray[Any]:
+        halves = stored.reshape(heads, 2, -1, *stored.shape[1:])  # [H D, ...] -> [H, 2, D / 2, ...]
+        return halves.swapaxes(1, 2).reshape(stored.shape)  # [H, 2, D / 2, ...] -> [H, D / 2, 2, ...] -> [H D, ...]
+
+    return Rearranged(tensor, side_by_side)
 
 
 def in_halves(tensor: Tensor, heads: int, where: str) -> Rearranged:

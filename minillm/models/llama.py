@@ -8,15 +8,17 @@ The norm is RMS norm, positions enter by rotating queries and keys, several quer
 the MLP is gated. Mistral, Qwen2 and Qwen3 differ in one switch each: their files only read their configurations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..layers.attention import Attention, HeadNorms
+from ..errors import ParameterError
+from ..layers.attention import Attention, HeadNorms, ProjectionNorms
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
+from ..layers.experts import ExpertMLP
 from ..layers.head import LMHead
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
@@ -25,6 +27,8 @@ from .decoder import Decoder
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_experts, refuse_other_layers
 from .rotary import RotaryConfig, read_rotary, refuse_partial
 from .sources import Names, Weights
+
+C = TypeVar("C", bound="LlamaConfig")
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 """BOS and EOS token ids if config.json has none."""
@@ -43,6 +47,8 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool = False
     head_norms: bool = False
     """RMS norm of each query and key head (Qwen3)"""
+    projection_norms: bool = False
+    """RMS norm of all queries of a token together, and of its keys (OLMoE)"""
     windows: tuple[int | None, ...]
     """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
 
@@ -64,27 +70,30 @@ def read_kin(
     fields: Fields,
     model_type: str,
     *,
+    kind: type[C] = LlamaConfig,  # type: ignore[assignment]
     windows: tuple[int | None, ...] | None = None,
     head_dim: int | None = None,
     **switches: Any,
-) -> LlamaConfig:
+) -> C:
     """Read the fields that Llama and its derivatives share.
 
     Args:
         fields: config.json
         model_type: the family's name
+        kind: the family's configuration, if it has one of its own
         windows: sliding window of each layer; None: no layer has one
         head_dim: D if config.json has none; None: E / H
-        **switches: fields of `LlamaConfig` in which the family differs from Llama
+        **switches: fields of `kind` in which the family differs from Llama
 
     Raises:
         As `read_config`.
     """
     shared = read_grouped_heads(fields, head_dim=head_dim) | read_shared(fields, tied_head=False)
     refuse_partial(fields)
-    refuse_experts(fields)
+    if not switches.get("num_experts"):
+        refuse_experts(fields)
     rotary = read_rotary(fields, shared["head_dim"], fields.size("max_position_embeddings"))
-    return LlamaConfig(
+    return kind(
         model_type=model_type,
         **shared,
         intermediate_size=fields.size("intermediate_size"),
@@ -102,30 +111,53 @@ NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",))
 """Tensors of checkpoints: (model.)layers.0.mlp.up_proj.weight; some hold the rotary frequencies."""
 
 
-def build(config: LlamaConfig, weights: Weights, backend: Backend) -> Decoder:
-    """Build the model."""
+def gated_mlp(config: LlamaConfig, weights: Weights, i: int) -> GatedMLP:
+    """The MLP of layer i."""
+    E, F = config.hidden_size, config.intermediate_size
+    gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
+    return GatedMLP(
+        weights.linear("mlp.gate_up", gate_up, inputs=E, bias=config.mlp_bias, split="outputs"),
+        weights.linear("mlp.down_proj", E, inputs=F, bias=config.mlp_bias, split="inputs"),
+        config.activation,
+    )
+
+
+def build(
+    config: LlamaConfig,
+    weights: Weights,
+    backend: Backend,
+    *,
+    mlp: Callable[[Any, Weights, int], GatedMLP | ExpertMLP] = gated_mlp,
+) -> Decoder:
+    """Build the model; `mlp` builds a layer's MLP, of its weights and its number."""
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
     embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"))
     lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
-    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
+    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i, mlp) for i in range(config.num_layers))
     return Decoder(
         config.sharded(weights.ranks), embedding, layers, RMSNorm(weights.norm("norm", E), config.epsilon), lm_head
     )
 
 
-def _build_layer(config: LlamaConfig, weights: Weights, rotation: Rotation, i: int) -> PreNorm:
-    E, F, D, local = config.hidden_size, config.intermediate_size, config.head_dim, config.sharded(weights.ranks)
+def _build_layer(
+    config: LlamaConfig, weights: Weights, rotation: Rotation, i: int, mlp: Callable[..., GatedMLP | ExpertMLP]
+) -> PreNorm:
+    E, D, local = config.hidden_size, config.head_dim, config.sharded(weights.ranks)
     Q, KV = config.num_heads * D, config.num_kv_heads * D
     qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
-    gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights.norm(name, E), config.epsilon)
 
-    norms = None
+    norms: HeadNorms | None = None
     if config.head_norms:
         q, k = (weights.norm(f"self_attn.{name}_norm", D) for name in "qk")
         norms = HeadNorms(q, k, config.epsilon)
+    elif config.projection_norms:
+        if weights.ranks > 1:
+            raise ParameterError(f"{weights.ranks} ranks cannot share {config.model_type}: a norm spans all its heads")
+        q, k = (weights.norm(f"self_attn.{name}_norm", width) for name, width in (("q", Q), ("k", KV)))
+        norms = ProjectionNorms(q, k, config.epsilon)
     return PreNorm(
         norm("input_layernorm"),
         Attention(
@@ -140,9 +172,5 @@ def _build_layer(config: LlamaConfig, weights: Weights, rotation: Rotation, i: i
             window=config.windows[i],
         ),
         norm("post_attention_layernorm"),
-        GatedMLP(
-            weights.linear("mlp.gate_up", gate_up, inputs=E, bias=config.mlp_bias, split="outputs"),
-            weights.linear("mlp.down_proj", E, inputs=F, bias=config.mlp_bias, split="inputs"),
-            config.activation,
-        ),
+        mlp(config, weights, i),
     )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..backends.formats import FORMATS
 from ..backends.weights import CHUNK, Tensor
 from ..checkpoint import StoredTensor
-from ..errors import CheckpointError, ParameterError, UnsupportedModelError
+from ..errors import CheckpointError, ParameterError
 from ..reference.quantize import GROUPS, Quantized, dequantize
 from .sources import Shapes
 
@@ -65,11 +65,7 @@ class QuantizedTensor:
             shape = stop - first, self.shape[1]
             return QuantizedTensor(self.values.part(0, first, stop), self.scales.part(0, first, stop), shape)
         group = self.values.shape[1] * (1 if self.dtype == "int8" else 2) // self.scales.shape[1]
-        if first % group or (stop % group and stop < self.shape[1]):
-            raise ParameterError(
-                f"tensor {self.values.name}: columns {first} to {stop} of {self.shape[1]} are not whole groups of "
-                f"{group} weights: share the model among fewer ranks"
-            )
+        check_columns(self.values.name, first, stop, self.shape[1], group)
         groups = slice(first // group, -(-stop // group))
         width = self.values.shape[1] // self.scales.shape[1]  # bytes of a group
         return QuantizedTensor(
@@ -97,14 +93,34 @@ class QuantizedTensor:
             yield dequantize(stored, slice(first, first + rows))
 
 
+def check_columns(name: str, first: int, stop: int, width: int, group: int) -> None:
+    """Refuse columns `first` to `stop` of `width` that begin or end within a group.
+
+    Raises:
+        ParameterError: they do.
+    """
+    if first % group or (stop % group and stop < width):
+        raise ParameterError(
+            f"tensor {name}: columns {first} to {stop} of {width} are not whole groups of {group} weights: share the "
+            "model among fewer ranks"
+        )
+
+
 @dataclass(frozen=True)
 class Quantization:
-    """The quantization_config of config.json."""
+    """The quantization_config of a checkpoint that minillm has written."""
 
     bits: int
     """Bits of projections: 8 or 4"""
     group: int
     """Weights that share a scale"""
+    keeps_vocabulary = False
+    """The embedding has 8 bits"""
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return self.dtype
 
     @property
     def dtype(self) -> str:
@@ -152,26 +168,16 @@ def _check(tensor: StoredTensor, dtype: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
-    """Read quantization_config from config.json; None if there is none.
+def read(raw: Mapping[str, Any]) -> Quantization:
+    """Read a quantization_config with minillm's method.
 
     Raises:
-        UnsupportedModelError: another quantisation method.
-        CheckpointError: minillm's method with invalid numbers.
+        CheckpointError: it has invalid numbers.
     """
-    fields = raw.get("quantization_config")
-    if fields is None:
-        return None
-    method = fields.get("quant_method") if isinstance(fields, dict) else fields
-    if method != METHOD:
-        raise UnsupportedModelError(
-            f"config.json: the checkpoint is quantised by {method!r}; minillm reads those that are not quantised and "
-            "those that `python -m minillm quantize` has written"
-        )
-    bits, group = fields.get("bits"), fields.get("group_size")
+    bits, group = raw.get("bits"), raw.get("group_size")
     if bits not in (8, 4) or group not in GROUPS:
         raise CheckpointError(
-            f"config.json: quantization_config should have bits 8 or 4 and group_size 32 or 64, found {bits!r} and "
-            f"{group!r}"
+            f"config.json: quantization_config should have bits 8 or 4 and group_size 32 or 64, found {bits!r:.60} and "
+            f"{group!r:.60}"
         )
     return Quantization(int(bits), int(group))

@@ -1,6 +1,6 @@
 """Readers and checks of config.json fields shared by the families."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..config import Fields
@@ -158,3 +158,17 @@ def read_layer_types(fields: Fields, known: tuple[str, ...]) -> list[str]:
                 f"{fields.source}: layer_types has {kind!r:.60}; minillm runs {', '.join(map(repr, known))} here"
             )
     return kinds
+
+
+def read_layer_kinds(fields: Fields, usual: Callable[[int], bool]) -> list[bool]:
+    """Whether each layer has a sliding window: by `layer_types`, or `usual` of its number if config.json has none.
+
+    Raises:
+        CheckpointError: the list does not have one entry for each layer.
+        UnsupportedModelError: another kind of attention.
+    """
+    layers = read_layers(fields)
+    kinds = read_layer_types(fields, ("full_attention", "sliding_attention"))
+    if kinds and len(kinds) != layers:
+        raise CheckpointError(f"{fields.source}: layer_types should have num_hidden_layers {layers} entries")
+    return [kind == "sliding_attention" for kind in kinds] or [usual(i) for i in range(layers)]

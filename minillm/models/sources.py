@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..backends.formats import Role
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
-from ..backends.weights import RandomTensor, Rearranged, Tensor, Weight
+from ..backends.weights import RandomTensor, Rearranged, Shifted, Tensor, Weight
 from ..errors import CheckpointError, ParameterError
 from ..progress import report
 from .decoder import Decoder
@@ -60,8 +60,8 @@ class Weights:
         Args:
             find: the whole tensor of a name and shape
             backend: prepares the weights
-            as_built: tensors are in the order in which the model uses them, as random numbers and the checkpoints that
-                minillm writes; else in that of the family's published checkpoints
+            as_built: tensors are as the model uses them, as random numbers and the quantised checkpoints that minillm
+                writes; else in the order of the family's published checkpoints, and gains of norms less their offset
             rank: whose share to take
             ranks: how many share the model
             total: how many numbers will be prepared, to report progress; 0: no report
@@ -127,16 +127,45 @@ class Weights:
             biases = []
         return self._prepare(name, tensors, biases, "projection")
 
+    def experts(
+        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
+    ) -> Weight:
+        """One projection [outputs, inputs] of each of `count` experts.
+
+        Args:
+            name: of the projection
+            outputs: the tensors that become one projection, with the rows of each; `*` stands for the expert's number:
+                "mlp.experts.*.up_proj" is "mlp.experts.3.up_proj.weight" in the checkpoint
+            inputs: its columns
+            count: X
+            split: as of `linear`, within each expert
+        """
+        experts: list[list[Tensor]] = []
+        for expert in range(count):
+            parts = {part.replace("*", str(expert)): rows for part, rows in outputs.items()}
+            found = [self._tensors(f"{part}.weight", (rows, inputs), split=split) for part, rows in parts.items()]
+            experts.append([tensor for tensors in found for tensor in tensors])
+        weight = self._backend.loader.prepare_experts(self._prefix + name, experts)
+        self._prepared([tensor for tensors in experts for tensor in tensors])
+        return weight
+
     def table(self, name: str, rows: int, width: int, role: Role) -> Weight:
         """An embedding table or the LM head [rows, width]."""
         return self._prepare(name, self._tensors(f"{name}.weight", (rows, width)), (), role)
 
-    def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True) -> Weight:
-        """The gain of a norm [width], and its bias, or neither."""
+    def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True, offset: float = 0.0) -> Weight:
+        """The gain of a norm [width], and its bias, or neither.
+
+        Published checkpoints of some families have the gain less an `offset`: Gemma's of 1 is stored as 0.
+        """
         if not gain:
             return Weight(self._prefix + name, None)
-        biases = self._tensors(f"{name}.bias", (width,)) if bias else []
-        return self._prepare(name, self._tensors(f"{name}.weight", (width,)), biases, "projection")
+        gains, biases = self._tensors(f"{name}.weight", (width,)), []
+        if offset and not self._as_built:
+            gains = [Shifted(tensor, offset) for tensor in gains]
+        if bias:
+            biases = self._tensors(f"{name}.bias", (width,))
+        return self._prepare(name, gains, biases, "projection")
 
     def _tensors(
         self,
@@ -169,10 +198,13 @@ class Weights:
 
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
         weight = self._backend.loader.prepare(self._prefix + name, tensors, biases, role)
-        self._count.done += sum(math.prod(tensor.shape) for tensor in (*tensors, *biases))
+        self._prepared((*tensors, *biases))
+        return weight
+
+    def _prepared(self, tensors: Sequence[Tensor]) -> None:
+        self._count.done += sum(math.prod(tensor.shape) for tensor in tensors)
         if self._total:
             report(self._count.done, self._total)
-        return weight
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -262,9 +294,17 @@ class Names:
     """Prefixes that some checkpoints use; they are stripped one after the other"""
     left_out: tuple[str, ...] = ()
     """Suffixes of tensors that are computed instead, such as masks and frequencies"""
+    other_parts: tuple[str, ...] = ()
+    """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
     head: str = "lm_head.weight"
     """The LM head; "lm_head.weight", transformers' name in memory, is read in every family"""
+
+    def short(self, name: str) -> str:
+        """A published tensor's name as `build` asks for it."""
+        for prefix in self.prefixes:
+            name = name.removeprefix(prefix)
+        return self.head if name == "lm_head.weight" else name
 
     def canonical(self, stored: Mapping[str, Tensor], *, tied_head: bool) -> dict[str, Tensor]:
         """Tensors by the names that `build` asks for.
@@ -277,12 +317,9 @@ class Names:
         """
         tensors: dict[str, Tensor] = {}
         for name, tensor in stored.items():
-            short = name
-            for prefix in self.prefixes:
-                short = short.removeprefix(prefix)
-            if short.endswith(self.left_out):
+            short = self.short(name)
+            if short.endswith(self.left_out) or short.startswith(self.other_parts):
                 continue
-            short = self.head if short == "lm_head.weight" else short
             if short in tensors:
                 raise CheckpointError(f"the checkpoint holds tensor {short} twice, once as {name}: leave one out")
             tensors[short] = tensor
@@ -307,14 +344,15 @@ def transpose(tensor: Tensor) -> Rearranged:
 
 def by_block(tensor: Tensor, heads: int, blocks: int = 3) -> Rearranged:
     """Rows stored head by head (each head's Q, K, V) as Q of all heads, then K, then V. [H 3 D, ...] -> [3 H D, ...]"""
+    return Rearranged(tensor, lambda stored: rows_by_block(stored, heads, blocks))
 
-    def apart(stored: NDArray[Any]) -> NDArray[Any]:
-        by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
-        return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
 
-    return Rearranged(tensor, apart)
+def rows_by_block(stored: NDArray[Any], heads: int, blocks: int) -> NDArray[Any]:
+    """The rows of an array in the order of `by_block`."""
+    by_head = stored.reshape(heads, blocks, -1, *stored.shape[1:])  # [H 3 D, ...] -> [H, 3, D, ...]
+    return by_head.swapaxes(0, 1).reshape(stored.shape)  # [H, 3, D, ...] -> [3, H, D, ...] -> [3 H D, ...]
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """The underlying tensor, in the file's order."""
-    return tensor.source if isinstance(tensor, Rearranged) else tensor
+    """The underlying tensor, as the file has it."""
+    return tensor.source if isinstance(tensor, Rearranged | Shifted) else tensor

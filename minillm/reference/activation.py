@@ -1,4 +1,4 @@
-"""Activations of the MLP, by their names in config.json, and the gate of a gated MLP.
+"""Activations of the MLP, by their names in config.json; the gate of a gated MLP; the scale and soft cap of logits.
 
 GELU is x * Phi(x) with the normal distribution's Phi (Hendrycks and Gimpel, arXiv 1606.08415): "gelu" is the exact
 form, "gelu_new" its approximation by tanh. SiLU is x * sigmoid(x) (section 2 of the same).
@@ -89,3 +89,23 @@ def glu_cost(T: int, F: int, activation: str, number_bytes: int = 4) -> Cost:
     flops = T * F * (FLOPS_PER_ELEMENT[activation] + 1)
     result = number_bytes * T * F
     return Cost(flops, 2 * result, result, 2 * result)  # saved: writing and reading the activated gate
+
+
+def scale_logits(logits: Any, scale: float, cap: float | None, xp: Any) -> Any:
+    """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]
+
+    The soft cap is that of Gemma 2 (Gemma Team, arXiv 2408.00118, section 2).
+    """
+    if scale != 1:
+        logits *= scale
+    if cap is not None:
+        logits /= cap
+        xp.tanh(logits, out=logits)
+        logits *= cap
+    return logits
+
+
+def scale_logits_cost(R: int, V: int, *, scaled: bool, capped: bool) -> Cost:
+    """A product for the scale; a division, a hyperbolic tangent and a product for the cap. Logits are float32."""
+    numbers, steps = 4 * R * V, scaled + capped
+    return Cost((scaled + 3 * capped) * R * V, numbers, numbers, (steps - 1) * 2 * numbers)

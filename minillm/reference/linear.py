@@ -74,8 +74,17 @@ def reduce_cost(numbers: int, ranks: int, number_bytes: int = 4) -> Cost:
     return Cost((ranks - 1) * numbers, ranks * number_bytes * numbers, number_bytes * numbers)
 
 
-def embed(table: Any, ids: Any, xp: Any, out: Any, positions: Any = None, position_table: Any = None) -> Any:
-    """Token embedding: table[ids], plus position_table[positions] if the model learned one.
+def embed(
+    table: Any,
+    ids: Any,
+    xp: Any,
+    out: Any,
+    positions: Any = None,
+    position_table: Any = None,
+    *,
+    scale: float = 1.0,
+) -> Any:
+    """Token embedding: scale * table[ids], plus position_table[positions] if the model learned one.
 
     Args:
         table: [V, E]
@@ -84,20 +93,23 @@ def embed(table: Any, ids: Any, xp: Any, out: Any, positions: Any = None, positi
         out: [T, E], filled and returned
         positions: [T], or None
         position_table: [positions, E], or None
+        scale: factor of the token's vector
     """
     out[...] = table[ids]  # not xp.take: it would copy a column-major table
+    if scale != 1:
+        out *= scale
     if position_table is not None:
         out += position_table[positions]
     return out
 
 
-def embed_cost(T: int, E: int, row_bytes: int, position_row_bytes: int = 0, number_bytes: int = 4) -> Cost:
-    """T E additions with positions, else none; T ids and T rows of each table read, T E numbers written.
+def embed_cost(
+    T: int, E: int, row_bytes: int, position_row_bytes: int = 0, number_bytes: int = 4, *, scaled: bool = False
+) -> Cost:
+    """T E products if scaled, T E additions with positions; T ids and T rows of each table read, T E numbers written.
 
     The `..._bytes` are the size of one row of each table; 0: no position table.
     """
-    read = T * (8 + row_bytes)
-    if not position_row_bytes:
-        return Cost(0, read, number_bytes * T * E)
-    result = number_bytes * T * E
-    return Cost(T * E, read + T * (8 + position_row_bytes), result, 2 * result)
+    learned, result = position_row_bytes > 0, number_bytes * T * E
+    read = T * (8 + row_bytes) + learned * T * (8 + position_row_bytes)
+    return Cost((learned + scaled) * T * E, read, result, (learned + scaled) * 2 * result)

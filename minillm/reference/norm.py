@@ -33,22 +33,25 @@ def layer_norm_cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> C
     return Cost(T * (per_element * E + 5), number_bytes * T * E + 4 * 2 * E * affine, number_bytes * T * E)
 
 
-def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any) -> Any:
-    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis. [T, E] -> [T, E], or [T, heads, D] -> [T, heads, D]
+def rms_norm(x: Any, gain: Any | None, epsilon: float, xp: Any, out: Any, residual: Any | None = None) -> Any:
+    """x / sqrt(mean(x^2) + epsilon) * gain + residual over the last axis. [T, E] -> [T, E]
 
-    The gain may be None.
+    Or of each head, [T, heads, D] -> [T, heads, D]. Gain and residual may be None.
     """
     mean_square = xp.einsum("...e,...e->...", x, x) / x.shape[-1]  # [T, E] -> [T]; no array of squares
     y = xp.multiply(x, (1 / xp.sqrt(mean_square + epsilon))[..., None], out=out)
     if gain is not None:
         y *= gain
+    if residual is not None:
+        y += residual
     return y
 
 
-def rms_norm_cost(T: int, E: int, *, affine: bool, number_bytes: int = 4) -> Cost:
-    """RMS norm. Per element: square and sum 2, scaling 1, gain 1; per row 4 more.
+def rms_norm_cost(T: int, E: int, *, affine: bool, residual: bool = False, number_bytes: int = 4) -> Cost:
+    """RMS norm. Per element: square and sum 2, scaling 1, gain 1, residual 1; per row 4 more.
 
     The four: a division by E, epsilon's addition, a square root and its reciprocal.
     """
-    per_element = 4 if affine else 3
-    return Cost(T * (per_element * E + 4), number_bytes * T * E + 4 * E * affine, number_bytes * T * E)
+    numbers = number_bytes * T * E
+    flops = T * ((3 + affine + residual) * E + 4)
+    return Cost(flops, numbers * (1 + residual) + 4 * E * affine, numbers, 2 * numbers * residual)

@@ -74,6 +74,9 @@ _BY_RULES = {
 RULES = {name: rules for rules, names in _BY_RULES.items() for name in names.split()}
 """`tokenizer.ggml.pre` -> its rules"""
 
+DEFAULT = "default"
+"""The rules of a file that names none, as in llama.cpp"""
+
 _TURN_ENDS = """
 <|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> <|end_of_text|> <|return|> <|call|>
 _<EOT> [EOT] <｜end▁of▁sentence｜> <|end_of_turn|>
@@ -176,7 +179,7 @@ def _role_ids(metadata: Metadata, kind: str) -> dict[str, int]:
 
 def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
     """A byte-level BPE tokenizer, and whether its texts begin with BOS."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models
 
     name = metadata.get("tokenizer.ggml.pre", str)
     if name is None:
@@ -185,13 +188,12 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers
             "tokens may differ from those of training",
             metadata.path,
         )
-        name = "default"
+        name = DEFAULT
     if name not in RULES:
         raise UnsupportedModelError(
             f"{metadata.path}: tokenizer.ggml.pre is {name!r:.60}; minillm has the rules of "
             f"{', '.join(sorted(RULES))}; tokenizer= names another tokenizer"
         )
-    rules = RULES[name]
     vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
     lacking = sum(symbol not in vocab for symbol in BYTE_SYMBOLS)
     if lacking == len(BYTE_SYMBOLS):
@@ -203,19 +205,32 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers
         if left + right not in vocab or left not in vocab or right not in vocab:
             raise CheckpointError(f"{metadata.path}: tokenizer.ggml.merges, {i}: {merge!r:.60} does not make a token")
         merges.append((left, right))
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.whole))
-    if rules.nfc:
-        backend.normalizer = normalizers.NFC()
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.decoder = decoders.ByteLevel()
+    split_by(backend, metadata, byte_level=True)
+    return backend, RULES[name].begins
+
+
+def split_by(backend: "tokenizers.Tokenizer", metadata: Metadata, *, byte_level: bool) -> None:
+    """Set what is done to a text before merging, by `tokenizer.ggml.pre` or `tokenizer.ggml.add_space_prefix`."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    if not byte_level:
+        spaced = metadata.get("tokenizer.ggml.add_space_prefix", bool, True)
+        steps: list[Any] = [normalizers.Prepend(SPACE)] if spaced else []
+        backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+        return
+    rules = RULES[metadata.get("tokenizer.ggml.pre", str, DEFAULT)]
+    backend.model.ignore_merges = rules.whole
+    backend.normalizer = normalizers.NFC() if rules.nfc else None
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-    backend.decoder = decoders.ByteLevel()
-    return backend, rules.begins
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers.Tokenizer, bool]":
     """A SentencePiece BPE tokenizer, and whether its texts begin with BOS: yes."""
-    from tokenizers import Tokenizer, models, normalizers
+    from tokenizers import Tokenizer, models
 
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(vocabulary.tokens):
@@ -231,8 +246,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokeniz
     backend = Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     )
+    split_by(backend, metadata, byte_level=False)
     spaced = metadata.get("tokenizer.ggml.add_space_prefix", bool, True)
-    steps: list[Any] = [normalizers.Prepend(SPACE)] if spaced else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     backend.decoder = spaces_decoder(byte_fallback, leading_space=spaced)
     return backend, True

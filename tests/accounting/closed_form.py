@@ -24,33 +24,46 @@ of each head's D numbers rotated,
     gated MLP   4 T E F + 2 b T F                         gate and up
                 + (a + 1) T F + 2 T F E + b T E + T E     activation, product; down, residual
     ALiBi       2 H pairs
+    experts     2 T E X + 4 T X + 2 n T k             router; softmax; weights normalised
+                + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
+                + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
+    soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
+    T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
 
 and fewer pairs with a sliding window.
 
 Bytes are those of each operation alone: every array in its formula is read or written once, the weights once for all
-rows, each sequence's keys and values once for all its queries and all heads that share them. Bias, activation and
-residual are fused with their product, and attention's scores are never in memory. `fusion_saves` is the saving: the
+rows, each sequence's keys and values once for all its queries and all heads that share them. Of X experts those that
+some token chose are read, X (1 - (1 - k / X)^T) if tokens choose at random. Bias, activation and residual are fused
+with their product, and attention's scores are never in memory. `fusion_saves` is the saving: the
 bytes that would move if each of these steps read and wrote its own arrays.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from minillm.accounting import Conventions, Row, Step, Storage
 from minillm.accounting.storage import BYTES
 from minillm.backends.formats import Role
 from minillm.config import ModelConfig
 from minillm.models import bloom, opt
+from minillm.models.rotary import RotaryConfig
 
 ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
 exponential, a sum and a division."""
+LOGITS = ("vocabulary", "router")
+"""Roles of matrices whose products are always float32"""
 BITS = {"int8": 8, "int4": 4}
 """Bits of a number in a group that shares a scale of 2 bytes"""
 ID_BYTES = 8
 """Bytes of a token id or a position"""
 VECTOR_BYTES = 4
 """Bytes of a number in a bias or gain, and of a logit: always float32"""
+
+
+Used = Literal["expected", "fewest", "most"]
+"""Number of experts whose matrices a step reads"""
 
 
 # --- outlines
@@ -68,6 +81,8 @@ class Embed:
     """Rows of the token table; 0: positions only"""
     positions: int = 0
     """Rows of the position table; 0: there is none"""
+    scaled: bool = False
+    """The token's vector is multiplied by a factor"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +113,8 @@ class Norm:
     """Layer norm, with gain and bias; False: RMS norm, with gain only"""
     affine: bool = True
     """Has gain (and bias)"""
+    residual: bool = False
+    """The residual is added; RMS norm only"""
 
     @property
     def kind(self) -> str:
@@ -131,6 +148,8 @@ class Gate:
     width: int
     """F, of the result"""
     activation: str
+    rows: int = 1
+    """Rows of each token: one, or one for each of its experts"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +175,8 @@ class Attend:
     """Sliding window: positions that a query sees, its own included; None: no window"""
     biased: bool = False
     """ALiBi"""
+    capped: bool = False
+    """Soft cap"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +188,67 @@ class TakeRows:
     width: int
 
 
-Component = Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """Choice of each token's experts."""
+
+    kind: ClassVar[str] = "route"
+    name: str = "route"
+    experts: int
+    """X"""
+    chosen: int
+    """k"""
+    normalised: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Each token's row once for each of its experts."""
+
+    kind: ClassVar[str] = "take_rows"
+    name: str = "take_rows"
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLinear:
+    """Product of each row with its expert's matrix [outputs, inputs]."""
+
+    kind: ClassVar[str] = "linear_experts"
+    name: str
+    inputs: int
+    outputs: int
+    experts: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """Weighted sum of a token's rows, + residual."""
+
+    kind: ClassVar[str] = "combine"
+    name: str = "combine"
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleLogits:
+    """Scale and soft cap of logits, in place."""
+
+    kind: ClassVar[str] = "scale_logits"
+    name: str
+    width: int
+    """V"""
+    scaled: bool
+    capped: bool
+
+
+Component = (
+    Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
+    | ScaleLogits
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -192,6 +273,8 @@ def self_attention(
     between: tuple[Component, ...] = (),
     window: int | None = None,
     biased: bool = False,
+    capped: bool = False,
+    residual: bool = True,
 ) -> tuple[Component, ...]:
     """Components of `layers.attention.Attention`.
 
@@ -202,14 +285,16 @@ def self_attention(
         between: components that transform Q and K before they are stored
         window: see `Attend.window`
         biased: see `Attend.biased`
+        capped: see `Attend.capped`
+        residual: whether the output projection adds it
     """
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
         Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
         *between,
         StoreKV(name="store_kv", kv_heads=K, head_dim=D),
-        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased),
-        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=True),
+        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased, capped=capped),
+        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=residual),
     )
 
 
@@ -222,25 +307,45 @@ def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Com
     )
 
 
-def head(config: ModelConfig, *, tied: bool, width: int | None = None) -> tuple[Component, ...]:
+def gated_mlp(
+    config: ModelConfig, activation: str, *, bias: bool = False, residual: bool = True
+) -> tuple[Component, ...]:
+    """Components of `layers.mlp.GatedMLP`; `residual`: the last adds it."""
+    E, F = config.hidden_size, config.intermediate_size
+    return (
+        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=bias),
+        Gate(name="glu", width=F, activation=activation),
+        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=residual),
+    )
+
+
+def head(
+    config: ModelConfig, *, tied: bool, width: int | None = None, scaled: bool = False, capped: bool = False
+) -> tuple[Component, ...]:
     """Selection of rows, and the components of `layers.head.LMHead`.
 
     Args:
         config: the model's sizes
         tied: the head is the token embedding
         width: W, if the states are projected to it first
+        scaled: logits have a factor
+        capped: logits have a soft cap
     """
-    E, W = config.hidden_size, width or config.hidden_size
+    E, V, W = config.hidden_size, config.vocab_size, width or config.hidden_size
+    after = (ScaleLogits(name="scale_logits", width=V, scaled=scaled, capped=capped),) if scaled or capped else ()
     return (
         TakeRows(name="take_rows", width=E),
         *((Linear(name="head.project_out", inputs=E, outputs=W),) if W != E else ()),
-        Linear(name="head.weight", inputs=W, outputs=config.vocab_size, role="vocabulary", tied=tied),
+        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied),
+        *after,
     )
 
 
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = {"mistral": _llama, "qwen2": _llama, "qwen3": _llama}
+    kin = dict.fromkeys(("mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3"), _llama) | {
+        "gemma3_text": _gemma
+    }
     outlines = {
         "opt": _opt,
         "llama": _llama,
@@ -248,6 +353,7 @@ def outline_of(config: ModelConfig) -> Outline:
         "gpt_neox": _gpt_neox,
         "bloom": _bloom,
         "starcoder2": _starcoder2,
+        "gemma2": _gemma,
     } | kin
     outline: Outline = outlines[config.model_type](config)
     return outline
@@ -280,25 +386,74 @@ def _llama(config: Any) -> Outline:
     E = config.hidden_size
     return Outline(
         before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
-        layers=tuple(_llama_layer(config, window) for window in config.windows),
+        layers=tuple(_llama_layer(config, i) for i in range(config.num_layers)),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
         head=head(config, tied=config.tied_head),
     )
 
 
-def _llama_layer(config: Any, window: int | None) -> tuple[Component, ...]:
-    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
-    between: tuple[Component, ...] = (_rotation(config),)
+def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
+    E = config.hidden_size
+    between: tuple[Component, ...] = (_rotation(config, config.rotary),)
     if config.head_norms:
-        rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
-        between = (*(Norm(name=name, width=D, rows=heads, mean=False) for name, heads in rows.items()), *between)
+        between = (*_head_norms(config), *between)
+    elif config.projection_norms:
+        norms = (("q", config.num_heads), ("k", config.num_kv_heads))
+        widths = ((name, heads * config.head_dim) for name, heads in norms)
+        between = (*(Norm(name=f"attention.head_norms.{name}", width=w, mean=False) for name, w in widths), *between)
+    dense = not (config.num_experts and config.sparse[i])
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
-        *self_attention(config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=window),
+        *self_attention(
+            config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
+        ),
         Norm(name="mlp_norm.weight", width=E, mean=False),
-        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=config.mlp_bias),
-        Gate(name="glu", width=F, activation=config.activation),
-        Linear(name="mlp.down", inputs=F, outputs=E, bias=config.mlp_bias, residual=True),
+        *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
+    )
+
+
+def _experts(config: Any) -> tuple[Component, ...]:
+    E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
+    return (
+        Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
+        Route(experts=X, chosen=k, normalised=config.normalised),
+        Spread(width=E, chosen=k),
+        ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
+        Gate(name="glu", width=F, activation=config.activation, rows=k),
+        ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k),
+        Combine(width=E, chosen=k),
+    )
+
+
+def _head_norms(config: ModelConfig) -> tuple[Component, ...]:
+    rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
+    return tuple(Norm(name=name, width=config.head_dim, rows=heads, mean=False) for name, heads in rows.items())
+
+
+def _gemma(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=True),),
+        layers=tuple(map(_gemma_layer, [config] * config.num_layers, config.windows, config.rotaries)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head, capped=config.logit_cap is not None),
+    )
+
+
+def _gemma_layer(config: Any, window: int | None, rotary: Any) -> tuple[Component, ...]:
+    between = (*(_head_norms(config) if config.head_norms else ()), _rotation(config, rotary))
+    own: dict[str, Any] = {"between": between, "window": window, "capped": config.score_cap is not None}
+
+    def norm(name: str, *, residual: bool = False) -> Norm:
+        return Norm(name=f"{name}_norm.weight", width=config.hidden_size, mean=False, residual=residual)
+
+    return (
+        norm("attention"),
+        *self_attention(config, bias=config.bias, out_bias=config.bias, residual=False, **own),
+        norm("attention_out", residual=True),
+        norm("mlp"),
+        *gated_mlp(config, config.activation, residual=False),
+        norm("mlp_out", residual=True),
     )
 
 
@@ -322,7 +477,7 @@ def _gpt_neox(config: Any) -> Outline:
     E, b = config.hidden_size, config.attention_bias
     layer = (
         Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config),)),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),)),
         Norm(name="mlp_norm.weight", width=E),
         *mlp(config, config.activation),
     )
@@ -357,7 +512,7 @@ def _starcoder2(config: Any) -> Outline:
     E, b = config.hidden_size, config.biases
     layer = (
         Norm(name="attention_norm.weight", width=E),
-        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config),), window=config.window),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),), window=config.window),
         Norm(name="mlp_norm.weight", width=E),
         *mlp(config, config.activation, bias=b),
     )
@@ -369,8 +524,7 @@ def _starcoder2(config: Any) -> Outline:
     )
 
 
-def _rotation(config: Any) -> Rotate:
-    rotary = config.rotary
+def _rotation(config: ModelConfig, rotary: RotaryConfig) -> Rotate:
     return Rotate(
         name="rotary",
         heads=config.num_heads,
@@ -401,7 +555,12 @@ class Amounts(NamedTuple):
 
 
 def operations(
-    config: ModelConfig, step: Step, storage: Storage | None = None, conventions: Conventions | None = None
+    config: ModelConfig,
+    step: Step,
+    storage: Storage | None = None,
+    conventions: Conventions | None = None,
+    *,
+    used: Used = "expected",
 ) -> list[Row]:
     """The operations of one forward pass in execution order."""
     storage, conventions, outline = storage or Storage(), conventions or Conventions(), outline_of(config)
@@ -411,7 +570,7 @@ def operations(
         for part in parts:
             if isinstance(part, TakeRows) and step.tokens == T:
                 continue
-            amounts = amounts_of(part, T, step, storage, conventions)
+            amounts = amounts_of(part, T, step, storage, conventions, used)
             flops = conventions.multiply_add * amounts.products + (not conventions.products_only) * amounts.other
             found.append(Row(part.name, part.kind, layer, flops, *amounts[2:]))
         return found
@@ -422,7 +581,9 @@ def operations(
     return rows(outline.before, None, step.tokens) + layers + ends
 
 
-def amounts_of(part: Component, T: int, step: Step, storage: Storage, conventions: Conventions) -> Amounts:
+def amounts_of(  # noqa: C901  a case for each component
+    part: Component, T: int, step: Step, storage: Storage, conventions: Conventions, used: Used = "expected"
+) -> Amounts:
     """Cost of one component for T rows of a step."""
     match part:
         case Embed():
@@ -434,8 +595,8 @@ def amounts_of(part: Component, T: int, step: Step, storage: Storage, convention
         case Rotate():
             return _rotate(part, T, storage)
         case Gate():
-            result = storage.activation_bytes * T * part.width
-            flops = T * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
+            result = storage.activation_bytes * T * part.rows * part.width
+            flops = T * part.rows * part.width * (ACTIVATION_FLOPS[part.activation] + 1)
             return Amounts(other=flops, read=2 * result, written=result, fusion_saves=2 * result)
         case StoreKV():
             numbers = 2 * T * part.kv_heads * part.head_dim
@@ -446,18 +607,58 @@ def amounts_of(part: Component, T: int, step: Step, storage: Storage, convention
         case TakeRows():
             numbers = storage.activation_bytes * T * part.width
             return Amounts(read=ID_BYTES * T + numbers, written=numbers)
+        case Route() | Spread() | ExpertLinear() | Combine():
+            return _of_experts(part, T, storage, used)
+        case ScaleLogits():
+            numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
+            flops = T * part.width * (part.scaled + 3 * part.capped)
+            return Amounts(other=flops, read=numbers, written=numbers, fusion_saves=(steps - 1) * 2 * numbers)
+
+
+def _of_experts(part: Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used) -> Amounts:
+    """T k rows instead of T; and the choice, and the sum."""
+    match part:
+        case Spread():
+            rows = T * part.chosen
+            numbers = storage.activation_bytes * rows * part.width
+            return Amounts(read=ID_BYTES * rows + numbers, written=numbers)
+        case Route():
+            choices = T * part.chosen
+            written = choices * (VECTOR_BYTES + 3 * ID_BYTES) + ID_BYTES * (part.experts + 1)
+            flops = 4 * T * part.experts + 2 * choices * part.normalised
+            return Amounts(other=flops, read=VECTOR_BYTES * T * part.experts, written=written)
+        case ExpertLinear():
+            a, rows = storage.activation_bytes, T * part.chosen
+            read = a * rows * part.inputs + round(used_experts(part, T, used) * expert_bytes(part, storage))
+            return Amounts(products=rows * part.inputs * part.outputs, read=read, written=a * rows * part.outputs)
+        case Combine():
+            sums = T * part.width * (part.chosen + 1)  # with the residual
+            a, choices = storage.activation_bytes, T * part.chosen
+            return Amounts(
+                other=sums + choices * part.width,
+                read=a * sums + choices * (VECTOR_BYTES + ID_BYTES),
+                written=a * T * part.width,
+                fusion_saves=2 * a * sums,
+            )
+
+
+def used_experts(part: ExpertLinear, T: int, used: Used) -> float:
+    """Experts that T tokens read: in the expectation, if each chooses at random; the fewest; the most."""
+    X, k = part.experts, part.chosen
+    most = min(X, T * k)
+    return {"expected": X * (1 - (1 - k / X) ** T), "fewest": min(k, most), "most": most}[used]
 
 
 def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
-    """Copies a row of each table per token; T E additions with two tables."""
+    """Copies a row of each table per token; T E additions with two tables, T E products if scaled."""
     read = 0
     if part.vectors:
         read += T * (ID_BYTES + row_bytes(storage, "vocabulary", part.width))
     if part.positions:
         read += T * (ID_BYTES + row_bytes(storage, "positions", part.width))
     result = storage.activation_bytes * T * part.width
-    both = bool(part.vectors and part.positions)
-    return Amounts(other=both * T * part.width, read=read, written=result, fusion_saves=both * 2 * result)
+    steps = bool(part.vectors and part.positions) + part.scaled
+    return Amounts(other=steps * T * part.width, read=read, written=result, fusion_saves=steps * 2 * result)
 
 
 def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
@@ -471,7 +672,7 @@ def _linear(part: Linear, T: int, storage: Storage) -> Amounts:
         products=results * part.inputs,
         other=results * extra,
         read=read,
-        written=(VECTOR_BYTES if part.role == "vocabulary" else a) * results,
+        written=(VECTOR_BYTES if part.role in LOGITS else a) * results,
         fusion_saves=passes * 2 * a * results,
     )
 
@@ -480,13 +681,18 @@ def _norm(part: Norm, T: int, storage: Storage) -> Amounts:
     """Five FLOPs per element: the mean's sum, the difference, the square and its sum, the scaling; gain and bias.
 
     Five per row: two divisions by E, epsilon's addition, the root, its reciprocal. RMS norm saves two FLOPs per
-    element, one per row and the bias.
+    element, one per row and the bias. A residual is one more per element, and one more array that is read.
     """
     E, rows = part.width, T * part.rows
     result = storage.activation_bytes * rows * E
     affine = part.affine * (1 + part.mean) * E
     own = 5 * E + 5 if part.mean else 3 * E + 4
-    return Amounts(other=rows * (own + affine), read=result + VECTOR_BYTES * affine, written=result)
+    return Amounts(
+        other=rows * (own + affine + part.residual * E),
+        read=result * (1 + part.residual) + VECTOR_BYTES * affine,
+        written=result,
+        fusion_saves=part.residual * 2 * result,
+    )
 
 
 def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
@@ -504,19 +710,19 @@ def _rotate(part: Rotate, T: int, storage: Storage) -> Amounts:
 def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> Amounts:
     """Per pair and head D multiply-adds for the score, 4 FLOPs for softmax, D multiply-adds for the value.
 
-    Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction. Q is
-    scaled once. Unfused, scores would be written by the first product, read and written by ALiBi and softmax, and read
-    by the second product.
+    Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction, a soft
+    cap's three a division, a hyperbolic tangent and a product. Q is scaled once. Unfused, scores would be written by
+    the first product, read and written by soft cap, ALiBi and softmax, and read by the second product.
     """
     H, D, a = part.heads, part.head_dim, storage.activation_bytes
     queries = T * H * D
     cached = step.reach(part.window) * position_bytes(storage, part.kv_heads, D)
     return Amounts(
         products=2 * D * H * pairs,
-        other=(4 + 2 * part.biased) * H * pairs + queries,
+        other=(4 + 2 * part.biased + 3 * part.capped) * H * pairs + queries,
         read=a * queries + cached + VECTOR_BYTES * H * part.biased,
         written=a * queries,
-        fusion_saves=(4 + 2 * part.biased) * a * H * pairs,
+        fusion_saves=(4 + 2 * part.biased + 3 * part.capped) * a * H * pairs,
     )
 
 
@@ -527,6 +733,8 @@ def parameters_of(part: Component) -> int:
             return (part.vectors + part.positions) * part.width
         case Linear():
             return 0 if part.tied else part.outputs * (part.inputs + part.bias)
+        case ExpertLinear():
+            return part.experts * part.outputs * part.inputs
         case Norm():
             return (1 + part.mean) * part.width * part.affine
     return 0
@@ -540,6 +748,8 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
             return vectors + part.positions * row_bytes(storage, "positions", part.width)
         case Linear():
             return 0 if part.tied else matrix_bytes(part, storage)
+        case ExpertLinear():
+            return part.experts * expert_bytes(part, storage)
         case Norm():
             return VECTOR_BYTES * parameters_of(part)
     return 0
@@ -550,13 +760,18 @@ def matrix_bytes(part: Linear, storage: Storage) -> int:
     return part.outputs * (row_bytes(storage, part.role, part.inputs) + VECTOR_BYTES * part.bias)
 
 
+def expert_bytes(part: ExpertLinear, storage: Storage) -> int:
+    """Bytes of one expert's stored matrix."""
+    return part.outputs * row_bytes(storage, "projection", part.inputs)
+
+
 def row_bytes(storage: Storage, role: Role, width: int) -> int:
     """Bytes of one row of a matrix, padded to whole groups if quantised.
 
-    With 4-bit projections the vocabulary has 8 bits; positions are never quantised.
+    With 4-bit projections the vocabulary has 8 bits; positions and routers are never quantised.
     """
     stored = storage.weights
-    if stored in BITS and role == "positions":
+    if stored in BITS and role in ("positions", "router"):
         stored = storage.checkpoint
     elif stored == "int4" and role == "vocabulary":
         stored = "int8"
@@ -607,17 +822,23 @@ def result_bytes(part: Component, storage: Storage, rows: int) -> tuple[int, ...
     """Bytes of each array that a component's operation returns."""
     a = storage.activation_bytes * rows
     match part:
-        case Embed() | Gate() | TakeRows():
+        case Embed() | TakeRows() | Combine():
             return (a * part.width,)
+        case Gate():
+            return (a * part.rows * part.width,)
+        case Spread():
+            return (a * part.chosen * part.width,)
+        case ExpertLinear():
+            return (a * part.chosen * part.outputs,)
         case Norm():
             return (a * part.rows * part.width,)
         case Linear():
-            return ((VECTOR_BYTES * rows if part.role == "vocabulary" else a) * part.outputs,)
+            return ((VECTOR_BYTES * rows if part.role in LOGITS else a) * part.outputs,)
         case Rotate():
             return a * part.heads * part.head_dim, a * part.kv_heads * part.head_dim
         case Attend():
             return (a * part.heads * part.head_dim,)
-        case StoreKV():
+        case StoreKV() | Route() | ScaleLogits():
             return ()
 
 

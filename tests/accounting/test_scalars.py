@@ -12,6 +12,7 @@ import pytest
 from minillm.accounting import Conventions, Part, Step, operations
 from minillm.backends.memory import Memory
 from minillm.backends.operations import Backend
+from minillm.backends.weights import Experts
 from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.config import ModelConfig
@@ -22,7 +23,7 @@ from minillm.runner import Runner
 from ..families import CASES, CONFIGS
 from ..reference.test_cost import Module, Number
 from ..shapes import BASE, VARIANTS
-from .closed_form import Attend, Component, Linear, Norm, Outline, outline_of
+from .closed_form import Attend, Component, ExpertLinear, Linear, Norm, Outline, Route, outline_of
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
 
@@ -69,6 +70,9 @@ def turn_to_numbers(part: Any) -> None:
     for value in vars(part).values():
         for one in value if isinstance(value, tuple) else (value,):
             if type(one).__name__ == "Weight":
+                if isinstance(one.data, Experts):
+                    object.__setattr__(one, "data", Experts(tuple(map(numbers, one.data.matrices))))
+                    continue
                 for name in ("data", "bias"):
                     if getattr(one, name) is not None and getattr(one, name).dtype != object:
                         object.__setattr__(one, name, numbers(getattr(one, name)))
@@ -86,6 +90,10 @@ def sums(outline: Outline, step: Step) -> int:
         match part:
             case Linear():
                 return rows * part.outputs
+            case ExpertLinear():
+                return rows * part.chosen * part.outputs
+            case Route():
+                return rows * (1 + part.normalised)
             case Norm():
                 return rows * part.mean
             case Attend():
@@ -132,5 +140,7 @@ def test_a_whole_model_on_numbers_that_count(
     formula = sum(row.flops for row in operations(config, step, None, Conventions(full_square=True)))
     softmaxes = [part.heads for layer in outline.layers for part in layer if isinstance(part, Attend)]
     maxima = sum(softmaxes) * (step.square - step.tokens)  # which are no arithmetic
+    choices = (part for layer in outline.layers for part in layer if isinstance(part, Route))
+    maxima += sum(step.tokens * (part.experts - 1) for part in choices)
     relus = Number.comparisons - maxima
     assert formula == Number.arithmetic + relus + sums(outline, step) - hiding(outline, step)

@@ -14,7 +14,7 @@ from minillm.models import published
 
 from ..shapes import BASE
 
-UNCOUNTED = {"enter_layer", "linear_reduced"}
+UNCOUNTED = {"enter_layer", "linear_reduced", "combine_reduced"}
 """What computes nothing, and what is made of other operations."""
 
 

@@ -20,10 +20,14 @@ class Hub:
     files: dict[str, bytes]
     gated: bool = False
     breaks_off: str | None = None  # the file whose download ends half-way and is refused from then on
+    stalls: str | None = None  # the file of which half is sent, and then no more
     denies_after: int | None = None  # so many downloads, then everything is forbidden
     hidden: set[str] = field(default_factory=set)  # files that are listed but cannot be had
     fetched: list[str] = field(default_factory=list)  # files whose bytes were asked for, in order
     requests: int = 0
+
+    stalled: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> "Hub":
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -41,6 +45,7 @@ class Hub:
 
     def stop(self) -> None:
         """Free the port: from now on the connection is refused. May be called twice."""
+        self.stopped.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -104,6 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and hub.breaks_off == name:
             self.send_header("Connection", "close")
             self.send_body(body, body[: len(body) // 2])
+            self.close_connection = True
+        elif self.command == "GET" and hub.stalls == name:
+            self.send_body(body, body[: len(body) // 2])
+            hub.stalled.set()
+            hub.stopped.wait()
             self.close_connection = True
         else:
             self.send_body(body, body)

@@ -34,14 +34,15 @@ DECOYS = [
 ]
 CLIENT = """
 import json, logging, sys
-from minillm.checkpoint import find_config, find_model, find_tokenizer
+from minillm.checkpoint import find_adapter, find_config, find_model, find_tokenizer
 from minillm.errors import MinillmError
 records = []
 handler = logging.Handler()
 handler.emit = lambda record: records.append(record.getMessage())
 logging.getLogger("minillm").addHandler(handler)
 try:
-    find = {"model": find_model, "config": find_config, "tokenizer": find_tokenizer}[sys.argv[3]]
+    found_by = {"model": find_model, "config": find_config, "tokenizer": find_tokenizer, "adapter": find_adapter}
+    find = found_by[sys.argv[3]]
     options = {"revision": sys.argv[2]} if sys.argv[2] else {}
     answer = {"folder": str(find(sys.argv[1], **options))}
 except MinillmError as error:
@@ -127,6 +128,15 @@ def test_the_tokenizer_alone(hub, ask):
     assert ask(what="tokenizer", offline=True).folder == found.folder
     assert "no public model 'tiny/none'" in ask("tiny/none", what="tokenizer").error
     assert "there is no folder" in ask("none", what="tokenizer").error
+
+
+@pytest.mark.slow
+def test_an_adapter_is_its_configuration_and_its_weights(hub, ask):
+    hub.files |= {"adapter_config.json": b"{}", "adapter_model.bin": b"weights"}
+    found = ask(what="adapter")
+    assert sorted(hub.fetched) == ["adapter_config.json", "adapter_model.bin"]
+    assert ask(what="adapter", offline=True).folder == found.folder
+    assert "no public model 'tiny/none'" in ask("tiny/none", what="adapter").error
 
 
 @pytest.mark.slow

@@ -92,7 +92,31 @@ def test_unaligned_float32_is_read(tmp_path):
     np.testing.assert_array_equal(tensor.load(), values)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu])
+def test_each_of_the_256_values_of_8_bits_is_exact(tmp_path, dtype):
+    code = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}[dtype.__name__]
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(headed({"all": entry(dtype=code, shape=(16, 16), end=256)}, bytes(range(256))))
+    tensor = read_safetensors(path)["all"]
+    expected = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32).reshape(16, 16)
+    np.testing.assert_array_equal(tensor.load(), expected)  # NaN equals NaN here
+    np.testing.assert_array_equal(np.concatenate(list(tensor.part(1, 3, 9).chunks())), expected[:, 3:9])
+    np.testing.assert_array_equal(tensor.stored((tensor.dtype,)).reshape(-1), np.arange(256, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_integers_are_read_where_they_are_asked_for(tmp_path, dtype):
+    values = (np.arange(24).reshape(4, 6) * 1_000_003 - 7).astype(dtype)
+    save_file({"w": values}, tmp_path / "m.safetensors")
+    tensor, name = read_safetensors(tmp_path / "m.safetensors")["w"], np.dtype(dtype).name
+    np.testing.assert_array_equal(tensor.stored((name,)), values, strict=True)
+    np.testing.assert_array_equal(tensor.part(1, 2, 5).stored((name,)), values[:, 2:5], strict=True)
+    for read in (tensor.load, tensor.stored):
+        with pytest.raises(UnsupportedModelError, match=f"'w'.*{name}.*float32, float16 and"):
+            read()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.bool_])
 def test_other_types_are_listed_and_refused_when_read(tmp_path, dtype):
     (tmp_path / "m.safetensors").write_bytes(save({"position_ids": np.ones(4, dtype)}))
     tensor = read_safetensors(tmp_path / "m.safetensors")["position_ids"]

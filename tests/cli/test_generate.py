@@ -14,6 +14,7 @@ import pytest
 from minillm import Engine
 from minillm.cli.main import COMMANDS, build_parser, run
 
+from ..adapters import write_adapter
 from ..tiny import write_checkpoint
 
 PROMPT = "A list of colors: red,"
@@ -52,6 +53,16 @@ def test_json_carries_tokens_reason_and_log_probabilities(engine, capsys):
     assert completion["token_ids"] == expected.token_ids
     assert completion["finish_reason"] == expected.completions[0].finish_reason
     assert [top[0][1] for top in completion["top_logprobs"]] == pytest.approx(completion["logprobs"], abs=1e-6)
+
+
+def test_an_adapter_is_merged_into_the_model(tmp_path, capsys):
+    base, adapter = write_checkpoint(tmp_path / "base"), write_adapter(tmp_path / "adapter")
+    command = ["generate", "--model", str(base), "--prompt", PROMPT, "--max-new-tokens", "8", "--backend", "numpy"]
+    assert run([*command, "--adapter", str(adapter)]) == 0
+    engine = Engine(base, backend="numpy", adapter=adapter)
+    assert capsys.readouterr().out == engine.generate(PROMPT, max_new_tokens=8).text + "\n"
+    assert run([*command, "--adapter", str(base)]) == 1
+    assert "holds no adapter_config.json" in capsys.readouterr().err
 
 
 def test_several_prompts_run_side_by_side(engine, capsys):

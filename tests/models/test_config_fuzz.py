@@ -32,8 +32,15 @@ NONSENSE: dict[str, Any] = {
 
 SHARED = [
     "rope_theta",
+    "rope_local_base_freq",
     "rope_scaling",
     "rope_parameters",
+    "sliding_window_pattern",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "use_bidirectional_attention",
+    "hidden_activation",
     "partial_rotary_factor",
     "original_max_position_embeddings",
     "sliding_window",
@@ -49,6 +56,14 @@ SHARED = [
     "bos_token_id",
     "eos_token_id",
     "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "clip_qkv",
+    "n_shared_experts",
     "per_layer_config",
     "attention_chunk_size",
     "hidden_act",
@@ -93,7 +108,7 @@ ROPE_FIELDS = [
 ]
 
 
-WINDOWED = ("mistral", "qwen2", "qwen3", "starcoder2")
+WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2", "gemma2", "gemma3_text")
 """Families that read `sliding_window`"""
 
 

@@ -82,6 +82,6 @@ def test_the_comparison_can_fail(raw: dict[str, Any], tmp_path: Path) -> None:
     model = huggingface.build_model(raw, 6)
     huggingface.save(model, tmp_path)
     with torch.no_grad():
-        [p for p in model.parameters() if p.ndim == 2][-1].mul_(1.01)
+        [p for p in model.parameters() if p.ndim == 2][-1][:10].mul_(1.01)  # all of it some norms would undo
     with pytest.raises(AssertionError):
         assert_equal_logits(tmp_path, model)

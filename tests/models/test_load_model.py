@@ -24,7 +24,7 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
     for gone in ((), ("config.json", "model.safetensors")):
         for name in gone:
             (folder / name).unlink()
-        with pytest.raises(UnsupportedModelError, match=r"holds an adapter \(adapter_config.json\).*merge it"):
+        with pytest.raises(UnsupportedModelError, match=r"an adapter \(adapter_config.json\).* this folder as adapter"):
             load_model(folder, NumpyBackend())
 
 

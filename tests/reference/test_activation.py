@@ -15,6 +15,7 @@ from minillm.reference.activation import (
     glu,
     glu_cost,
     relu,
+    scale_logits,
     silu,
 )
 
@@ -92,3 +93,10 @@ def test_cost_of_a_gate(activation: str) -> None:
         out.nbytes,
         2 * out.nbytes,
     )
+
+
+def test_logits_are_scaled_and_capped_in_place() -> None:
+    logits = np.array([[0.0, 1.0, -8.0, 1e6]], np.float32)
+    assert scale_logits(logits, 0.5, 3.0, np) is logits
+    np.testing.assert_allclose(logits, [[0, 3 * math.tanh(1 / 6), 3 * math.tanh(-4 / 3), 3]], rtol=1e-6)
+    np.testing.assert_array_equal(scale_logits(np.ones((1, 2)), 0.25, None, np), [[0.25, 0.25]])

@@ -12,7 +12,7 @@ import pytest
 
 from minillm import reference
 from minillm.batch import Batch, TokenSequence
-from minillm.reference.activation import ACTIVATIONS, glu_cost
+from minillm.reference.activation import ACTIVATIONS, glu_cost, scale_logits_cost
 from minillm.reference.attention import attention_cost
 from minillm.reference.linear import embed_cost, linear_cost
 from minillm.reference.norm import layer_norm_cost, rms_norm_cost
@@ -71,6 +71,9 @@ class Number:
         Number.comparisons += 1
         return self.value >= float(other)
 
+    def __lt__(self, other: Any) -> bool:
+        return self.value < float(other)  # of a choice, which is no arithmetic
+
     def __abs__(self) -> "Number":
         return Number(abs(self.value))
 
@@ -111,11 +114,14 @@ def empty(*shape: int) -> Any:
     return np.empty(shape, object)
 
 
+@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("positions", [True, False])
-def test_embed(positions: bool) -> None:
+def test_embed(positions: bool, scaled: bool) -> None:
     learned = (np.array([0, 2, 1]), numbers(3, 4)) if positions else ()
-    reference.embed(numbers(5, 4), np.array([4, 0, 4]), XP, empty(3, 4), *learned)
-    assert embed_cost(3, 4, 16, 16 * positions).flops == Number.arithmetic == 12 * positions
+    scale: Any = Number(2.0) if scaled else 1.0
+    reference.embed(numbers(5, 4), np.array([4, 0, 4]), XP, empty(3, 4), *learned, scale=scale)
+    cost = embed_cost(3, 4, 16, 16 * positions, scaled=scaled)
+    assert cost.flops == Number.arithmetic == 12 * (positions + scaled)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -142,11 +148,23 @@ def test_layer_norm(affine: bool) -> None:
     assert layer_norm_cost(T, E, affine=affine).flops == Number.arithmetic + sums
 
 
+@pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
-def test_rms_norm(affine: bool) -> None:
+def test_rms_norm(affine: bool, residual: bool) -> None:
     T, E = 3, 6
-    reference.rms_norm(numbers(T, E), numbers(E) if affine else None, 1e-5, XP, empty(T, E))
-    assert rms_norm_cost(T, E, affine=affine).flops == Number.arithmetic  # einsum makes n additions for n numbers
+    added = numbers(T, E) if residual else None
+    reference.rms_norm(numbers(T, E), numbers(E) if affine else None, 1e-5, XP, empty(T, E), added)
+    cost = rms_norm_cost(T, E, affine=affine, residual=residual)
+    assert cost.flops == Number.arithmetic  # einsum makes n additions for n numbers
+
+
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_scale_logits(scale: float, cap: float | None) -> None:
+    factor: Any = 1.0 if scale == 1 else Number(scale)
+    limit: Any = None if cap is None else Number(cap)
+    reference.scale_logits(numbers(2, 7), factor, limit, XP)
+    assert scale_logits_cost(2, 7, scaled=scale != 1, capped=cap is not None).flops == Number.arithmetic
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -6,12 +6,14 @@ that are not overridden here run as in the reference.
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...batch import Batch
 from ...errors import NumericalError
+from ...reference.experts import Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
@@ -19,16 +21,20 @@ from ..chooser import Chooser
 from ..formats import Format, WeightFormats
 from ..operations import Backend
 from ..pages import Pages, StoredVectors
-from ..weights import Loader, Weight
+from ..weights import Experts, Loader, Weight
 from .launching import (
     DRAW,
     Attention,
+    Combine,
     Embed,
     Glu,
     Linear,
+    LinearExperts,
     Norm,
     Rotary,
+    Route,
     Sample,
+    ScaleLogits,
     Scratch,
     StoreKV,
     Table,
@@ -41,7 +47,7 @@ from .launching import (
     num_threads,
     shares_of,
 )
-from .memory import FEW_ROWS, CpuMemory
+from .memory import FEW_ROWS, PIECE, CpuMemory
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Codes of `kernels/cpu/activation.h`"""
@@ -64,15 +70,25 @@ class CpuBackend(Backend):
         kernels()
         memory = CpuMemory(cache)
         super().__init__(Loader(weights), memory, CpuChooser(memory))
+        self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
-        """table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
+        """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         T, E = len(ids), table.shape[1]
         out = self.memory.arena.take((T, E))
         places = None if position_table is None else position_table.data
         arguments = filled(
-            Embed, ids=ids, words=_table(table.data), positions=positions, places=_table(places), out=out, T=T, E=E
-        )
+            Embed, ids=ids, words=_table(table.data), positions=positions, places=_table(places), out=out, T=T, E=E,
+            scale=float(scale),
+        )  # fmt: skip
         launch("embed", arguments, shares_of(T))
         return out
 
@@ -81,15 +97,22 @@ class CpuBackend(Backend):
         if activation not in ACTIVATIONS:
             not_recorded()
             return super().linear(x, weight, activation=activation, residual=residual)
-        T, outputs = len(x), weight.shape[0]
-        out, scratch = self.memory.arena.take((T, outputs)), self.memory.workspace.scratch
-        values, scales, group = _matrix(weight.data)
-        arguments = filled(
-            Linear, weight=values, scales=scales, bias=weight.bias, residual=_contiguous(residual), x=_contiguous(x),
-            out=out, rows=T, inputs=weight.shape[1], outputs=outputs, format=_CODES[values.dtype.name], group=group,
+        out, many = self.memory.arena.take((len(x), weight.shape[0])), len(x) > FEW_ROWS
+        arguments = self._product(
+            x, weight.data, out, many=many, bias=weight.bias, residual=_contiguous(residual),
             activation=ACTIVATIONS[activation],
         )  # fmt: skip
-        many = T > FEW_ROWS
+        launch("linear_many" if many else "linear_few", arguments, shares_of(-(-out.shape[1] // 4)))
+        return out
+
+    def _product(self, x: Any, matrix: Any, out: Any, *, many: bool, **fields: Any) -> Any:
+        """The arguments of a product of all rows of x, which are rounded if the matrix has integers."""
+        (T, inputs), outputs, scratch = x.shape, out.shape[1], self.memory.workspace.scratch
+        values, scales, group = _matrix(matrix)
+        arguments = filled(
+            Linear, weight=values, scales=scales, x=_contiguous(x), out=out, rows=T, inputs=inputs, outputs=outputs,
+            format=_CODES[values.dtype.name], group=group, **fields,
+        )  # fmt: skip
         if scales is not None:
             groups = scales.shape[1] * group // 32
             arguments.wide = many and values.dtype == np.int8 and kernels().wide_integers()
@@ -101,24 +124,27 @@ class CpuBackend(Backend):
         if many:
             arguments.scratch = address(scratch.take("panels", num_threads() * kernels().linear_scratch(), np.uint8))
         arguments.kept += scratch.buffers()
-        launch("linear_many" if many else "linear_few", arguments, shares_of(-(-outputs // 4)))
-        return out
+        return arguments
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return self._norm("layer_norm", x[:, None], weight, epsilon).reshape(x.shape)
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
-        """Normalise rows to mean square 1, then apply gain. [T, E] -> [T, E], by head [T, heads, D] -> [T, heads, D]"""
-        return self._norm("rms_norm", x if x.ndim == 3 else x[:, None], weight, epsilon).reshape(x.shape)
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
+        """Normalise rows to mean square 1, apply gain, add the residual. [T, E] -> [T, E]
 
-    def _norm(self, kernel: str, x: Any, weight: Weight, epsilon: float) -> Any:
+        By head without a residual: [T, heads, D] -> [T, heads, D].
+        """
+        by_head = x if x.ndim == 3 else x[:, None]
+        return self._norm("rms_norm", by_head, weight, epsilon, residual).reshape(x.shape)
+
+    def _norm(self, kernel: str, x: Any, weight: Weight, epsilon: float, residual: Any | None = None) -> Any:
         T, heads, width = x.shape
         x, stride = _rows(x)
         out = self.memory.arena.take(x.shape)
         arguments = filled(
-            Norm, x=x, gain=weight.data, bias=weight.bias, out=out, T=T, heads=heads, width=width, stride=stride,
-            epsilon=epsilon,
+            Norm, x=x, gain=weight.data, bias=weight.bias, residual=_contiguous(residual), out=out, T=T, heads=heads,
+            width=width, stride=stride, epsilon=epsilon,
         )  # fmt: skip
         launch(kernel, arguments, shares_of(T))
         return out
@@ -148,6 +174,44 @@ class CpuBackend(Backend):
         out = self.memory.arena.take((T, F))
         arguments = filled(Glu, x=_contiguous(x), out=out, T=T, F=F, activation=ACTIVATIONS[activation])
         launch("glu", arguments, shares_of(T))
+        return out
+
+    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+        """The k experts of each token. [T, X] -> [T, k]"""
+        T, X = logits.shape
+        routing = Routing(  # not of the arena: observers read a layer's routing when the pass has ended
+            np.empty((T, k), np.int64), np.empty((T, k), np.float32), np.empty((T, k), np.int64),
+            np.empty(T * k, np.int64), np.empty(X + 1, np.int64),
+        )  # fmt: skip
+        arguments = filled(Route, logits=_contiguous(logits), **routing._asdict(), T=T, X=X, k=k, normalised=normalised)
+        launch("route", arguments)
+        return routing
+
+    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
+        """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
+        X, outputs, _ = weight.shape
+        out, many = self.memory.arena.take((len(x), outputs)), len(x) > FEW_ROWS * X
+        if weight not in self._experts:
+            self._experts[weight] = _ExpertTable(weight.data)
+        product = self._product(x, weight.data.matrices[0], out, many=many)
+        groups = -(-x.shape[1] // product.group) * (product.group // 32)
+        arguments = filled(
+            LinearExperts, all=product, matrices=self._experts[weight].addresses, starts=routing.starts, X=X,
+            many=many, row_bytes=groups * 32 * (1 + product.wide), scale_stride=-(-groups // 16) * 16,
+        )  # fmt: skip
+        arguments.kept.append(self._experts[weight])
+        launch("linear_experts", arguments, shares_of(-(-outputs // 4)))
+        return out
+
+    def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
+        """Each token's weighted sum of its experts' results, + residual. [T k, E] -> [T, E]"""
+        (T, k), E = routing.weights.shape, y.shape[1]
+        out = self.memory.arena.take((T, E))
+        arguments = filled(
+            Combine, y=_contiguous(y), weights=routing.weights, rows=routing.rows, residual=_contiguous(residual),
+            out=out, T=T, E=E, k=k,
+        )  # fmt: skip
+        launch("combine", arguments, shares_of(T))
         return out
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
@@ -203,6 +267,12 @@ class CpuBackend(Backend):
         rows = np.ascontiguousarray(rows, np.int64)
         launch("take_rows", filled(TakeRows, x=_contiguous(x), rows=rows, out=out, R=R, E=E), shares_of(R))
         return out
+
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]"""
+        arguments = filled(ScaleLogits, logits=logits, count=logits.size, scale=float(scale), cap=float(cap or 0))
+        launch("scale_logits", arguments, shares_of(-(-logits.size // PIECE)))
+        return logits
 
 
 class CpuHost(Chooser):
@@ -278,6 +348,15 @@ def _matrix(data: Any) -> tuple[NDArray[Any], NDArray[np.uint16] | None, int]:
     if isinstance(data, Quantized):
         return data.values, data.scales.view(np.uint16), data.group
     return _contiguous(data), None, 32
+
+
+class _ExpertTable:
+    """The addresses of all experts' numbers and scales, and what keeps them valid."""
+
+    def __init__(self, experts: Experts) -> None:
+        self.matrices = [_matrix(matrix)[:2] for matrix in experts.matrices]
+        pointers = [[0 if array is None else address(array) for array in arrays] for arrays in self.matrices]
+        self.addresses = np.array(pointers, np.uint64)  # [X, 2]
 
 
 def _table(data: Any) -> Any:

@@ -29,16 +29,18 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-Norm = _structure("Norm", ("p", "x gain bias out"), ("i", "T heads width stride"), ("d", "epsilon"))
+Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride"), ("d", "epsilon"))
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Table = _structure("Table", ("p", "values scales"), ("i", "format group"))
 Embed = _structure(
-    "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "out"), ("i", "T E")
-)
+    "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "out"), ("i", "T E"),
+    ("d", "scale"),
+)  # fmt: skip
 Angles = _structure("Angles", ("p", "positions frequencies growth cosines sines"), ("i", "T half"), ("d", "scale"))
 Heads = _structure("Heads", ("p", "x out"), ("i", "heads stride out_stride"))
 Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T D half"))
 TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))
+ScaleLogits = _structure("ScaleLogits", ("p", "logits"), ("i", "count"), ("d", "scale cap"))
 StoreKV = _structure(
     "StoreKV",
     ("p", "k v keys values key_scales value_scales slot_pages slot_offsets"),
@@ -56,6 +58,11 @@ Linear = _structure(
     ("p", "weight scales bias residual x out integers x_scales x_sums scratch"),
     ("i", "rows inputs outputs format group activation wide"),
 )
+Route = _structure("Route", ("p", "logits experts weights rows tokens starts"), ("i", "T X k normalised"))
+LinearExperts = _structure(
+    "LinearExperts", (Linear, "all"), ("p", "matrices starts"), ("i", "X many row_bytes scale_stride")
+)
+Combine = _structure("Combine", ("p", "y weights rows residual out"), ("i", "T E k"))
 Argmax = _structure("Argmax", ("p", "logits tokens finite pieces done"), ("i", "R V"))
 Sample = _structure("Sample", ("p", "logits draws tokens scratch"), ("i", "R V"))
 DRAW = np.dtype([(name, np.float64) for name in ("temperature", "top_p", "min_p", "uniform")] + [("top_k", np.int64)])

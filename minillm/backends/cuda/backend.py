@@ -3,15 +3,18 @@
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator without one. The kernels
 are compiled for one storage type, so weights, activations and K/V cache have the same format; sums and logits are
 float32. Attention over a tree of guesses, with heads of an unsupported width, or in a variant other than windows and
-ALiBi has no kernel: it runs as in the reference, on the device's array module.
+ALiBi has no kernel, nor has the choice of experts: they run as in the reference, on the device's array module.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from ... import reference
 from ...batch import Batch
+from ...reference.experts import Routing
 from ...reference.rotary import Rotation
 from ..formats import FORMATS, Format, WeightFormats
 from ..operations import Backend
@@ -22,7 +25,7 @@ from .batches import DeviceBatch
 from .choosing import CudaChooser
 from .device import Device
 from .kernels import Kernels, Launcher
-from .linear import Products
+from .linear import Products, linear
 from .memory import CudaMemory
 from .weights import CudaLoader
 
@@ -64,16 +67,24 @@ class CudaBackend(Backend):
         self.loader.formats = WeightFormats(form, form, form)
         self.memory.settle(form)
 
-    def embed(self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None) -> Any:
+    def embed(
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
         """One launch. [T], [T] -> [T, E]"""
         out = self.memory.arena.take((len(ids), table.shape[1]))
         learned = None if position_table is None else position_table.data
-        rows.embed(self.kernels, table.data, ids, out, position_table=learned, positions=positions)
+        rows.embed(self.kernels, table.data, ids, out, position_table=learned, positions=positions, scale=scale)
         return out
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """One launch, or the library's product and one launch. Logits are float32. [T, in] -> [T, out]"""
-        dtype = np.float32 if weight.role == "vocabulary" else None
+        dtype = np.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
         return self.products.linear(x, weight.data, weight.bias, out, activation=activation, residual=residual)
 
@@ -83,10 +94,10 @@ class CudaBackend(Backend):
         rows.layer_norm(self.kernels, x, weight.data, weight.bias, epsilon, out)
         return out
 
-    def rms_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
+    def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """One launch. [T, E] -> [T, E], or [T, heads, D] -> [T, heads, D]"""
         out = self.memory.arena.take(x.shape)
-        rows.rms_norm(self.kernels, x, weight.data, epsilon, out)
+        rows.rms_norm(self.kernels, x, weight.data, epsilon, out, residual)
         return out
 
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
@@ -100,6 +111,27 @@ class CudaBackend(Backend):
         """One launch. [T, 2 F] -> [T, F]"""
         out = self.memory.arena.take((len(x), x.shape[1] // 2))
         rows.glu(self.kernels, x, activation, out)
+        return out
+
+    def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
+        """As the reference, on the device's array module. [T, X] -> [T, k]"""
+        self._not_recorded()
+        routing = super().route(logits, k, normalised=normalised)
+        return routing._replace(tokens=routing.tokens.astype(np.int32))  # as `take_rows` reads them
+
+    def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
+        """A launch for each expert that is used; the host waits to learn which. [T k, in] -> [T k, out]"""
+        out = self.memory.arena.take((len(x), weight.shape[1]))
+        for i, (first, stop) in enumerate(pairwise(routing.starts.tolist())):
+            linear(self.kernels, x[first:stop], weight.data.matrices[i], None, out[first:stop])
+        return out
+
+    def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
+        """As the reference, in float32. [T k, E] -> [T, E]"""
+        out = self.memory.arena.take((len(routing.weights), y.shape[1]))
+        y, added = (None if each is None else each.astype(np.float32) for each in (y, residual))
+        summed = reference.combine(y, routing, added, self.xp, self.xp.empty(out.shape, np.float32))
+        out[...] = summed.astype(out.dtype)
         return out
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
@@ -129,8 +161,7 @@ class CudaBackend(Backend):
         alibi = None if slopes is None else slopes.data
         without_kernel = not causal or bias is not None or softcap is not None or batch.has_tree
         if without_kernel or not attention.has_kernel(self.kernels.storage, D):
-            if self.memory.step is not None:
-                self.memory.step.plain = True  # it launches what cannot be recorded
+            self._not_recorded()
             variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": alibi}
             return attention.attend_by_reference(
                 q, keys, values, batch, scale, self.xp, out, **variant, bias=bias, softcap=softcap
@@ -142,8 +173,18 @@ class CudaBackend(Backend):
         attention.attend(self.kernels, q, keys, values, batch, out, room, max_queries=batch.max_queries, **sight)
         return out
 
+    def _not_recorded(self) -> None:
+        """Run this step call by call each time, since something runs that is not a launch of ours."""
+        if self.memory.step is not None:
+            self.memory.step.plain = True
+
     def take_rows(self, x: Any, wanted: Any) -> Any:
         """One launch. [T, E], [R] -> [R, E]"""
         out = self.memory.arena.take((len(wanted), x.shape[1]))
         rows.take_rows(self.kernels, x, wanted, out)
         return out
+
+    def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
+        """One launch, in place. [R, V] -> [R, V]"""
+        rows.scale_logits(self.kernels, logits, scale, cap)
+        return logits

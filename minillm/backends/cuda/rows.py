@@ -1,6 +1,6 @@
-"""Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, the gate of an MLP.
+"""Launches the row-wise kernels: embedding, row selection, norms, rotary embedding, the gate of an MLP, logits' scale.
 
-Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu` and `glu.cu`.
+Their sources are `kernels/cuda/embed.cu`, `norm.cu`, `rotary.cu`, `glu.cu` and `logits.cu`.
 
 Results are contiguous; inputs may have a larger row stride. Nothing is launched for zero rows.
 """
@@ -17,6 +17,8 @@ from .linear import ACTIVATIONS
 WARP = 32
 MOST_THREADS = 256
 """The most threads of a block in the kernels without a reduction over the row."""
+MOST_BLOCKS = 65535
+"""The most blocks of `scale_logits`, each of which then walks on."""
 NORM_THREADS = 512
 ROTARY_THREADS = 256
 NORM_VALUES = 64
@@ -32,8 +34,9 @@ def embed(
     position_table: Any | None = None,
     positions: Any | None = None,
     position_offset: int = 0,
+    scale: float = 1.0,
 ) -> None:
-    """out = table[ids], plus position_table[positions + position_offset] where that is given.
+    """out = scale * table[ids], plus position_table[positions + position_offset] where that is given.
 
     Args:
         kernels: for the storage type of the tables and of `out`.
@@ -43,6 +46,7 @@ def embed(
         position_table: [positions, E], contiguous
         positions: [T] int32
         position_offset: added to each position.
+        scale: factor of the tokens' vectors.
     """
     T, E = out.shape
     if T == 0:
@@ -63,6 +67,7 @@ def embed(
             row_stride(table),
             np.int32(0 if position_table is None else position_table.shape[0]),
             np.int32(position_offset),
+            np.float32(scale),
         ),
     )
 
@@ -89,9 +94,13 @@ def layer_norm(kernels: Kernels, x: Any, gain: Any | None, bias: Any | None, eps
     _norm(kernels, "layer_norm", x, (_or_null(gain), _or_null(bias)), epsilon, out)
 
 
-def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: Any) -> None:
-    """out = RMS norm of x. Arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D]."""
-    _norm(kernels, "rms_norm", x, (_or_null(gain),), epsilon, out)
+def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: Any, residual: Any | None = None) -> None:
+    """out = RMS norm of x, plus residual [T, E], contiguous, where that is given.
+
+    Other arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D].
+    """
+    assert residual is None or residual.flags.c_contiguous
+    _norm(kernels, "rms_norm", x, (_or_null(gain), _or_null(residual)), epsilon, out)
 
 
 def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
@@ -110,6 +119,15 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
     threads = min(MOST_THREADS, _warps(vectors))
     args = (out, x, np.int32(F), row_stride(x), np.int32(ACTIVATIONS[activation]))
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
+
+
+def scale_logits(kernels: Kernels, logits: Any, scale: float, cap: float | None) -> None:
+    """logits = cap * tanh(scale * logits / cap), or scale * logits without a cap, in place. [R, V] float32"""
+    if logits.size == 0:
+        return
+    blocks = min(MOST_BLOCKS, -(-logits.size // (4 * MOST_THREADS)))
+    args = (logits, np.int64(logits.size), np.float32(scale), np.float32(cap or 0))
+    kernels.get("logits", "scale_logits")((blocks,), (MOST_THREADS,), args)
 
 
 class TokenPositions(Protocol):
@@ -167,7 +185,7 @@ def norm_vectors(E: int, vector: int) -> int:
 
 
 def _norm(kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsilon: float, out: Any) -> None:
-    """Launch a norm; `parameters` are its gain, and its bias where it has one."""
+    """Launch a norm; `parameters` are its gain, and its bias or residual."""
     T, *heads, E = x.shape
     if T == 0:
         return

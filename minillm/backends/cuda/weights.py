@@ -39,7 +39,7 @@ class CudaLoader(Loader):
         if len(tensors[0].shape) == 1:
             return Weight(name, self.uploader.vector(tensors), bias, role)
         if self.formats.projection is None:
-            self._settle(storage_of(FORMATS[tensors[0].dtype]))
+            self._settle(storage_of(FORMATS.get(tensors[0].dtype)))
         return Weight(name, self.uploader.matrix(tensors, self._kernels), bias, role)
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
@@ -121,7 +121,7 @@ def stored_as(tensor: Tensor, storage: str) -> Iterator[NDArray[Any]]:
         yield chunk if storage == FLOAT32.name else narrow(chunk, FORMATS[storage])
 
 
-def storage_of(stored: Format) -> Format:
+def storage_of(stored: Format | None) -> Format:
     """The storage type for weights of a checkpoint: their own, or float16 for 8 and 4 bits, which have no kernel."""
     return stored if stored in (FLOAT32, BFLOAT16) else FLOAT16
 

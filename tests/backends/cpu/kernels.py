@@ -1,18 +1,21 @@
 """Single launches of the kernels in C, with a number of shares and of workers."""
 
 import ctypes
+import os
 from typing import Any
 
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.backend import ACTIVATIONS as ACTIVATIONS
 from minillm.backends.cpu.launching import filled as fill
-from minillm.backends.cpu.launching import kernels as loaded
+
+from .emulated import emulator
 
 integer = ctypes.c_int64
 FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int4": 4}
 NormArguments, GluArguments, Table, EmbedArguments = launching.Norm, launching.Glu, launching.Table, launching.Embed
 RotaryAnglesArguments, HeadsToRotate, RotaryArguments = launching.Angles, launching.Heads, launching.Rotary
 TakeRowsArguments, StoreKVArguments = launching.TakeRows, launching.StoreKV
+ScaleLogitsArguments = launching.ScaleLogits
 AttentionArguments, ArgmaxArguments = launching.Attention, launching.Argmax
 LinearArguments = launching.Linear
 Draw, SampleArguments = launching.DRAW, launching.Sample
@@ -20,8 +23,20 @@ Draw, SampleArguments = launching.DRAW, launching.Sample
 __all__ = ["ACTIVATIONS", "fill", "loaded", "run"]
 
 
+TARGET = os.environ.get("MINILLM_TEST_TARGET")
+"""Another processor whose kernels are tested: see `emulated.py`"""
+
+
+def loaded() -> Any:
+    """The library, or another processor's."""
+    return emulator(TARGET) if TARGET else launching.kernels()
+
+
 def run(name: str, arguments: Any, shares: int = 1, workers: int = 1) -> None:
     """Launch a kernel, with the thread pool if there are several workers."""
+    if TARGET:
+        emulator(TARGET).run(name, arguments, shares, workers)
+        return
     one = launching._aligned(1)
     one[0] = (launching._address_of(name), ctypes.addressof(arguments), shares, 0)
     launching._run(one, workers, watched=False)

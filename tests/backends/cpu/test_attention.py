@@ -69,6 +69,7 @@ def attend(
         window=window or 0, scale=scale, causal=causal, cap=softcap or 0,
         bias=None if bias is None else np.array([each.ctypes.data for each in bias]),
     )  # fmt: skip
+    arguments.kept += bias or ()
     parts = np.full(lib.attention_parts(kernels.ctypes.byref(arguments)), np.nan, np.float32)
     arguments.parts = parts.ctypes.data
     arguments.kept.append(parts)

@@ -11,7 +11,6 @@ from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.formats import FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.cache import PagedCache
-from minillm.loading import Placement, choose_backend
 from minillm.runner import Runner
 
 from ...tiny import VARIANTS, chunks, tiny_model
@@ -89,7 +88,3 @@ def test_one_row_has_the_same_bits_alone_and_in_a_batch(checkpoint: Path) -> Non
         alone = engine.generate([5, 6, 7], max_new_tokens=9, logprobs=True, eos_token_id=[])
         beside = engine.generate([[5, 6, 7], [9] * 6, [4, 8]], max_new_tokens=9, logprobs=True, eos_token_id=[])[0]
         assert alone.completions[0].logprobs == beside.completions[0].logprobs
-
-
-def test_it_is_chosen_by_name() -> None:
-    assert isinstance(choose_backend(Placement(backend="cpu"), 4), CpuBackend)

@@ -181,8 +181,8 @@ KERNELS = Path(__file__).parents[3] / "kernels" / "cpu"
 
 def fields_in_c(name: str) -> list[tuple[str, str]]:
     """Kind and name of each field of a structure, as the source declares it."""
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c")))
-    source = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.[ch]")))
+    source = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL).replace("*const ", "*")
     (body,) = re.findall(r"typedef struct {([^}]*)} " + name + ";", source)
     found = []
     for declaration in filter(None, map(str.strip, body.split(";"))):

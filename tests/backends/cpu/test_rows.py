@@ -55,6 +55,15 @@ def test_norms(name: str, T: int, E: int, affine: bool) -> None:
     assert_as_good(ours, *(plain_norm(name, x, gain, bias, dtype) for dtype in (np.float32, np.float64)), roundings)
 
 
+@pytest.mark.parametrize(("T", "E"), [(1, 768), (7, 33), (3, 1), (0, 16)])
+def test_rms_norm_adds_the_residual(T: int, E: int) -> None:
+    x, residual = RNG(0).standard_normal((2, T, E)).astype(np.float32)
+    gain, out = RNG(1).standard_normal(E).astype(np.float32), np.full((T, E), np.nan, np.float32)
+    sizes = {"T": T, "heads": 1, "width": E, "stride": E, "epsilon": 1e-5}
+    run(RMS, fill(kernels.NormArguments, x=x, gain=gain, residual=residual, out=out, **sizes), 2)
+    np.testing.assert_array_equal(out, norm(RMS, x, gain) + residual)
+
+
 @pytest.mark.parametrize("mean", [1e3, 1e5])
 def test_a_large_mean_costs_no_accuracy(mean: float) -> None:
     """The numbers are what float32 makes of them; from there on the error is that of numbers without a mean."""
@@ -181,10 +190,13 @@ def as_table(data: Any, kept: list[Any]) -> Any:
     return kernels.Table(data.ctypes.data, None, kernels.FORMATS[name], 1)
 
 
-def embed(ids: Any, words: Any, E: int, positions: Any = None, places: Any = None, shares: int = 1) -> np.ndarray:
+def embed(
+    ids: Any, words: Any, E: int, positions: Any = None, places: Any = None, shares: int = 1, scale: float = 1.0
+) -> np.ndarray:
     out, kept = np.full((len(ids), E), np.nan, np.float32), []
     arguments = fill(kernels.EmbedArguments, ids=ids, words=as_table(words, kept), positions=positions,
-                     places=as_table(places, kept), out=out, T=len(ids), E=E)  # fmt: skip
+                     places=as_table(places, kept), out=out, T=len(ids), E=E, scale=scale)  # fmt: skip
+    arguments.kept += kept
     run("embed", arguments, shares)
     return out
 
@@ -198,6 +210,10 @@ def test_embeddings_are_looked_up_in_every_format(form: str, E: int) -> None:
     both = embed(ids, tokens, E, positions, places, shares=2)
     np.testing.assert_allclose(both, expand(tokens, ids) + expand(places, positions), rtol=1e-6, atol=1e-6)
     assert embed(ids[:0], tokens, E).shape == (0, E)
+    scaled = embed(ids, tokens, E, positions, places, scale=2.5)
+    np.testing.assert_allclose(
+        scaled, np.float32(2.5) * expand(tokens, ids) + expand(places, positions), rtol=1e-6, atol=1e-6
+    )
 
 
 # --- rotary embedding and selection -----------------------------------------------------------------------------------
@@ -222,6 +238,7 @@ def rotated(q: Any, k: Any, cosines: Any, sines: Any, shares: int = 1, *, in_pla
                                            out.strides[0] // 4))  # fmt: skip
     arguments = fill(kernels.RotaryArguments, q=parts[0], k=parts[1], cosines=cosines, sines=sines, T=T, D=D,
                      half=cosines.shape[1])  # fmt: skip
+    arguments.kept += [q, k, *results]
     run("rotary", arguments, shares)
     return results
 
@@ -263,3 +280,24 @@ def test_take_rows() -> None:
     out = np.full((4, 7), np.nan, np.float32)
     run("take_rows", fill(kernels.TakeRowsArguments, x=x, rows=rows, out=out, R=4, E=7), 2)
     np.testing.assert_array_equal(out, x[rows])
+
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 19, 4096])
+@pytest.mark.parametrize("cap", [None, 0.5, 30.0])
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+def test_logits_are_scaled_and_capped(scale: float, cap: float | None, count: int) -> None:
+    """Also next to 0, where tanh x is x, and far beyond the cap."""
+    x = (RNG(0).standard_normal(count) * 10.0 ** RNG(1).uniform(-6, 3, count)).astype(np.float32)
+    expected = scale * x.astype(np.float64)
+    expected = expected if cap is None else cap * np.tanh(expected / cap)
+    run("scale_logits", fill(kernels.ScaleLogitsArguments, logits=x, count=count, scale=scale, cap=cap or 0.0), 3)
+    np.testing.assert_allclose(x, expected, rtol=1e-6)
+
+
+def test_a_logit_that_is_not_a_number_stays_so() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 1], np.float32)
+    run("scale_logits", fill(kernels.ScaleLogitsArguments, logits=x, count=4, scale=1.0, cap=2.0))
+    np.testing.assert_allclose(x, [np.nan, 2, -2, 2 * np.tanh(0.5)], rtol=1e-6)

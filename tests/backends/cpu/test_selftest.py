@@ -71,3 +71,24 @@ def test_a_compiler_that_makes_wrong_code_is_found(tmp_path: Path) -> None:
     auto, error, _ = choice(tmp_path, CC=str(compiler), MINILLM_MARCH="")
     assert auto != "cpu"
     assert f"compiled by {compiler}, fail their test: store_kv, int8" in error and "\n" not in error
+
+
+TOKENS = """
+from minillm import Engine
+from minillm.backends.cpu.compiling import find_compiler
+print(find_compiler()[1:])
+for backend in ("cpu", "numpy"):
+    with Engine(backend=backend) as engine:
+        print(engine.generate("A list of colors: red,", max_new_tokens=12).completions[0].token_ids)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.importlib.util.find_spec("ziglang") is None, reason="needs pip install ziglang")
+def test_the_package_ziglang_compiles_where_there_is_no_other_compiler(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key not in ("CC", "MINILLM_MARCH")}
+    environment |= {"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", TOKENS], env=environment, capture_output=True, text=True, check=True)
+    compiler, ours, numpys = done.stdout.splitlines()
+    assert compiler == "['-m', 'ziglang', 'cc']" and ours == numpys
+    assert len(list(tmp_path.rglob("*.so"))) == 1

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow  # the default backend: what else runs engines tes
 
 OPT = CONFIGS["opt"]["pre-norm"]
 WINDOWED = CONFIGS["mistral"]["window"]
+EXPERTS = CONFIGS["mixtral"]["two of six, window"]
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 
 
@@ -236,9 +237,10 @@ def test_a_counted_step_is_called_though_it_was_recorded(replays: list[int]) -> 
     assert costs[:2] == [None, None] and 0 < costs[2] < costs[3]
 
 
-def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(replays: list[int]) -> None:
+@pytest.mark.parametrize("raw", [WINDOWED, EXPERTS], ids=["window", "experts"])
+def test_a_watched_pass_that_is_replayed_tells_what_a_called_one_does(raw: dict[str, Any], replays: list[int]) -> None:
     """The same operations, layers and costs, one after the other within the pass; nothing of the pass before."""
-    replaying, calling = pair(WINDOWED)
+    replaying, calling = pair(raw)
     assert isinstance(calling.backend, WrappedBackend)
     watched, plain = TimingBackend(replaying.backend), TimingBackend(calling.backend.inner)
     plain.replays = False

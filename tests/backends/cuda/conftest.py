@@ -1,12 +1,16 @@
-"""Launchers for kernels: emulated GPUs, which run threads in one order or another, or a real one (`launchers.py`)."""
+"""Launchers for kernels: emulated GPUs, which run threads in one order or another, or a real one (`launchers.py`);
+and a device on the first of them, for whole models.
+"""
 
 import pytest
 
+from minillm.backends.cuda import linear
 from minillm.backends.cuda.kernels import Launcher
 from tests import cuda_emulator
 from tests.cuda_emulator import SCHEDULES, Emulator
 
 from .launchers import ON_GPU, launcher, missing
+from .recording import Recorder, RecordingDevice
 
 
 @pytest.fixture
@@ -15,6 +19,15 @@ def emulator() -> Launcher:
     if reason := missing():
         pytest.skip(reason)
     return launcher()
+
+
+@pytest.fixture
+def device(emulator: Launcher, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
+    """The GPU for a backend, emulated as one of one multiprocessor: on a larger one the products' grids would only be
+    wider.
+    """
+    monkeypatch.setattr(linear, "PROCESSORS", 1)
+    return RecordingDevice(Recorder(emulator))
 
 
 @pytest.fixture

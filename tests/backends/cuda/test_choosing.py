@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
@@ -15,19 +14,12 @@ from minillm.decoding.strategy import Request
 from minillm.reference.philox import Keys
 from minillm.reference.sampling import Draw, sample
 from minillm.runner import Runner
-from tests.cuda_emulator import Emulator
 from tests.tiny import loop_of, random_prompts, request_for, run, runner_of, tiny_model, tiny_runner
 
-from .recording import Recorder, RecordingDevice
+from .recording import RecordingDevice
 
 PROMPTS = random_prompts(6, seed=3)
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-
-
-@pytest.fixture
-def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
-    return RecordingDevice(Recorder(emulator))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from minillm import Engine
 from minillm.accounting import Part, Step, Storage
 from minillm.backends.cuda import device as devices
-from minillm.backends.cuda import linear, weights
+from minillm.backends.cuda import weights
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import CACHE, Device, StagingBuffer
 from minillm.backends.cuda.kernels import Kernels
@@ -24,19 +24,12 @@ from minillm.errors import DeviceError, NumericalError
 from minillm.footprint import footprints
 from minillm.loading import Placement, choose_backend
 from tests.accounting.agreement import assert_agree
-from tests.cuda_emulator import Emulator
 from tests.tiny import generate, random_prompts, runner_of, tiny_model, tiny_runner, write_checkpoint
 
 from .launchers import launcher
 from .recording import Recorder, RecordingDevice
 
 PROMPT = random_prompts(1, seed=3)[0]
-
-
-@pytest.fixture
-def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
-    return RecordingDevice(Recorder(emulator))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.chooser import Chooser
-from minillm.backends.cuda import batches, linear
+from minillm.backends.cuda import batches
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
@@ -19,7 +19,6 @@ from minillm.reference.philox import Keys, uniform
 from minillm.reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from minillm.runner import Output, Runner
 from tests.comparing import assert_same_draws, assert_same_tokens
-from tests.cuda_emulator import Emulator
 from tests.tiny import (
     VARIANTS,
     generate,
@@ -33,18 +32,11 @@ from tests.tiny import (
     tiny_runner,
 )
 
-from .recording import Recorder, RecordingDevice
+from .recording import RecordingDevice
 
 PROMPTS = random_prompts(5, seed=3)
 
 Make = Callable[..., Runner]
-
-
-@pytest.fixture
-def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
-    """An emulated GPU of one multiprocessor: on a larger one the products' grids would only be wider."""
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
-    return RecordingDevice(Recorder(emulator))
 
 
 @pytest.fixture

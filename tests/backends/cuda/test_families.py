@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.batch import TokenSequence
 from minillm.footprint import footprints
@@ -17,11 +16,10 @@ from minillm.inspect import all_logits
 from minillm.reference.philox import uniform
 from minillm.runner import Runner
 from tests.comparing import assert_same_draws, assert_same_tokens
-from tests.cuda_emulator import Emulator
 from tests.families import CASES, CONFIGS, IDS
 from tests.tiny import generate, logits_of, model_of, random_prompts, runner_of
 
-from .recording import Recorder, RecordingDevice
+from .recording import RecordingDevice
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """By how much a number between 1 and 2 is rounded at most."""
@@ -46,13 +44,6 @@ def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.param
 
 
-@pytest.fixture
-def device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> RecordingDevice:
-    """An emulated GPU of one multiprocessor: on a larger one the products' grids would only be wider."""
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
-    return RecordingDevice(Recorder(emulator))
-
-
 def runner_on(device: RecordingDevice, raw: dict[str, Any], storage: str = "float32") -> Runner:
     backend = CudaBackend(device, device.recorder, storage, max_batch_size=4)
     return runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
@@ -68,7 +59,9 @@ def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, A
     for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=10), strict=True):
         assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
     assert len({token for line in ours for token in line}) > 5  # positions by ALiBi alone let lines repeat themselves
-    assert device.replays == 8, "of nine decode steps the first runs plainly, and the second is recorded"
+    plain = "num_experts_per_tok" in raw or raw.get("attn_logit_softcapping")  # neither has a kernel
+    expected = 0 if plain else 8
+    assert device.replays == expected, "of nine decode steps the first runs plainly, and the second is recorded"
 
 
 def test_the_launches_of_a_decode_step(device: RecordingDevice) -> None:
@@ -132,7 +125,8 @@ def test_sixteen_bits_stay_near_the_reference(raw: dict[str, Any], storage: str,
     pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
     runner, expected = runner_on(device, raw, storage), all_logits(reference_of(raw), LONG)
     error = np.abs(all_logits(runner, LONG) - expected)
-    spread = np.sqrt((error**2).mean()) / expected.std()
+    errors = np.sqrt((error**2).mean(axis=1)) if "num_experts_per_tok" in raw else np.sqrt((error**2).mean())
+    spread = np.median(errors) / expected.std()  # a token or two may choose another expert
     assert 0 < spread < 10 * UNIT[storage], "rounding shows, and no more"
     assert len(generate(runner, PROMPTS[:2], max_new_tokens=4)[0]) == 4
 

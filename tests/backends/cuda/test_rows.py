@@ -83,6 +83,33 @@ def test_embedding_without_positions_is_the_row_itself(emulator: Emulator, stora
     np.testing.assert_array_equal(out, table[[4, 0, 4]])
 
 
+@pytest.mark.parametrize("E", [7, 768])
+def test_the_tokens_vector_is_scaled(emulator: Emulator, storage: str, E: int) -> None:
+    table = random(5, E, storage=storage)
+    out = np.empty((3, E), table.dtype)
+    rows.embed(Kernels(emulator, storage), table, np.array([4, 0, 4], np.int32), out, scale=2.5)
+    np.testing.assert_array_equal(out, (table[[4, 0, 4]].astype(np.float32) * 2.5).astype(table.dtype))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1030])
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_logits_are_scaled_and_capped(any_emulator: Emulator, cap: float | None, count: int) -> None:
+    guarded = Guarded(3)
+    logits = guarded.copy(20 * random(1, count))
+    expected = 0.125 * logits.astype(np.float64)
+    rows.scale_logits(Kernels(any_emulator), logits, 0.125, cap)
+    np.testing.assert_allclose(logits, expected if cap is None else cap * np.tanh(expected / cap), rtol=1e-6)
+    guarded.check()
+
+
+def test_logits_beyond_the_largest_grid(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MOST_BLOCKS", 2)
+    logits = random(3, 2500)
+    expected = 0.5 * logits
+    rows.scale_logits(Kernels(emulator), logits, 0.5, None)
+    np.testing.assert_array_equal(logits, expected)
+
+
 @pytest.mark.parametrize("wanted", [[], [2], [6, 0, 3]])
 @pytest.mark.parametrize("columns", [24, 33])
 def test_rows_are_taken_from_an_array_with_any_stride(
@@ -275,3 +302,15 @@ def test_a_gate_far_from_0_is_shut_or_open(emulator: Emulator) -> None:
 
 def test_no_rows_have_no_gate(emulator: Emulator) -> None:
     rows.glu(Kernels(emulator, "float32"), np.empty((0, 8), np.float32), "silu", np.empty((0, 4), np.float32))
+
+
+@pytest.mark.parametrize("E", [8, 33, 771])
+@pytest.mark.parametrize("offset", [32, 3], ids=["aligned", "unaligned"])
+def test_rms_norm_adds_the_residual(emulator: Emulator, storage: str, E: int, offset: int) -> None:
+    kernels, guarded = Kernels(emulator, storage), Guarded(offset)
+    x, residual = (guarded.copy(random(3, E, storage=storage, seed=seed)) for seed in (0, 1))
+    gain, out = guarded.copy(random(E, seed=2)), guarded.empty(3, E, like=x)
+    rows.rms_norm(kernels, x, gain, EPSILON, out, residual)
+    exact = rms_norm_formula(x.astype(np.float64), gain, None, EPSILON) + residual.astype(np.float64)
+    np.testing.assert_allclose(out.astype(np.float64), exact, rtol=2 * float(ml_dtypes.finfo(x.dtype).eps), atol=1e-6)
+    guarded.check()

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device, EventClock
 from minillm.backends.memory import HostClock
@@ -15,10 +14,9 @@ from minillm.batch import TokenSequence
 from minillm.cache import PagedCache
 from minillm.reference.cost import Cost
 from minillm.runner import Runner
-from tests.cuda_emulator import Emulator
 from tests.tiny import tiny_model
 
-from .recording import Recorder, RecordingDevice
+from .recording import RecordingDevice
 
 
 class Stream:
@@ -53,11 +51,7 @@ def test_the_back_end_has_its_devices_clock() -> None:
     assert CudaBackend(device, None).memory.clock is device.clock  # type: ignore[arg-type]
 
 
-def test_a_prompt_and_a_decode_step_are_the_same_and_cost_what_is_counted(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
-    device = RecordingDevice(Recorder(emulator))
+def test_a_prompt_and_a_decode_step_are_the_same_and_cost_what_is_counted(device: RecordingDevice) -> None:
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
     model = tiny_model(backend=backend)
     plain, counting, timing = backend, CountingBackend(backend), TimingBackend(backend)

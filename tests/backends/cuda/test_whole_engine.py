@@ -6,23 +6,19 @@ from typing import Any
 import pytest
 
 from minillm import Engine
-from minillm.backends.cuda import linear
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.cli.main import run
 from minillm.errors import MinillmError
 from minillm.loading import Placement
-from tests.cuda_emulator import Emulator
 
-from .recording import Recorder, RecordingDevice
+from .recording import RecordingDevice
 
 PROMPTS = ["A list of colors: red,", "One two", "The"]
 
 
 @pytest.fixture
-def on_device(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+def on_device(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
     """Makes engines on the emulated GPU, which record their decode steps."""
-    monkeypatch.setattr(linear, "PROCESSORS", 1)
-    device = RecordingDevice(Recorder(emulator))
 
     def choose(placement: Placement, max_batch_size: int) -> CudaBackend:
         assert placement.device == "cuda"

@@ -1,0 +1,218 @@
+"""minillm models: the models on this machine, whether they run here and how fast."""
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MinillmError, printable
+from . import analyze
+from .output import Table, as_json, bytes_text, number_text
+
+if TYPE_CHECKING:
+    from ..hardware import Hardware
+
+DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME) and in folders: size on disk,
+format, parameters, and the tokens per second of one sequence that are predicted
+for this machine. The prediction is an upper bound, from a short measurement of
+the memory's bandwidth: a step reads every weight once."""
+
+EPILOG = """examples:
+  minillm models
+  minillm models ~/checkpoints --hardware h100 --json
+"""
+
+DEPTH = 3
+"""Levels of folders below the one given that are searched"""
+WIDTH = 80
+"""Columns of a terminal that does not tell"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model on this machine."""
+
+    name: str
+    """As `--model` takes it"""
+    path: str
+    bytes: int
+    """On disk"""
+    format: str = ""
+    """Of most of its numbers: "bfloat16", "int4", "GPTQ 4 bits", "GGUF" """
+    family: str | None = None
+    parameters: int | None = None
+    tokens_per_second: float | None = None
+    """Predicted for decoding one sequence; None if it does not run here"""
+    problem: str | None = None
+    """The reason why it does not, in one line"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "models", help="the models on this machine, and how fast they run", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.add_argument("folders", nargs="*", metavar="DIR", type=Path, help="folders to search too")
+    parser.add_argument(
+        "--hardware", default="this", help="predict for this machine (this, the default), or a100, h100, h200, ..."
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object for each model")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from ..hardware import find_hardware
+
+    found = sorted(places(args.folders))
+    hardware = find_hardware(args.hardware) if found or args.hardware != "this" else None
+    entries = [describe(name, path, problem, args.hardware, hardware) for name, path, problem in found]
+    if args.json:
+        for entry in entries:
+            print(as_json(asdict(entry)))
+    elif hardware is None or not entries:
+        print("no models here: minillm pull ID fetches one from the hub")
+    else:
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
+        print("\n".join(report(entries, hardware, width)))
+
+
+def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
+    """Name, path and problem, if any, of each model in the cache and in these folders.
+
+    Raises:
+        ModelNotFoundError: a folder does not exist.
+    """
+    from ..checkpoint import cached_models
+    from ..errors import ModelNotFoundError
+
+    for cached in cached_models():
+        files = [] if cached.problem else _gguf_files(cached.folder)
+        yield from ((f"{cached.name}/{file.name}", file, "") for file in files)
+        if not files or (cached.folder / "config.json").exists():
+            yield cached.name, cached.folder, cached.problem
+    for top in folders:
+        if not top.is_dir():
+            raise ModelNotFoundError(f"there is no folder {str(top)!r:.200}")
+        for where, below, names in os.walk(top):
+            folder = Path(where)
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            if len(folder.relative_to(top).parts) >= DEPTH:
+                below.clear()
+            yield from ((str(file), file, "") for file in _gguf_files(folder))
+            if "config.json" in names or "adapter_config.json" in names:
+                yield where, folder, ""
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.gguf") if path.is_file())
+
+
+def describe(name: str, path: Path, problem: str, machine: str, hardware: "Hardware | None") -> Entry:
+    """An entry of the list; what cannot be read or does not run gets a `problem`, never an exception."""
+    size = path.stat().st_size if path.is_file() else _bytes_in(path)
+    facts: dict[str, Any] = {"format": "GGUF" if path.suffix == ".gguf" else ""}
+    try:
+        if not problem:
+            problem = _examine(path, facts, machine, hardware)
+    except MinillmError as error:
+        problem = str(error)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # a file that no program has written
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        facts.pop("tokens_per_second", None)
+    return Entry(printable(name), str(path), size, **facts, problem=printable(problem) if problem else None)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of a folder's files; of links, of what they point to."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
+
+
+def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
+    """Fill in what is known of a model. Returns the reason why it does not run here, or nothing.
+
+    Raises:
+        MinillmError: it is damaged, or of a kind that minillm does not run.
+    """
+    from ..accounting.memory import needed
+    from ..checkpoint import ADAPTER_CONFIG, open_checkpoint
+    from ..config import read_config
+    from ..models import check_complete, family_of, tensor_shapes
+
+    if path.is_file():
+        return "minillm does not read GGUF files"
+    if (path / ADAPTER_CONFIG).exists():
+        facts["format"] = "adapter"
+        return "an adapter: give it as --adapter beside its base model"
+    raw = read_config(path)
+    facts["family"] = str(raw.get("model_type"))
+    stored = open_checkpoint(path)
+    numbers: dict[str, int] = {}
+    for tensor in stored.values():
+        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + math.prod(tensor.shape)
+    most = max(numbers, key=lambda dtype: numbers[dtype])
+    quantised = raw.get("quantization_config")
+    facts["format"] = most + (" .bin" if stored.files[0].suffix == ".bin" else "")
+    if isinstance(quantised, dict):
+        method, bits = quantised.get("quant_method"), quantised.get("bits")
+        facts["format"] = f"int{bits}" if method == "minillm" else f"{method} {bits} bits" if bits else str(method)
+    else:
+        facts["parameters"] = sum(numbers.values())  # unless the family says better
+    config = family_of(raw).read_config(raw)
+    facts["parameters"] = sum(map(math.prod, tensor_shapes(config).values()))
+    dtype = most if quantised is None else "auto"
+    analysis = analyze.analyze(_analyze_options(path, dtype, machine), hardware)
+    if quantised is None:
+        check_complete(stored, config)
+    work, free = analysis.workload, analysis.hardware.memory
+    bytes_needed = needed(config, analysis.storage, 1, work.decode_context)
+    if bytes_needed > free:
+        return f"needs {bytes_text(bytes_needed)} of memory, {bytes_text(free)} are free"
+    facts["tokens_per_second"] = 1 / analysis.decode.seconds
+    return ""
+
+
+def _analyze_options(path: Path, dtype: str, machine: str) -> argparse.Namespace:
+    """The options of `minillm analyze` for one of the models."""
+    parser = argparse.ArgumentParser()
+    analyze.add_parser(parser.add_subparsers())
+    return parser.parse_args(["analyze", str(path), "--dtype", dtype, "--hardware", machine])
+
+
+def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> list[str]:
+    """The list as lines of text: names are shortened to fit into `width` columns, if it is given."""
+    head = ("name", "size", "format", "parameters", "tokens/s")
+    cells = [
+        [
+            bytes_text(entry.bytes),
+            entry.format or "-",
+            "-" if entry.parameters is None else number_text(entry.parameters),
+            "-" if entry.tokens_per_second is None else _rate(entry.tokens_per_second),
+        ]
+        for entry in entries
+    ]
+    others = sum(2 + max(len(head[i + 1]), *(len(row[i]) for row in cells)) for i in range(4))
+    room = None if width is None else max(20, width - others)
+    rows = [[_shortened(entry.name, room), *row] for entry, row in zip(entries, cells, strict=True)]
+    source = f"{hardware.name}, {bytes_text(hardware.bandwidth)}/s"
+    note = f"tokens/s: predicted for one sequence, at best, on {source}"
+    problems = [f"{entry.name} does not run: {entry.problem}" for entry in entries if entry.problem]
+    return [*Table(head, rows, note=note).lines(), *(["", *problems] if problems else [])]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _shortened(name: str, room: int | None) -> str:
+    """A name without its middle, if it is longer than `room`: its end tells more."""
+    if room is None or len(name) <= room:
+        return name
+    end = (room - 1) * 2 // 3
+    return f"{name[: room - 1 - end]}…{name[-end:]}"

@@ -1,0 +1,108 @@
+"""minillm pull: fetch a model from the hub into the local cache."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelNotFoundError, ParameterError, listed
+from .output import bytes_text
+
+DESCRIPTION = """Fetch a model from the Hugging Face hub into the local cache (HF_HOME). Of a
+repository only the files that minillm needs are fetched: configuration,
+tokenizer, chat template, and one copy of the weights (safetensors before .bin),
+or one GGUF file. An interrupted run can be repeated: complete files are kept."""
+
+EPILOG = """examples:
+  minillm pull HuggingFaceTB/SmolLM2-135M-Instruct
+  minillm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF --file qwen2.5-0.5b-instruct-q4_0.gguf
+"""
+
+
+SUFFIX = ".gguf"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "pull", help="fetch a model from the hub into the local cache", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.add_argument("model", metavar="ID", help="Hugging Face hub id: owner/name")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    parser.add_argument("--file", metavar="NAME", help="a GGUF file of the repository (default: the only one there is)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    if Path(args.model).exists():
+        raise ParameterError(f"{args.model!r:.200} is on this machine already: expected the id of a model on the hub")
+    if args.file is not None and not args.file.endswith(SUFFIX):
+        raise ParameterError(f"file should be the name of a {SUFFIX} file, found {args.file!r:.100}")
+    name = args.file or _only_gguf(args.model, args.revision)
+    if name is None:
+        _pull_checkpoint(args.model, args.revision)
+    else:
+        _pull_file(args.model, name, args.revision)
+
+
+def _only_gguf(model: str, revision: str | None) -> str | None:
+    """The GGUF file of a repository without config.json; None if it has one, or if the hub cannot be asked.
+
+    Raises:
+        ModelNotFoundError: there are several.
+    """
+    from ..checkpoint import list_hub_files
+
+    try:
+        present = list_hub_files(model, revision=revision)
+    except ModelNotFoundError:
+        return None  # the cache may have it; if not, the next step says what is wrong
+    found = sorted(name for name in present if name.endswith(SUFFIX))
+    if "config.json" in present or not found:
+        return None
+    if len(found) > 1:
+        names = listed(found, 400)
+        raise ModelNotFoundError(f"model {model!r} has {len(found)} GGUF files, name one by --file: {names}")
+    return found[0]
+
+
+def _pull_file(model: str, name: str, revision: str | None) -> None:
+    """Fetch a GGUF file."""
+    from ..checkpoint import find_file
+
+    path = find_file(model, name, revision=revision)
+    _report(folder=path.parent, file=path.name, size=bytes_text(path.stat().st_size), next=_command("generate", path))
+
+
+def _pull_checkpoint(model: str, revision: str | None) -> None:
+    """Fetch a checkpoint; one of a family that minillm does not run is refused before its weights are fetched."""
+    from ..checkpoint import find_config, find_model
+    from ..config import read_config
+    from ..loading import read_chat_template
+    from ..models import family_of, tensor_shapes
+    from ..models.schemes import read_quantization
+
+    raw = read_config(find_config(model, revision=revision))
+    config = family_of(raw).read_config(raw)
+    read_quantization(raw)
+    folder = find_model(model, revision=revision)
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    name = model if revision is None else f"{model} --revision {revision}"
+    _report(
+        folder=folder,
+        size=bytes_text(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())),
+        family=config.model_type,
+        parameters=f"{parameters:,}",
+        next=_command("generate" if read_chat_template(folder) is None else "chat", name),
+    )
+
+
+def _command(command: str, model: str | Path) -> str:
+    """The command line to continue with."""
+    return f"minillm {command} --model {model}" + (' --prompt "Once upon a time"' if command == "generate" else "")
+
+
+def _report(**facts: object) -> None:
+    for name, value in facts.items():
+        print(f"{name:<11} {value}")

@@ -1,0 +1,189 @@
+"""Writing of GGUF files, which llama.cpp and minillm run: configuration, tokenizer, chat template and weights in one.
+
+    float32, float16, bfloat16    F32, F16, BF16; norms and biases are always F32
+    int8                          Q8_0
+    int4                          Q4_0, the vocabulary Q8_0
+                                  (rows that are not whole groups of 32: F16)
+
+The names are those of `models/gguf.py`, read backwards. What llama.cpp would compute otherwise is refused by name.
+Integers and scales are minillm's own (`reference/quantize.py`), block by block as the format has them. The package
+`gguf` (extra "gguf") writes the file.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backends.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, WEIGHT_FORMATS, Format
+from .backends.weights import Tensor, gather
+from .checkpoint.gguf import is_gguf, read_gguf
+from .config import read_config
+from .errors import ModelNotFoundError, ParameterError, UnsupportedModelError
+from .loading import read_chat_template, read_generation_config, read_tokenizer
+from .models import family_of
+from .models.gguf import ARCHITECTURES, gguf_fields, gguf_name, in_file_order, read_gguf_model, rotary_factors
+from .models.schemes import read_quantization
+from .output_files import check_absent, new_file
+from .progress import report
+from .quantizing import plan
+from .reference.quantize import Quantized
+from .tokenizer.gguf_entries import gguf_entries
+
+TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
+FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "int8": 7, "int4": 2}
+"""dtype -> `general.file_type`"""
+GROUP = 32
+"""Weights that share a scale in Q8_0 and Q4_0"""
+QUANTISATION_VERSION = 2
+"""Of the types' layouts, in files that have such tensors"""
+
+
+def check_gguf_request(target: Path, dtype: str, group: int | None) -> None:
+    """Check the arguments that do not depend on the checkpoint.
+
+    Raises:
+        ParameterError: the dtype or the group is not offered, or `target` exists.
+        UnsupportedModelError: the package that writes is not installed.
+    """
+    check_absent(target)
+    if dtype not in FILE_TYPES:
+        raise ParameterError(f"dtype {dtype!r} is none of a GGUF file: expected one of {', '.join(FILE_TYPES)}")
+    if group is not None and group != GROUP:
+        raise ParameterError(f"GGUF files have groups of {GROUP} weights: leave the group size {group} out")
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise UnsupportedModelError("GGUF files are written by the package gguf: pip install 'minillm[gguf]'") from None
+
+
+def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None) -> None:
+    """Write the model in `source` with its weights in `dtype` to the new file `target`.
+
+    Memory holds one tensor at a time. `target` appears when it is complete. `progress.watching` reports progress.
+
+    Args:
+        source: a checkpoint folder with a tokenizer, or a GGUF file
+        target: a file that does not exist, in a folder that does
+        dtype: "float32", "float16", "bfloat16", "int8" or "int4"
+        group: 32 if given
+
+    Raises:
+        ParameterError: as `check_gguf_request`; the checkpoint is quantised already; a weight does not fit the dtype.
+        ModelError: `source` cannot be read, llama.cpp would not run it alike, or `target` cannot be written.
+    """
+    check_gguf_request(target, dtype, group)
+    from gguf import GGUFWriter
+
+    raw = read_gguf_model(read_gguf(source))[0] if is_gguf(source) else read_config(source)
+    if (already := read_quantization(raw)) is not None:
+        raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
+    config = family_of(raw).read_config(raw)
+    architecture, entries = gguf_fields(raw, config, str(source))
+    entries |= _general(source, dtype) | _tokenizer_entries(source, config.vocab_size)
+    tensors: dict[str, tuple[Tensor, Format]] = {}
+    table = ARCHITECTURES[architecture]
+    for part in (part for fused in plan(source, raw, WEIGHT_FORMATS[dtype], as_built=True) for part in fused):
+        tensor = in_file_order(part.tensor, part.name, table, config)
+        tensors[gguf_name(table, part.name)] = tensor, _fitting(part.format, tensor.shape)
+    if table.needs_output and "output.weight" not in tensors:
+        tensors["output.weight"] = tensors["token_embd.weight"]
+    factors = rotary_factors(raw, config)
+    total, done = sum(math.prod(tensor.shape) for tensor, _ in tensors.values()), 0
+    with new_file(target) as partial:
+        writer = GGUFWriter(str(partial), architecture)
+        _add_entries(writer, entries)
+        if factors is not None:
+            _announce(writer, "rope_freqs.weight", factors.shape, FLOAT32)
+        for name, (tensor, form) in tensors.items():
+            _announce(writer, name, tensor.shape, form)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        if factors is not None:
+            writer.write_tensor_data(factors)
+        for name, (tensor, form) in tensors.items():
+            writer.write_tensor_data(_encoded(tensor, form, name))
+            done += math.prod(tensor.shape)
+            report(done, total)
+        writer.close()
+
+
+def _fitting(form: Format, shape: tuple[int, ...]) -> Format:
+    """The format that llama.cpp takes a tensor in: vectors are float32, and groups do not end within a row."""
+    if len(shape) == 1:
+        return FLOAT32
+    return FLOAT16 if form.scale_bits and shape[-1] % GROUP else form
+
+
+def _announce(writer: Any, name: str, shape: tuple[int, ...], form: Format) -> None:
+    """Enter a tensor into the header."""
+    from gguf import GGMLQuantizationType
+
+    nbytes = math.prod(shape[:-1]) * form.row_bytes(shape[-1])
+    kind = np.dtype(np.float32)  # `shape` counts numbers, not bytes
+    writer.add_tensor_info(name, shape, kind, nbytes, raw_dtype=GGMLQuantizationType[TYPES[form]])
+
+
+def _encoded(tensor: Tensor, form: Format, name: str) -> NDArray[Any]:
+    """A tensor's bytes in the file.
+
+    Raises:
+        ParameterError: a weight does not fit the format.
+    """
+    if len(tensor.shape) == 1:
+        return tensor.load()
+    try:
+        data = gather([tensor], form)
+    except ParameterError as error:
+        raise ParameterError(f"tensor {name}: {error}") from None
+    if isinstance(data, Quantized):
+        scales = np.ascontiguousarray(data.scales).view(np.uint8).reshape(*data.scales.shape, 2)
+        values = np.ascontiguousarray(data.values).view(np.uint8).reshape(*data.scales.shape, -1)
+        return np.concatenate([scales, values], axis=2)  # [out, in / 32, 2] and [..., 16 or 32] -> [..., 18 or 34]
+    if form == FLOAT16 and not np.isfinite(data).all():
+        raise ParameterError(f"tensor {name}: weights in float16 must be finite and below 65,520: try bfloat16")
+    return np.ascontiguousarray(data)
+
+
+def _general(source: Path, dtype: str) -> dict[str, Any]:
+    """Entries about the file as a whole."""
+    name = read_gguf(source).get("general.name", str) if is_gguf(source) else None
+    entries = {"general.name": name or source.resolve().name, "general.file_type": FILE_TYPES[dtype]}
+    return entries | ({"general.quantization_version": QUANTISATION_VERSION} if dtype in ("int8", "int4") else {})
+
+
+def _tokenizer_entries(source: Path, vocab_size: int) -> dict[str, Any]:
+    """Entries of the tokenizer and the chat template.
+
+    Raises:
+        ModelNotFoundError: there is no tokenizer.
+        ModelError: there is none that GGUF files have.
+    """
+    tokenizer = read_tokenizer(source)
+    if tokenizer is None:
+        raise ModelNotFoundError(f"{source} holds no tokenizer, which a GGUF file needs")
+    entries = gguf_entries(tokenizer, vocab_size, source)
+    ends = read_generation_config(source).get("eos_token_id")
+    others = [i for i in (ends if isinstance(ends, list) else []) if i != tokenizer.eos_token_id]
+    entries |= {f"tokenizer.ggml.{name}_token_id": i for name, i in zip(("eot", "eom"), others, strict=False)}
+    template = read_chat_template(source)
+    return entries if template is None else entries | {"tokenizer.chat_template": template.source}
+
+
+def _add_entries(writer: Any, entries: dict[str, Any]) -> None:
+    """Add metadata of any type: whole numbers as uint32, others as float32."""
+    for key, value in entries.items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case list():
+                writer.add_array(key, value)

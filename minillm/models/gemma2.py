@@ -1,0 +1,202 @@
+"""Gemma 2 (Gemma Team, arXiv 2408.00118).
+
+    x = sqrt(E) tokens[ids]
+    x = x + norm(attention(norm(x)));  x = x + norm(mlp(norm(x)))      in each layer
+    logits = c tanh(norm(x) W_lm / c)
+
+The norm is RMS norm, its gain stored less 1. Scores of queries and keys have a soft cap as well, and their own scale;
+every other layer has a sliding window. Positions enter by rotating queries and keys, heads have a width of their own,
+and the MLP is gated by GELU. Gemma 3 differs in its switches: its file only reads its configuration.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backends.formats import FLOAT32, Format
+from ..backends.operations import Backend
+from ..backends.weights import expand, narrow
+from ..config import Fields, ModelConfig
+from ..errors import UnsupportedModelError
+from ..layers.attention import Attention, HeadNorms
+from ..layers.block import Sandwich
+from ..layers.embedding import Embedding
+from ..layers.head import LMHead
+from ..layers.mlp import GatedMLP
+from ..layers.norm import RMSNorm
+from ..reference.rotary import Rotation
+from .decoder import Decoder
+from .reading import read_activation, read_grouped_heads, read_layer_kinds, read_shared, refuse_other_layers
+from .rotary import RotaryConfig, read_rotary, refuse_partial
+from .sources import Names, Weights
+
+TOKENS = {"bos_token_id": 2, "eos_token_id": 1}
+"""BOS and EOS token ids if config.json has none."""
+
+HEADS: dict[str, int] = {"kv_heads": 4, "head_dim": 256}
+"""Key/value heads and head width if config.json has none."""
+
+WINDOW, SCORE_CAP, LOGIT_CAP = 4096, 50.0, 30.0
+"""Sliding window and soft caps if config.json has none; null stands for no cap."""
+
+GAIN_OFFSET = 1.0
+"""A norm's gain less what checkpoints store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaConfig(ModelConfig):
+    """The shared fields, Gemma 2's own and the switches of Gemma 3."""
+
+    epsilon: float
+    """Added to the mean square in each norm"""
+    activation: str
+    bias: bool
+    """Of the four projections of attention"""
+    query_scalar: float
+    """Scores are divided by its square root"""
+    rotaries: tuple[RotaryConfig, ...]
+    """Of each layer"""
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
+    head_norms: bool = False
+    """RMS norm of each query and key head (Gemma 3)"""
+    score_cap: float | None = None
+    """Soft cap of attention scores"""
+    logit_cap: float | None = None
+    """Soft cap of logits"""
+
+
+def read_config(raw: Mapping[str, Any]) -> GemmaConfig:
+    """Gemma 2's configuration from config.json.
+
+    Raises:
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: an unsupported activation or kind of rotary scaling, or attention that is not causal.
+    """
+    caps = {"attn_logit_softcapping": SCORE_CAP, "final_logit_softcapping": LOGIT_CAP}
+    fields = Fields(TOKENS | caps | {"sliding_window": WINDOW} | dict(raw))
+    layers = layer_windows(fields, every=2)
+    refuse_partial(fields)
+    head_dim = read_grouped_heads(fields, **HEADS)["head_dim"]
+    rotary = read_rotary(fields, head_dim, fields.size("max_position_embeddings", 8192))
+    return read_gemma(
+        fields,
+        "gemma2",
+        max_positions=rotary.longest,
+        keys_follow_length=rotary.stretch is not None,
+        rotaries=(rotary,) * len(layers),
+        windows=layers,
+        score_cap=read_cap(fields, "attn_logit_softcapping"),
+    )
+
+
+def read_gemma(fields: Fields, model_type: str, **own: Any) -> GemmaConfig:
+    """Read the fields that Gemma 2 and 3 share; `own` are those of `GemmaConfig` that each reads itself.
+
+    Raises:
+        As `read_config`.
+    """
+    return GemmaConfig(
+        model_type=model_type,
+        **read_grouped_heads(fields, **HEADS),
+        **read_shared(fields, tied_head=True),
+        intermediate_size=fields.size("intermediate_size"),
+        epsilon=fields.number("rms_norm_eps", 1e-6),
+        activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        bias=fields.get("attention_bias", False),
+        query_scalar=fields.number("query_pre_attn_scalar", 256.0),
+        logit_cap=read_cap(fields, "final_logit_softcapping"),
+        **own,
+    )
+
+
+def layer_windows(fields: Fields, every: int) -> tuple[int | None, ...]:
+    """Sliding window of each layer; None for layers without.
+
+    They are those in `layer_types`, or all but each `every`-th.
+
+    Raises:
+        CheckpointError: the list does not have one entry for each layer, or the window's size is missing.
+        UnsupportedModelError: another kind of attention, or one that is not causal.
+    """
+    refuse_other_layers(fields, windows=True)
+    if fields.get("use_bidirectional_attention", False):
+        raise UnsupportedModelError(
+            f"{fields.source}: use_bidirectional_attention is true; minillm runs causal attention"
+        )
+    kinds = read_layer_kinds(fields, lambda i: (i + 1) % every > 0)
+    window = fields.size("sliding_window") if any(kinds) else None
+    return tuple(window if sliding else None for sliding in kinds)
+
+
+def read_cap(fields: Fields, name: str) -> float | None:
+    """A soft cap; None if the field is absent or null."""
+    return None if fields.raw.get(name) is None else fields.number(name)
+
+
+NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",))
+"""Tensors of checkpoints: (model.)layers.0.mlp.up_proj.weight."""
+
+
+def build(config: GemmaConfig, weights: Weights, backend: Backend) -> Decoder:
+    """Build the model."""
+    E, V = config.hidden_size, config.vocab_size
+    tokens = weights.table("embed_tokens", V, E, "vocabulary")
+    embedding = Embedding(tokens, scale=embedding_scale(E, backend.memory.activations))
+    head = tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
+    rotations = {rotary: rotary.rotation(backend) for rotary in config.rotaries}  # the same angles are computed once
+    layers = tuple(
+        _build_layer(config, weights.at(f"layers.{i}"), rotations[rotary], i)
+        for i, rotary in enumerate(config.rotaries)
+    )
+    norm = RMSNorm(weights.norm("norm", E, offset=GAIN_OFFSET), config.epsilon)
+    return Decoder(config.sharded(weights.ranks), embedding, layers, norm, LMHead(head, cap=config.logit_cap))
+
+
+def embedding_scale(width: int, form: Format) -> float:
+    """sqrt(E), rounded to the format of activations as in transformers: 25.25 in bfloat16 for E = 640."""
+    exact = np.array([width**0.5], np.float32)
+    return float(exact[0] if form == FLOAT32 else expand(narrow(exact, form))[0])
+
+
+def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: int) -> Sandwich:
+    E, F, D, local = config.hidden_size, config.intermediate_size, config.head_dim, config.sharded(weights.ranks)
+    Q, KV = config.num_heads * D, config.num_kv_heads * D
+    qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
+    gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights.norm(name, E, offset=GAIN_OFFSET), config.epsilon)
+
+    def attention() -> Attention:
+        norms = None
+        if config.head_norms:
+            q, k = (weights.norm(f"self_attn.{name}_norm", D, offset=GAIN_OFFSET) for name in "qk")
+            norms = HeadNorms(q, k, config.epsilon)
+        return Attention(
+            layer=i,
+            num_heads=local.num_heads,
+            num_kv_heads=local.num_kv_heads,
+            scale=config.query_scalar**-0.5,
+            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias, split="outputs"),
+            out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.bias, split="inputs"),
+            rotation=rotation,
+            head_norms=norms,
+            window=config.windows[i],
+            softcap=config.score_cap,
+        )
+
+    return Sandwich(
+        attention_norm=norm("input_layernorm"),
+        attention=attention(),
+        attention_out_norm=norm("post_attention_layernorm"),
+        mlp_norm=norm("pre_feedforward_layernorm"),
+        mlp=GatedMLP(
+            weights.linear("mlp.gate_up", gate_up, inputs=E, split="outputs"),
+            weights.linear("mlp.down_proj", E, inputs=F, split="inputs"),
+            config.activation,
+        ),
+        mlp_out_norm=norm("post_feedforward_layernorm"),
+    )

@@ -1,0 +1,137 @@
+"""A mixture of experts: for each token a router chooses k of X MLPs, and only those are computed.
+
+    routing = route(x W_router, k)                     softmax over the experts; the k likeliest and their weights
+    rows = x[routing.tokens]                           each token k times, sorted by expert
+    hidden = glu(linear_experts(rows, gate_up))        each used expert's matrix is read once, for all of its rows
+    y = combine(linear_experts(hidden, down), routing) each token's weighted sum of its k results
+
+Shazeer et al., arXiv 1701.06538; with the softmax before the choice, as here, Fedus et al., arXiv 2101.03961. Sorting
+by expert turns the sparse product into a dense one for each expert (a grouped GEMM: Gale et al., arXiv 2211.15841).
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from .cost import Cost
+
+INDEX_BYTES = 8
+"""Bytes of an index of an expert, a token or a row"""
+
+
+class Routing(NamedTuple):
+    """The experts chosen for T tokens: T k rows, sorted by expert and then by token."""
+
+    experts: Any
+    """[T, k]: of each token, the likeliest first"""
+    weights: Any
+    """[T, k] float32: of each choice in the token's sum"""
+    rows: Any
+    """[T, k]: the row of each choice"""
+    tokens: Any
+    """[T k]: the token of each row"""
+    starts: Any
+    """[X + 1]: expert e has the rows starts[e] : starts[e + 1]"""
+
+    @property
+    def used(self) -> float:
+        """Number of experts that some token chose; of a routing without numbers the expected one."""
+        return int((self.starts[1:] > self.starts[:-1]).sum())
+
+
+def route(logits: Any, k: int, xp: Any, *, normalised: bool) -> Routing:
+    """Choose the k likeliest experts of each token; of equal ones the first.
+
+    Args:
+        logits: [T, X] float32, not modified
+        k: experts of each token
+        xp: the array module
+        normalised: the weights of a token's k experts sum to one; else they are their probabilities among all X
+    """
+    T, X = logits.shape
+    chosen = xp.argsort(-logits, axis=1, kind="stable")[:, :k]  # [T, X] -> [T, k]
+    weights = xp.exp(logits - logits.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    weights = xp.take_along_axis(weights, chosen, axis=1)  # [T, X] -> [T, k]
+    if normalised:
+        weights /= weights.sum(axis=1, keepdims=True)
+    by_expert = chosen.ravel()  # [T, k] -> [T k]
+    order = xp.argsort(by_expert, kind="stable")
+    rows = xp.empty_like(order)
+    rows[order] = xp.arange(T * k)
+    starts = xp.zeros(X + 1, order.dtype)
+    starts[1:] = xp.cumsum(xp.bincount(by_expert, minlength=X))
+    return Routing(chosen, weights, rows.reshape(T, k), order // k, starts)
+
+
+def route_cost(T: int, X: int, k: int, *, normalised: bool) -> Cost:
+    """Softmax's four FLOPs for each logit (difference, exponential, sum, division); two for each weight normalised.
+
+    The logits are read; of each choice the expert, weight, row and token are written, and of each expert the start.
+    """
+    flops = 4 * T * X + 2 * T * k * normalised
+    return Cost(flops, 4 * T * X, T * k * (3 * INDEX_BYTES + 4) + INDEX_BYTES * (X + 1))
+
+
+def linear_experts(x: Any, matrix_of: Callable[[int], Any], starts: Any, xp: Any, out: Any) -> Any:
+    """Each row's product with its expert's matrix, y = x W_e^T.
+
+    Args:
+        x: [T k, in], sorted by expert
+        matrix_of: the matrix [out, in] of an expert's number; called for those that have rows
+        starts: [X + 1], of a `Routing`, in the host's memory
+        xp: the array module
+        out: [T k, out], filled and returned
+    """
+    for expert, (first, stop) in enumerate(pairwise(starts)):
+        if first < stop:
+            xp.matmul(x[first:stop], matrix_of(expert).T, out=out[first:stop])  # [n, in] x [in, out] -> [n, out]
+    return out
+
+
+def linear_experts_cost(
+    rows: int, inputs: int, outputs: int, expert_bytes: int, used: float, number_bytes: int = 4
+) -> Cost:
+    """2 in out FLOPs for each row, whatever its expert; only the `used` experts' matrices are read, once each.
+
+    Args:
+        rows: T k
+        inputs: of each expert
+        outputs: of each expert
+        expert_bytes: of one expert's stored matrix
+        used: experts that have rows, or their expected number
+        number_bytes: of an activation
+    """
+    read = number_bytes * rows * inputs + round(used * expert_bytes)
+    return Cost(2 * rows * inputs * outputs, read, number_bytes * rows * outputs)
+
+
+def combine(y: Any, routing: Routing, residual: Any | None, xp: Any, out: Any) -> Any:
+    """Each token's weighted sum of its experts' results, likeliest first, then + residual.
+
+    Args:
+        y: [T k, E], sorted by expert
+        routing: of the T tokens
+        residual: [T, E] or None; not modified
+        xp: the array module
+        out: [T, E], filled and returned
+    """
+    out[...] = 0
+    for j in range(routing.weights.shape[1]):
+        out += routing.weights[:, j, None] * y[routing.rows[:, j]]  # [T k, E] -> [T, E]
+    if residual is not None:
+        out += residual
+    return out
+
+
+def combine_cost(T: int, E: int, k: int, *, residual: bool, number_bytes: int = 4) -> Cost:
+    """k products and sums for each result, and one sum with a residual; rows, weights and their places are read."""
+    results = T * E
+    read = number_bytes * results * (k + residual) + T * k * (INDEX_BYTES + 4)
+    saved = 2 * number_bytes * results * (k + residual)  # writing and reading each product, and the sum
+    return Cost(results * (2 * k + residual), read, number_bytes * results, saved)
+
+
+def expected_experts(T: int, X: int, k: int) -> float:
+    """The expected number of experts that T tokens use, if each chooses k of X at random: X (1 - (1 - k / X)^T)."""
+    return float(X * (1 - (1 - k / X) ** T))

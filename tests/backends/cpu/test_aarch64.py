@@ -1,0 +1,26 @@
+"""The tests of single kernels on an emulated processor with NEON: with and without its dot products of integers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import emulated
+
+TESTS = [f"test_{name}.py" for name in ("linear", "rows", "attention", "sample")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(emulated.missing() is not None, reason=emulated.missing() or "")
+@pytest.mark.parametrize("cpu", ["generic", "generic+dotprod"])
+def test_kernels_with_neon(cpu: str, tmp_path: Path) -> None:
+    target = f"aarch64:{cpu}"
+    environment = {"MINILLM_TEST_TARGET": target, "MINILLM_TEST_PROGRAM": str(emulated.build(target, tmp_path))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | environment
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+    done = subprocess.run(
+        [*command, "-k", "not tangent"], env=environment, cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -1,0 +1,92 @@
+"""The kernels of a mixture of experts: the reference's routing and sums, and the bits of each expert's own product."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from minillm.backends.cpu.backend import CpuBackend
+from minillm.backends.cpu.launching import num_threads, set_threads
+from minillm.backends.weights import Weight, expand
+from minillm.reference.experts import Routing, combine, route
+
+from ...tiny import Held
+
+X, INPUTS, OUTPUTS = 6, 70, 37
+"""Neither a multiple of a vector nor of a group of 32"""
+
+
+@pytest.fixture(params=[1, 3])
+def backend(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
+    """On one thread, and on three."""
+    before = num_threads()
+    set_threads(request.param)
+    yield CpuBackend()
+    set_threads(before)
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def routing_to(used: list[int], tokens: int, k: int) -> Routing:
+    """Tokens that choose among some of the experts only."""
+    logits = random(tokens, X, seed=3)
+    logits[:, [e for e in range(X) if e not in used]] = -100
+    return route(logits, k, np, normalised=True)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize(("T", "experts", "k"), [(1, 3, 1), (5, 6, 2), (40, 21, 8), (3, 4, 4)])
+def test_the_routing_is_the_references(T: int, experts: int, k: int, normalised: bool, backend: CpuBackend) -> None:
+    logits = random(T, experts)
+    logits[0, :3] = 1  # equal ones
+    got, expected = backend.route(logits, k, normalised=normalised), route(logits, k, np, normalised=normalised)
+    for name, ours, theirs in zip(Routing._fields, got, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=3e-6, err_msg=name)
+
+
+def test_logits_that_are_not_numbers_choose_an_expert_and_show_in_the_weights(backend: CpuBackend) -> None:
+    logits = np.array([[1, np.nan, 2, 0], [np.nan] * 4, [np.inf, 1, 2, 3]], np.float32)
+    routing = backend.route(logits, 2, normalised=True)
+    assert ((routing.experts >= 0) & (routing.experts < 4)).all()
+    assert routing.starts[-1] == 6
+    assert routing.experts[0].tolist() == [2, 0]
+    assert np.isnan(routing.weights[1:]).any(axis=1).all()
+
+
+@pytest.mark.parametrize("form", ["float32", "float16", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("tokens", [1, 7, 90])
+def test_each_row_meets_its_expert_and_the_others_are_not_read(form: str, tokens: int, backend: CpuBackend) -> None:
+    """The bits of the expert's product alone, by the same kernel; what an unused expert holds has no say."""
+    backend.loader = type(backend.loader)(form)
+    matrices = [random(OUTPUTS, INPUTS, seed=10 + e) for e in range(X)]
+    used = [0, 3, 4]
+    weight = backend.loader.prepare_experts("experts", [[Held(matrix)] for matrix in matrices])
+    for e in set(range(X)) - set(used):
+        stored = weight.data.matrices[e]
+        array = stored.scales if hasattr(stored, "scales") else stored
+        array[...] = np.uint16(0x7FC0) if array.dtype == np.uint16 else np.nan
+    routing = routing_to(used, tokens, 2)
+    x = random(2 * tokens, INPUTS, seed=5)
+    got = backend.linear_experts(x, weight, routing).copy()
+    assert np.isfinite(got).all()
+    for e, (first, stop) in enumerate(pairwise(routing.starts)):
+        if first < stop:
+            matrix = weight.data.matrices[e]
+            exact = x[first:stop] @ expand(matrix).T
+            np.testing.assert_allclose(got[first:stop], exact, rtol=0, atol=0.4 if form.startswith("int") else 1e-4)
+            alone = backend.linear(x[first:stop], Weight("alone", matrix))
+            if stop - first <= 16 and 2 * tokens <= 16 * X:  # both by the kernel for few rows
+                np.testing.assert_array_equal(got[first:stop], alone)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize(("T", "k"), [(1, 1), (9, 3), (30, 2)])
+def test_the_weighted_sum_is_the_references(T: int, k: int, residual: bool, backend: CpuBackend) -> None:
+    routing, y, added = routing_to(list(range(X)), T, k), random(T * k, OUTPUTS), random(T, OUTPUTS, seed=1)
+    given = added if residual else None
+    expected = combine(y, routing, given, np, np.empty((T, OUTPUTS), np.float32))
+    np.testing.assert_allclose(backend.combine(y, routing, given), expected, rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(added, random(T, OUTPUTS, seed=1))

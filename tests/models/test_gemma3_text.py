@@ -1,0 +1,113 @@
+"""Gemma 3's configuration: two rotary bases, windows, and the text part of a model of text and images."""
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.numpy import NumpyBackend
+from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.models import family_of, gemma3_text, load_model
+
+from ..tiny import logits_of, runner_of
+from . import test_gemma2
+
+CONFIG: dict[str, Any] = {
+    name: value for name, value in test_gemma2.CONFIG.items() if not name.endswith("softcapping")
+} | {"model_type": "gemma3_text", "sliding_window_pattern": 2}
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "two bases": CONFIG | {"rope_theta": 5000.0, "rope_local_base_freq": 100.0, "rope_scaling": LINEAR},
+    "tables, untied": CONFIG
+    | {
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 4,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": LINEAR | {"rope_theta": 700.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "with biases, capped": CONFIG | {"attention_bias": True, "final_logit_softcapping": 0.5, "head_dim": 16},
+}
+
+PARAMETERS = {
+    "gemma-3-270m": 268_098_176,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 4_300_079_472 - 416_866_032 - 2_950_272,
+    "gemma-3-12b": 12_187_325_040 - 416_866_032 - 4_425_984 + 1152,
+    "gemma-3-27b": 27_432_406_640 - 416_866_032 - 6_195_456 + 1152,
+}
+"""As the published checkpoints have them, from 4b on less the vision tower (SigLIP) and its projector."""
+
+
+def test_what_config_json_leaves_out_is_transformers_own() -> None:
+    raw = {k: v for k, v in CONFIG.items() if not k.endswith(("_window", "_pattern", "_embeddings", "scalar"))}
+    config = gemma3_text.read_config(raw | {"num_hidden_layers": 7})
+    assert config.windows == (4096,) * 5 + (None, 4096)
+    assert (config.max_positions, config.query_scalar, config.logit_cap) == (131_072, 256, None)
+    bases = [rotary.frequencies[1] ** -6 for rotary in config.rotaries]  # pair 1 of 6
+    np.testing.assert_allclose(bases, [10_000] * 5 + [1_000_000, 10_000], rtol=1e-4)
+
+
+def test_earlier_fields_and_tables_say_the_same() -> None:
+    older = gemma3_text.read_config(CONFIGS["two bases"])
+    tables = {
+        "full_attention": LINEAR | {"rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+    assert gemma3_text.read_config(CONFIG | {"rope_parameters": tables}) == older
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"sliding_window": None}, CheckpointError, "sliding_window is missing"),
+        ({"sliding_window_pattern": 0}, CheckpointError, "sliding_window_pattern should be at least 1, found 0"),
+        ({"rope_local_base_freq": 1}, CheckpointError, "rope_local_base_freq should be above 1, found 1"),
+        ({"attn_logit_softcapping": 50.0}, UnsupportedModelError, "Gemma 3 has no cap of attention scores: expected n"),
+        ({"rope_parameters": {"rope_theta": 5.0}}, UnsupportedModelError, "rope_parameters has 'rope_theta'; expected"),
+        ({"rope_parameters": {"full_attention": 5}}, CheckpointError, "full_attention should be a table, found 5"),
+        ({"rope_scaling": {"rope_type": "su"}}, UnsupportedModelError, "rope_type is 'su'; minillm runs 'default'"),
+        ({"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attention is true; minillm"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_impossible_configuration_is_named(change: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        gemma3_text.read_config(CONFIG | change)
+
+
+def test_of_a_model_of_text_and_images_the_text_model_is_read() -> None:
+    raw = {"model_type": "gemma3", "text_config": CONFIG, "vision_config": {"hidden_size": 4}}
+    assert family_of(raw) is gemma3_text
+    assert gemma3_text.read_config(raw) == gemma3_text.read_config(CONFIG)
+    with pytest.raises(CheckpointError, match=r"config\.json, text_config: num_hidden_layers is missing"):
+        gemma3_text.read_config({"model_type": "gemma3"})
+
+
+@pytest.mark.reference
+def test_text_of_a_model_of_text_and_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Saved by transformers with a vision tower: its logits for text, and a line that says what was left out."""
+    transformers = pytest.importorskip("transformers", reason="needs the reference extra")
+    from .. import huggingface
+
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
+    config = transformers.Gemma3Config(
+        text_config=copy.deepcopy(CONFIG), vision_config=vision, mm_tokens_per_image=4, image_token_index=95
+    )
+    model = transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    huggingface.save(model, tmp_path)
+    assert any("vision" in name for name in json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
+    line = np.random.default_rng(2).integers(3, 90, 30).tolist()
+    with caplog.at_level(logging.WARNING):
+        ours = logits_of(runner_of(load_model(tmp_path, NumpyBackend())), line)
+    np.testing.assert_allclose(ours, huggingface.logits(model, line), rtol=0, atol=1e-4)
+    assert "a model of text and images, of which minillm reads the text model alone" in caplog.text
