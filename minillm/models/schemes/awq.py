@@ -20,7 +20,7 @@ from .gptq import unpack_across
 from .matrix import Matrix, Module, Scheme, common_group, read_bits, read_group_size
 
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""Where in a word, from its lowest bits on, each of 8 columns is"""
+"""The place of each of 8 columns in a word, from its lowest bits on"""
 
 
 def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
