@@ -24,7 +24,8 @@ from .config import read_config
 from .errors import ModelNotFoundError, ParameterError, UnsupportedModelError
 from .loading import read_chat_template, read_generation_config, read_tokenizer
 from .models import family_of
-from .models.gguf import ARCHITECTURES, gguf_fields, gguf_name, in_file_order, read_gguf_model, rotary_factors
+from .models.gguf import gguf_fields, gguf_name, in_file_order, read_gguf_model, rotary_factors
+from .models.gguf_architectures import ARCHITECTURES
 from .models.schemes import read_quantization
 from .output_files import check_absent, new_file
 from .progress import report
@@ -62,7 +63,8 @@ def check_gguf_request(target: Path, dtype: str, group: int | None) -> None:
 def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None) -> None:
     """Write the model in `source` with its weights in `dtype` to the new file `target`.
 
-    Memory holds one tensor at a time. `target` appears when it is complete. `progress.watching` reports progress.
+    Memory holds one tensor at a time: of experts, one matrix of all of a layer. `target` appears when it is complete.
+    `progress.watching` reports progress.
 
     Args:
         source: a checkpoint folder with a tokenizer, or a GGUF file
@@ -83,32 +85,39 @@ def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None)
     config = family_of(raw).read_config(raw)
     architecture, entries = gguf_fields(raw, config, str(source))
     entries |= _general(source, dtype) | _tokenizer_entries(source, config.vocab_size)
-    tensors: dict[str, tuple[Tensor, Format]] = {}
+    tensors: dict[str, tuple[list[Tensor], Format]] = {}
     table = ARCHITECTURES[architecture]
     for part in (part for fused in plan(source, raw, WEIGHT_FORMATS[dtype], as_built=True) for part in fused):
         tensor = in_file_order(part.tensor, part.name, table, config)
-        tensors[gguf_name(table, part.name)] = tensor, _fitting(part.format, tensor.shape)
+        parts, _ = tensors.setdefault(gguf_name(table, part.name), ([], _fitting(part.format, tensor.shape)))
+        parts.append(tensor)  # of each expert
     if table.needs_output and "output.weight" not in tensors:
         tensors["output.weight"] = tensors["token_embd.weight"]
     factors = rotary_factors(raw, config)
-    total, done = sum(math.prod(tensor.shape) for tensor, _ in tensors.values()), 0
+    total, done = sum(math.prod(part.shape) for parts, _ in tensors.values() for part in parts), 0
     with new_file(target) as partial:
         writer = GGUFWriter(str(partial), architecture)
         _add_entries(writer, entries)
-        if factors is not None:
-            _announce(writer, "rope_freqs.weight", factors.shape, FLOAT32)
-        for name, (tensor, form) in tensors.items():
-            _announce(writer, name, tensor.shape, form)
+        for name, values in factors.items():
+            _announce(writer, name, values.shape, FLOAT32)
+        for name, (parts, form) in tensors.items():
+            _announce(writer, name, _shape(name, parts), form)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        if factors is not None:
-            writer.write_tensor_data(factors)
-        for name, (tensor, form) in tensors.items():
-            writer.write_tensor_data(_encoded(tensor, form, name))
-            done += math.prod(tensor.shape)
+        for values in factors.values():
+            writer.write_tensor_data(values)
+        for name, (parts, form) in tensors.items():
+            encoded = [_encoded(tensor, form, name) for tensor in parts]
+            writer.write_tensor_data(encoded[0] if len(encoded) == 1 else np.concatenate(encoded))
+            done += sum(math.prod(tensor.shape) for tensor in parts)
             report(done, total)
         writer.close()
+
+
+def _shape(name: str, parts: list[Tensor]) -> tuple[int, ...]:
+    """The shape of a tensor in the file: [out, in], or of the experts of a layer [X, out, in]."""
+    return (len(parts), *parts[0].shape) if name.endswith("_exps.weight") else parts[0].shape
 
 
 def _fitting(form: Format, shape: tuple[int, ...]) -> Format:

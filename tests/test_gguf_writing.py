@@ -1,6 +1,7 @@
 """GGUF files that `quantize` writes: read again, and run by llama.cpp, of every family that it knows."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from safetensors.numpy import save_file
 from minillm import Engine
 from minillm.backends.weights import RandomTensor
 from minillm.checkpoint import open_checkpoint
-from minillm.errors import ModelNotFoundError, ParameterError, UnsupportedModelError
+from minillm.checkpoint.gguf import read_gguf
+from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from minillm.gguf_writing import write_gguf
 from minillm.models import family_of
-from minillm.models.gguf import ARCHITECTURES
+from minillm.models.gguf import gguf_fields, read_gguf_model
+from minillm.models.gguf_architectures import ARCHITECTURES
 from minillm.models.sources import tensor_shapes
 from minillm.reference import quantize as ours
 
@@ -32,13 +35,57 @@ CONFIGS["llama"] |= {
     "llama3": CONFIGS["llama"]["grouped"]
     | {"rope_theta": 500000.0, "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8192}},
 }
+LLAMA3_FIELDS = {name: CONFIGS["llama"]["llama3"][name] for name in ("rope_theta", "rope_scaling")}
 CONFIGS["llama"]["wide"] = CONFIGS["llama"]["grouped"] | {"head_dim": 16}
 CONFIGS["qwen2"]["plain"] = CONFIGS["llama"]["grouped"] | {"model_type": "qwen2"}
 CONFIGS["qwen3"]["plain"] = CONFIGS["llama"]["wide"] | {"model_type": "qwen3"}
 CONFIGS["gpt_neox"]["tied"] = next(iter(CONFIGS["gpt_neox"].values())) | {"tie_word_embeddings": True}
 
-KNOWN = {each.model_type for each in ARCHITECTURES.values() if each.written} | {"mistral"}
+_CAPPED = CONFIGS["gemma2"]["caps"] | {"query_pre_attn_scalar": 12, "final_logit_softcapping": 20.0}
+_GEMMA3 = CONFIGS["gemma3_text"]["two bases"] | {"query_pre_attn_scalar": 12, "final_logit_softcapping": 20.0}
+CONFIGS["gemma2"] = {
+    "caps": _CAPPED,
+    "every third": _CAPPED
+    | {"num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"], "rope_theta": 500.0},
+    "every layer": _CAPPED | {"layer_types": ["sliding_attention"] * 2},
+}
+CONFIGS["gemma3_text"] = {
+    "two bases": _GEMMA3,
+    "its own period and bases, untied, capped": {
+        n: v for n, v in _GEMMA3.items() if not n.startswith(("rope", "sliding"))
+    }
+    | {"num_hidden_layers": 7, "tie_word_embeddings": False, "sliding_window": 9},
+    "tables": CONFIGS["gemma3_text"]["tables, untied"]
+    | {"query_pre_attn_scalar": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    "every layer": _GEMMA3 | {"layer_types": ["sliding_attention"] * 2},
+}
+_LONG = {"max_position_embeddings": 512, "original_max_position_embeddings": 256}  # llama.cpp's shortest context
+CONFIGS["phi3"] = {
+    name: config | (_LONG if "rope_scaling" in config else {}) for name, config in CONFIGS["phi3"].items()
+}
+CONFIGS["phi3"]["longer than its original length"] = CONFIGS["phi3"]["longrope"] | {
+    "original_max_position_embeddings": 8
+}
+CONFIGS["phi3"]["plain"] = CONFIGS["llama"]["grouped"] | {"model_type": "phi3", "pad_token_id": 0}
+CONFIGS["smollm3"] = {
+    "every fourth": CONFIGS["llama"]["grouped"] | {"model_type": "smollm3", "num_hidden_layers": 5},
+    "tied": CONFIGS["llama"]["grouped"]
+    | {"model_type": "smollm3", "num_hidden_layers": 4, "tie_word_embeddings": True},
+}
+CONFIGS["granite"]["llama3"] = CONFIGS["granite"]["factors"] | LLAMA3_FIELDS
+CONFIGS["qwen3_moe"]["tied"] = CONFIGS["qwen3_moe"]["three of six"] | {"tie_word_embeddings": True}
+CONFIGS["olmoe"] = {
+    name: config | {"num_key_value_heads": 4, "norm_topk_prob": False} for name, config in CONFIGS["olmoe"].items()
+}
+
+KNOWN = {family for each in ARCHITECTURES.values() for family in (each.model_type, *each.kin)}
 CASES = [(family, name) for family, configs in CONFIGS.items() if family in KNOWN for name in configs]
+OLDER = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "bloom", "starcoder2")
+QUICK = [
+    pytest.param(*case, marks=[] if case[0] in OLDER or case[1] == next(iter(CONFIGS[case[0]])) else [pytest.mark.slow])
+    for case in CASES
+]
+"""All in the long tests; in the quick ones the first of each family whose layers are of more kinds"""
 
 
 def write_folder(folder: Path, raw: dict) -> Path:
@@ -75,7 +122,7 @@ def prompt_of(engine: Engine) -> list[int]:
     return np.random.default_rng(0).integers(5, 90, 12).tolist()
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
+@pytest.mark.parametrize(("family", "name"), QUICK)
 def test_a_file_written_in_float32_gives_the_same_logits(tmp_path, family, name):
     source, target = written(tmp_path, CONFIGS[family][name])
     with Engine(source, backend="numpy") as before, Engine(target, backend="numpy") as after:
@@ -92,7 +139,7 @@ def test_a_file_written_in_float32_gives_the_same_logits(tmp_path, family, name)
 def test_llama_cpp_gives_the_same_logits(tmp_path, caplog, family, name):
     package = pytest.importorskip("llama_cpp")
     source, target = written(tmp_path, CONFIGS[family][name])
-    if (CONFIGS[family][name].get("sliding_window") or 64) < 64:
+    if (CONFIGS[family][name].get("sliding_window") or 64) < 64 and "gemma" not in family:
         assert "llama.cpp runs this family without its sliding window" in caplog.text
         return
     with Engine(source, backend="numpy") as engine:
@@ -102,6 +149,31 @@ def test_llama_cpp_gives_the_same_logits(tmp_path, caplog, family, name):
     llama.eval(prompt)
     theirs = llama.scores[: len(prompt)]
     assert np.abs(ours - theirs).max() < 0.01 * np.abs(ours).max()  # its cache has 16 bits
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gemma2", "caps"),
+        ("gemma3_text", "its own period and bases, untied, capped"),
+        ("phi3", "plain"),
+        ("qwen3_moe", "three of six"),
+    ],
+)
+def test_transformers_reads_the_same_model(tmp_path, family, name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    source, target = written(tmp_path, CONFIGS[family][name])
+    config = transformers.AutoConfig.from_pretrained(source, attn_implementation="eager", pad_token_id=0)
+    options = {"gguf_file": target.name, "config": config, "dtype": torch.float32}  # it reads no caps and no windows
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+    with Engine(source, backend="numpy") as engine:
+        prompt = prompt_of(engine)
+        ours = engine.forward(prompt)
+    with torch.no_grad():
+        theirs = model.eval()(torch.tensor([prompt])).logits[0].numpy()
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(ours).max()
 
 
 @pytest.mark.parametrize(("dtype", "bits", "size"), [("int8", 8, 34), ("int4", 4, 18)])
@@ -121,6 +193,33 @@ def test_blocks_hold_our_integers_and_scales(tmp_path, dtype, bits, size):
         assert held.bits == bits
         assert np.array_equal(held.values[64:], whole.values)
         assert np.array_equal(held.scales[64:], whole.scales)
+
+
+def test_experts_are_parts_of_one_tensor(tmp_path):
+    raw = CONFIGS["mixtral"]["two of four"] | {"intermediate_size": 64}
+    source, target = written(tmp_path, raw, "int8")
+    whole = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}["blk.1.ffn_down_exps.weight"]
+    stored = open_checkpoint(source)
+    experts = [ours.quantize(stored[f"layers.1.block_sparse_moe.experts.{i}.w2.weight"].load(), 8) for i in range(4)]
+    assert whole.data.shape == (4, 32, 68)
+    expected = np.stack([ours.dequantize(each) for each in experts])
+    assert np.array_equal(dequantize(whole.data, whole.tensor_type), expected)
+    _, tensors, inside = read_gguf_model(read_gguf(target))
+    located = [tensors[f"layers.1.block_sparse_moe.experts.{i}.w2.weight"].data.offset for i in range(4)]
+    assert located == [inside[whole.name].data.offset + i * 32 * 68 for i in range(4)]
+    with Engine(target, dtype="auto", backend="numpy") as engine:
+        held = engine.runner.model.layers[1].mlp.down.data.matrices
+        assert all(np.array_equal(ours.dequantize(each), expected[i]) for i, each in enumerate(held))
+
+
+def test_a_number_of_experts_that_is_not_the_tensors_is_refused(tmp_path):
+    _, target = written(tmp_path, CONFIGS["mixtral"]["two of four"])
+    key = b"llama.expert_count" + (4).to_bytes(4, "little")  # the type of the value that follows
+    data = target.read_bytes()
+    assert data.count(key) == 1
+    target.write_bytes(data.replace(key + (4).to_bytes(4, "little"), key + (5).to_bytes(4, "little")))
+    with pytest.raises(CheckpointError, match=re.escape("for 5 experts, found [4, 40, 32]")):
+        read_gguf_model(read_gguf(target))
 
 
 def test_rows_that_are_not_whole_groups_have_16_bits(tmp_path):
@@ -165,7 +264,7 @@ def test_a_gguf_file_is_written_again_in_another_dtype(tmp_path):
             "int8",
             None,
             UnsupportedModelError,
-            "llama.cpp has no dynamic rotary scaling",
+            "llama.cpp runs this family without dynamic rotary scaling",
         ),
     ],
 )
@@ -174,6 +273,28 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, raw, dty
     with pytest.raises(error, match=message):
         write_gguf(source, tmp_path / "m.gguf", dtype, group)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 20}, "with attention scaled by 1 / sqrt 12 alone"),
+        ("gemma2", {"attn_logit_softcapping": None}, "with score_cap alone"),
+        ("gemma2", {"tie_word_embeddings": False}, "with tied_head True alone"),
+        ("gemma2", {"layer_types": ["full_attention"] * 2}, "with windows in all but each n-th layer alone"),
+        ("gemma3_text", {"attention_bias": True}, "with bias False alone"),
+        ("smollm3", {"no_rope_layer_interval": 2}, "with rotary embedding in all but each layer of 4 alone"),
+        ("smollm3", {"attention_bias": True}, "with qkv_bias False alone"),
+        ("olmo2", {"head_dim": 16}, "with heads of width E / H alone"),
+        ("olmoe", {"num_key_value_heads": 2}, "with as many key/value heads as heads alone"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "with normalised True alone"),
+        ("olmo2", LLAMA3_FIELDS, "without rotary scaling 'llama3'"),
+    ],
+)
+def test_what_llama_cpp_computes_otherwise_is_refused(family, fields, message):
+    raw = next(iter(CONFIGS[family].values())) | fields
+    with pytest.raises(UnsupportedModelError, match=f"^m: llama.cpp runs this family {message}$"):
+        gguf_fields(raw, family_of(raw).read_config(raw), "m")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):

@@ -177,6 +177,15 @@ class StoredTensor:
         offset = self.offset + first * self.strides[axis] * self._stored_type(tuple(_STORED)).itemsize
         return replace(self, shape=(*self.shape[:axis], stop - first, *self.shape[axis + 1 :]), offset=offset)
 
+    def item(self, index: int) -> "StoredTensor":
+        """Number `index` of the tensors that this one holds, without the first axis; the rest is not read.
+
+        Raises:
+            UnsupportedModelError: the stored type is none of those that can be read.
+        """
+        one = self.part(0, index, index + 1)
+        return replace(one, shape=self.shape[1:], strides=self.strides[1:])
+
     def _in_order(self) -> bool:
         """True if the tensor is contiguous in C order."""
         return all(n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True))

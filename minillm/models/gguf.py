@@ -1,11 +1,12 @@
 """GGUF files as sources of models: their metadata as a config.json, their tensors by the names that `build` asks for.
 
-A family is described once, in its own file. `ARCHITECTURES` says only what llama.cpp calls things: each metadata key
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and each tensor by its name in the family's published
-checkpoints. The family's `read_config` then reads the result as it would read config.json.
+`gguf_architectures.py` says what llama.cpp calls things. The family's `read_config` then reads the result as it would
+read config.json.
 
-llama.cpp rotates neighbouring pairs of a head in the architecture "llama", and its converter reorders the rows of Q and
-K for that; `permuted` names them, and here the order is undone. Fused Q, K, V are stored as minillm uses them.
+llama.cpp rotates neighbouring pairs of a head in some architectures, and its converter reorders the rows of Q and K for
+that; `permuted` names them, and here the order is undone. Fused Q, K, V are stored as minillm uses them, gains of norms
+as well: not less 1 as in Gemma's checkpoints. A matrix of all experts of a layer is one tensor in the file, and one for
+each expert here: a view of the same bytes.
 """
 
 import logging
@@ -13,7 +14,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,193 +23,18 @@ from ..backends.weights import Rearranged, Tensor
 from ..checkpoint.gguf import GGUF, Array, read_shards
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
+from .gguf_architectures import ARCHITECTURES, Architecture
 from .gguf_tensors import FLOATS, GGUFTensors, kept_dtype, open_tensors
-from .rotary import BASE, read_rotary, rope_table
+from .rotary import RotaryConfig, read_rotary, rope_table
 
 logger = logging.getLogger("minillm")
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _ROTARY_FACTORS = "rope_freqs.weight"
+_LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
+"""Tensors in the file -> fields of rotary scaling"""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Rotary scaling of all published Llama 3.1 to 3.3 but for its factor, which a GGUF file has only as its result"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """llama.cpp's words for a family."""
-
-    model_type: str
-    keys: Mapping[str, str]
-    """Metadata key, without the architecture's prefix -> field of config.json"""
-    optional: frozenset[str] = frozenset()
-    """Keys that may be absent"""
-    tensors: Mapping[str, str]
-    """Tensor in the file -> in a checkpoint, without ".weight" and ".bias"; N is the number of the layer"""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """Field of config.json that says whether a tensor is there -> the tensor in the file"""
-    permuted: Mapping[str, str] = field(default_factory=dict)
-    """Tensors whose rows are in llama.cpp's rotary order -> the field with their number of heads"""
-    activation: str = "silu"
-    """The family's own, which files do not name; llama.cpp takes the approximation by tanh for every GELU"""
-    needs: Mapping[str, Any] = field(default_factory=dict)
-    """Attribute of the configuration -> the one value that llama.cpp runs"""
-    square: bool = False
-    """All heads together are as wide as the model"""
-    needs_output: bool = False
-    """The LM head is stored also where it is the embedding"""
-    written: bool = True
-    """Whether minillm writes files of it, too"""
-
-
-_SIZES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-}
-_GROUPED = _SIZES | {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "expert_count": "num_local_experts",
-}
-_RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-_OPTIONAL = frozenset({"attention.head_count_kv", "attention.key_length", "attention.sliding_window", "expert_count"})
-_OPTIONAL |= {"rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}
-
-_SPLIT_ATTENTION = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "output": "lm_head",
-    "blk.N.attn_norm": "layers.N.input_layernorm",
-    "blk.N.attn_q": "layers.N.self_attn.q_proj",
-    "blk.N.attn_k": "layers.N.self_attn.k_proj",
-    "blk.N.attn_v": "layers.N.self_attn.v_proj",
-    "blk.N.attn_output": "layers.N.self_attn.o_proj",
-    "blk.N.ffn_norm": "layers.N.post_attention_layernorm",
-}
-_LLAMA = _SPLIT_ATTENTION | {
-    "blk.N.ffn_gate": "layers.N.mlp.gate_proj",
-    "blk.N.ffn_up": "layers.N.mlp.up_proj",
-    "blk.N.ffn_down": "layers.N.mlp.down_proj",
-}
-_GEMMA = _LLAMA | {  # gains of norms are as the model uses them, not less 1 as in checkpoints
-    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
-    "blk.N.ffn_norm": "layers.N.pre_feedforward_layernorm",
-    "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
-}
-_GEMMA_27B = 62
-"""Layers of the Gemma 3 whose scores are divided by the root of E / H, not of D; files do not say so"""
-_BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-
-ARCHITECTURES = {
-    "llama": Architecture(
-        model_type="llama",  # or mistral, which has the same name there
-        keys=_RMS,
-        optional=_OPTIONAL,
-        tensors=_LLAMA,
-        flags=_BIASES,
-        permuted={"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"},
-    ),
-    "qwen2": Architecture(model_type="qwen2", keys=_RMS, optional=_OPTIONAL, tensors=_LLAMA, square=True),
-    "qwen3": Architecture(
-        model_type="qwen3",
-        keys=_RMS,
-        optional=_OPTIONAL,
-        tensors=_LLAMA
-        | {
-            "blk.N.attn_q_norm": "layers.N.self_attn.q_norm",
-            "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
-        },
-        flags={"attention_bias": "blk.0.attn_q.bias"},
-        needs={"qkv_bias": False},
-    ),
-    "starcoder2": Architecture(
-        model_type="starcoder2",
-        keys=_GROUPED | {"attention.layer_norm_epsilon": "norm_epsilon"},
-        optional=_OPTIONAL,
-        tensors=_SPLIT_ATTENTION | {"blk.N.ffn_up": "layers.N.mlp.c_fc", "blk.N.ffn_down": "layers.N.mlp.c_proj"},
-        flags={"use_bias": "blk.0.ffn_up.bias"},
-        activation="gelu_new",
-        needs={"biases": True},
-        square=True,
-    ),
-    "gpt2": Architecture(
-        model_type="gpt2",
-        keys=_SIZES | {"feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        optional=_OPTIONAL,
-        tensors={
-            "token_embd": "wte",
-            "position_embd": "wpe",
-            "output_norm": "ln_f",
-            "output": "lm_head",
-            "blk.N.attn_norm": "h.N.ln_1",
-            "blk.N.attn_qkv": "h.N.attn.c_attn",
-            "blk.N.attn_output": "h.N.attn.c_proj",
-            "blk.N.ffn_norm": "h.N.ln_2",
-            "blk.N.ffn_up": "h.N.mlp.c_fc",
-            "blk.N.ffn_down": "h.N.mlp.c_proj",
-        },
-        activation="gelu_new",
-    ),
-    "gptneox": Architecture(
-        model_type="gpt_neox",
-        keys=_SIZES
-        | {
-            "rope.freq_base": "rotary_emb_base",
-            "use_parallel_residual": "use_parallel_residual",
-            "attention.layer_norm_epsilon": "layer_norm_eps",
-        },
-        optional=_OPTIONAL | {"use_parallel_residual"},
-        tensors={
-            "token_embd": "embed_in",
-            "output_norm": "final_layer_norm",
-            "output": "embed_out",
-            "blk.N.attn_norm": "layers.N.input_layernorm",
-            "blk.N.attn_qkv": "layers.N.attention.query_key_value",
-            "blk.N.attn_output": "layers.N.attention.dense",
-            "blk.N.ffn_norm": "layers.N.post_attention_layernorm",
-            "blk.N.ffn_up": "layers.N.mlp.dense_h_to_4h",
-            "blk.N.ffn_down": "layers.N.mlp.dense_4h_to_h",
-        },
-        flags={"attention_bias": "blk.0.attn_qkv.bias"},
-        activation="gelu",
-        needs={"attention_bias": True},
-        needs_output=True,
-    ),
-    "bloom": Architecture(
-        model_type="bloom",
-        keys=_SIZES | {"context_length": "seq_length", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        optional=_OPTIONAL,
-        tensors={
-            "token_embd": "word_embeddings",
-            "token_embd_norm": "word_embeddings_layernorm",
-            "output_norm": "ln_f",
-            "output": "lm_head",
-            "blk.N.attn_norm": "h.N.input_layernorm",
-            "blk.N.attn_qkv": "h.N.self_attention.query_key_value",
-            "blk.N.attn_output": "h.N.self_attention.dense",
-            "blk.N.ffn_norm": "h.N.post_attention_layernorm",
-            "blk.N.ffn_up": "h.N.mlp.dense_h_to_4h",
-            "blk.N.ffn_down": "h.N.mlp.dense_4h_to_h",
-        },
-    ),
-    "gemma3": Architecture(
-        model_type="gemma3_text",
-        keys=_RMS | {"final_logit_softcapping": "final_logit_softcapping"},
-        optional=_OPTIONAL | {"final_logit_softcapping"},
-        tensors=_GEMMA
-        | {
-            "blk.N.attn_q_norm": "layers.N.self_attn.q_norm",
-            "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
-        },
-        activation="gelu_new",
-        written=False,
-    ),
-}
-"""By `general.architecture`. To add a family, add its entry."""
 
 
 def architecture_of(gguf: GGUF) -> Architecture:
@@ -238,9 +63,11 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
         UnsupportedModelError: the architecture, its rotary scaling, or sizes that differ from layer to layer.
     """
     architecture, prefix = architecture_of(gguf), gguf.metadata["general.architecture"]
-    raw: dict[str, Any] = {"model_type": architecture.model_type}
+    raw: dict[str, Any] = {"model_type": architecture.model_type} | dict(architecture.fields)
     for key, name in architecture.keys.items():
         value = _value(gguf, f"{prefix}.{key}")
+        if key == "attention.sliding_window" and value == 0:
+            continue  # there is none
         if value is not None:
             raw[name] = value
         elif key not in architecture.optional:
@@ -252,13 +79,30 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
     raw["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
     raw["tie_word_embeddings"] = "output.weight" not in gguf.tensors
     raw |= token_ids(gguf)
-    if architecture.model_type == "llama" and raw.get("sliding_window") is not None:
-        raw["model_type"] = "mistral"
-    rotary = _rotary(gguf, raw, prefix)
-    if architecture.model_type == "gemma3_text":
-        shared = raw["hidden_size"] // raw["num_attention_heads"]
-        raw["query_pre_attn_scalar"] = shared if raw["num_hidden_layers"] == _GEMMA_27B else raw.get("head_dim", 256)
-    return raw | rotary
+    return raw | _rotary(gguf, raw, prefix) | _unsaid(architecture, raw)
+
+
+def _unsaid(architecture: Architecture, raw: dict[str, Any]) -> dict[str, Any]:
+    """Fields of config.json that follow from others, by llama.cpp's own rules."""
+    fields: dict[str, Any] = {}
+    shared = raw["hidden_size"] // raw["num_attention_heads"]
+    if architecture.model_type == "llama" and raw.get("num_local_experts"):
+        fields["model_type"] = "mixtral"
+    elif architecture.model_type == "llama" and raw.get("sliding_window") is not None:
+        fields["model_type"] = "mistral"
+    elif architecture.model_type == "granite" and "attention_multiplier" not in raw:
+        fields["attention_multiplier"] = raw.get("head_dim", shared) ** -0.5
+    elif architecture.period is not None:
+        fields["layer_types"] = _layer_types(raw, raw.get("sliding_window_pattern", architecture.period))
+        of_model = raw["num_hidden_layers"] == architecture.shared_scale
+        fields["query_pre_attn_scalar"] = shared if of_model else raw.get("head_dim", 256)
+    return fields
+
+
+def _layer_types(raw: Mapping[str, Any], period: int) -> list[str]:
+    """The kind of attention of each layer: all but each `period`-th have a sliding window; 0: all have."""
+    slides = [period == 0 or (i + 1) % period > 0 for i in range(Fields(raw).size("num_hidden_layers"))]
+    return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
 
 
 def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUFTensors]:
@@ -288,8 +132,13 @@ def token_ids(gguf: GGUF) -> dict[str, Any]:
 
 
 def _value(gguf: GGUF, key: str) -> Any:
-    """A metadata entry; of an array with one number for each layer that number, if it is the same for all."""
+    """A metadata entry; of an array with one number for each layer that number, if it is the same for all.
+
+    A fraction is that which was written, 0.22, and not the nearest float32 to it, 0.2199999988.
+    """
     value = gguf.metadata.get(key)
+    if isinstance(value, float) and value == np.float32(value):
+        return float(str(np.float32(value)))
     if not isinstance(value, Array):
         return value
     numbers = gguf.numbers(key)
@@ -318,7 +167,7 @@ def _rotary(gguf: GGUF, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         )
     factor = gguf.get(f"{prefix}.rope.scaling.factor", float) or gguf.get(f"{prefix}.rope.scale_linear", float) or 1.0
     kind = gguf.get(f"{prefix}.rope.scaling.type", str) or ("linear" if factor != 1 else "none")
-    if kind not in ("none", "linear", "yarn"):
+    if kind not in ("none", "linear", "yarn") and kind not in architecture_of(gguf).scalings:
         raise UnsupportedModelError(
             f"{gguf.path}: {prefix}.rope.scaling.type is {kind!r:.60}; minillm runs linear, yarn"
         )
@@ -343,6 +192,13 @@ def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict
         if name == _ROTARY_FACTORS:
             raw["rope_scaling"] = llama3_scaling(tensor.load(), raw, str(gguf.path))
             continue
+        if name in _LONGROPE and "longrope" in architecture.scalings:
+            raw["rope_scaling"] = raw.get("rope_scaling", {"rope_type": "longrope"}) | {
+                _LONGROPE[name]: tensor.load().tolist()
+            }
+            factor = _value(gguf, f"{gguf.metadata['general.architecture']}.rope.scaling.attn_factor")
+            raw["rope_scaling"] |= {} if factor is None else {"attention_factor": factor}
+            continue
         stem, _, kind = name.rpartition(".")
         number = _NUMBER.search(stem)
         pattern = _NUMBER.sub("N", stem, count=1)
@@ -354,15 +210,24 @@ def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict
             heads = raw.get(architecture.permuted[pattern]) or raw["num_attention_heads"]
             ordered = in_halves(tensor, heads, f"{gguf.path}: tensor {name}")
         renamed = architecture.tensors[pattern]
-        tensors[f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"] = ordered
+        renamed = f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"
+        if "*" not in renamed:
+            tensors[renamed] = ordered
+        elif len(tensor.shape) != 3 or tensor.shape[0] != raw.get("num_local_experts"):
+            raise CheckpointError(
+                f"{gguf.path}: tensor {name} should have shape [experts, outputs, inputs] for "
+                f"{raw.get('num_local_experts')!r:.40} experts, found {list(tensor.shape)}"
+            )
+        else:
+            tensors |= {renamed.replace("*", str(expert)): tensor.item(expert) for expert in range(tensor.shape[0])}
     return tensors
 
 
 def gguf_name(architecture: Architecture, name: str) -> str:
-    """The name in a GGUF file of a tensor that `build` asks for."""
+    """The name in a GGUF file of a tensor that `build` asks for; those of a layer's experts have one name."""
     stem, _, kind = name.rpartition(".")
     number = _NUMBER.search(stem)
-    pattern = _NUMBER.sub("N", stem, count=1)
+    pattern = _NUMBER.sub("*", _NUMBER.sub("N", stem, count=1))
     stored = next(theirs for theirs, ours in architecture.tensors.items() if ours == pattern)
     return f"{stored.replace('.N.', f'.{number[0]}.') if number else stored}.{kind}"
 
@@ -373,21 +238,22 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
     Raises:
         UnsupportedModelError: llama.cpp does not run the family, or not this configuration of it.
     """
-    model_type = "llama" if config.model_type == "mistral" else config.model_type
-    names = (name for name, each in ARCHITECTURES.items() if each.model_type == model_type and each.written)
-    name = next(names, None)
-    if name is None:
+    known = {kin: name for name, each in ARCHITECTURES.items() for kin in (each.model_type, *each.kin)}
+    if config.model_type not in known:
         raise UnsupportedModelError(
             f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
-            f"{', '.join(sorted({each.model_type for each in ARCHITECTURES.values() if each.written} | {'mistral'}))}"
+            f"{', '.join(sorted(known))}"
         )
+    name = known[config.model_type]
     architecture = ARCHITECTURES[name]
     _refuse_other(architecture, config, where)
-    rotary = getattr(config, "rotary", None)
-    fields = Fields(raw)
+    rotary, local = _rotaries(config, where)
+    fields = Fields(_text_part(raw))
     found = {
         "block_count": config.num_layers,
-        "context_length": fields.size("max_position_embeddings") if rotary else config.max_positions,
+        "context_length": fields.size("max_position_embeddings", config.max_positions)
+        if rotary
+        else config.max_positions,
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_heads,
@@ -395,50 +261,100 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         "attention.key_length": config.head_dim,
         "attention.layer_norm_epsilon": getattr(config, "epsilon", None),
         "attention.layer_norm_rms_epsilon": getattr(config, "epsilon", None),
-        "attention.sliding_window": _window(config, where),
+        "attention.sliding_window": _window(architecture, config, where),
+        "attention.sliding_window_pattern": _period(architecture, config, where),
+        "attn_logit_softcapping": getattr(config, "score_cap", None),
+        "final_logit_softcapping": getattr(config, "logit_cap", None),
+        "expert_count": config.num_experts or None,
+        "expert_used_count": config.experts_per_token or None,
+        "expert_feed_forward_length": getattr(config, "expert_size", None),
         "use_parallel_residual": getattr(config, "parallel", None),
     }
+    if config.model_type == "granite":  # whose configuration has products of them
+        names = {key: field for key, field in architecture.keys.items() if "scale" in key}
+        found |= {key: float(fields.number(field, 1.0)) for key, field in names.items()}
+        found["attention.layer_norm_rms_epsilon"] = fields.number("rms_norm_eps", 1e-6)
     if rotary is not None:
-        found["rope.freq_base"] = float(rope_table(fields).number("rope_theta", _base(fields)))
+        found |= {"rope.freq_base": float(rotary.base), "rope.scaling.original_context_length": rotary.short}
+    if local is not None:
+        found["rope.freq_base_swa"] = float(local.base)
     entries = {key: found[key] for key in architecture.keys if found.get(key) is not None}
     if "attention.key_length" in entries:
         entries["attention.value_length"] = config.head_dim
     if rotary is not None:
         entries["rope.dimension_count"] = 2 * len(rotary.frequencies)
-        entries |= _scaling(rope_table(fields), where)
+        entries |= _scaling(architecture, _scaling_table(raw), rotary, where)
     return name, {f"{name}.{key}": value for key, value in (entries | {"vocab_size": config.vocab_size}).items()}
 
 
-def _base(fields: Fields) -> float:
-    return fields.number("rope_theta", fields.number("rotary_emb_base", BASE))
+def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the text model, which those with a vision tower have in a table."""
+    part: Mapping[str, Any] = raw.get("text_config", raw)
+    return part
+
+
+def _scaling_table(raw: Mapping[str, Any]) -> Fields:
+    """The table of rotary scaling; of Gemma 3 that of layers without a window."""
+    fields = Fields(_text_part(raw))
+    tables = fields.get("rope_parameters", {})
+    if any(isinstance(table, dict) for table in tables.values()):
+        fields = Fields({"rope_parameters": tables.get("full_attention", {})})
+    return rope_table(fields)
+
+
+def _rotaries(config: ModelConfig, where: str) -> tuple[RotaryConfig | None, RotaryConfig | None]:
+    """Rotary embedding of layers without a window, and that of those with one; None: there is none.
+
+    Raises:
+        UnsupportedModelError: the latter is scaled.
+    """
+    if not hasattr(config, "rotaries"):
+        return getattr(config, "rotary", None), None
+    windows: tuple[int | None, ...] = getattr(config, "windows", ())
+    of_layers = list(zip(config.rotaries, windows, strict=True))
+    full = next((rotary for rotary, window in of_layers if window is None), None)
+    local = next((rotary for rotary, window in of_layers if window is not None), None)
+    if full is None or local is None or full == local:
+        return full or local, local
+    plain = read_rotary(Fields({"rope_theta": local.base}), 2 * len(local.frequencies), config.max_positions)
+    if local.frequencies != plain.frequencies:
+        raise UnsupportedModelError(f"{where}: llama.cpp has no rotary scaling in this family's layers with a window")
+    return full, local
 
 
 def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -> None:
     """Refuse what llama.cpp computes otherwise."""
+    layers, step = config.num_layers, architecture.unrotated
     activation = getattr(config, "activation", architecture.activation)
-    if activation != architecture.activation:
-        raise UnsupportedModelError(
-            f"{where}: llama.cpp runs this family with {architecture.activation} alone, not {activation}"
-        )
-    if architecture.square and config.num_heads * config.head_dim != config.hidden_size:
-        raise UnsupportedModelError(f"{where}: llama.cpp runs this family with heads of width E / H alone")
-    for name, value in architecture.needs.items():
-        if getattr(config, name) != value:
-            raise UnsupportedModelError(f"{where}: llama.cpp runs this family with {name} {value} alone")
-    scales = getattr(config, "scales", ())
-    if any(scale != config.head_dim**-0.5 for scale in scales):
-        raise UnsupportedModelError(f"{where}: llama.cpp scales attention by 1 / sqrt {config.head_dim} alone")
-    if getattr(config, "keys_follow_length", False):
-        raise UnsupportedModelError(f"{where}: llama.cpp has no dynamic rotary scaling")
+    rotated = tuple(step is None or (i + 1) % step > 0 for i in range(layers))
+    width = config.hidden_size // config.num_heads if layers == architecture.shared_scale else config.head_dim
+    scales = [scale**-2 for scale in getattr(config, "scales", ())] + [getattr(config, "query_scalar", width)]
+    others = {
+        f"with {architecture.activation} alone, not {activation}": activation != architecture.activation,
+        "with heads of width E / H alone": architecture.square
+        and config.num_heads * config.head_dim != config.hidden_size,
+        "with as many key/value heads as heads alone": not architecture.grouped
+        and config.num_kv_heads != config.num_heads,
+        f"with rotary embedding in all but each layer of {step} alone": getattr(config, "rotated", rotated) != rotated,
+        f"with attention scaled by 1 / sqrt {width} alone": not np.allclose(scales, width, rtol=1e-12),
+        "without dynamic rotary scaling": config.keys_follow_length and config.keys_change_beyond is None,
+    }
+    others |= {f"with {name} {only} alone": getattr(config, name) != only for name, only in architecture.needs.items()}
+    others |= {f"with {name} alone": getattr(config, name) is None for name in architecture.capped}
+    for other, is_so in others.items():
+        if is_so:
+            raise UnsupportedModelError(f"{where}: llama.cpp runs this family {other}")
 
 
-def _window(config: ModelConfig, where: str) -> int | None:
-    """The sliding window of all layers, which llama.cpp ignores in these families."""
+def _window(architecture: Architecture, config: ModelConfig, where: str) -> int | None:
+    """The sliding window, which llama.cpp ignores in most families."""
     windows = set(getattr(config, "windows", (getattr(config, "window", None),)))
     window: int | None = min((each for each in windows if each is not None), default=None)
-    if window is None or window >= config.max_positions:
+    if architecture.period is not None or window is None:
+        return window
+    if window >= config.max_positions:
         return None
-    if len(windows) > 1 or config.model_type not in ("mistral", "starcoder2"):
+    if len(windows) > 1 or config.model_type not in ("mistral", "mixtral", "starcoder2", "phi3"):
         raise UnsupportedModelError(f"{where}: llama.cpp runs this family without sliding windows")
     logger.warning(
         "%s: llama.cpp runs this family without its sliding window: texts over %d tokens differ there", where, window
@@ -446,10 +362,35 @@ def _window(config: ModelConfig, where: str) -> int | None:
     return window
 
 
-def _scaling(table: Fields, where: str) -> dict[str, Any]:
-    """Entries of rotary scaling; that of Llama 3 is a tensor (`rotary_factors`)."""
+def _period(architecture: Architecture, config: ModelConfig, where: str) -> int | None:
+    """Every which layer has no sliding window; None where it is the family's own.
+
+    Raises:
+        UnsupportedModelError: layers in another order.
+    """
+    if architecture.period is None:
+        return None
+    slides = [window is not None for window in getattr(config, "windows", ())]
+    for period in (architecture.period, *range(2, len(slides) + 2)):
+        if slides == [(i + 1) % period > 0 for i in range(len(slides))]:
+            return None if period == architecture.period else period
+    raise UnsupportedModelError(f"{where}: llama.cpp runs this family with windows in all but each n-th layer alone")
+
+
+def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, where: str) -> dict[str, Any]:
+    """Entries of rotary scaling; those of Llama 3 and LongRoPE have tensors as well (`rotary_factors`)."""
     kind = table.raw.get("rope_type") or table.raw.get("type") or "default"
-    if kind in ("default", "llama3"):
+    if rotary.short is not None:
+        logger.warning(
+            "%s: in a context over %d tokens llama.cpp rotates all texts as long ones, minillm those that are so long",
+            where, rotary.short
+        )  # fmt: skip
+        return {"rope.scaling.attn_factor": float(rotary.scale)}
+    if kind == "default":
+        return {}
+    if kind not in architecture.scalings:
+        raise UnsupportedModelError(f"{where}: llama.cpp runs this family without rotary scaling {kind!r:.40}")
+    if kind == "llama3":
         return {}
     own = set(table.raw) - {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"}
     if own - {"partial_rotary_factor"}:
@@ -460,16 +401,18 @@ def _scaling(table: Fields, where: str) -> dict[str, Any]:
     return entries
 
 
-def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> NDArray[np.float32] | None:
-    """The factors by which Llama 3.1 to 3.3 divide rotary frequencies, [D / 2]; None without such scaling."""
-    rotary = getattr(config, "rotary", None)
-    fields = Fields(raw)
-    if rotary is None or rope_table(fields).raw.get("rope_type", rope_table(fields).raw.get("type")) != "llama3":
-        return None
-    bare = {"rope_theta": rope_table(fields).number("rope_theta", _base(fields))}
-    plain = read_rotary(Fields(bare), 2 * len(rotary.frequencies), config.max_positions)
-    factors: NDArray[np.float32] = np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)
-    return factors
+def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> dict[str, NDArray[np.float32]]:
+    """The tensors by which rotary frequencies are divided: those of Llama 3.1 to 3.3, and of LongRoPE. [D / 2] each"""
+    rotary: RotaryConfig | None = getattr(config, "rotary", None)
+    if rotary is None:
+        return {}
+    table = _scaling_table(raw)
+    if rotary.short is not None:
+        return {name: np.array(table.raw[field], np.float32) for name, field in _LONGROPE.items()}
+    if table.raw.get("rope_type", table.raw.get("type")) != "llama3":
+        return {}
+    plain = read_rotary(Fields({"rope_theta": rotary.base}), 2 * len(rotary.frequencies), config.max_positions)
+    return {_ROTARY_FACTORS: np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)}
 
 
 def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config: ModelConfig) -> Tensor:

@@ -140,6 +140,10 @@ class BlockTensor:
             first, stop = (n // self.type.numbers * self.type.bytes for n in (first, stop))
         return BlockTensor(shape, self.type, self.data.part(axis, first, stop))
 
+    def item(self, index: int) -> "BlockTensor":
+        """Number `index` of the tensors that this one holds, without the first axis; the rest is not read."""
+        return BlockTensor(self.shape[1:], self.type, self.data.item(index))
+
 
 def dequantize_blocks(rows: NDArray[np.uint8], kind: Type, name: str) -> NDArray[np.float32]:
     """Dequantise rows of any type that the package `gguf` knows. [n, bytes of a row] -> [n, in]

@@ -17,7 +17,7 @@ All numbers are float32, as in transformers: at position 4,000 an angle has four
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class RotaryConfig:
 
     frequencies: tuple[float, ...]
     """[r / 2], radians from one position to the next"""
+    base: float = BASE
+    """Theta, of which the frequencies are powers"""
     scale: float = 1.0
     """Factor of cosines and sines"""
     stretch: Stretch | None = None
@@ -85,7 +87,7 @@ def read_rotary(
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers = (base ** exponents.astype(np.float64)).astype(np.float32)  # NumPy's own power of float32 is less exact
     plain = np.reciprocal(powers)  # [r / 2]
-    return _KINDS[kind](scaling, plain, base, max_positions)
+    return replace(_KINDS[kind](scaling, plain, base, max_positions), base=base)
 
 
 def rope_table(fields: Fields) -> Fields:

@@ -14,7 +14,8 @@ from minillm.backends.numpy import NumpyBackend
 from minillm.checkpoint.gguf import read_gguf
 from minillm.errors import CheckpointError, UnsupportedModelError
 from minillm.models import build_model, family_of, gemma3_text, load_model
-from minillm.models.gguf import ARCHITECTURES, read_gguf_model
+from minillm.models.gguf import read_gguf_model
+from minillm.models.gguf_architectures import ARCHITECTURES
 
 from ..tiny import logits_of, model_of, runner_of, tiny_tensors
 from . import test_gemma2

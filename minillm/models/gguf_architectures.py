@@ -1,0 +1,311 @@
+"""llama.cpp's names of each family: its metadata keys, its tensors, and what it computes in one way alone.
+
+A family is described once, in its own file. This table says only what llama.cpp calls things: each metadata key
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and each tensor by its name in the family's published
+checkpoints; and which configurations of the family llama.cpp runs (https://github.com/ggml-org/llama.cpp, `src/models`
+and `conversion`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """llama.cpp's words for a family."""
+
+    model_type: str
+    kin: tuple[str, ...] = ()
+    """Further families under the same name"""
+    keys: Mapping[str, str]
+    """Metadata key, without the architecture's prefix -> field of config.json"""
+    optional: frozenset[str] = frozenset()
+    """Keys that may be absent"""
+    tensors: Mapping[str, str]
+    """Tensor in the file -> in a checkpoint, without ".weight" and ".bias"; N is the number of the layer, and * that of
+    an expert: the file has those of all experts as one tensor [X, out, in]"""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Field of config.json that says whether a tensor is there -> the tensor in the file"""
+    permuted: Mapping[str, str] = field(default_factory=dict)
+    """Tensors whose rows are in llama.cpp's rotary order -> the field with their number of heads"""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of config.json that files do not say: what llama.cpp computes"""
+    activation: str = "silu"
+    """The family's own, which files do not name; llama.cpp takes the approximation by tanh for every GELU"""
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """Attribute of the configuration -> the one value that llama.cpp runs"""
+    capped: tuple[str, ...] = ()
+    """Attributes of the configuration that have to be there"""
+    square: bool = False
+    """All heads together are as wide as the model"""
+    grouped: bool = True
+    """Query heads may share keys and values"""
+    scalings: frozenset[str] = frozenset({"linear", "yarn"})
+    """Kinds of rotary scaling that llama.cpp runs"""
+    unrotated: int | None = None
+    """Every which layer has no rotary embedding; None: all have"""
+    period: int | None = None
+    """Every which layer has no sliding window, unless the file says it; None: windows are not run"""
+    shared_scale: int | None = None
+    """Layers of the one size whose scores are divided by the root of E / H, not of D; files do not say so"""
+    needs_output: bool = False
+    """The LM head is stored also where it is the embedding"""
+
+
+_SIZES = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+_GROUPED = _SIZES | {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+}
+_RMS = _GROUPED | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_OPTIONAL = frozenset({"attention.head_count_kv", "attention.key_length", "attention.sliding_window", "expert_count"})
+_OPTIONAL |= {"expert_used_count", "expert_feed_forward_length"}
+_OPTIONAL |= {"rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}
+
+_SPLIT_ATTENTION = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "output": "lm_head",
+    "blk.N.attn_norm": "layers.N.input_layernorm",
+    "blk.N.attn_q": "layers.N.self_attn.q_proj",
+    "blk.N.attn_k": "layers.N.self_attn.k_proj",
+    "blk.N.attn_v": "layers.N.self_attn.v_proj",
+    "blk.N.attn_output": "layers.N.self_attn.o_proj",
+    "blk.N.ffn_norm": "layers.N.post_attention_layernorm",
+}
+_LLAMA = _SPLIT_ATTENTION | {
+    "blk.N.ffn_gate": "layers.N.mlp.gate_proj",
+    "blk.N.ffn_up": "layers.N.mlp.up_proj",
+    "blk.N.ffn_down": "layers.N.mlp.down_proj",
+}
+_GEMMA = _LLAMA | {  # gains of norms are as the model uses them, not less 1 as in checkpoints
+    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+    "blk.N.ffn_norm": "layers.N.pre_feedforward_layernorm",
+    "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
+}
+_GEMMA_KEYS = _RMS | {
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GEMMA_OPTIONAL = _OPTIONAL | {"attention.sliding_window_pattern", "final_logit_softcapping"}
+_HEAD_NORMS = {
+    "blk.N.attn_q_norm": "layers.N.self_attn.q_norm",
+    "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
+}
+_EXPERTS = {
+    "blk.N.ffn_gate_inp": "layers.N.mlp.gate",
+    "blk.N.ffn_gate_exps": "layers.N.mlp.experts.*.gate_proj",
+    "blk.N.ffn_up_exps": "layers.N.mlp.experts.*.up_proj",
+    "blk.N.ffn_down_exps": "layers.N.mlp.experts.*.down_proj",
+}
+_PERMUTED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
+_BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+
+ARCHITECTURES = {
+    "llama": Architecture(
+        model_type="llama",
+        kin=("mistral", "mixtral"),
+        keys=_RMS,
+        optional=_OPTIONAL,
+        tensors=_LLAMA
+        | {
+            "blk.N.ffn_gate_inp": "layers.N.block_sparse_moe.gate",
+            "blk.N.ffn_gate_exps": "layers.N.block_sparse_moe.experts.*.w1",
+            "blk.N.ffn_up_exps": "layers.N.block_sparse_moe.experts.*.w3",
+            "blk.N.ffn_down_exps": "layers.N.block_sparse_moe.experts.*.w2",
+        },
+        flags=_BIASES,
+        permuted=_PERMUTED,
+        scalings=frozenset({"linear", "yarn", "llama3"}),
+    ),
+    "qwen2": Architecture(model_type="qwen2", keys=_RMS, optional=_OPTIONAL, tensors=_LLAMA, square=True),
+    "qwen3": Architecture(
+        model_type="qwen3",
+        keys=_RMS,
+        optional=_OPTIONAL,
+        tensors=_LLAMA | _HEAD_NORMS,
+        flags={"attention_bias": "blk.0.attn_q.bias"},
+        needs={"qkv_bias": False},
+    ),
+    "starcoder2": Architecture(
+        model_type="starcoder2",
+        keys=_GROUPED | {"attention.layer_norm_epsilon": "norm_epsilon"},
+        optional=_OPTIONAL,
+        tensors=_SPLIT_ATTENTION | {"blk.N.ffn_up": "layers.N.mlp.c_fc", "blk.N.ffn_down": "layers.N.mlp.c_proj"},
+        flags={"use_bias": "blk.0.ffn_up.bias"},
+        activation="gelu_new",
+        needs={"biases": True},
+        square=True,
+    ),
+    "gpt2": Architecture(
+        model_type="gpt2",
+        keys=_SIZES | {"feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        optional=_OPTIONAL,
+        tensors={
+            "token_embd": "wte",
+            "position_embd": "wpe",
+            "output_norm": "ln_f",
+            "output": "lm_head",
+            "blk.N.attn_norm": "h.N.ln_1",
+            "blk.N.attn_qkv": "h.N.attn.c_attn",
+            "blk.N.attn_output": "h.N.attn.c_proj",
+            "blk.N.ffn_norm": "h.N.ln_2",
+            "blk.N.ffn_up": "h.N.mlp.c_fc",
+            "blk.N.ffn_down": "h.N.mlp.c_proj",
+        },
+        activation="gelu_new",
+    ),
+    "gptneox": Architecture(
+        model_type="gpt_neox",
+        keys=_SIZES
+        | {
+            "rope.freq_base": "rotary_emb_base",
+            "use_parallel_residual": "use_parallel_residual",
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+        },
+        optional=_OPTIONAL | {"use_parallel_residual"},
+        tensors={
+            "token_embd": "embed_in",
+            "output_norm": "final_layer_norm",
+            "output": "embed_out",
+            "blk.N.attn_norm": "layers.N.input_layernorm",
+            "blk.N.attn_qkv": "layers.N.attention.query_key_value",
+            "blk.N.attn_output": "layers.N.attention.dense",
+            "blk.N.ffn_norm": "layers.N.post_attention_layernorm",
+            "blk.N.ffn_up": "layers.N.mlp.dense_h_to_4h",
+            "blk.N.ffn_down": "layers.N.mlp.dense_4h_to_h",
+        },
+        flags={"attention_bias": "blk.0.attn_qkv.bias"},
+        activation="gelu",
+        needs={"attention_bias": True},
+        needs_output=True,
+    ),
+    "bloom": Architecture(
+        model_type="bloom",
+        keys=_SIZES | {"context_length": "seq_length", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        optional=_OPTIONAL,
+        tensors={
+            "token_embd": "word_embeddings",
+            "token_embd_norm": "word_embeddings_layernorm",
+            "output_norm": "ln_f",
+            "output": "lm_head",
+            "blk.N.attn_norm": "h.N.input_layernorm",
+            "blk.N.attn_qkv": "h.N.self_attention.query_key_value",
+            "blk.N.attn_output": "h.N.self_attention.dense",
+            "blk.N.ffn_norm": "h.N.post_attention_layernorm",
+            "blk.N.ffn_up": "h.N.mlp.dense_h_to_4h",
+            "blk.N.ffn_down": "h.N.mlp.dense_4h_to_h",
+        },
+    ),
+    "gemma2": Architecture(
+        model_type="gemma2",
+        keys=_GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        optional=_GEMMA_OPTIONAL | {"attn_logit_softcapping"},
+        tensors=_GEMMA,
+        activation="gelu_new",
+        needs={"bias": False, "tied_head": True},
+        capped=("score_cap", "logit_cap"),
+        scalings=frozenset({"linear"}),
+        period=2,
+        shared_scale=46,
+    ),
+    "gemma3": Architecture(
+        model_type="gemma3_text",
+        keys=_GEMMA_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
+        optional=_GEMMA_OPTIONAL | {"rope.freq_base_swa"},
+        tensors=_GEMMA | _HEAD_NORMS,
+        activation="gelu_new",
+        needs={"bias": False},
+        scalings=frozenset({"linear"}),
+        period=6,
+        shared_scale=62,
+    ),
+    "phi3": Architecture(
+        model_type="phi3",
+        keys=_RMS | {"rope.scaling.original_context_length": "original_max_position_embeddings"},
+        optional=_OPTIONAL | {"rope.scaling.original_context_length"},
+        tensors={
+            "token_embd": "embed_tokens",
+            "output_norm": "norm",
+            "output": "lm_head",
+            "blk.N.attn_norm": "layers.N.input_layernorm",
+            "blk.N.attn_qkv": "layers.N.self_attn.qkv_proj",
+            "blk.N.attn_output": "layers.N.self_attn.o_proj",
+            "blk.N.ffn_norm": "layers.N.post_attention_layernorm",
+            "blk.N.ffn_up": "layers.N.mlp.gate_up_proj",
+            "blk.N.ffn_down": "layers.N.mlp.down_proj",
+        },
+        square=True,
+        scalings=frozenset({"longrope"}),
+    ),
+    "smollm3": Architecture(
+        model_type="smollm3",
+        keys=_RMS,
+        optional=_OPTIONAL,
+        tensors=_LLAMA,
+        permuted=_PERMUTED,
+        needs={"qkv_bias": False, "mlp_bias": False},
+        unrotated=4,
+    ),
+    "olmo2": Architecture(
+        model_type="olmo2",
+        keys=_RMS,
+        optional=_OPTIONAL,
+        tensors={name: ours for name, ours in _LLAMA.items() if name not in ("blk.N.attn_norm", "blk.N.ffn_norm")}
+        | _HEAD_NORMS
+        | {
+            "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+            "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
+        },
+        needs={"bias": False},
+        square=True,
+        needs_output=True,
+    ),
+    "granite": Architecture(
+        model_type="granite",
+        keys=_RMS
+        | {
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "attention.scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        optional=_OPTIONAL | {"embedding_scale", "residual_scale", "attention.scale"},
+        tensors=_LLAMA,
+        flags=_BIASES,
+        permuted=_PERMUTED,
+        scalings=frozenset({"linear", "yarn", "llama3"}),
+    ),
+    "qwen3moe": Architecture(
+        model_type="qwen3_moe",
+        keys=_RMS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        optional=_OPTIONAL,
+        tensors=_SPLIT_ATTENTION | _HEAD_NORMS | _EXPERTS,
+        flags={"attention_bias": "blk.0.attn_q.bias"},
+        fields={"norm_topk_prob": True},
+        needs={"qkv_bias": False, "normalised": True, "mixed_layers": False},
+    ),
+    "olmoe": Architecture(
+        model_type="olmoe",
+        keys=_RMS,
+        optional=_OPTIONAL,
+        tensors=_SPLIT_ATTENTION | _HEAD_NORMS | _EXPERTS,
+        fields={"norm_topk_prob": False},
+        needs={"qkv_bias": False, "normalised": False},
+        square=True,
+        grouped=False,
+        needs_output=True,
+    ),
+}
+"""By `general.architecture`. To add a family, add its entry."""
