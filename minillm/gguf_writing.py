@@ -5,11 +5,12 @@
     int4                          Q4_0, the vocabulary Q8_0
                                   (rows that are not whole groups of 32: F16)
 
-The names are those of `models/gguf.py`, read backwards. What llama.cpp would compute otherwise is refused by name.
-Integers and scales are minillm's own (`reference/quantize.py`), block by block as the format has them. The package
-`gguf` (extra "gguf") writes the file.
+The names are those of `models/gguf_architectures.py`, read backwards. What llama.cpp would compute otherwise is refused
+by name. Integers and scales are minillm's own (`reference/quantize.py`), block by block as the format has them. The
+package `gguf` (extra "gguf") writes the file.
 """
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from .checkpoint.gguf import is_gguf, read_gguf
 from .config import read_config
 from .errors import ModelNotFoundError, ParameterError, UnsupportedModelError
 from .loading import read_chat_template, read_generation_config, read_tokenizer
-from .models import family_of
+from .models import TEXT_PARTS, family_of
 from .models.gguf import gguf_fields, gguf_name, in_file_order, read_gguf_model, rotary_factors
 from .models.gguf_architectures import ARCHITECTURES
 from .models.schemes import read_quantization
@@ -32,6 +33,8 @@ from .progress import report
 from .quantizing import plan
 from .reference.quantize import Quantized
 from .tokenizer.gguf_entries import gguf_entries
+
+logger = logging.getLogger("minillm")
 
 TYPES = {FLOAT32: "F32", FLOAT16: "F16", BFLOAT16: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
 FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "int8": 7, "int4": 2}
@@ -82,6 +85,8 @@ def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None)
     raw = read_gguf_model(read_gguf(source))[0] if is_gguf(source) else read_config(source)
     if (already := read_quantization(raw)) is not None:
         raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
+    if raw.get("model_type") in TEXT_PARTS:
+        logger.warning("%s: a model of text and images, of which the text model alone is written", source)
     config = family_of(raw).read_config(raw)
     architecture, entries = gguf_fields(raw, config, str(source))
     entries |= _general(source, dtype) | _tokenizer_entries(source, config.vocab_size)

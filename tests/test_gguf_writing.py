@@ -1,5 +1,6 @@
 """GGUF files that `quantize` writes: read again, and run by llama.cpp, of every family that it knows."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from minillm.checkpoint.gguf import read_gguf
 from minillm.errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from minillm.gguf_writing import write_gguf
 from minillm.models import family_of
-from minillm.models.gguf import gguf_fields, read_gguf_model
+from minillm.models.gguf import gguf_fields, read_gguf_config, read_gguf_model
 from minillm.models.gguf_architectures import ARCHITECTURES
 from minillm.models.sources import tensor_shapes
 from minillm.reference import quantize as ours
@@ -295,6 +296,22 @@ def test_what_llama_cpp_computes_otherwise_is_refused(family, fields, message):
     raw = next(iter(CONFIGS[family].values())) | fields
     with pytest.raises(UnsupportedModelError, match=f"^m: llama.cpp runs this family {message}$"):
         gguf_fields(raw, family_of(raw).read_config(raw), "m")
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "message"),
+    [
+        ("olmo2", "olmo2.attention.sliding_window", 9, "sliding_window"),
+        ("granite", "granite.rope.scaling.finetuned", False, "Granite 4 without positions; minillm runs Granite 3"),
+        ("gemma2", "gemma2.attention.sliding_window_pattern", 0, "sliding_window_pattern should be"),
+    ],
+)
+def test_a_later_family_under_the_same_name_is_refused(tmp_path, family, key, value, message):
+    _, target = written(tmp_path, next(iter(CONFIGS[family].values())))
+    found = read_gguf(target)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        raw = read_gguf_config(dataclasses.replace(found, metadata=found.metadata | {key: value}))
+        family_of(raw).read_config(raw)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):

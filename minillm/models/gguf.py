@@ -33,6 +33,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _ROTARY_FACTORS = "rope_freqs.weight"
 _LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 """Tensors in the file -> fields of rotary scaling"""
+_LARGEST = float(np.finfo(np.float32).max)
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Rotary scaling of all published Llama 3.1 to 3.3 but for its factor, which a GGUF file has only as its result"""
 
@@ -79,29 +80,38 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
     raw["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
     raw["tie_word_embeddings"] = "output.weight" not in gguf.tensors
     raw |= token_ids(gguf)
-    return raw | _rotary(gguf, raw, prefix) | _unsaid(architecture, raw)
+    return raw | _rotary(gguf, raw, prefix) | _unsaid(gguf, architecture, raw)
 
 
-def _unsaid(architecture: Architecture, raw: dict[str, Any]) -> dict[str, Any]:
-    """Fields of config.json that follow from others, by llama.cpp's own rules."""
+def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict[str, Any]:
+    """Fields of config.json that follow from others, by llama.cpp's own rules.
+
+    Raises:
+        UnsupportedModelError: a later family under the same name.
+    """
     fields: dict[str, Any] = {}
     shared = raw["hidden_size"] // raw["num_attention_heads"]
+    if architecture.model_type == "granite" and gguf.metadata.get("granite.rope.scaling.finetuned") is False:
+        raise UnsupportedModelError(
+            f"{gguf.path}: granite.rope.scaling.finetuned is false, which is Granite 4 without positions; minillm runs "
+            "Granite 3"
+        )
     if architecture.model_type == "llama" and raw.get("num_local_experts"):
         fields["model_type"] = "mixtral"
     elif architecture.model_type == "llama" and raw.get("sliding_window") is not None:
         fields["model_type"] = "mistral"
     elif architecture.model_type == "granite" and "attention_multiplier" not in raw:
-        fields["attention_multiplier"] = raw.get("head_dim", shared) ** -0.5
+        fields["attention_multiplier"] = Fields(raw).size("head_dim", shared) ** -0.5
     elif architecture.period is not None:
-        fields["layer_types"] = _layer_types(raw, raw.get("sliding_window_pattern", architecture.period))
+        fields["layer_types"] = _layer_types(raw, Fields(raw).size("sliding_window_pattern", architecture.period))
         of_model = raw["num_hidden_layers"] == architecture.shared_scale
         fields["query_pre_attn_scalar"] = shared if of_model else raw.get("head_dim", 256)
     return fields
 
 
 def _layer_types(raw: Mapping[str, Any], period: int) -> list[str]:
-    """The kind of attention of each layer: all but each `period`-th have a sliding window; 0: all have."""
-    slides = [period == 0 or (i + 1) % period > 0 for i in range(Fields(raw).size("num_hidden_layers"))]
+    """The kind of attention of each layer: all but each `period`-th have a sliding window."""
+    slides = [(i + 1) % period > 0 for i in range(Fields(raw).size("num_hidden_layers"))]
     return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
 
 
@@ -137,7 +147,7 @@ def _value(gguf: GGUF, key: str) -> Any:
     A fraction is that which was written, 0.22, and not the nearest float32 to it, 0.2199999988.
     """
     value = gguf.metadata.get(key)
-    if isinstance(value, float) and value == np.float32(value):
+    if isinstance(value, float) and abs(value) < _LARGEST and value == np.float32(value):
         return float(str(np.float32(value)))
     if not isinstance(value, Array):
         return value
