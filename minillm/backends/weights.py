@@ -433,6 +433,7 @@ def _regrouped(part: Quantized, group: int) -> Quantized:
     """The same weights in smaller groups, or in the same."""
     groups, times = -(-part.inputs // group), part.group // group
     scales, offsets = (
-        None if shared is None else np.repeat(shared, times, axis=1)[:, :groups] for shared in (part.scales, part.offsets)
+        None if shared is None else np.repeat(shared, times, axis=1)[:, :groups]
+        for shared in (part.scales, part.offsets)
     )
     return Quantized(part.values[:, : groups * group * part.bits // 8], scales, part.inputs, offsets)
