@@ -106,8 +106,8 @@ WEIGHT_FORMATS = {
     "int8": WeightFormats(INT8, INT8, None),
     "int4": WeightFormats(INT4, INT8, None),
 }
-"""The formats that a dtype stands for, as a user may ask for it. With 4-bit projections the vocabulary has 8 bits; position embeddings, of which
-few rows are read, and routers are not quantised."""
+"""The formats that a dtype stands for, as a user may ask for it. With 4-bit projections the vocabulary has 8 bits;
+position embeddings, of which few rows are read, and routers are not quantised."""
 
 Chosen = TypeVar("Chosen", Format, WeightFormats)
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.formats import INT4, INT4_OFFSETS, INT8
 from ..checkpoint.gguf import GGUF, Located, Type, read_shards
 from ..checkpoint.tensors import StoredTensor, WeightFile, c_strides
-from ..backends.formats import INT4, INT4_OFFSETS, INT8
 from ..errors import CheckpointError, UnsupportedModelError
 from ..reference.quantize import Quantized, dequantize
 
