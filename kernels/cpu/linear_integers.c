@@ -239,7 +239,8 @@ void integers_few(const linear *a, int64_t first, int64_t last) {
     for (int64_t o = first; o < last; o += 4) {
         int64_t g = 0;
         do {
-            strip s = {.output = o, .count = smaller(4, last - o), .g = g, .groups = smaller(SCALES, groups - g)};
+            strip s; /* an initialiser would fill 3 kB with zeros */
+            s.output = o, s.count = smaller(4, last - o), s.g = g, s.groups = smaller(SCALES, groups - g);
             load_strip(a, &s);
             for (int64_t i = 0; i < count; i++) {
                 int64_t row = a->rows * i / count;
@@ -291,8 +292,8 @@ INLINE float low_at(const linear *a, int64_t i, float scale) {
 
 /* Packs LANES outputs from `first` on, `count` groups from g on, their scales [count, LANES] and, with offsets, their
  * lows. In place of outputs that do not exist the last one is repeated. */
-INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel,
-                       float *scales, float *lows) {
+INLINE void pack_panel_as(const int format, const bool offsets, const linear *a, int64_t first, int64_t g,
+                          int64_t count, char *panel, float *scales, float *lows) {
     const int64_t groups = groups_of(a), shift = a->group == 64, size = panel_group(format);
     const int words_each = format == INT8 && STEP8 == 2 ? 16 : 8; /* of an output's group */
     for (int64_t end = g + count; g < end; g++, panel += size, scales += LANES, lows += LANES) {
@@ -303,21 +304,22 @@ INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int6
                          unpacked + o * words_each);
             int64_t i = output * (groups >> shift) + (g >> shift);
             scales[o] = float16_to_float(scale_at(a->scales, i));
-            if (a->offsets) lows[o] = low_at(a, i, scales[o]);
+            if (offsets) lows[o] = low_at(a, i, scales[o]);
         }
         for (int i = 0; i < words_each; i += 8)
             transpose(unpacked + i, words_each, (int32_t *)panel + i * LANES);
     }
 }
 
-static void pack_panel(const linear *a, int64_t first, int64_t g, int64_t count, char *panel, float *scales,
-                       float *lows) {
-    if (a->format == INT8) {
-        pack_panel_as(INT8, a, first, g, count, panel, scales, lows);
-    } else {
-        pack_panel_as(INT4, a, first, g, count, panel, scales, lows);
+#define PACK_PANEL(NAME, FORMAT, OFFSETS) \
+    SEPARATE void NAME(const linear *a, int64_t first, int64_t g, int64_t count, char *panel, float *scales, \
+                       float *lows) { \
+        pack_panel_as(FORMAT, OFFSETS, a, first, g, count, panel, scales, lows); \
     }
-}
+
+PACK_PANEL(pack_int8, INT8, false)
+PACK_PANEL(pack_int4, INT4, false)
+PACK_PANEL(pack_int4_offsets, INT4, true)
 
 /* Outputs first to last of PANELS panels, with `count` groups from g on. */
 typedef struct {
@@ -382,19 +384,19 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
         }
 #pragma GCC unroll 2
         for (int p = 0; p < PANELS; p++) {
-            int64_t place = (p * m->count + g) * LANES;
-            floats own = load(m->scales + place), low = offsets ? load(m->lows + place) : own;
+            floats own = load(m->scales + (p * m->count + g) * LANES);
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) {
                 ints dot = format == INT8 ? dots[r][p] : total4(dots[r][p]);
                 floats exact = __builtin_convertvector(dot, floats);
                 if (offsets) {
-                    floats sum = exact * own - low * x_sums[r * stride + g];
-                    total[r][p] = multiply_add(sum, splat(x_scales[r * stride + g]), total[r][p]);
-                    continue;
+                    floats low = load(m->lows + (p * m->count + g) * LANES);
+                    exact = exact * own - low * x_sums[r * stride + g];
+                    total[r][p] = multiply_add(exact, splat(x_scales[r * stride + g]), total[r][p]);
+                } else {
+                    if (excess) exact -= excess * x_sums[r * stride + g];
+                    total[r][p] = multiply_add(exact, own * x_scales[r * stride + g], total[r][p]);
                 }
-                if (excess) exact -= excess * x_sums[r * stride + g];
-                total[r][p] = multiply_add(exact, own * x_scales[r * stride + g], total[r][p]);
             }
         }
     }
@@ -433,6 +435,8 @@ int64_t integers_scratch(void) {
 /* INTEGER_OUTPUTS outputs at most. */
 void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     many_tile *const *tiles = a->format == INT8 ? many_int8 : a->offsets ? many_int4_offsets : many_int4;
+    void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *, float *, float *) =
+        a->format == INT8 ? pack_int8 : a->offsets ? pack_int4_offsets : pack_int4;
     const int64_t groups = groups_of(a), size = panel_group(a->format);
     float *scales = (float *)(scratch + PANELS * (DEPTH / GROUP) * size);
     float *lows = scales + PANELS * (DEPTH / GROUP) * LANES;
@@ -440,8 +444,8 @@ void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) 
     do {
         int64_t depth = smaller(DEPTH / GROUP, groups - g), count = (a->rows + MANY_ROWS - 1) / MANY_ROWS;
         for (int p = 0; p < PANELS; p++)
-            pack_panel(a, first + p * LANES, g, depth, scratch + p * depth * size, scales + p * depth * LANES,
-                       lows + p * depth * LANES);
+            pack(a, first + p * LANES, g, depth, scratch + p * depth * size, scales + p * depth * LANES,
+                 lows + p * depth * LANES);
         packed m = {scratch, scales, lows, g, depth, first, last};
         for (int64_t i = 0; i < count; i++) {
             int64_t row = a->rows * i / count;

@@ -432,8 +432,7 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
 def _regrouped(part: Quantized, group: int) -> Quantized:
     """The same weights in smaller groups, or in the same."""
     groups, times = -(-part.inputs // group), part.group // group
-    scales, offsets = (
-        None if shared is None else np.repeat(shared, times, axis=1)[:, :groups]
-        for shared in (part.scales, part.offsets)
-    )
-    return Quantized(part.values[:, : groups * group * part.bits // 8], scales, part.inputs, offsets)
+    values = part.values[:, : groups * group * part.bits // 8]
+    scales = np.repeat(part.scales, times, axis=1)[:, :groups]
+    offsets = None if part.offsets is None else np.repeat(part.offsets, times, axis=1)[:, :groups]
+    return Quantized(values, scales, part.inputs, offsets)

@@ -54,7 +54,8 @@ def projections(folder: Path, backend: Any) -> list[Any]:
 
 def format_of(data: Any) -> str:
     if isinstance(data, Quantized):
-        return f"int{data.bits}{'' if data.offsets is None else ' with zero points' if data.has_zeros else ' with offsets'}"
+        assert data.offsets is None or data.has_zeros
+        return f"int{data.bits}{' with zero points' if data.has_zeros else ''}"
     return "bfloat16" if data.dtype == np.uint16 else str(data.dtype)
 
 
