@@ -5,7 +5,8 @@ engine runs in a process of its own, so that its threads do not disturb the othe
 C, and the bandwidth is measured before each burst. Reported are medians, extremes and the ratios within each round.
 
 All have the same weights, drawn at random in a published shape, with one exception that `peer_files.py` explains:
-llama.cpp does not run OPT, and computes GPT-2's architecture with its matrices.
+llama.cpp does not run OPT, and computes GPT-2's architecture with its matrices. With --model they are real ones: those
+of a checkpoint folder, or of a GGUF file, which llama.cpp runs as it is; then perplexities are compared, too.
 """
 
 import argparse
@@ -38,11 +39,11 @@ from peer_plans import (
     BITS,
     CASES,
     PACKAGES,
-    PLANS,
     STAND_INS,
     Plan,
     Task,
     grouped,
+    plans_of,
     position_bytes,
     table_bytes,
     takes_part,
@@ -52,6 +53,8 @@ from peer_plans import (
 from peer_process import Worker, write_files
 from peer_report import COLD, LENGTHS, Burst, Results, find, goal_table, other_tables, speed_table
 
+TEXT = Path(__file__).parents[1] / "tests" / "real" / "alice.txt"
+TEXT_TOKENS = 1024
 HEADER = ("round", "task", "engine", "tokens", "seconds", "tokens_per_second", "bandwidth_gb_per_second")
 VERSIONS = ("minillm", "numpy", "torch", "transformers", "ctranslate2", "llama_cpp_python")
 REST_SECONDS = 0.2
@@ -65,17 +68,25 @@ MEMORY_SHARE = 0.75
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = new_parser("Measure minillm beside other engines, in turns.", "CSV and the table")
-    parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
+    model.add_argument("--model", type=Path, help="real weights: a checkpoint folder or a GGUF file")
+    parser.add_argument("--text", type=Path, help="a text for perplexities of --model (default: a page of English)")
     parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="turns of each engine (default: 5)")
     for name, known in (("cases", CASES), ("engines", tuple(PACKAGES)), ("formats", tuple(BITS))):
-        parser.add_argument(
-            f"--{name}", type=chosen(known), default=known, metavar="A,B", help=f"default: {','.join(known)}"
-        )
+        parser.add_argument(f"--{name}", type=chosen(known), metavar="A,B", help=f"default: {','.join(known)}")
     parser.add_argument(
         "--prefill", type=positive, default=512, metavar="N", help="tokens of the prompt (default: 512)"
     )
     parser.add_argument("--new-tokens", type=positive, default=32, metavar="N", help="in a burst (default: 32)")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    real = args.model is not None
+    args.cases = args.cases or tuple(case for case in CASES if real or case != "perplexity")
+    args.engines, args.formats = args.engines or tuple(PACKAGES), args.formats or tuple(BITS)
+    if not real and ("perplexity" in args.cases or args.text is not None):
+        parser.error("the perplexity of a text is compared on real weights: name a --model")
+    args.text = args.text or TEXT
+    return args
 
 
 def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -108,28 +119,69 @@ def sort_out(engines: Sequence[str]) -> tuple[list[str], str]:
 
 
 def check(args: argparse.Namespace) -> Any:
-    """The configuration of the shape.
+    """The configuration of the shape or of the model.
 
     Raises:
         ParameterError: no family publishes the shape.
+        ModelError: the model cannot be read.
         BenchmarkError: the family has no counterpart, or the arguments do not fit the model.
     """
-    from peer_files import PUBLISHED
+    from peer_files import PUBLISHED, config_of, raw_config
 
-    from minillm.models import published_config
+    name = args.model or args.shape
+    if gguf_of(args) is not None:
+        from minillm.checkpoint.gguf import read_gguf
+        from minillm.models.gguf import read_gguf_model
 
-    config = published_config(args.shape)
-    if config.model_type not in PUBLISHED:
-        raise BenchmarkError(f"{args.shape} is of {config.model_type}: expected a shape of {', '.join(PUBLISHED)}")
+        config = config_of(read_gguf_model(read_gguf(args.model))[0])
+    else:
+        config = config_of(raw_config(str(name)))
+        if config.model_type not in PUBLISHED:
+            raise BenchmarkError(f"{name} is of {config.model_type}: expected one of {', '.join(PUBLISHED)}")
     if args.new_tokens < 2:
         raise BenchmarkError("--new-tokens should be at least 2: decode begins after the first")
     timed = [task for case in args.cases for task in tasks(case, args.prefill, args.new_tokens)]
     longest = max((task.prompt + task.new_tokens for task in timed), default=0)
     if longest > config.max_positions:
-        raise BenchmarkError(
-            f"{longest} tokens are asked for, and the context of {args.shape} is {config.max_positions}"
-        )
+        raise BenchmarkError(f"{longest} tokens are asked for, and the context of {name} is {config.max_positions}")
     return config
+
+
+def gguf_of(args: argparse.Namespace) -> Path | None:
+    """The GGUF file that is to run, if it is one.
+
+    Raises:
+        BenchmarkError: the model is neither a folder nor a GGUF file.
+    """
+    from minillm.checkpoint.gguf import is_gguf
+
+    if args.model is None or args.model.is_dir():
+        return None
+    if not (args.model.is_file() and is_gguf(args.model)):
+        raise BenchmarkError(f"--model {args.model} is neither a checkpoint folder nor a GGUF file")
+    path: Path = args.model
+    return path
+
+
+def text_ids(args: argparse.Namespace, config: Any) -> list[int]:
+    """The first tokens of the text whose perplexity is compared.
+
+    Raises:
+        BenchmarkError: the text cannot be read, is too short, or the model has no tokenizer.
+    """
+    from minillm.loading import read_tokenizer
+
+    try:
+        text = args.text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"--text {args.text} cannot be read: {error}") from None
+    tokenizer = read_tokenizer(args.model)
+    if tokenizer is None:
+        raise BenchmarkError(f"{args.model} has no tokenizer: leave the case perplexity out")
+    ids = tokenizer.encode(text)[: min(TEXT_TOKENS, config.max_positions)]
+    if len(ids) < 2:
+        raise BenchmarkError(f"--text {args.text} has {len(ids)} tokens: expected at least 2")
+    return ids
 
 
 class Session:
@@ -137,11 +189,13 @@ class Session:
 
     def __init__(self, args: argparse.Namespace, config: Any, environment: dict[str, str], folder: str) -> None:
         self.args, self.config, self.environment, self.folder = args, config, environment, folder
+        self.source = str(gguf_of(args) or folder)
+        """What the engines load"""
         self.probe: Callable[[], float] = bandwidth_probe(args.threads)
 
     def worker(self, plan: Plan) -> Worker:
         """A process that loads an engine."""
-        return Worker(plan, self.folder, self.args.threads, self.environment)
+        return Worker(plan, self.source, self.args.threads, self.environment)
 
     def bandwidth(self) -> float:
         """Memory bandwidth in GB/s, measured once all threads are idle."""
@@ -189,10 +243,13 @@ def measure_loaded(session: Session, plans: Sequence[Plan], results: Results) ->
                 workers.append(stack.enter_context(session.worker(plan)))
             for case in cases:
                 results.bursts += measure(session, group, workers, case)
-            if "logits" in cases:
-                for worker in workers:
-                    if takes_part("logits", worker.plan):
-                        ask_for_logits(session, worker)
+            for worker in workers:
+                if "logits" in cases and takes_part("logits", worker.plan):
+                    ask_for_logits(session, worker)
+                if "perplexity" in cases and takes_part("perplexity", worker.plan):
+                    say(f"perplexity: {worker.plan.name}")
+                    reply = worker.ask(do="score", ids=text_ids(session.args, session.config))
+                    results.perplexities[worker.plan] = reply["perplexity"]
     if "logits" in cases:
         compare_logits(session, used, results)
 
@@ -212,13 +269,13 @@ def logits_file(session: Session, plan: Plan, length: int) -> str:
 def compare_logits(session: Session, plans: Sequence[Plan], results: Results) -> None:
     """Relative rms error of each engine's logits.
 
-    A reduced format is compared with the same engine in float32; float32 with minillm on NumPy, to show that both
-    compute the same model.
+    A reduced format is compared with the same engine in float32; float32, and llama.cpp on the user's own file, with
+    minillm on NumPy, to show that both compute the same model.
     """
     import numpy as np
 
     for plan in (plan for plan in plans if takes_part("logits", plan)):
-        engine = plan.engine if plan.form != "float32" else "minillm-numpy"
+        engine = "minillm-numpy" if plan.form == "float32" or plan.same_file else plan.engine
         reference = find(engine, "float32")
         stands_in = session.config.model_type in STAND_INS and (plan.engine, plan.form) == ("llama.cpp", "float32")
         if reference == plan or reference not in plans or stands_in:
@@ -238,7 +295,8 @@ def relative_rms(values: Any, expected: Any) -> float:
 def measure_fresh(session: Session, plans: Sequence[Plan], results: Results) -> None:
     """Measure cold start and peak memory, each time in a new process, with the files in the page cache."""
     args, vocab_size = session.args, session.config.vocab_size
-    cold = [plan for plan in plans if "cold" in args.cases and takes_part("cold", plan)]
+    real = [plan for plan in plans if args.model and plan.ours and not plan.slow]
+    cold = [plan for plan in plans if "cold" in args.cases and (takes_part("cold", plan) or plan in real)]
     for number in range(args.rounds + 1 if cold else 0):
         say("cold start: " + (f"round {number} of {args.rounds}" if number else "warming up"))
         for plan in cold:
@@ -264,18 +322,24 @@ def run(args: argparse.Namespace) -> None:
     config = check(args)
     make_folder(args.out)
     engines, missing = sort_out(args.engines)
+    file = gguf_of(args)
     plans = [
         plan
-        for plan in PLANS
+        for plan in plans_of(file)
         if plan.engine in engines and plan.form in args.formats and any(takes_part(case, plan) for case in args.cases)
     ]
     environment = os.environ | thread_environment(args.threads) | {"HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else every cold start would compile Python files
     with tempfile.TemporaryDirectory(prefix="minillm-peers-") as folder:
-        say("writing the same weights for every engine")
-        wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
-        wanted += [plan.label for plan in plans if plan.engine == "llama.cpp"]
-        gguf = write_files(args.shape, folder, wanted, environment)
+        if file is None:
+            say("writing the same weights for every engine")
+            wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
+            wanted += [plan.label for plan in plans if plan.engine == "llama.cpp"]
+            gguf = write_files(str(args.model or args.shape), folder, wanted, environment)
+        else:
+            from peer_files import gguf_bytes
+
+            gguf = {plan.label: gguf_bytes(file) for plan in plans if plan.same_file}
         weights = {plan: weight_bytes(plan, config, gguf) for plan in plans}
         tables = {plan: table_bytes(plan, config) for plan in plans}
         results = Results(weights, tables, position_bytes(config))
@@ -287,15 +351,17 @@ def run(args: argparse.Namespace) -> None:
 
 def write(args: argparse.Namespace, family: str, missing: str, results: Results) -> None:
     """Print the tables; write them, and every burst as CSV."""
-    facts = {"question": f"minillm beside other engines, {args.shape}, random weights, greedy"}
-    facts |= {"llama.cpp": f"{STAND_INS.get(family, 'the same model')}; its cache is float16"}
+    name, weights = (args.model.stem, "real") if args.model else (args.shape, "random")
+    stands_in = "the same file" if gguf_of(args) else STAND_INS.get(family, "the same model")
+    facts = {"question": f"minillm beside other engines, {name}, {weights} weights, greedy"}
+    facts |= {"llama.cpp": f"{stands_in}; its cache is float16"}
     facts |= {"rounds": str(args.rounds), "left out": missing}
     facts |= describe(args.threads, VERSIONS)
     probes = [burst.bandwidth for burst in results.bursts] or [0.0]
     facts["bandwidth"] = f"median {statistics.median(probes):.1f} GB/s ({min(probes):.1f}-{max(probes):.1f})"
     lines = [*headed(facts), *goal_table(results), ""]
     lines += [*speed_table(results), *other_tables(results)]
-    stem = args.out / f"against_peers_{args.shape}"
+    stem = args.out / f"against_peers_{name}"
     rows = (
         [b.number, b.task.name, b.plan.name, b.tokens, f"{b.seconds:.6f}", f"{b.speed:.2f}", f"{b.bandwidth:.1f}"]
         for b in results.bursts

@@ -96,7 +96,11 @@ class Transformers:
         torch.set_grad_enabled(False)
         self._torch = torch
         loader: Any = transformers.AutoModelForCausalLM
-        self._model = loader.from_pretrained(folder, dtype=getattr(torch, form)).eval()
+        path = Path(folder)
+        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
+        if path.is_file():
+            where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+        self._model = loader.from_pretrained(**where, dtype=getattr(torch, form)).eval()
 
     def _step(self, ids: Any, past: Any) -> tuple[Any, Any]:
         """One forward pass: the most likely next token of each row [N, 1], and the cache."""
@@ -250,11 +254,12 @@ def make(engine: str, form: str, folder: str, threads: int) -> Peer:
     Args:
         engine: "minillm-numpy", "minillm-cpu", "transformers", "ctranslate2" or "llama.cpp"
         form: the format, in the engine's own words for llama.cpp
-        folder: what `peer_files.py` wrote
+        folder: what `peer_files.py` wrote, or a GGUF file
         threads: to use
     """
     if engine == "llama.cpp":
-        return LlamaCpp(str(Path(folder) / f"{form}.gguf"), threads)
+        path = Path(folder)
+        return LlamaCpp(str(path if path.is_file() else path / f"{form}.gguf"), threads)
     if engine.startswith("minillm-"):
         return Minillm(engine.removeprefix("minillm-"), form, folder, threads)
     return Transformers(form, folder, threads) if engine == "transformers" else CTranslate2(form, folder, threads)

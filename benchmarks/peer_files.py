@@ -1,8 +1,9 @@
-"""The same random weights in the file format of every engine, for `against_peers.py`.
+"""The same weights in the file format of every engine, for `against_peers.py`: random ones, or those of a checkpoint.
 
-    python peer_files.py SHAPE FOLDER [ctranslate2] [f32] [f16] [bf16] [Q8_0] [Q4_0]
+    python peer_files.py SHAPE|CHECKPOINT FOLDER [ctranslate2] [f32] [f16] [bf16] [Q8_0] [Q4_0]
 
-FOLDER becomes a Hugging Face checkpoint in float32, which minillm and transformers load; "ctranslate2" converts it, and
+FOLDER becomes a Hugging Face checkpoint in float32, or one of links to the files of the folder CHECKPOINT, which
+minillm and transformers load; "ctranslate2" converts it, and
 the other words are llama.cpp's formats: GGUF files, of which the first is written here
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and llama.cpp makes the others.
 
@@ -23,8 +24,9 @@ from numpy.typing import NDArray
 
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import Tensor
-from minillm.config import ModelConfig
-from minillm.models import opt, published, published_config, tensor_shapes
+from minillm.checkpoint import open_checkpoint
+from minillm.config import ModelConfig, read_config
+from minillm.models import canonical_names, family_of, opt, published, published_config, tensor_shapes
 from minillm.models.gpt2 import GPT2Config
 from minillm.models.llama import LlamaConfig
 from minillm.models.rotary import BASE
@@ -61,15 +63,34 @@ def write_checkpoint(shape: str, folder: Path) -> None:
     _write_tokenizer(folder, raw["vocab_size"])
 
 
-def raw_config(shape: str) -> dict[str, Any]:
-    """The config.json of a shape."""
-    published_config(shape)  # refuses an unknown one
-    return published()[shape]
+def link_checkpoint(source: Path, folder: Path) -> None:
+    """A folder of links to a checkpoint's files, into which other files can be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file():
+            (folder / path.name).symlink_to(path.resolve())
 
 
-def tensors_of(shape: str) -> dict[str, Tensor]:
-    """The weights of `Engine.random(shape)`, by name."""
-    return random_tensors(tensor_shapes(published_config(shape)), 0, 0.02, NumpyBackend())
+def raw_config(source: str) -> dict[str, Any]:
+    """The config.json of a shape or of a checkpoint folder."""
+    if Path(source).is_dir():
+        return read_config(Path(source))
+    published_config(source)  # refuses an unknown one
+    return published()[source]
+
+
+def tensors_of(source: str) -> dict[str, Tensor]:
+    """The weights of `Engine.random(shape)` or of a checkpoint folder, by name."""
+    config = config_of(raw_config(source))
+    if Path(source).is_dir():
+        return canonical_names(open_checkpoint(Path(source)), config)
+    return random_tensors(tensor_shapes(config), 0, 0.02, NumpyBackend())
+
+
+def config_of(raw: Mapping[str, Any]) -> ModelConfig:
+    """The model that a config.json describes."""
+    config: ModelConfig = family_of(raw).read_config(raw)
+    return config
 
 
 def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:
@@ -123,13 +144,13 @@ def write_ctranslate2(folder: Path) -> None:
     TransformersConverter(str(folder)).convert(str(folder / "ctranslate2"))
 
 
-def write_llama_cpp(shape: str, folder: Path, formats: Sequence[str]) -> dict[str, int]:
+def write_llama_cpp(source: str, folder: Path, formats: Sequence[str]) -> dict[str, int]:
     """Write llama.cpp's file of each format. Returns the bytes of each that a token needs."""
-    source = folder / "f32.gguf"
-    write_gguf(published_config(shape), raw_config(shape), tensors_of(shape), source)
+    exact, raw = folder / "f32.gguf", raw_config(source)
+    write_gguf(config_of(raw), raw, tensors_of(source), exact)
     for form in formats:
         if form != "f32":
-            quantize_gguf(source, folder / f"{form}.gguf", form)
+            quantize_gguf(exact, folder / f"{form}.gguf", form)
     return {form: gguf_bytes(folder / f"{form}.gguf") for form in formats}
 
 
@@ -249,10 +270,16 @@ def _write_sizes(writer: Any, config: ModelConfig, raw: Mapping[str, Any]) -> No
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
         writer.add_rope_dimension_count(config.head_dim)
-        writer.add_rope_freq_base(raw.get("rope_theta", BASE))
+        writer.add_rope_freq_base(_theta(raw))
         writer.add_layer_norm_rms_eps(config.epsilon)
     else:
         writer.add_layer_norm_eps(config.epsilon if isinstance(config, GPT2Config) else opt.NORM_EPSILON)
+
+
+def _theta(raw: Mapping[str, Any]) -> float:
+    """The base of the rotary frequencies, in the older layout of config.json or the newer one."""
+    theta: float = raw.get("rope_theta", (raw.get("rope_parameters") or {}).get("rope_theta", BASE))
+    return theta
 
 
 def _in_pairs(name: str, array: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
@@ -271,7 +298,7 @@ def _in_pairs(name: str, array: NDArray[np.float32], config: ModelConfig) -> NDA
 def _rotary_factors(config: LlamaConfig, raw: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
     """The divisors of scaled rotary frequencies (Llama 3.1) for the architecture "llama". [D / 2]"""
     D = config.head_dim
-    plain = raw.get("rope_theta", BASE) ** (-np.arange(0, D, 2) / D)
+    plain = _theta(raw) ** (-np.arange(0, D, 2) / D)
     factors = (plain / config.rotary.frequencies).astype(np.float32)
     return {} if np.allclose(factors, 1) else {"rope_freqs.weight": factors}
 
@@ -303,13 +330,16 @@ def gguf_bytes(path: Path) -> int:
 
 def main() -> None:
     """See the module's docstring. Prints, as JSON, the bytes that a token needs of each of llama.cpp's files."""
-    shape, where, *wanted = sys.argv[1:]
+    source, where, *wanted = sys.argv[1:]
     folder = Path(where)
-    write_checkpoint(shape, folder)
+    if Path(source).is_dir():
+        link_checkpoint(Path(source), folder)
+    else:
+        write_checkpoint(source, folder)
     if "ctranslate2" in wanted:
         write_ctranslate2(folder)
     formats = [form for form in wanted if form != "ctranslate2"]
-    print(json.dumps(write_llama_cpp(shape, folder, formats) if formats else {}))
+    print(json.dumps(write_llama_cpp(source, folder, formats) if formats else {}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The plan of `against_peers.py`: engines and formats, tasks, and the engines that are in memory together."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from minillm.accounting import Storage, cache_bytes_per_token, looked_up, weights_bytes
@@ -16,7 +19,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 """Engine -> packages that it needs; "minillm-cpu" needs a C compiler. CTranslate2's converter reads a checkpoint
 through torch and transformers."""
 
-CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits")
+CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits", "perplexity")
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
 STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"}
 """Family that llama.cpp does not support -> its substitute"""
@@ -42,6 +45,11 @@ class Plan(NamedTuple):
     def ours(self) -> bool:
         """True for minillm."""
         return self.engine.startswith("minillm-")
+
+    @property
+    def same_file(self) -> bool:
+        """True for llama.cpp with the user's own file."""
+        return self.engine == "llama.cpp" and self not in PLANS
 
     @property
     def slow(self) -> bool:
@@ -107,14 +115,35 @@ def context_name(context: int) -> str:
     return f"decode, context {context}"
 
 
+def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
+    """The engines and formats that run a model: all, or those that read the user's own GGUF file.
+
+    minillm and transformers dequantise the file and convert it to each format; llama.cpp runs it as it is, and stands
+    beside our format of the nearest number of bits.
+    """
+    if gguf is None:
+        return PLANS
+    from minillm.checkpoint.gguf import read_gguf
+
+    tensors = read_gguf(gguf).tensors.values()
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        sizes[tensor.type.name] += math.prod(tensor.shape)
+    bits = 8 * gguf.stat().st_size / sizes.total()
+    form = next((form for form, most in (("int4", 6.5), ("int8", 10), ("float16", 20)) if bits < most), "float32")
+    file = Plan("llama.cpp", form, f"{sizes.most_common(1)[0][0]}, the file")
+    ours = [plan for plan in PLANS if plan.engine not in ("llama.cpp", "ctranslate2")]
+    return (*ours, file)
+
+
 def takes_part(case: str, plan: Plan) -> bool:
     """Whether a case measures an engine and format."""
     if case == "context":
         return plan.ours and not plan.slow
     if case == "cold":
-        return plan.form == "float32" and (plan.ours or plan.engine == "ctranslate2")
+        return plan.same_file or (plan.form == "float32" and (plan.ours or plan.engine == "ctranslate2"))
     if case == "memory":
-        return plan.ours
+        return plan.ours or plan.same_file
     return case == "decode" or not plan.slow
 
 

@@ -2,11 +2,12 @@
 
     python peer_process.py ENGINE FORMAT FOLDER THREADS
 
-FOLDER is what `peer_files.py` wrote. The engine stays loaded, so that a burst measures the work alone. Messages and
-replies are JSON, one a line:
+FOLDER is what `peer_files.py` wrote, or a GGUF file. The engine stays loaded, so that a burst measures the work alone.
+Messages and replies are JSON, one a line:
 
     {"do": "time", "batch", "prompt", "new_tokens", "limit", "vocab_size"}    -> {"tokens", "seconds"}
     {"do": "logits", "length", "file", "vocab_size"}                          -> {"file"}, a .npy [T, V]
+    {"do": "score", "ids"}                                                    -> {"perplexity"}
     {"do": "memory"}                                                          -> {"peak_bytes"}, or null
 """
 
@@ -92,13 +93,13 @@ def last_line(text: str) -> str:
     return lines[-1].strip() if lines else "it said nothing"
 
 
-def write_files(shape: str, folder: str, wanted: Sequence[str], environment: dict[str, str]) -> dict[str, int]:
+def write_files(source: str, folder: str, wanted: Sequence[str], environment: dict[str, str]) -> dict[str, int]:
     """Run `peer_files.py`. Returns the bytes that a token needs of each of llama.cpp's files.
 
     Raises:
         BenchmarkError: it failed; the message has the last line of its output.
     """
-    command = [sys.executable, str(Path(__file__).with_name("peer_files.py")), shape, folder, *wanted]
+    command = [sys.executable, str(Path(__file__).with_name("peer_files.py")), source, folder, *wanted]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise BenchmarkError(f"the engines' files could not be written: {last_line(done.stderr)}")
@@ -109,6 +110,8 @@ def answer(peer: "Peer", message: dict[str, Any]) -> dict[str, Any]:
     """The reply to one message."""
     if message["do"] == "memory":
         return {"peak_bytes": peak_bytes()}
+    if message["do"] == "score":
+        return {"perplexity": perplexity(peer.logits(message["ids"]), message["ids"])}
     if message["do"] == "logits":
         import numpy as np
 
@@ -118,6 +121,17 @@ def answer(peer: "Peer", message: dict[str, Any]) -> dict[str, Any]:
     if message["new_tokens"] == 1:
         return {"tokens": len(prompts[0]), "seconds": peer.prefill(prompts[0])}
     return peer.decode(prompts, message["new_tokens"], message["limit"])._asdict()
+
+
+def perplexity(logits: Any, ids: Sequence[int]) -> float:
+    """exp of the mean surprise of each token after the first. [T, V], T ids"""
+    import numpy as np
+
+    surprises = []
+    for row, token in zip(logits, ids[1:], strict=False):
+        shifted = row.astype(np.float64) - row.max()
+        surprises.append(float(np.log(np.exp(shifted).sum()) - shifted[token]))
+    return float(np.exp(np.mean(surprises)))
 
 
 def peak_bytes() -> int | None:

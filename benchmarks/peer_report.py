@@ -45,6 +45,8 @@ class Results:
     """Peak memory in bytes of a process that loads and generates"""
     errors: dict[tuple[Plan, int], float] = field(default_factory=dict)
     """Relative rms error of the logits, by the length of the prompt"""
+    perplexities: dict[Plan, float] = field(default_factory=dict)
+    """Of the first tokens of a text"""
 
     def of(self, task: str, plan: Plan) -> list[Burst]:
         """The bursts of a task and an engine, by round."""
@@ -94,7 +96,7 @@ def speed_table(results: Results) -> list[str]:
         f"{'of bandwidth':>20}"
     ]
     for task in dict.fromkeys(burst.task for burst in results.bursts if burst.task != COLD):
-        for plan in PLANS:
+        for plan in results.weights:
             if bursts := results.of(task.name, plan):
                 ratios = [
                     spread(results.ratio(task.name, ours, plan) if ours != plan else [])
@@ -110,11 +112,11 @@ def speed_table(results: Results) -> list[str]:
 def other_tables(results: Results) -> list[str]:
     """Tables of cold start, context, memory and logits, as far as measured."""
     lines: list[str] = []
-    if any(results.of(COLD.name, plan) for plan in PLANS):
+    if any(results.of(COLD.name, plan) for plan in results.weights):
         lines += ["", f"{'cold start to first token':<40}{'seconds: median (min-max)':>28}"]
         lines += [
             f"{plan.name:<40}{spread([b.seconds for b in bursts]):>28}"
-            for plan in PLANS
+            for plan in results.weights
             if (bursts := results.of(COLD.name, plan))
         ]
     if any(results.growths(plan) for plan in PLANS):
@@ -134,6 +136,12 @@ def other_tables(results: Results) -> list[str]:
         lines += ["", f"{'relative rms error of logits':<40}" + "".join(f"{f'{n} tokens':>14}" for n in LENGTHS)]
         for plan in dict.fromkeys(plan for plan, _ in results.errors):
             lines.append(f"{plan.name:<40}" + "".join(f"{results.errors[plan, n]:>14.2e}" for n in LENGTHS))
+    if results.perplexities:
+        exact = results.perplexities.get(find("minillm-numpy", "float32"))
+        lines += ["", f"{'perplexity of the text':<40}{'':>8}{'change':>14}"]
+        for plan, value in results.perplexities.items():
+            change = f"{value / exact - 1:>+14.2%}" if exact else f"{'-':>14}"
+            lines.append(f"{plan.name:<40}{value:>8.3f}{change}")
     return lines
 
 

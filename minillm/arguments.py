@@ -33,6 +33,12 @@ def _config(value: object) -> GenerationConfig:
     return value
 
 
+def _adapters(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        raise ValueError
+    return {name: _path(where) for name, where in value.items()}
+
+
 _POSITIVE = "a whole number of at least 1"
 _MODEL = "the path of a folder or a hub id"
 
@@ -45,6 +51,7 @@ ARGUMENTS = {
         optional=True,
     ),
     "adapter": Argument(_path, _MODEL, optional=True),
+    "adapters": Argument(_adapters, "a dict of names and folders or hub ids", optional=True),
     "draft": Argument(_path, _MODEL, optional=True),
     "amateur": Argument(_path, _MODEL, optional=True),
     "threads": Argument(whole(1), _POSITIVE, optional=True),

@@ -27,6 +27,8 @@ class TokenSequence:
     token_ids: list[int] = field(default_factory=list)
     cached: int = 0
     pages: list[int] = field(default_factory=list)
+    adapter: str | None = None
+    """The LoRA adapter that computes it"""
     tree: tuple[int, ...] = ()
     """Parent index of each of the last tokens among them, always smaller than its own; -1: the line before them"""
 
@@ -87,6 +89,8 @@ class Batch:
     """[T]: offset inside that page"""
     spans: tuple[Span, ...]
     """Each sequence's part, with its pages."""
+    adapters: tuple[str | None, ...] = field(default=(), kw_only=True)
+    """Each sequence's LoRA adapter; empty if none has one"""
 
     @property
     def num_tokens(self) -> int:
@@ -150,6 +154,7 @@ class Batch:
             slot_pages=tokens[2],
             slot_offsets=tokens[3],
             spans=tuple(spans),
+            adapters=tuple(each.adapter for each in sequences) if any(each.adapter for each in sequences) else (),
         )
 
 

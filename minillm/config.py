@@ -42,8 +42,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     keys_follow_length: bool = False
-    """Keys depend on the length of the text they were computed in ("dynamic" rotary scaling): they cannot be reused
-    for another text, and guesses computed together differ from tokens computed one by one."""
+    """Keys depend on the length of the text they were computed in ("dynamic" and "longrope" rotary scaling): they
+    cannot be reused for another text, and guesses computed together differ from tokens computed one by one."""
+
+    keys_change_beyond: int | None = None
+    """Length in tokens; a text that outgrows it has other keys ("longrope" rotary scaling), and is computed anew."""
 
     tied_head: bool = False
     """The LM head is the token embedding"""
@@ -52,7 +55,7 @@ class ModelConfig:
     experts_per_token: int = 0
     """k: experts that compute each token"""
     mixed_layers: bool = False
-    """Some layers have experts, and some have one MLP"""
+    """Layers differ in their results: some have experts, or do not rotate queries and keys"""
 
     def sharded(self: C, ranks: int) -> C:
         """The configuration of one of `ranks` that share each layer: its heads of the whole.

@@ -34,6 +34,7 @@ from .request import (
     Prompt,
     RequestMaker,
     Score,
+    check_lora,
     encode_prompt,
     encode_text,
     is_prompt,
@@ -86,11 +87,13 @@ class Engine:
         amateur: str | os.PathLike[str] | None = None,
         tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
         adapter: str | os.PathLike[str] | None = None,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         """Load a model.
 
         Args:
-            model: a checkpoint folder or a Hugging Face hub id; by default the small model that ships with minillm
+            model: a checkpoint folder, a GGUF file or a Hugging Face hub id (owner/name, or owner/name/file.gguf); by
+                default the small model that ships with minillm
             revision: branch, tag or commit on the hub
             dtype: of the weights in memory: "float32", "float16", "bfloat16", "int8" or "int4"; by default the fastest
                 lossless one, and the stored one for a quantised checkpoint. On "cuda" also of activations and the K/V
@@ -106,12 +109,14 @@ class Engine:
             prefix_cache: keep the K/V of finished sequences for prompts with the same prefix (a chat)
             draft: a smaller model with the same vocabulary, for speculative decoding
             amateur: a weaker model with the same vocabulary, for contrastive decoding
-            tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a hub id or a
+            tokenizer: replaces the checkpoint's own, if any: a folder, a tokenizer.json, a GGUF file, a hub id or a
                 `minillm.tokenizer.Tokenizer`. A chat template in its folder is used too. Without a tokenizer prompts
                 are token ids
             adapter: a LoRA adapter, merged into the weights: a folder that PEFT has written, or a hub id. The sum is
                 formed in float32, then converted to `dtype`; "auto" rounds it to the 16 bits of the checkpoint, and
                 keeps it in float32 where the checkpoint is quantised
+            adapters: LoRA adapters for single requests, by the names that the field `lora` takes; requests with
+                different ones, or none, share a batch
 
         Raises:
             ModelError: the model cannot be loaded (see `errors`).
@@ -123,10 +128,10 @@ class Engine:
         named = {"draft": read("draft", draft), "amateur": read("amateur", amateur)}
         helpers = {name: where for name, where in named.items() if where is not None}
         size, cache_bytes = read("max_batch_size", max_batch_size), read("cache_bytes", cache_bytes)
-        adapter = read("adapter", adapter)
+        adapter, adapters = read("adapter", adapter), read("adapters", adapters)
         prefix_cache, threads = read("prefix_cache", prefix_cache), read("threads", threads)
         placement = Placement(device=device, dtype=dtype, backend=backend, cache_dtype=cache_dtype, threads=threads)
-        parts = load_parts(model, revision, helpers, choose_backend(placement, size), tokenizer, adapter)
+        parts = load_parts(model, revision, helpers, choose_backend(placement, size), tokenizer, adapter, adapters)
         self._set_up(parts, size, cache_bytes, prefix_cache=prefix_cache)
         self.load_seconds = time.perf_counter() - began
 
@@ -268,26 +273,30 @@ class Engine:
 
     # --- a look inside -------------------------------------------------------------------------------------------
 
-    def forward(self, prompt: Prompt) -> NDArray[np.float32]:
+    def forward(self, prompt: Prompt, *, lora: str | None = None) -> NDArray[np.float32]:
         """The logits of every position. [T] -> [T, V] float32
 
-        Row i holds the next-token logits after tokens 0 to i. Text is encoded as in `generate`.
+        Row i holds the next-token logits after tokens 0 to i. Text is encoded as in `generate`. `lora` names one of the
+        engine's adapters.
 
         Raises:
             PromptError: the prompt is empty, too long, not a single prompt, or has ids outside the vocabulary.
+            ParameterError: there is no adapter of this name.
             NumericalError: the logits contain NaN or infinity.
         """
         ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
-        return all_logits(self._open_runner, ids, self._turn)
+        check_lora(lora, self._maker.adapters)
+        return all_logits(self._open_runner, ids, self._turn, lora)
 
-    def score(self, prompt: Prompt) -> Score:
+    def score(self, prompt: Prompt, *, lora: str | None = None) -> Score:
         """Log-probability of each token given the tokens before it.
 
         Raises:
             As `forward`.
         """
         ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
-        return Score(ids, score_tokens(self._open_runner, ids, self._turn))
+        check_lora(lora, self._maker.adapters)
+        return Score(ids, score_tokens(self._open_runner, ids, self._turn, lora))
 
     # --- the step loop -------------------------------------------------------------------------------------------
 
@@ -396,11 +405,15 @@ class Engine:
         helpers = [helper.config for helper in parts.helpers.values()]
         refuse_guesses(self.config, {"draft": "draft" in parts.helpers})
         if prefix_cache and any(config.keys_follow_length for config in (self.config, *helpers)):
-            logger.warning("the prefix cache is off: with dynamic rotary scaling, keys depend on the text's length")
+            logger.warning("the prefix cache is off: with this rotary scaling, keys depend on the text's length")
             prefix_cache = False
         context = min(config.max_positions for config in (self.config, *helpers))
         self._maker = RequestMaker(
-            replace(self.config, max_positions=context), parts.tokenizer, dict(parts.defaults), tuple(parts.helpers)
+            replace(self.config, max_positions=context),
+            parts.tokenizer,
+            dict(parts.defaults),
+            tuple(parts.helpers),
+            tuple(parts.adapters),
         )
         pages = affordable_pages(self.config, parts.backend, max_batch_size, cache_bytes, helpers)
         runners = {
@@ -408,6 +421,7 @@ class Engine:
             for name, model in {"target": parts.model, **parts.helpers}.items()
         }
         self.runner = runners["target"]
+        self.runner.adapters = parts.adapters
         self._loop = StepLoop(runners, Limits(max_batch_size, PREFILL_CHUNK), prefix_cache=prefix_cache)
         self._mail: dict[int, deque[Event]] = {}  # events of requests that a generate or stream is waiting for
         self._unclaimed: deque[Event] = deque()  # events of requests made by `add`
@@ -504,7 +518,9 @@ class Engine:
             for completion in completions:
                 completion.text = self._maker.prompt_text(request) + completion.text
             if settings.logprobs:
-                generation.prompt_logprobs = score_tokens(self._open_runner, request.prompt_ids, self._turn)
+                generation.prompt_logprobs = score_tokens(
+                    self._open_runner, request.prompt_ids, self._turn, settings.lora
+                )
         return generation
 
 

@@ -26,8 +26,12 @@ CHUNK = 128
 """Number of positions whose logits are held at once: [128, V] takes 26 MB for OPT."""
 
 
-def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -> Iterator[tuple[int, Any]]:
+def logits_by_chunk(
+    runner: Runner, token_ids: list[int], turn: Turn = nullcontext, lora: str | None = None
+) -> Iterator[tuple[int, Any]]:
     """Iterate over the logits of all positions in chunks, each computed and consumed in its own turn.
+
+    `lora` names the adapter that computes them.
 
     Yields:
         The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
@@ -35,27 +39,31 @@ def logits_by_chunk(runner: Runner, token_ids: list[int], turn: Turn = nullconte
     model, backend = runner.model, runner.backend
     pages = -(-len(token_ids) // backend.memory.page_size)
     apart = Runner(
-        model, backend, PagedCache(model.config, backend, pages)
+        model, backend, PagedCache(model.config, backend, pages), adapters=runner.adapters
     )  # running requests keep their reserved pages
-    sequence = TokenSequence(list(token_ids))
+    sequence = TokenSequence(list(token_ids), adapter=lora)
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():
             yield first, backend.chooser.to_host(apart.forward([sequence], [count], rows=range(count)).logits)
 
 
-def all_logits(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -> NDArray[np.float32]:
+def all_logits(
+    runner: Runner, token_ids: list[int], turn: Turn = nullcontext, lora: str | None = None
+) -> NDArray[np.float32]:
     """The logits of every position. [T] -> [T, V]"""
     out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
-    for first, logits in logits_by_chunk(runner, token_ids, turn):
+    for first, logits in logits_by_chunk(runner, token_ids, turn, lora):
         out[first : first + len(logits)] = logits
     return out
 
 
-def score_tokens(runner: Runner, token_ids: list[int], turn: Turn = nullcontext) -> list[float | None]:
+def score_tokens(
+    runner: Runner, token_ids: list[int], turn: Turn = nullcontext, lora: str | None = None
+) -> list[float | None]:
     """log p(token | those before it) of each token; None for the first."""
     scores: list[float | None] = [None]
-    for first, logits in logits_by_chunk(runner, token_ids, turn):
+    for first, logits in logits_by_chunk(runner, token_ids, turn, lora):
         following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # the last position has none
         scores += chosen_log_probs(logits[: len(following)], following, np).tolist()
     return scores

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
+from .backends.low_rank import AdapterWeights
 from .backends.numpy import NumpyBackend
 from .backends.operations import Backend
 from .chat import ChatTemplate
@@ -20,7 +21,7 @@ from .config import ModelConfig
 from .decoding.settings import unsupported
 from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, shown
 from .files import read_optional_json, read_text
-from .models import load_model
+from .models import load_adapter, load_model
 from .models.base import Model
 from .tokenizer import Tokenizer
 
@@ -171,6 +172,8 @@ class Parts:
     helpers: Mapping[str, Model] = field(default_factory=dict)
     """Additional models by role, "draft" or "amateur" """
     chat_template: ChatTemplate | None = None
+    adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
+    """LoRA adapters for single requests, by name"""
 
 
 def load_parts(
@@ -180,6 +183,7 @@ def load_parts(
     backend: Backend,
     tokenizer: Name | Tokenizer | None = None,
     adapter: Name | None = None,
+    adapters: Mapping[str, Name] | None = None,
 ) -> Parts:
     """Load a model (the demo model if none is named) and its helper models.
 
@@ -190,6 +194,7 @@ def load_parts(
         backend: the backend
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
         adapter: a LoRA adapter to merge into the model: folder or hub id
+        adapters: LoRA adapters for single requests, by name
 
     Raises:
         ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
@@ -209,7 +214,9 @@ def load_parts(
     defaults = read_generation_config(path)
     if own is not None and own.end_ids:
         defaults = {"eos_token_id": list(own.end_ids)} | defaults
-    return Parts(backend, loaded, own, defaults, helping, template or read_chat_template(path))
+    template = template or read_chat_template(path)
+    lora = {name: load_adapter(find_adapter(where), loaded.config, backend) for name, where in (adapters or {}).items()}
+    return Parts(backend, loaded, own, defaults, helping, template, lora)
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:

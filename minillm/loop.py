@@ -240,10 +240,12 @@ class StepLoop:
     def _pages_needed(self, request: Request, width: int, extra_positions: int = 0) -> int:
         """Maximum number of pages of a request: its sequences share the prompt's full pages; all others may differ.
 
-        Each model's cache has the same number of pages, and no model uses more of them than the target.
+        They share none where each may be computed anew. Each model's cache has the same number of pages, and no model
+        uses more of them than the target.
         """
         cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
-        shared = prompt // cache.page_size if request.settings.use_cache else 0
+        recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
+        shared = prompt // cache.page_size if request.settings.use_cache and not recomputed else 0
         return shared + width * (cache.pages_for(prompt + request.max_new_tokens + extra_positions) - shared)
 
     @property
@@ -375,6 +377,8 @@ class StepLoop:
             mine = [feed for feed in feeds if feed.model == name]
             if mine:
                 active.live[name] = runner.place(active.live.get(name, []), mine)
+                for sequence in active.live[name] if name == "target" else ():
+                    sequence.adapter = active.request.settings.lora
                 placed[name] = iter(active.live[name])
         active.fed = [next(placed[feed.model]) for feed in feeds]
         if not active.request.settings.use_cache:  # the naive way: every step recomputes everything
@@ -388,7 +392,7 @@ class StepLoop:
             return
         if active.feeds[0].model != "target" or active.feeds[0].rows == "all":  # cached positions have no logits
             return
-        known = self._prefixes.match(active.fed[0].token_ids)
+        known = self._prefixes.match(active.fed[0].token_ids, active.fed[0].adapter)
         if known is not None:
             active.fed[0].pages, active.fed[0].cached = known.pages, known.cached
 

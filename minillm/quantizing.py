@@ -1,8 +1,9 @@
 """Conversion of a checkpoint to smaller weights: 16 bits, or 8 or 4 bits in groups with one scale each.
 
 `backends/formats.py` says the format of each weight: with int4 the vocabulary has 8 bits; norms and biases are not
-rounded, nor positions with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits give an
-ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each other.
+rounded, nor positions and routers with 8 or 4 bits. The layout of 8 and 4 bits is in `models/quantized.py`; 16 bits
+give an ordinary checkpoint with the same tensor names and layout. Tensors that a model fuses are stored next to each
+other.
 """
 
 import json
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from .backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
 from .backends.operations import Backend
 from .backends.weights import Loader, Tensor, Weight, narrow
-from .checkpoint import SMALL_FILES, open_checkpoint
+from .checkpoint import SMALL_FILES, StoredTensor, open_checkpoint
 from .checkpoint.gguf import is_gguf, read_gguf
 from .checkpoint.safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_of, spread
 from .checkpoint.tensors import FLOATS
@@ -197,7 +198,7 @@ def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built:
         stored = open_checkpoint(source)
         tensors = canonical_names(stored, config)
     for name, tensor in tensors.items():
-        if tensor.dtype not in STORED_FORMATS:
+        if tensor.dtype not in (FLOATS if isinstance(tensor, StoredTensor) else STORED_FORMATS):
             raise UnsupportedModelError(
                 f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
             )

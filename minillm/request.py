@@ -19,7 +19,7 @@ from .decoding.guided import Guide, GuideMaker
 from .decoding.resolving import new_token_limit, resolve
 from .decoding.settings import GenerationConfig, Settings
 from .decoding.strategy import Request
-from .errors import ParameterError, PromptError, shown
+from .errors import ParameterError, PromptError, listed, shown
 from .tokenizer import LAYOUTS, Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -250,6 +250,8 @@ class RequestMaker:
     """Fields of the checkpoint's generation_config.json"""
     models: tuple[str, ...] = ()
     """Additional models loaded: "draft", "amateur" """
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters for single requests"""
 
     def make(self, prompt: Prompt, wanted: GenerationConfig, *, batch_id: int = 0) -> Request:
         """Encode the prompt and resolve every field. `batch_id` is its index in a list of prompts.
@@ -298,6 +300,7 @@ class RequestMaker:
                 f"forced_bos_token_id={settings.forced_bos_token_id} has no effect on a prompt of {prompt_length}"
                 " tokens, only on a prompt of one: leave it out"
             )
+        check_lora(settings.lora, self.adapters)
         limit, room = new_token_limit(settings, prompt_length), self.config.max_positions - prompt_length
         if limit > room:
             context = self.config.max_positions
@@ -309,6 +312,17 @@ class RequestMaker:
         return "" if self.tokenizer is None else self.tokenizer.decode(request.prompt_ids)
 
 
+def check_lora(name: str | None, adapters: Sequence[str]) -> None:
+    """Refuse the name of an adapter that the engine has not.
+
+    Raises:
+        ParameterError: there is none of this name; the message lists those that there are.
+    """
+    if name is not None and name not in adapters:
+        known = f"expected one of {listed(adapters)}" if adapters else "load some: Engine(..., adapters={name: folder})"
+        raise ParameterError(f"lora={shown(name)}: the engine has no adapter of this name; {known}")
+
+
 def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
     """Refuse speculation if tokens computed together differ from those computed one by one.
 
@@ -318,7 +332,7 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
     for name, value in wanted.items():
         if value and config.keys_follow_length:
             raise ParameterError(
-                f"{name} would change the results: with dynamic rotary scaling, keys depend on how many tokens run "
+                f"{name} would change the results: with this rotary scaling, keys depend on how many tokens run "
                 "together; leave it out"
             )
 

@@ -1,10 +1,11 @@
 """Runs a forward pass over pending tokens, the same for prefill and decode."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .backends.low_rank import AdapterWeights, adapted
 from .backends.observe import CheckingBackend
 from .backends.operations import Backend
 from .batch import Batch, TokenSequence
@@ -27,11 +28,19 @@ class Output(NamedTuple):
 class Runner:
     """A model or a range of its layers (a pipeline stage), the backend that runs it, and its K/V cache."""
 
-    def __init__(self, model: Model, backend: Backend, cache: PagedCache, layers: range | None = None) -> None:
-        """`layers` are those that are run, by default all; `cache` must hold them."""
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        cache: PagedCache,
+        layers: range | None = None,
+        adapters: Mapping[str, AdapterWeights] | None = None,
+    ) -> None:
+        """`layers`, by default all, are those that are run, which `cache` must hold; `adapters` those of sequences."""
         self.model = model
         self.backend = backend
         self.cache = cache
+        self.adapters = adapters or {}
         self.layers = layers or range(model.config.num_layers)
 
     def prefill(self, sequence: TokenSequence) -> Output:
@@ -83,17 +92,19 @@ class Runner:
         whole = len(self.layers) == self.model.config.num_layers
         last = self.layers.stop == self.model.config.num_layers
 
+        body, head = adapted(backend, self.adapters, batch, rows)
+
         def compute(batch: Batch, rows: Any) -> Output:
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
-                hidden = self.model.forward(backend, batch, self.cache.storage, layers=self.layers, x=x)  # -> [T, E]
+                hidden = self.model.forward(body, batch, self.cache.storage, layers=self.layers, x=x)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)
                 if len(rows) < batch.num_tokens:
-                    hidden = backend.take_rows(hidden, rows)  # [T, E] -> [R, E]
-                hidden = self.model.states(backend, hidden)  # [R, E] -> [R, W]
-                return Output(self.model.logits(backend, hidden), hidden)  # [R, W] -> [R, V]
+                    hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
+                hidden = self.model.states(head, hidden)  # [R, E] -> [R, W]
+                return Output(self.model.logits(head, hidden), hidden)  # [R, W] -> [R, V]
 
-        if whole and backend.replays:
+        if whole and body.replays:
             return backend.memory.run(self, batch, rows, compute, draws)
         return compute(*backend.memory.upload(batch, rows))
 
@@ -124,4 +135,7 @@ class Runner:
             sequence = self.cache.fork(sequence, keep, spares)
         sequence.token_ids += feed.tokens
         sequence.tree = tuple(feed.tree)
+        longest = self.model.config.keys_change_beyond
+        if longest is not None and sequence.cached <= longest < len(sequence.token_ids):
+            self.cache.forget(sequence)
         return sequence

@@ -98,11 +98,11 @@ class Model:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"messages": messages, "rendered": text, "prompt_tokens": ids} | self.greedy(ids, ANSWER_TOKENS)
 
-    @torch.no_grad()
     def surprise(self, text: str) -> dict[str, Any]:
         """Tokens of a text and their mean negative log-likelihood."""
         ids = torch.tensor([self.tokenizer.encode(text)])
-        loss = self.model(ids, labels=ids).loss.item()
+        with torch.no_grad():
+            loss = self.model(ids, labels=ids).loss.item()
         return {"tokens": ids.shape[1], "mean_surprise": loss, "perplexity": math.exp(loss)}
 
 

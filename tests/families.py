@@ -6,6 +6,8 @@ A family that is added to the registry is tested by all that runs over these cas
 from importlib import import_module
 from typing import Any
 
+import pytest
+
 from minillm.models import FAMILIES
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -22,6 +24,19 @@ PARAMETERS: dict[str, int] = {
 
 CASES = [(family, name) for family, configs in CONFIGS.items() for name in configs]
 IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
+
+_QUICK = {"mixtral": 1, "qwen3_moe": 0, "olmoe": 0}
+"""Of families with experts, which take long, the configurations that the ordinary tests run"""
+
+
+def each_of(cases: list[tuple[str, str]]) -> list[Any]:
+    """Cases as parameters of tests, some of them for the long tests alone."""
+    slow = {case for f, count in _QUICK.items() for case in [(f, name) for name in CONFIGS[f]][count:]}
+    return [
+        pytest.param(case, marks=[pytest.mark.slow] if case in slow else [], id="-".join(case).replace(" ", "-"))
+        for case in cases
+    ]
+
 
 GOLDEN_CASES = [(f, name) for f, configs in CONFIGS.items() for name in (configs if f == "opt" else list(configs)[:1])]
 """Those with a folder in tests/golden: every variant of OPT, and of each other family the first."""

@@ -46,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
         "word_embed_proj_dim": 64,
     },
+    "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 8},
     "gpt_neox": {  # whose Q, K and V are one matrix, head by head
         "model_type": "gpt_neox",
         "vocab_size": 96,
@@ -56,10 +57,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
     },
 }
+CONFIGS["mixtral"] = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+CONFIGS["gemma2"] = LLAMA | {"model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16}
 PREFIX = {"opt": "model.decoder.", "gpt_neox": "gpt_neox."}
-"""What names of tensors begin with, if not "model.\""""
+"""The beginning of tensors' names, if not "model.\""""
 ZEROS = "int4 with zero points"
-UNQUANTISED = ("embed", "lm_head", "norm")
+UNQUANTISED = ("embed", "lm_head", "norm", "block_sparse_moe.gate")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Published:
     """quantization_config"""
     write: Writer
     dtype: str
-    """What minillm reads it as"""
+    """The dtype that minillm reads it as"""
     stored: str = "float16"
     """config.json's dtype"""
 

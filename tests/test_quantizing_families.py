@@ -15,7 +15,7 @@ from minillm.models import family_of, load_model, tensor_shapes
 from minillm.models.base import weights_of
 from minillm.quantizing import DTYPES, write_checkpoint
 
-from .families import GOLDEN_CASES, GOLDEN_IDS
+from .families import GOLDEN_CASES, each_of
 from .tiny import each_expert, logits_of, runner_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -26,7 +26,7 @@ NEAR = {"float16": 0.003, "bfloat16": 0.02, "int8": 0.1, "int4": 0.6}
 Where a token has experts, three times as much: rounding changes the choice for some tokens."""
 
 
-@pytest.fixture(params=GOLDEN_CASES, ids=GOLDEN_IDS)
+@pytest.fixture(params=each_of(GOLDEN_CASES))
 def source(request: pytest.FixtureRequest) -> Path:
     family, name = request.param
     return GOLDEN / family / name.replace(" ", "-")

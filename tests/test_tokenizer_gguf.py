@@ -18,12 +18,12 @@ from minillm.tokenizer.gguf import BYTE, CONTROL, NORMAL, RULES, UNKNOWN, USER_D
 from .gguf_files import LLAMA, write_llama
 
 CORPUS = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8") * 2
-SPECIAL = ["<|begin|>", "<|end|>"]
+UNMERGED, SPECIAL = "Qwxyz", ["<|begin|>", "<|end|>"]
 
 TEXTS = [
     *("", "a", " ", "  ", "   x", "\n\n\n", "Hello, world!", "héllo ünïcödé", "日本語テスト", "🙂🙃👩‍👩‍👧‍👦"),
     *("1234567 89.01", "a\tb\r\nc", "\x01\x7f", "don't I'LL we've", "x" * 100, " " * 17 + "y", "ﬁ ﬂ \u200d\u202e"),
-    *("١٢٣ ४५६ Ⅷ ²", "MixedCASE camelCase", "\u00a0nb\u3000sp", "𝕳𝖊𝖑𝖑𝖔", "… — “q”", '{"a": [1, 2.5e-3]}'),
+    *("١٢٣ ४५६ Ⅷ ²", "MixedCASE camelCase", UNMERGED, "\u00a0nb\u3000sp", "𝕳𝖊𝖑𝖑𝖔", "… — “q”", '{"a": [1, 2.5e-3]}'),
     *("<|begin|>user\nhi<|end|>", "<|end|><|end|> x", " <|begin|> ", "<|beg", "def f(x):\n    return x**2\n"),
 ]
 
@@ -41,15 +41,15 @@ def odd_texts(count: int) -> list[str]:
 
 
 def bpe(size: int = 600) -> dict[str, Any]:
-    """Entries of a byte-level tokenizer trained on the README, with two control tokens at the end."""
+    """Entries of a byte-level tokenizer trained on the README, a token that no merge makes, and two control tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size - 2, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size - 3, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator([CORPUS], trainer)
     vocab = backend.get_vocab()
     merges = [" ".join(merge) for merge in json.loads(backend.to_str())["model"]["merges"]]
-    tokens = [*sorted(vocab, key=vocab.get), *SPECIAL]
+    tokens = [*sorted(vocab, key=vocab.get), UNMERGED, *SPECIAL]
     return {
         "tokens": tokens,
         "token_type": [NORMAL] * (len(tokens) - 2) + [CONTROL] * 2,

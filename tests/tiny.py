@@ -64,7 +64,7 @@ def std_of(name: str, raw: dict[str, Any]) -> float:
         name: the tensor's
         raw: the model's config.json
     """
-    if raw["model_type"].startswith("gemma") and "embed_tokens" in name:
+    if raw["model_type"] in ("gemma2", "gemma3_text") and "embed_tokens" in name:
         return 0.05  # it is multiplied by sqrt(E): a tied head would find the token itself
     usual = (0.3 if raw.get("do_layer_norm_before", True) else 0.15) if raw["model_type"] == "opt" else 0.35
     return next((std for part, std in STDS.items() if part in name), usual)

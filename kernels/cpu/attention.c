@@ -4,9 +4,9 @@
  *     attention  out = softmax(score(q @ keys.T * scale) + mask) @ values, for each query of each sequence, by head
  *
  * A query sees the keys at its own position and before: of these, those in its window if there is one, and of a tree of
- * guesses at the end of the sequence its own ancestors. If attention is not causal it also sees the keys after it, those
- * in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias is added;
- * then ALiBi subtracts the head's slope times the distance.
+ * guesses at the end of the sequence its own ancestors. If attention is not causal it also sees the keys after it,
+ * those in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias is
+ * added; then ALiBi subtracts the head's slope times the distance.
  *
  * Keys and values are [pages, K, P, D] of float, of bfloat16 (its 16 bits), or of int8 with a float scale for each
  * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P.
@@ -544,7 +544,8 @@ int64_t attention_parts(const attention_arguments *a) {
 static void attend_tile(const attention_arguments *a, const tile *t, const memory *m) {
     const span *s = t->sequence;
     int64_t G = a->H / a->K, width = width_of(a->D), query = t->row / G, last = (t->row + t->rows - 1) / G;
-    int64_t first = first_visible_of(a, s, query, last + 1) / BLOCK, end = (after_visible(a, s, last) + BLOCK - 1) / BLOCK;
+    int64_t first = first_visible_of(a, s, query, last + 1) / BLOCK;
+    int64_t end = (after_visible(a, s, last) + BLOCK - 1) / BLOCK;
     load_queries(a, t, m);
     begin_merging(m, t->rows, width);
     for (int64_t block = first; block < end; block++) {

@@ -4,7 +4,7 @@
  * place. Both versions have it, so that an output has the same bits in any batch.
  *
  * Versions: `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4
- * outputs, lanes along the inputs.
+ * outputs, or a single row by 8; lanes along the inputs.
  */
 #include "linear.h"
 
@@ -37,65 +37,66 @@ typedef struct {
     const float *x;
     const char *w;
     int64_t x_stride, w_stride, depth;
-    const char *next; /* `floats_few`: W's bytes to fetch early, in the order in which they lie; or NULL, then ... */
-    int64_t ahead;    /* ... what lies so many bytes further in the same rows: measured faster for long rows */
+    const char *next; /* W's bytes to fetch early, in the order in which they lie; for tiles that do */
 } operands;
 
-/* out[r, o] = x[r] @ W[o], or += that, for R rows and `count` outputs, 1 to 4. */
-INLINE void multiply(const int format, const int R, const bool fetch, const operands *m, int64_t count, bool add,
-                     float *out, int64_t out_stride) {
-    floats total[6][4];
-    const char *w[4];
+/* out[r, o] = x[r] @ W[o], or += that, for R rows and `count` outputs, 1 to O (4 or 8). */
+INLINE void multiply(const int format, const int R, const int O, const bool fetch, const operands *m, int64_t count,
+                     bool add, float *out, int64_t out_stride) {
+    floats total[6][8];
+    const char *w[8];
     const float *x = m->x;
     const int64_t x_stride = m->x_stride, depth = m->depth;
-#pragma GCC unroll 4
-    for (int o = 0; o < 4; o++) w[o] = m->w + (o < count ? o : count - 1) * m->w_stride;
+#pragma GCC unroll 8
+    for (int o = 0; o < O; o++) w[o] = m->w + (o < count ? o : count - 1) * m->w_stride;
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) total[r][o] = (floats){0};
+#pragma GCC unroll 8
+        for (int o = 0; o < O; o++) total[r][o] = (floats){0};
     int64_t k = 0;
     for (; k + LANES <= depth; k += LANES) {
-        if (fetch && m->next) fetch_lines(m->next + 4 * k * bytes_of(format), 4 * LANES * bytes_of(format));
+        if (fetch) fetch_lines(m->next + O * k * bytes_of(format), O * LANES * bytes_of(format));
         floats numbers[6];
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             numbers[r] = load(x + r * x_stride + k);
             keep(&numbers[r]);
         }
-#pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) {
+#pragma GCC unroll 8
+        for (int o = 0; o < O; o++) {
             floats weights = load_weights(format, w[o], k);
             if (R > 1) keep(&weights);
-            if (fetch && !m->next) __builtin_prefetch(w[o] + m->ahead + k * bytes_of(format));
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) total[r][o] = multiply_add(numbers[r], weights, total[r][o]);
         }
     }
     if (k < depth) {
-        floats weights[4];
-#pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) weights[o] = load_last_weights(format, w[o], k, depth - k);
+        floats weights[8];
+#pragma GCC unroll 8
+        for (int o = 0; o < O; o++) weights[o] = load_last_weights(format, w[o], k, depth - k);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             floats numbers = load_part(x + r * x_stride + k, depth - k);
-#pragma GCC unroll 4
-            for (int o = 0; o < 4; o++) total[r][o] = multiply_add(numbers, weights[o], total[r][o]);
+#pragma GCC unroll 8
+            for (int o = 0; o < O; o++) total[r][o] = multiply_add(numbers, weights[o], total[r][o]);
         }
     }
 #pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-        four_floats four = sums(total[r][0], total[r][1], total[r][2], total[r][3]);
-        if (add) four += load_four(out + r * out_stride, count);
-        store_four(out + r * out_stride, four, count);
-    }
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int o = 0; o < O; o += 4) {
+            if (o >= count) break;
+            four_floats four = sums(total[r][o], total[r][o + 1], total[r][o + 2], total[r][o + 3]);
+            if (add) four += load_four(out + r * out_stride + o, count - o);
+            store_four(out + r * out_stride + o, four, count - o);
+        }
 }
 
 typedef void tile(const operands *m, int64_t count, bool add, float *out, int64_t out_stride);
 
 #define TILE(NAME, FORMAT, FETCH, R) \
     SEPARATE void NAME##_##R(const operands *m, int64_t count, bool add, float *out, int64_t out_stride) { \
-        if (R <= ROWS) multiply(FORMAT, R, FETCH, m, count, add, out, out_stride); \
+        if (R <= ROWS) multiply(FORMAT, R, 4, FETCH, m, count, add, out, out_stride); \
     }
 #define TILES(NAME, FORMAT, FETCH) /* by their rows */ \
     TILE(NAME, FORMAT, FETCH, 1) \
@@ -109,17 +110,32 @@ typedef void tile(const operands *m, int64_t count, bool add, float *out, int64_
 TILES(of_float32, FLOAT32, true)
 TILES(of_float16, FLOAT16, true)
 TILES(of_bfloat16, BFLOAT16, true)
-TILES(of_block, FLOAT32, false)
+TILES(unfetched_float32, FLOAT32, false)
 
-/* The same for all rows, in tiles of nearly the same size, and for outputs in fours. `m` holds the first of both. */
+/* A single row by 8 outputs. */
+#define LONE_TILE(NAME, FORMAT) \
+    SEPARATE void NAME(const operands *m, int64_t count, bool add, float *out, int64_t out_stride) { \
+        multiply(FORMAT, 1, 8, false, m, count, add, out, out_stride); \
+    }
+LONE_TILE(lone_float32, FLOAT32)
+LONE_TILE(lone_float16, FLOAT16)
+LONE_TILE(lone_bfloat16, BFLOAT16)
+
+/* The same for all rows, in tiles of nearly the same size, and for outputs in fours. `m` holds the first of both. Where
+ * rows of x are longer than a block of inputs, the next tile's lie apart, and are fetched early. */
 static void multiply_block(tile *const *tiles, const linear *a, operands m, int64_t first, int64_t last, bool add) {
     int64_t count = (a->rows + ROWS - 1) / ROWS;
+    const int64_t each = DEPTH / FLOAT_OUTPUTS; /* inputs of a row to fetch for each output */
+    const bool apart = last - first > 4 && a->inputs > DEPTH;
     const float *x = m.x;
     const char *w = m.w;
     for (int64_t i = 0; i < count; i++) {
         int64_t row = a->rows * i / count, rows = a->rows * (i + 1) / count - row;
         m.x = x + row * m.x_stride;
         for (int64_t o = first; o < last; o += 4) {
+            if (apart)
+                for (int64_t r = 0; r < ROWS; r++)
+                    fetch_lines((const char *)(m.x + (rows + r) * m.x_stride + (o - first) * each), 4 * 4 * each);
             m.w = w + (o - first) * m.w_stride;
             tiles[rows](&m, smaller(4, last - o), add, a->out + row * a->outputs + o, a->outputs);
         }
@@ -128,17 +144,35 @@ static void multiply_block(tile *const *tiles, const linear *a, operands m, int6
 
 /* --- few and many rows -------------------------------------------------------------------------------------------- */
 
+/* A single row. Eight streams of W are enough for the hardware to fetch early by itself, and faster so. */
+static void multiply_row(tile *lone, const linear *a, int64_t first, int64_t last) {
+    const int64_t each = bytes_of(a->format), stride = a->inputs * each;
+    for (int64_t o = first; o < last; o += 8) {
+        int64_t k = 0;
+        do {
+            const char *w = (const char *)a->weight + o * stride + k * each;
+            operands m = {a->x + k, w, a->inputs, stride, smaller(DEPTH, a->inputs - k), NULL};
+            lone(&m, smaller(8, last - o), k > 0, a->out + o, a->outputs);
+            k += DEPTH;
+        } while (k < a->inputs);
+    }
+}
+
 /* Four outputs at a time meet all rows, one block of inputs after the other: W is read nearly as it lies. */
 void floats_few(const linear *a, int64_t first, int64_t last) {
-    tile *const *tiles = a->format == FLOAT32 ? of_float32 : a->format == FLOAT16 ? of_float16 : of_bfloat16;
     const int64_t each = bytes_of(a->format), stride = a->inputs * each;
+    if (a->rows == 1 && (a->format == FLOAT32 || a->inputs > DEPTH)) { /* short rows of 16 bits: measured slower */
+        multiply_row(a->format == FLOAT32 ? lone_float32 : a->format == FLOAT16 ? lone_float16 : lone_bfloat16, a,
+                     first, last);
+        return;
+    }
+    tile *const *tiles = a->format == FLOAT16 ? of_float16 : a->format == BFLOAT16 ? of_bfloat16 : of_float32;
+    if (a->format == FLOAT32 && a->inputs > DEPTH) tiles = unfetched_float32; /* measured faster for long rows */
     for (int64_t o = first; o < last; o += 4) {
         int64_t k = 0;
         do {
-            const char *rows = (const char *)a->weight + o * stride;
-            int64_t depth = smaller(DEPTH, a->inputs - k);
-            const char *next = a->inputs > DEPTH ? NULL : rows + AHEAD;
-            operands m = {a->x + k, rows + k * each, a->inputs, stride, depth, next, depth * each};
+            const char *rows = (const char *)a->weight + o * stride, *next = rows + 4 * k * each + AHEAD;
+            operands m = {a->x + k, rows + k * each, a->inputs, stride, smaller(DEPTH, a->inputs - k), next};
             multiply_block(tiles, a, m, o, smaller(o + 4, last), k > 0);
             k += DEPTH;
         } while (k < a->inputs);
@@ -171,8 +205,8 @@ void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
         case FLOAT16: expand(FLOAT16, a, first, last, k, depth, block); break;
         case BFLOAT16: expand(BFLOAT16, a, first, last, k, depth, block); break;
         }
-        operands m = {a->x + k, scratch, a->inputs, STRIDE * 4, depth, NULL, 0};
-        multiply_block(of_block, a, m, first, last, k > 0);
+        operands m = {a->x + k, scratch, a->inputs, STRIDE * 4, depth, NULL};
+        multiply_block(unfetched_float32, a, m, first, last, k > 0);
         k += DEPTH;
     } while (k < a->inputs);
 }

@@ -10,7 +10,8 @@
  *
  * Versions:
  * - `integers_few`: a register tile of up to FEW_ROWS rows by 4 outputs; lanes along the inputs.
- * - `integers_many`: a register tile of up to MANY_ROWS rows by PANELS vectors of outputs; lanes along the outputs.
+ * - `integers_many`: a register tile of up to INT8_ROWS or INT4_ROWS rows by PANELS vectors of outputs; lanes along
+ *   the outputs.
  */
 #include "dot.h"
 #include "linear.h"
@@ -20,7 +21,8 @@ enum {
     GROUP = 32,                                 /* numbers of x that share a scale */
     FEW_ROWS = VECTOR_REGISTERS == 32 ? 4 : 2,  /* of a tile with the lanes along the inputs */
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
-    MANY_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows */
+    INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
+    INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
     SCALES = 96                                 /* groups of 4 rows of W whose scales are converted together */
 };
 
@@ -413,7 +415,7 @@ typedef void many_tile(const linear *a, const packed *m, int64_t row);
 
 #define MANY_TILE(NAME, FORMAT, OFFSETS, R) \
     SEPARATE void NAME##_##R(const linear *a, const packed *m, int64_t row) { \
-        if (R <= MANY_ROWS) multiply_panels(FORMAT, OFFSETS, R, a, m, row); \
+        if (R <= FORMAT##_ROWS) multiply_panels(FORMAT, OFFSETS, R, a, m, row); \
     }
 #define MANY_TILES(NAME, FORMAT, OFFSETS) /* by their rows */ \
     MANY_TILE(NAME, FORMAT, OFFSETS, 1) \
@@ -438,11 +440,12 @@ void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) 
     void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *, float *, float *) =
         a->format == INT8 ? pack_int8 : a->offsets ? pack_int4_offsets : pack_int4;
     const int64_t groups = groups_of(a), size = panel_group(a->format);
+    const int64_t most = a->format == INT8 ? INT8_ROWS : INT4_ROWS;
     float *scales = (float *)(scratch + PANELS * (DEPTH / GROUP) * size);
     float *lows = scales + PANELS * (DEPTH / GROUP) * LANES;
     int64_t g = 0;
     do {
-        int64_t depth = smaller(DEPTH / GROUP, groups - g), count = (a->rows + MANY_ROWS - 1) / MANY_ROWS;
+        int64_t depth = smaller(DEPTH / GROUP, groups - g), count = (a->rows + most - 1) / most;
         for (int p = 0; p < PANELS; p++)
             pack(a, first + p * LANES, g, depth, scratch + p * depth * size, scales + p * depth * LANES,
                  lows + p * depth * LANES);

@@ -239,10 +239,11 @@ void embed(const void *arguments, int64_t share, int64_t shares, int64_t worker)
 
 typedef struct {
     const int64_t *positions; /* [T] */
-    const float *frequencies; /* [half] */
-    const float *growth;      /* [T], or NULL: each token divides frequency j by growth^(j / (half - 1)) */
+    const float *frequencies; /* [rows, half] */
+    const float *growth;      /* [T], or NULL: each token divides frequency j by growth^(j / (half - 1)); of two rows of
+                               * frequencies it takes that of this number, 0 or 1 */
     float *cosines, *sines;   /* [T, half] */
-    int64_t T, half;
+    int64_t T, half, rows;
     double scale;
 } rotary_angles_arguments;
 
@@ -253,9 +254,10 @@ void rotary_angles(const void *arguments, int64_t share, int64_t shares, int64_t
     (void)worker;
     share_of(a->T, share, shares, &first, &last);
     for (int64_t t = first; t < last; t++) {
+        bool second = a->rows == 2 && a->growth[t] != 0;
         for (int64_t j = 0; j < a->half; j++) {
-            float frequency = a->frequencies[j];
-            if (a->growth && a->half > 1) frequency /= powf(a->growth[t], (float)j / (float)(a->half - 1));
+            float frequency = a->frequencies[second ? a->half + j : j];
+            if (a->growth && a->rows != 2 && a->half > 1) frequency /= powf(a->growth[t], (float)j / (float)(a->half - 1));
             float angle = (float)a->positions[t] * frequency;
             a->cosines[t * a->half + j] = cosf(angle) * (float)a->scale;
             a->sines[t * a->half + j] = sinf(angle) * (float)a->scale;

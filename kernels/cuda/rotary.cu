@@ -6,7 +6,8 @@
 //     out[.., r:] = x[.., r:]
 //
 // with cosines and sines times `scale`. Where `text_lens` is given, a text of S > original tokens has its frequencies
-// divided by a^(2 j / (r - 2)), a = factor S / original - (factor - 1): `Stretch` of minillm/reference/rotary.py.
+// divided by a^(2 j / (r - 2)), a = factor S / original - (factor - 1): `Stretch` of minillm/reference/rotary.py. Or, if
+// the factor is 0, it has the second of two rows of frequencies (`Rotation.short`).
 //
 // An angle is the float product of position and frequency, as transformers has it, and its sine and cosine are those of
 // the full range (sincosf, not the hardware's): at position 100,000 the hardware's would have no right digit.
@@ -65,7 +66,7 @@ __device__ __forceinline__ int sequence_of(const int* query_starts, int N, int t
 }
 
 // q: [T, H, D] and k: [T, K, D], heads side by side, rows q_stride and k_stride apart; q_out, k_out: contiguous.
-// positions: [T]. frequencies: [half]. text_lens: [N] or null; query_starts: [N + 1]. Dynamic shared memory: 8 half.
+// positions: [T]. frequencies: [half] or [2, half]. text_lens: [N] or null; query_starts: [N + 1]. Dynamic shared memory: 8 half.
 // Four blocks are to fit on a multiprocessor (the 4): without it ptxas saves registers for more until a number spills.
 extern "C" __global__ void __launch_bounds__(256, 4)
     rotary(storage_t* q_out, storage_t* k_out, const storage_t* q, const storage_t* k, const int* positions,
@@ -78,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     float growth = 1.0f;
     if (text_lens != nullptr) {
         int length = text_lens[sequence_of(query_starts, N, t)];
-        if (length > original) growth = (float)(factor * length / original - (factor - 1.0));
+        if (length > original && factor == 0.0) frequencies += half;
+        if (length > original && factor != 0.0) growth = (float)(factor * length / original - (factor - 1.0));
     }
     float position = (float)positions[t];
     for (int j = threadIdx.x; j < half; j += blockDim.x) {

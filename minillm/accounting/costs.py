@@ -6,7 +6,7 @@ conventions); here are other tools' conventions, and the names of the rows.
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -62,11 +62,16 @@ def operations(
     config: ModelConfig, step: Step, storage: Storage | None = None, conventions: Conventions | None = None
 ) -> list[Row]:
     """The operations of one forward pass in execution order."""
-    backend = shape_backend(storage or Storage())
-    model = shape_model(config, backend)
+    backend, model = _model_of(config, storage or Storage())
     observer = _RowBackend(backend, model, conventions or Conventions())
     run(model, observer, step, full_square=observer.conventions.full_square)
     return observer.rows
+
+
+@lru_cache(maxsize=16)
+def _model_of(config: ModelConfig, storage: Storage) -> tuple[ShapeBackend, Model]:
+    backend = shape_backend(storage)
+    return backend, shape_model(config, backend)
 
 
 def shape_backend(storage: Storage) -> ShapeBackend:

@@ -169,7 +169,7 @@ class Analysis:
     conventions: Conventions = field(default_factory=Conventions)
     parallel: Parallel = field(default_factory=Parallel)
     scheme: str = ""
-    """How the checkpoint is quantised, if it is a published one; for people"""
+    """The scheme of a published quantised checkpoint, for people; "" if it is none"""
 
     def __post_init__(self) -> None:
         """Check sizes.

@@ -34,6 +34,7 @@ from ..reference.attention import attention_cost, kv_cost
 from ..reference.cost import Cost
 from ..reference.experts import Routing, combine_cost, linear_experts_cost, route_cost
 from ..reference.linear import embed_cost, linear_cost, reduce_cost
+from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import Rotation, rotary_cost
 from ..reference.sampling import Draw
@@ -183,6 +184,20 @@ def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str 
     )
 
 
+def _add_low_rank(
+    _: Backend, __: None, result: Any, *, x: Any, parts: Any, activation: str | None, residual: Any, **___: Any
+) -> Cost:
+    return low_rank_cost(
+        len(x),
+        x.shape[1],
+        result.shape[1],
+        [(len(rows), change.down.shape[0]) for rows, change in parts],
+        activation=activation,
+        residual=residual is not None,
+        number_bytes=x.itemsize,
+    )
+
+
 def _layer_norm(_: Backend, weight: Weight, result: Any, **__: Any) -> Cost:
     return layer_norm_cost(*result.shape, affine=weight.data is not None, number_bytes=result.itemsize)
 
@@ -196,8 +211,9 @@ def _rms_norm(_: Backend, weight: Weight, result: Any, *, residual: Any, **__: A
 def _rotary(_: Backend, __: None, result: Any, *, q: Any, k: Any, rotation: Rotation, **___: Any) -> Cost:
     T, H, D = q.shape
     scaled, stretched = rotation.scale != 1, rotation.stretch is not None
-    half, heads = len(rotation.frequencies.data), H + k.shape[1]
-    return rotary_cost(T, heads, D, half, scaled=scaled, stretched=stretched, number_bytes=q.itemsize)
+    return rotary_cost(
+        T, H + k.shape[1], D, rotation.pairs, scaled=scaled, stretched=stretched, number_bytes=q.itemsize
+    )
 
 
 def _glu(_: Backend, __: None, result: Any, *, activation: str, **___: Any) -> Cost:
@@ -250,6 +266,7 @@ def _reduce(backend: Backend, _: None, result: Any, **__: Any) -> Cost:
 COSTS: dict[str, Callable[..., Cost]] = {
     "embed": _embed,
     "linear": _linear,
+    "add_low_rank": _add_low_rank,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "rotary": _rotary,

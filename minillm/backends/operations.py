@@ -45,13 +45,7 @@ class Backend:
         self.memory.arena.turn()
 
     def embed(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        *,
-        scale: float = 1.0,
+        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
     ) -> Any:
         """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         out = self.memory.arena.take((len(ids), table.shape[1]))
@@ -67,6 +61,11 @@ class Backend:
         return reference.linear(
             x, expand(weight.data), weight.bias, self.xp, out, activation=activation, residual=residual
         )
+
+    def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
+        """activation(y + (x A^T) B^T) + residual, into y; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]"""
+        arrays = [(rows, change.down.data, change.up.data) for rows, change in parts]
+        return reference.add_low_rank(y, x, arrays, self.xp, activation=activation, residual=residual)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""

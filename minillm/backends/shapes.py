@@ -114,13 +114,7 @@ class ShapeBackend(Backend):
         super().__init__(ShapeLoader(weights, checkpoint), memory)
 
     def embed(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        *,
-        scale: float = 1.0,
+        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
     ) -> Any:
         """[T], [T] -> [T, E]"""
         return self.memory.arena.take((len(ids), table.shape[1]))
@@ -129,6 +123,10 @@ class ShapeBackend(Backend):
         """[T, in] -> [T, out]"""
         dtype = np.float32 if weight.makes_logits else None
         return self.memory.arena.take((len(x), weight.shape[0]), dtype)
+
+    def add_low_rank(self, y: Any, x: Any, parts: Any, **variant: Any) -> Any:
+        """[T, out] -> [T, out]"""
+        return y
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """[T, E] -> [T, E]"""

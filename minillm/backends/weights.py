@@ -64,10 +64,7 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place.
-
-    A `Quantized` keeps its format where whole rows change places (`sources.by_block`); its columns are never reordered.
-    """
+    """A tensor in another order than `source`, or a part of it. Reading copies it: no file can be used in place."""
 
     source: Tensor
     arrange: Callable[[NDArray[Any]], NDArray[Any]]

@@ -79,7 +79,7 @@ class PagedCache:
             self._references[page] += 1
         if keep % self.page_size:
             self._write_over(sequence, keep, pages, spares)
-        return TokenSequence(sequence.token_ids[:keep], keep, pages)
+        return TokenSequence(sequence.token_ids[:keep], keep, pages, sequence.adapter)
 
     def _write_over(
         self, sequence: TokenSequence, keep: int, pages: list[int], spares: Iterable[TokenSequence]

@@ -31,10 +31,15 @@ class PrefixCache:
         self._cache.free(self._kept.pop(0))
         return True
 
-    def match(self, token_ids: list[int]) -> TokenSequence | None:
-        """A fork of the longest cached prefix of a prompt, leaving at least the last token to compute."""
+    def match(self, token_ids: list[int], adapter: str | None = None) -> TokenSequence | None:
+        """A fork of the longest cached prefix of a prompt, leaving at least the last token to compute.
+
+        Only sequences that the same adapter computed have the keys and values that the prompt would get.
+        """
         best, length = None, 0
         for sequence in self._kept:
+            if sequence.adapter != adapter:
+                continue
             common = common_prefix(sequence.token_ids, token_ids[:-1])
             if common > length:
                 best, length = sequence, common

@@ -3,6 +3,7 @@
 hub.py           folder or hub id -> local folder; downloads what is needed and nothing else
 folder.py        local folder -> Checkpoint: which files hold the weights, shards merged
 safetensors.py   one .safetensors file -> its tensors; tensors -> such files, written row by row
+gguf.py          one GGUF file -> its metadata, and the places of its tensors (models/gguf.py makes a model of them)
 pytorch.py       one pytorch_model.bin -> its tensors; the pickle inside is read without running it
 tensors.py       StoredTensor: location of the values in a file, mapped or read
 

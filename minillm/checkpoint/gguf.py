@@ -413,8 +413,6 @@ class _Header:
             if at + 8 > len(self._data):
                 self._grow(at + 8)
             at += 8 + length(self._data, at)[0]
-            if at > self._limit:
-                raise self._ended()
         self._grow(at)
         self.at = at
 

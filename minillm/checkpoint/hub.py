@@ -127,7 +127,7 @@ def find_file(repo_id: str, name: str, *, revision: str | None = None) -> Path:
 
 
 def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
-    """The local folder of a model's config.json, the only file fetched for a hub id.
+    """The local folder of a model's config.json, the only file fetched for a hub id; or its GGUF file.
 
     Raises:
         ModelNotFoundError, ParameterError: as `find_model`.
@@ -136,10 +136,15 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
     folder = _local_folder(name, revision)
     if folder is not None:
         return folder
+    if is_hub_file(name):
+        return _fetch_file(name, revision)
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     try:
         return Path(hf_hub_download(name, "config.json", revision=revision)).parent
+    except EntryNotFoundError:
+        return _find_on_hub(name, revision)  # a GGUF file has it inside
     except _client_errors() as error:
         raise ModelNotFoundError(_explain(error, name, revision)) from error
 
@@ -163,7 +168,7 @@ def find_adapter(path_or_id: str | os.PathLike[str]) -> Path:
 
 
 def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
-    """The local folder or file of a tokenizer; for a hub id, the repository's small files are fetched.
+    """The local folder or file of a tokenizer; for a hub id, the repository's small files or its GGUF file is fetched.
 
     Raises:
         ModelNotFoundError: as `find_model`.
@@ -172,6 +177,8 @@ def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
     folder = _local_folder(name, None, or_file=True)
     if folder is not None:
         return folder
+    if is_hub_file(name):
+        return _fetch_file(name, None)
     from huggingface_hub import snapshot_download
 
     try:
@@ -229,13 +236,8 @@ def gguf_in(folder: Path) -> Path | None:
 
 def _fetch_file(name: str, revision: str | None) -> Path:
     """The local copy of owner/name/file.gguf, and of the other files of its model if it is one of several."""
-    from huggingface_hub import hf_hub_download
-
     repo_id, _, file = name.rpartition("/")
-    try:
-        first, *_ = (Path(hf_hub_download(repo_id, each, revision=revision)) for each in all_shards(file))
-    except _client_errors() as error:
-        raise ModelNotFoundError(_explain(error, repo_id, revision)) from error
+    first, *_ = [find_file(repo_id, each, revision=revision) for each in all_shards(file)]
     return first
 
 
@@ -308,9 +310,10 @@ def _find_gguf_in_cache(repo_id: str, revision: str | None) -> Path | None:
     """The one complete GGUF model in the cached snapshot of this revision."""
     from huggingface_hub import snapshot_download
 
+    errors: tuple[type[Exception], ...] = CheckpointError, *_client_errors()
     try:
         path = gguf_in(Path(snapshot_download(repo_id, revision=revision, local_files_only=True)))
-    except (CheckpointError, *_client_errors()):
+    except errors:
         return None
     complete = path is not None and all(path.with_name(name).is_file() for name in all_shards(path.name))
     return path if complete else None
@@ -335,7 +338,7 @@ def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
         return cached
     weights = find_weights(present)
     if weights is None and (file := choose_file(list(present), _title(repo_id, revision))) is not None:
-        return _fetch_file(f"{repo_id}/{file}", info.sha)
+        return _fetch_file(f"{repo_id}/{file}", revision)
     if weights is None or "config.json" not in present:
         lacking = "config.json" if weights else "weights (safetensors or pytorch_model.bin)"
         raise ModelNotFoundError(f"{_title(repo_id, revision)} has no {lacking}: minillm cannot load it")

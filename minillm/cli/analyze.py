@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument("model", metavar="MODEL", help="folder, hub id, or a published name such as opt-13b")
+    parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id, or a published name such as opt-13b")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     work = parser.add_argument_group("work")
     work.add_argument("--batch", type=int, default=1, metavar="N", help="sequences side by side (default: 1)")
@@ -136,7 +136,7 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
     quantization = found.quantization
     if isinstance(quantization, Quantization):
         quantization.check_wanted(args.dtype)
-    kept = quantization.dtype if quantization is not None and args.dtype == "auto" else args.dtype
+    kept = (found.kept or args.dtype) if args.dtype == "auto" else args.dtype
     fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - 1))
     prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
@@ -166,6 +166,8 @@ class FoundConfig(NamedTuple):
     dtype: str
     """Dtype of the checkpoint's tensors that are not quantised"""
     quantization: "Quantization | Scheme | None" = None
+    kept: str | None = None
+    """The dtype in 8 or 4 bits that the checkpoint has"""
 
 
 def find_model_config(model: str, revision: str | None) -> FoundConfig:
@@ -177,8 +179,10 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
     """
     from ..accounting.storage import BYTES
     from ..checkpoint import find_config
+    from ..checkpoint.gguf import is_gguf, read_gguf
     from ..config import read_config
-    from ..models import family_of, published, published_config
+    from ..models import family_of, published, published_config, read_gguf_model_config
+    from ..models.gguf import main_dtype
     from ..models.schemes import read_quantization
 
     if model in published() and not Path(model).exists():
@@ -189,10 +193,16 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
         raise ParameterError(
             f"model {model!r} is neither a folder nor a hub id (owner/name); published names: " + ", ".join(published())
         )
-    raw = read_config(find_config(model, revision=revision))
+    path = find_config(model, revision=revision)
+    if is_gguf(path):
+        gguf = read_gguf(path)
+        main = main_dtype(gguf)
+        return FoundConfig(read_gguf_model_config(gguf), main if main in BYTES else "float32", None, main)
+    raw = read_config(path)
     config: ModelConfig = family_of(raw).read_config(raw)
-    stored = raw.get("dtype") or raw.get("torch_dtype")
-    return FoundConfig(config, stored if stored in BYTES else "float32", read_quantization(raw))
+    stored, quantization = raw.get("dtype") or raw.get("torch_dtype"), read_quantization(raw)
+    kept = None if quantization is None else quantization.dtype
+    return FoundConfig(config, stored if stored in BYTES else "float32", quantization, kept)
 
 
 def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int]]:

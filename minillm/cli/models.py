@@ -110,7 +110,10 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    """The GGUF files of a folder; of those that hold one model together the first."""
+    from ..checkpoint.gguf import all_shards
+
+    return sorted(path for path in folder.glob("*.gguf") if path.is_file() and path.name == all_shards(path.name)[0])
 
 
 def describe(name: str, path: Path, problem: str, machine: str, hardware: "Hardware | None") -> Entry:
@@ -140,13 +143,12 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
     Raises:
         MinillmError: it is damaged, or of a kind that minillm does not run.
     """
-    from ..accounting.memory import needed
     from ..checkpoint import ADAPTER_CONFIG, open_checkpoint
     from ..config import read_config
     from ..models import check_complete, family_of, tensor_shapes
 
     if path.is_file():
-        return "minillm does not read GGUF files"
+        return _examine_gguf(path, facts, machine, hardware)
     if (path / ADAPTER_CONFIG).exists():
         facts["format"] = "adapter"
         return "an adapter: give it as --adapter beside its base model"
@@ -167,11 +169,39 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
     config = family_of(raw).read_config(raw)
     facts["parameters"] = sum(map(math.prod, tensor_shapes(config).values()))
     dtype = most if quantised is None else "auto"
-    analysis = analyze.analyze(_analyze_options(path, dtype, machine), hardware)
     if quantised is None:
         check_complete(stored, config)
+    return _predict(path, dtype, facts, machine, hardware)
+
+
+def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
+    """As `_examine`, of a GGUF file."""
+    from ..checkpoint.gguf import read_gguf, read_shards
+    from ..models import family_of, tensor_shapes
+    from ..models.gguf import read_gguf_model
+    from ..models.sources import check_tensors
+
+    gguf = read_gguf(path)
+    numbers: dict[str, int] = {}
+    for shard in read_shards(gguf):
+        for located in shard.tensors.values():
+            numbers[located.type.name] = numbers.get(located.type.name, 0) + math.prod(located.shape)
+    facts["format"] = f"GGUF {max(numbers, key=lambda name: numbers[name])}" if numbers else "GGUF"
+    raw, tensors, _ = read_gguf_model(gguf)
+    facts["family"] = raw["model_type"]
+    config = family_of(raw).read_config(raw)
+    facts["parameters"] = sum(map(math.prod, tensor_shapes(config).values()))
+    check_tensors(tensors, tensor_shapes(config))
+    return _predict(path, "auto", facts, machine, hardware)
+
+
+def _predict(path: Path, dtype: str, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
+    """Fill in the speed that is predicted; or the reason why the model does not fit."""
+    from ..accounting.memory import needed
+
+    analysis = analyze.analyze(_analyze_options(path, dtype, machine), hardware)
     work, free = analysis.workload, analysis.hardware.memory
-    bytes_needed = needed(config, analysis.storage, 1, work.decode_context)
+    bytes_needed = needed(analysis.config, analysis.storage, 1, work.decode_context)
     if bytes_needed > free:
         return f"needs {bytes_text(bytes_needed)} of memory, {bytes_text(free)} are free"
     facts["tokens_per_second"] = 1 / analysis.decode.seconds

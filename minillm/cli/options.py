@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +37,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
     """Add options for the model and its execution. `dtypes` is the default of a command that takes several."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder or Hugging Face hub id (default: the model in the package)"
+        "--model", metavar="MODEL", help="checkpoint folder, GGUF file or hub id (default: the model in the package)"
     )
     group.add_argument("--revision", help="branch, tag or commit on the hub")
     group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")
+    group.add_argument(
+        "--adapters", nargs="+", metavar="NAME=PATH", help="LoRA adapters for --lora to choose from; not merged"
+    )
     group.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
     )
@@ -154,8 +157,24 @@ def load_engine(
             amateur=getattr(args, "amateur", None),
             tokenizer=args.tokenizer,
             adapter=args.adapter,
+            adapters=_named(args.adapters or ()),
             **placement_fields(args),
         )
+
+
+def _named(words: Sequence[str]) -> dict[str, str]:
+    """NAME=PATH of `--adapters`, by name.
+
+    Raises:
+        UsageError: a word is not of this form, or a name occurs twice.
+    """
+    named: dict[str, str] = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if not (name and path) or name in named:
+            raise UsageError(f"--adapters expects NAME=PATH, each name once, found {word!r:.100}")
+        named[name] = path
+    return named
 
 
 def placement_fields(args: argparse.Namespace) -> dict[str, Any]:

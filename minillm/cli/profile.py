@@ -104,7 +104,7 @@ def _load(args: argparse.Namespace) -> "Engine":
 
     if args.shape is None:
         return load_engine(args, prompts=args.batch)
-    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "tokenizer")):
+    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "adapters", "tokenizer")):
         raise ParameterError(
             "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
         )

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelNotFoundError, ParameterError, listed
+from ..errors import ModelNotFoundError, ParameterError
 from .output import bytes_text
 
 DESCRIPTION = """Fetch a model from the Hugging Face hub into the local cache (HF_HOME). Of a
@@ -15,7 +15,7 @@ or one GGUF file. An interrupted run can be repeated: complete files are kept.""
 
 EPILOG = """examples:
   minillm pull HuggingFaceTB/SmolLM2-135M-Instruct
-  minillm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF --file qwen2.5-0.5b-instruct-q4_0.gguf
+  minillm pull Qwen/Qwen3-0.6B-GGUF --file Qwen3-0.6B-Q8_0.gguf
 """
 
 
@@ -47,32 +47,42 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _only_gguf(model: str, revision: str | None) -> str | None:
-    """The GGUF file of a repository without config.json; None if it has one, or if the hub cannot be asked.
+    """The GGUF file of a repository without other weights; None if it has some, or if the hub cannot be asked.
 
     Raises:
-        ModelNotFoundError: there are several.
+        CheckpointError: there are several.
     """
     from ..checkpoint import list_hub_files
+    from ..checkpoint.folder import find_weights
+    from ..checkpoint.gguf import choose_file
 
     try:
         present = list_hub_files(model, revision=revision)
     except ModelNotFoundError:
         return None  # the cache may have it; if not, the next step says what is wrong
-    found = sorted(name for name in present if name.endswith(SUFFIX))
-    if "config.json" in present or not found:
-        return None
-    if len(found) > 1:
-        names = listed(found, 400)
-        raise ModelNotFoundError(f"model {model!r} has {len(found)} GGUF files, name one by --file: {names}")
-    return found[0]
+    return choose_file(list(present), f"model {model!r}") if find_weights(present) is None else None
 
 
 def _pull_file(model: str, name: str, revision: str | None) -> None:
-    """Fetch a GGUF file."""
+    """Fetch a GGUF file, and the other files of its model if it is one of several."""
     from ..checkpoint import find_file
+    from ..checkpoint.gguf import all_shards, read_gguf
+    from ..loading import read_chat_template
+    from ..models import family_of, tensor_shapes
+    from ..models.gguf import read_gguf_config
 
-    path = find_file(model, name, revision=revision)
-    _report(folder=path.parent, file=path.name, size=bytes_text(path.stat().st_size), next=_command("generate", path))
+    paths = [find_file(model, each, revision=revision) for each in all_shards(name)]
+    raw = read_gguf_config(read_gguf(paths[0]))
+    config = family_of(raw).read_config(raw)
+    place = f"{model}/{paths[0].name}" if revision is None and "/" not in name else paths[0]
+    _report(
+        folder=paths[0].parent,
+        file=paths[0].name,
+        size=bytes_text(sum(path.stat().st_size for path in paths)),
+        family=config.model_type,
+        parameters=f"{sum(math.prod(shape) for shape in tensor_shapes(config).values()):,}",
+        next=_command("generate" if read_chat_template(paths[0]) is None else "chat", place),
+    )
 
 
 def _pull_checkpoint(model: str, revision: str | None) -> None:

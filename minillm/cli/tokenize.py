@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
     )
     add_prompt_options(parser)
     parser.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder or hub id (default: the packaged demo model)"
+        "--model", metavar="MODEL", help="checkpoint folder, GGUF file or hub id (default: the packaged demo model)"
     )
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     parser.add_argument("--ids", action="store_true", help="print only the ids, in one line")

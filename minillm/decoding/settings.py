@@ -147,6 +147,9 @@ class Fields(Generic[Unset]):
     logits_processor: Sequence[Callable[..., Any]] | Unset = TEXT.field((),
         sequence("a sequence of functions (history, logits, xp) -> logits", function("", 3)),
         help="your own processors, each (history, logits [N, V], xp) -> logits; see `processors`")
+    lora: str | None = TEXT.field(None, text, flag="--lora NAME", expected="the name of an adapter, as text",
+        help="apply this one of the engine's LoRA adapters",
+        notes="Engine(..., adapters={name: folder}) has them; helper models run without.")
     use_cache: bool | Unset = TEXT.field(True, flag, flag="--no-cache",
         help="recompute the whole sequence for each token")
 

@@ -57,13 +57,27 @@ class HeadNorms:
         return backend.rms_norm(q, self.q, self.epsilon), backend.rms_norm(k, self.k, self.epsilon)
 
 
-class ProjectionNorms(HeadNorms):
-    """RMS norm of all queries of a token together, and of its keys: gains [H D] and [K D] (OLMoE, OLMo 2)."""
+@dataclass(frozen=True, eq=False)
+class ProjectionNorms:
+    """RMS norm of a token's queries, all heads as one row, and of its keys (OLMoE, OLMo 2, arXiv 2501.00656).
 
-    def __call__(self, backend: Backend, q: Any, k: Any) -> tuple[Any, Any]:
-        """[T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
-        normed = super().__call__(backend, merge_heads(q), merge_heads(k))  # -> [T, H D], [T, K D]
-        return normed[0].reshape(q.shape), normed[1].reshape(k.shape)
+    The mean square spans all heads: ranks that share a layer compute them all, and each goes on with its own.
+    """
+
+    q: Weight
+    """[H D], of all ranks' heads"""
+    k: Weight
+    """[K D]"""
+    epsilon: float
+    rank: int
+    ranks: int
+
+    def __call__(self, backend: Backend, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """[T, H D], 2 x [T, K D] -> this rank's columns of each"""
+        q, k = backend.rms_norm(q, self.q, self.epsilon), backend.rms_norm(k, self.k, self.epsilon)
+        widths = [x.shape[1] // self.ranks for x in (q, k, v)]
+        q, k, v = (x[:, self.rank * n : (self.rank + 1) * n] for x, n in zip((q, k, v), widths, strict=True))
+        return q, k, v
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +96,7 @@ class Attention:
     rotation: Rotation | None = None
     """Rotary position embedding; None: positions enter in another way"""
     head_norms: HeadNorms | None = None
+    projection_norms: ProjectionNorms | None = None
     window: int | None = None
     """Sliding window: positions that a query sees, its own included; None: no window"""
     slopes: Weight | None = None
@@ -94,6 +109,8 @@ class Attention:
         q, k, v = project_qkv(
             backend, x, self.qkv, self.num_heads, self.num_kv_heads
         )  # [T, E] -> [T, H D], 2 x [T, K D]
+        if self.projection_norms is not None:
+            q, k, v = self.projection_norms(backend, q, k, v)
         q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
         k = partition_heads(k, self.num_kv_heads)  # [T, K D] -> [T, K, D]
         v = partition_heads(v, self.num_kv_heads)  # [T, K D] -> [T, K, D]

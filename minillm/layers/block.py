@@ -67,4 +67,19 @@ class Sandwich:
         return self.mlp_out_norm(backend, self.mlp(backend, self.mlp_norm(backend, x), residual=None), residual=x)
 
 
-Block = PreNorm | PostNorm | Parallel | Sandwich
+@dataclass(frozen=True, eq=False)
+class OutputNorm:
+    """Block that norms its sublayers' results, not what they read (Liu et al., arXiv 2111.09883, section 3.2)."""
+
+    attention: Attention
+    attention_norm: RMSNorm
+    mlp: MLP | GatedMLP
+    mlp_norm: RMSNorm
+
+    def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch) -> Any:
+        """x = x + norm(attention(x));  x + norm(mlp(x)). [T, E] -> [T, E]"""
+        x = self.attention_norm(backend, self.attention(backend, x, cache, batch, residual=None), residual=x)
+        return self.mlp_norm(backend, self.mlp(backend, x, residual=None), residual=x)
+
+
+Block = PreNorm | PostNorm | Parallel | Sandwich | OutputNorm

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..backends.low_rank import AdapterWeights
 from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import Tensor
@@ -18,7 +20,7 @@ from ..checkpoint.gguf import GGUF, is_gguf, read_gguf
 from ..config import ModelConfig, read_config
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from . import sources
-from .adapters import merge, read_adapter
+from .adapters import merge, per_request, read_adapter
 from .base import Model
 from .decoder import Decoder
 from .quantized import Quantization
@@ -43,6 +45,10 @@ FAMILIES = (
     "starcoder2",
     "gemma2",
     "gemma3_text",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "phi3",
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 
@@ -116,15 +122,37 @@ def _load_gguf(gguf: GGUF, backend: Backend, adapter: Path | None, **ranks: int)
 
     tensors: Mapping[str, Tensor]
     raw, tensors, stored = read_gguf_model(gguf)
-    try:
+    with _speaking_of(gguf):
         config = family_of(raw).read_config(raw)
         if adapter is not None:
             config, tensors = _adapted(config, tensors, adapter, as_built=True)
         model = build_model(config, tensors, backend, **ranks)
-    except (CheckpointError, UnsupportedModelError) as error:  # the families speak of config.json, as if there were one
-        raise type(error)(f"{gguf.path}: {error!s}".replace("config.json", "its metadata")) from None
     stored.check_unchanged()
     return model
+
+
+def read_gguf_model_config(gguf: GGUF) -> ModelConfig:
+    """The configuration of the model in a GGUF file.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: as `load_model`.
+    """
+    from .gguf import read_gguf_model
+
+    raw = read_gguf_model(gguf)[0]
+    with _speaking_of(gguf):
+        config: ModelConfig = family_of(raw).read_config(raw)
+    return config
+
+
+@contextmanager
+def _speaking_of(gguf: GGUF) -> Iterator[None]:
+    """Name the file in errors: the families speak of config.json, as if there were one."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedModelError) as error:
+        message = str(error).replace("its config.json", "config.json").replace("config.json", "its metadata")
+        raise type(error)(f"{gguf.path}: {message}") from None
 
 
 def _adapted(
@@ -158,6 +186,16 @@ def check_complete(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
     if config.tied_head and names.head in tensors:
         tensors.setdefault(names.embedding, tensors.pop(names.head))
     sources.check_tensors(tensors, sources.tensor_shapes(family.build, config, as_built=False))
+
+
+def load_adapter(folder: Path, config: ModelConfig, backend: Backend) -> AdapterWeights:
+    """Load a LoRA adapter for single requests of a model (`adapters.per_request`).
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.
+    """
+    family = family_named(config.model_type)
+    return per_request(read_adapter(folder, family.build, config, family.NAMES), backend)
 
 
 def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

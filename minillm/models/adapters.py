@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.formats import BFLOAT16, FLOAT16, FORMATS, Role
+from ..backends.low_rank import AdapterWeights, LowRankWeight
+from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import RandomTensor, Rearranged, Tensor, Weight, narrow
 from ..checkpoint import ADAPTER_CONFIG, StoredTensor, open_adapter
@@ -48,6 +50,8 @@ class Module:
     """Rows are stored head by head (`Weights.linear`)"""
     transposed: bool = False
     """Published as [inputs, outputs]"""
+    is_expert: bool = False
+    """One of several experts' matrices"""
 
     def arranged(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows in the checkpoint's order as the model has them. [outputs, ...]"""
@@ -69,19 +73,31 @@ class _Modules(Weights):
         inputs: int,
         bias: bool = False,
         split: Split | None = None,
-        blocks: int = 1,
+        blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         transposed: bool = False,
     ) -> Weight:
         first = 0
         for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
-            weight, order = self._prefix + name, (blocks, heads, transposed)
+            weight, order = self._prefix + name, (blocks if isinstance(blocks, int) else 1, heads, transposed)
             self.found[self._prefix + part] = Module(weight, rows, inputs, first, "projection", *order)
             first += rows
         return super().linear(name, outputs, inputs=inputs, bias=bias, split=split)
 
+    def experts(
+        self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
+    ) -> Weight:
+        for expert in range(count):
+            first = 0
+            for part, rows in outputs.items():
+                module = Module(f"{self._prefix}{name}.{expert}", rows, inputs, first, "projection", is_expert=True)
+                self.found[self._prefix + part.replace("*", str(expert))] = module
+                first += rows
+        return super().experts(name, outputs, inputs=inputs, count=count, split=split)
+
     def table(self, name: str, rows: int, width: int, role: Role) -> Weight:
-        self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, role)
+        kind: Role = "projection" if role == "router" else role  # a linear layer, as PEFT sees it
+        self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, kind)
         return super().table(name, rows, width, role)
 
 
@@ -121,6 +137,8 @@ class Adapter:
     """Whether it changes the embedding or the LM head of a model in which they are one"""
     modules: Mapping[str, Module] = field(repr=False)
     """All of the model's"""
+    head: str
+    """Which of them is the LM head"""
 
 
 _MATRICES = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|(lora_magnitude_vector)(?:\.weight)?)")
@@ -183,7 +201,7 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
     vocabulary = touched & {head, names.embedding.removesuffix(".weight")}
     if vocabulary and lora.tie:
         raise UnsupportedModelError(f"{source}: ensure_weight_tying is true; minillm changes {vocabulary.pop()} alone")
-    return Adapter(folder, changes, replaced, config.tied_head and bool(vocabulary), modules)
+    return Adapter(folder, changes, replaced, config.tied_head and bool(vocabulary), modules, head)
 
 
 def _may_replace(lora: LoraConfig, module: str, short: str, is_base: bool, names: Names) -> bool:
@@ -357,6 +375,54 @@ def merge(adapter: Adapter, tensors: Mapping[str, Tensor], names: Names, *, as_b
             along = None if lengths is None else lengths[:, None]  # [out] -> [out, 1]
             merged[key] = Merged(merged[key], up, change.down, along)
     return merged
+
+
+def per_request(adapter: Adapter, backend: Backend) -> AdapterWeights:
+    """The weights of an adapter that is applied to the rows of its requests only, in float32.
+
+    The modules of a fused projection (Q, K, V) share one A, stacked, and one B, in blocks: [sum of r, in], [out, sum of
+    r].
+
+    Raises:
+        UnsupportedModelError: it changes more than projections by low-rank matrices: it can only be merged.
+    """
+    tables = [
+        name
+        for name in adapter.changes
+        if adapter.modules[name].role != "projection" and (name != adapter.head or adapter.unties)
+    ]
+    experts = [name for name in adapter.changes if adapter.modules[name].is_expert]
+    reason = (
+        f"replaces {next(iter(adapter.replaced))}" if adapter.replaced
+        else f"changes {tables[0]}, a table" if tables
+        else f"changes {experts[0]}, an expert" if experts
+        else "has use_dora" if any(change.lengths is not None for change in adapter.changes.values())
+        else None
+    )  # fmt: skip
+    if reason is not None:
+        raise UnsupportedModelError(
+            f"adapter {adapter.folder} {reason}, which cannot be done for single requests: merge it, as adapter"
+        )
+    outputs: dict[str, int] = {}
+    for module in adapter.modules.values():
+        outputs[module.weight] = max(outputs.get(module.weight, 0), module.first + module.outputs)
+    parts: dict[str, list[str]] = {}
+    for name in adapter.changes:
+        parts.setdefault(adapter.modules[name].weight, []).append(name)
+    weights = {}
+    for weight, names in parts.items():
+        downs = [adapter.changes[name].down for name in names]
+        up, r = np.zeros((outputs[weight], sum(map(len, downs))), np.float32), 0
+        for name, down in zip(names, downs, strict=True):
+            module = adapter.modules[name]
+            rows = slice(module.first, module.first + module.outputs)
+            up[rows, r : r + len(down)] = module.arranged(adapter.changes[name].up)
+            r += len(down)
+        constant = backend.loader.constant
+        weights[weight] = LowRankWeight(
+            constant(f"{weight}.lora_A", np.concatenate(downs)), constant(f"{weight}.lora_B", up)
+        )
+    return weights
 
 
 def _as_built(tensor: Tensor, modules: Mapping[str, Module], name: str) -> Tensor:

@@ -100,8 +100,7 @@ def read_gemma(fields: Fields, model_type: str, **own: Any) -> GemmaConfig:
     """
     return GemmaConfig(
         model_type=model_type,
-        **read_grouped_heads(fields, **HEADS),
-        **read_shared(fields, tied_head=True),
+        **read_grouped_heads(fields, **HEADS) | read_shared(fields, tied_head=True),
         intermediate_size=fields.size("intermediate_size"),
         epsilon=fields.number("rms_norm_eps", 1e-6),
         activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),

@@ -11,6 +11,7 @@ K for that; `permuted` names them, and here the order is undone. Fused Q, K, V a
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.weights import Rearranged, Tensor
-from ..checkpoint.gguf import GGUF, Array
+from ..checkpoint.gguf import GGUF, Array, read_shards
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
-from .gguf_tensors import GGUFTensors, open_tensors
+from .gguf_tensors import FLOATS, GGUFTensors, kept_dtype, open_tensors
 from .rotary import BASE, read_rotary, rope_table
 
 logger = logging.getLogger("minillm")
@@ -245,6 +246,15 @@ def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUF
     return raw, rename_tensors(gguf, stored, raw), stored
 
 
+def main_dtype(gguf: GGUF) -> str:
+    """The format that most numbers of matrices are kept in, by its name in `formats.STORED_FORMATS`."""
+    counts: Counter[str] = Counter()
+    for tensor in (tensor for shard in read_shards(gguf) for tensor in shard.tensors.values()):
+        if len(tensor.shape) > 1:
+            counts[kept_dtype(tensor.type)] += math.prod(tensor.shape)
+    return counts.most_common(1)[0][0] if counts else FLOATS["F32"]
+
+
 def token_ids(gguf: GGUF) -> dict[str, Any]:
     """`bos_token_id`, and `eos_token_id`: the ids that end a text, a turn or a message."""
     ids = {name: gguf.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "eom")}
@@ -314,11 +324,12 @@ def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict
         if kind not in ("weight", "bias") or pattern not in architecture.tensors:
             tensors[name] = tensor  # refused by its name, as a tensor that the configuration leaves no place for
             continue
+        ordered: Tensor = tensor
         if pattern in architecture.permuted:
             heads = raw.get(architecture.permuted[pattern]) or raw["num_attention_heads"]
-            tensor = in_halves(tensor, heads, f"{gguf.path}: tensor {name}")
+            ordered = in_halves(tensor, heads, f"{gguf.path}: tensor {name}")
         renamed = architecture.tensors[pattern]
-        tensors[f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"] = tensor
+        tensors[f"{renamed.replace('.N.', f'.{number[0]}.') if number else renamed}.{kind}"] = ordered
     return tensors
 
 
@@ -398,7 +409,7 @@ def _refuse_other(architecture: Architecture, config: ModelConfig, where: str) -
 def _window(config: ModelConfig, where: str) -> int | None:
     """The sliding window of all layers, which llama.cpp ignores in these families."""
     windows = set(getattr(config, "windows", (getattr(config, "window", None),)))
-    window = min((each for each in windows if each is not None), default=None)
+    window: int | None = min((each for each in windows if each is not None), default=None)
     if window is None or window >= config.max_positions:
         return None
     if len(windows) > 1 or config.model_type not in ("mistral", "starcoder2"):
@@ -431,7 +442,8 @@ def rotary_factors(raw: Mapping[str, Any], config: ModelConfig) -> NDArray[np.fl
         return None
     bare = {"rope_theta": rope_table(fields).number("rope_theta", _base(fields))}
     plain = read_rotary(Fields(bare), 2 * len(rotary.frequencies), config.max_positions)
-    return np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)
+    factors: NDArray[np.float32] = np.divide(plain.frequencies, rotary.frequencies).astype(np.float32)
+    return factors
 
 
 def in_file_order(tensor: Tensor, name: str, architecture: Architecture, config: ModelConfig) -> Tensor:

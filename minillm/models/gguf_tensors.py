@@ -36,6 +36,11 @@ GROUPS = {"Q8_0": INT8.name, "Q4_0": INT4.name, "Q4_1": INT4_OFFSETS.name, "Q4_K
 """Types that are kept as integers -> their names in minillm"""
 
 
+def kept_dtype(kind: Type) -> str:
+    """The format that tensors of a type are kept in, by its name in `formats.STORED_FORMATS`."""
+    return FLOATS.get(kind.name) or GROUPS.get(kind.name, "float16")
+
+
 @dataclass(frozen=True, eq=False)
 class BlockTensor:
     """A tensor [..., in] stored in blocks, read on demand."""
@@ -53,7 +58,7 @@ class BlockTensor:
     @property
     def dtype(self) -> str:
         """The format it is kept in, by its name in `formats.STORED_FORMATS`."""
-        return GROUPS.get(self.type.name, "float16")
+        return kept_dtype(self.type)
 
     def stored(self) -> Any:
         """The tensor in the format it is kept in, in new arrays: a `Quantized`, or float16. [out, in]"""
@@ -150,7 +155,7 @@ class BlockTensor:
         if not isinstance(other, BlockTensor) or other.type != self.type:
             return None
         data = self.data.merged_with(other.data)
-        return data and BlockTensor((data.shape[0], *self.shape[1:]), self.type, data)
+        return None if data is None else BlockTensor((data.shape[0], *self.shape[1:]), self.type, data)
 
     def part(self, axis: int, first: int, stop: int) -> "BlockTensor":
         """Rows (axis 0), or columns of whole blocks (axis 1), `first` to `stop`; the rest is not read.

@@ -5,7 +5,8 @@
     logits = norm(x) W_lm
 
 The norm is RMS norm, positions enter by rotating queries and keys, several query heads may share a key/value head, and
-the MLP is gated. Mistral, Qwen2 and Qwen3 differ in one switch each: their files only read their configurations.
+the MLP is gated. Mistral, Qwen2, Qwen3, SmolLM3, Granite and Phi-3 differ in some switches: their files only read their
+configurations.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,6 @@ from typing import Any, TypeVar
 
 from ..backends.operations import Backend
 from ..config import Fields, ModelConfig
-from ..errors import ParameterError
 from ..layers.attention import Attention, HeadNorms, ProjectionNorms
 from ..layers.block import PreNorm
 from ..layers.embedding import Embedding
@@ -25,7 +25,7 @@ from ..layers.norm import RMSNorm
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .reading import read_activation, read_grouped_heads, read_shared, refuse_experts, refuse_other_layers
-from .rotary import RotaryConfig, read_rotary, refuse_partial
+from .rotary import BASE, RotaryConfig, read_rotary, refuse_partial
 from .sources import Names, Weights
 
 C = TypeVar("C", bound="LlamaConfig")
@@ -51,6 +51,16 @@ class LlamaConfig(ModelConfig):
     """RMS norm of all queries of a token together, and of its keys (OLMoE)"""
     windows: tuple[int | None, ...]
     """Sliding window of each layer: positions that a query sees, its own included; None: no window"""
+    rotated: tuple[bool, ...]
+    """Whether each layer rotates queries and keys (SmolLM3 leaves some out)"""
+    embedding_scale: float = 1.0
+    """Factor of the embedding (Granite)"""
+    score_scale: float | None = None
+    """Factor of attention scores (Granite); None: 1 / sqrt D"""
+    logit_scale: float = 1.0
+    """Factor of logits (Granite)"""
+    fused: bool = False
+    """Checkpoints have Q, K and V as one tensor, gate and up as another (Phi-3)"""
 
 
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
@@ -72,7 +82,11 @@ def read_kin(
     *,
     kind: type[C] = LlamaConfig,  # type: ignore[assignment]
     windows: tuple[int | None, ...] | None = None,
+    rotated: tuple[bool, ...] | None = None,
     head_dim: int | None = None,
+    tied_head: bool = False,
+    base: float = BASE,
+    rotary: RotaryConfig | None = None,
     **switches: Any,
 ) -> C:
     """Read the fields that Llama and its derivatives share.
@@ -82,28 +96,34 @@ def read_kin(
         model_type: the family's name
         kind: the family's configuration, if it has one of its own
         windows: sliding window of each layer; None: no layer has one
+        rotated: whether each layer rotates queries and keys; None: all do
         head_dim: D if config.json has none; None: E / H
+        tied_head: whether the head is tied if config.json does not say
+        base: of rotary embedding if config.json has none
+        rotary: rotary embedding if the family reads it itself
         **switches: fields of `kind` in which the family differs from Llama
 
     Raises:
         As `read_config`.
     """
-    shared = read_grouped_heads(fields, head_dim=head_dim) | read_shared(fields, tied_head=False)
-    refuse_partial(fields)
+    shared = read_grouped_heads(fields, head_dim=head_dim) | read_shared(fields, tied_head=tied_head)
     if not switches.get("num_experts"):
         refuse_experts(fields)
-    rotary = read_rotary(fields, shared["head_dim"], fields.size("max_position_embeddings"))
+    if rotary is None:
+        refuse_partial(fields)
+        rotary = read_rotary(fields, shared["head_dim"], fields.size("max_position_embeddings"), base=base)
     return kind(
         model_type=model_type,
         **shared,
         intermediate_size=fields.size("intermediate_size"),
         max_positions=rotary.longest,
-        keys_follow_length=rotary.stretch is not None,
-        epsilon=fields.number("rms_norm_eps", 1e-6),
+        keys_follow_length=rotary.stretch is not None or rotary.short is not None,
+        keys_change_beyond=rotary.short,
         activation=read_activation(fields, "hidden_act", "silu"),
         rotary=rotary,
         windows=windows or (None,) * shared["num_layers"],
-        **switches,
+        rotated=rotated or (True,) * shared["num_layers"],
+        **{"epsilon": fields.number("rms_norm_eps", 1e-6)} | switches,
     )
 
 
@@ -114,9 +134,11 @@ NAMES = Names(prefixes=("model.",), left_out=("rotary_emb.inv_freq",))
 def gated_mlp(config: LlamaConfig, weights: Weights, i: int) -> GatedMLP:
     """The MLP of layer i."""
     E, F = config.hidden_size, config.intermediate_size
-    gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
+    gate_up: dict[str, Any] = {"outputs": {"mlp.gate_proj": F, "mlp.up_proj": F}}
+    if config.fused:
+        gate_up = {"outputs": {"mlp.gate_up_proj": 2 * F}, "blocks": 2}
     return GatedMLP(
-        weights.linear("mlp.gate_up", gate_up, inputs=E, bias=config.mlp_bias, split="outputs"),
+        weights.linear("mlp.gate_up", **gate_up, inputs=E, bias=config.mlp_bias, split="outputs"),
         weights.linear("mlp.down_proj", E, inputs=F, bias=config.mlp_bias, split="inputs"),
         config.activation,
     )
@@ -131,8 +153,9 @@ def build(
 ) -> Decoder:
     """Build the model; `mlp` builds a layer's MLP, of its weights and its number."""
     E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
-    embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"))
-    lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
+    embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"), scale=config.embedding_scale)
+    head = embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary")
+    lm_head = LMHead(head, scale=config.logit_scale)
     layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i, mlp) for i in range(config.num_layers))
     return Decoder(
         config.sharded(weights.ranks), embedding, layers, RMSNorm(weights.norm("norm", E), config.epsilon), lm_head
@@ -144,31 +167,33 @@ def _build_layer(
 ) -> PreNorm:
     E, D, local = config.hidden_size, config.head_dim, config.sharded(weights.ranks)
     Q, KV = config.num_heads * D, config.num_kv_heads * D
-    qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
+    qkv: dict[str, Any] = {"outputs": {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}}
+    if config.fused:
+        qkv = {"outputs": {"self_attn.qkv_proj": Q + 2 * KV}, "blocks": (Q, KV, KV)}
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights.norm(name, E), config.epsilon)
 
-    norms: HeadNorms | None = None
+    head_norms, projection_norms = None, None
     if config.head_norms:
         q, k = (weights.norm(f"self_attn.{name}_norm", D) for name in "qk")
-        norms = HeadNorms(q, k, config.epsilon)
-    elif config.projection_norms:
-        if weights.ranks > 1:
-            raise ParameterError(f"{weights.ranks} ranks cannot share {config.model_type}: a norm spans all its heads")
-        q, k = (weights.norm(f"self_attn.{name}_norm", width) for name, width in (("q", Q), ("k", KV)))
-        norms = ProjectionNorms(q, k, config.epsilon)
+        head_norms = HeadNorms(q, k, config.epsilon)
+    if config.projection_norms:
+        q, k = weights.norm("self_attn.q_norm", Q), weights.norm("self_attn.k_norm", KV)
+        projection_norms = ProjectionNorms(q, k, config.epsilon, weights.rank, weights.ranks)
+        qkv["split"] = None  # each rank has all
     return PreNorm(
         norm("input_layernorm"),
         Attention(
             layer=i,
             num_heads=local.num_heads,
             num_kv_heads=local.num_kv_heads,
-            scale=D**-0.5,
-            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.qkv_bias, split="outputs"),
+            scale=D**-0.5 if config.score_scale is None else config.score_scale,
+            qkv=weights.linear("self_attn.qkv", **{"split": "outputs"} | qkv, inputs=E, bias=config.qkv_bias),
             out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.out_bias, split="inputs"),
-            rotation=rotation,
-            head_norms=norms,
+            rotation=rotation if config.rotated[i] else None,
+            head_norms=head_norms,
+            projection_norms=projection_norms,
             window=config.windows[i],
         ),
         norm("post_attention_layernorm"),

@@ -113,7 +113,7 @@ def refuse_experts(fields: Fields) -> None:
     for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         if fields.get(name, 0) > 1:
             raise UnsupportedModelError(
-                f"{fields.source}: {name} is {fields.raw[name]!r:.60}: minillm runs no mixture of experts"
+                f"{fields.source}: {name} is {fields.raw[name]!r:.60}: this family is run without experts"
             )
 
 

@@ -8,6 +8,9 @@ kind under `rope_type` or, older still, `type`.
     dynamic   the base grows with the text (`reference.rotary.Stretch`)
     yarn      low frequencies are divided, high ones stay, with a ramp between (Peng et al., arXiv 2309.00071, 3.2)
     llama3    the same, with a ramp over wavelengths (Llama 3.1's published code)
+    longrope  f_j divided by a factor of its own: another one in texts beyond the original length (Ding et al., arXiv
+              2402.13753). Such a text is computed anew when it outgrows that length, as transformers does in Phi-3; so
+              minillm runs it in that family alone
 
 All numbers are float32, as in transformers: at position 4,000 an angle has four digits after the decimal point.
 """
@@ -32,6 +35,9 @@ _MOST = 1e6
 """Upper bound on shares, numbers of turns and scales in config.json"""
 _ORIGINAL = "original_max_position_embeddings"
 
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+"""Kinds that a family has unless it says otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
@@ -44,14 +50,20 @@ class RotaryConfig:
     stretch: Stretch | None = None
     longest: int
     """Longest context that the frequencies support, in tokens"""
+    long_frequencies: tuple[float, ...] | None = None
+    """[r / 2], of texts beyond `short` tokens; None: the same"""
+    short: int | None = None
 
     def rotation(self, backend: Backend) -> Rotation:
         """The rotation with its frequencies on the backend's device."""
-        frequencies = backend.loader.constant("rotary frequencies", np.array(self.frequencies, np.float32))
-        return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch)
+        rows = self.frequencies if self.long_frequencies is None else (self.frequencies, self.long_frequencies)
+        frequencies = backend.loader.constant("rotary frequencies", np.array(rows, np.float32))
+        return Rotation(frequencies=frequencies, scale=self.scale, stretch=self.stretch, short=self.short)
 
 
-def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = BASE) -> RotaryConfig:
+def read_rotary(
+    fields: Fields, dim: int, max_positions: int, *, base: float = BASE, kinds: tuple[str, ...] = KINDS
+) -> RotaryConfig:
     """Read rotary position embedding of r = `dim` numbers of each head.
 
     Args:
@@ -59,6 +71,7 @@ def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = B
         dim: r
         max_positions: longest context in config.json
         base: default if neither `rope_theta` nor `rope_parameters` has one
+        kinds: those that the family has
 
     Raises:
         CheckpointError: r is odd, or a number is missing or invalid.
@@ -67,7 +80,7 @@ def read_rotary(fields: Fields, dim: int, max_positions: int, *, base: float = B
     if dim < 2 or dim % 2:
         raise CheckpointError(f"config.json: rotary position embedding needs an even width of at least 2, found {dim}")
     scaling = rope_table(fields)
-    kind = scaling.choice("type" if scaling.raw.get("rope_type") is None else "rope_type", "default", tuple(_KINDS))
+    kind = scaling.choice("type" if scaling.raw.get("rope_type") is None else "rope_type", "default", kinds)
     base = scaling.number("rope_theta", fields.number("rope_theta", base, above=1), above=1)
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers = (base ** exponents.astype(np.float64)).astype(np.float32)  # NumPy's own power of float32 is less exact
@@ -169,6 +182,38 @@ def _yarn(scaling: Fields, plain: NDArray[np.float32], base: float, max_position
     )
 
 
+def _longrope(scaling: Fields, plain: NDArray[np.float32], base: float, max_positions: int) -> RotaryConfig:
+    """Divide each frequency by its own factor, one for texts up to the original length and one for longer texts."""
+    original, dim = scaling.size(_ORIGINAL, max_positions), 2 * len(plain)
+    factor = scaling.number("factor", max_positions / original, most=LARGEST)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers = (base ** exponents.astype(np.float64)).astype(np.float32)  # rounded once less than 1 / plain
+    short, long = (_numbers(np.float32(1) / (_factors(scaling, name, len(plain)) * powers)) for name in _FACTORS)
+    return RotaryConfig(
+        frequencies=short,
+        long_frequencies=long,
+        short=original,
+        scale=scaling.number("attention_factor", usual, most=_MOST),
+        longest=max_positions,
+    )
+
+
+_FACTORS = ("short_factor", "long_factor")
+
+
+def _factors(scaling: Fields, name: str, count: int) -> NDArray[np.float32]:
+    """A list of `count` positive numbers."""
+    listed = scaling.get(name, [])
+    numbers = [each for each in listed if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(numbers) != count or len(listed) != count or not all(1 / _MOST < each < _MOST for each in numbers):
+        raise CheckpointError(
+            f"{scaling.source}: {name} should be {count} numbers above 0, one for each pair of rotated numbers, "
+            f"found {len(listed)}: {listed!s:.40}"
+        )
+    return np.array(numbers, np.float32)
+
+
 def _attention_factor(scaling: Fields, factor: float) -> float:
     """YaRN's scale of cosines and sines: 0.1 ln(factor) + 1, unless config.json overrides it."""
 
@@ -191,6 +236,7 @@ _KINDS: dict[str, Callable[[Fields, NDArray[np.float32], float, int], RotaryConf
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
+    "longrope": _longrope,
 }
 
 

@@ -100,7 +100,7 @@ class Weights:
         inputs: int,
         bias: bool = False,
         split: Split | None = None,
-        blocks: int = 1,
+        blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         transposed: bool = False,
     ) -> Weight:
@@ -113,7 +113,8 @@ class Weights:
             bias: whether it has one
             split: how ranks share it; None: each has all of it. The bias goes with the outputs; with "inputs" rank 0
                 alone has it, since the ranks' results are added
-            blocks: equal blocks of rows (Q, K, V) that one tensor holds: a rank takes its share of each
+            blocks: blocks of rows (Q, K, V) that one tensor holds, their number if they are equal, or the rows of each:
+                a rank takes its share of each
             heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads
             transposed: the checkpoint has it as [inputs, outputs]
         """
@@ -173,7 +174,7 @@ class Weights:
         shape: tuple[int, ...],
         *,
         split: Split | None = None,
-        blocks: int = 1,
+        blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
         transposed: bool = False,
     ) -> list[Tensor]:
@@ -184,15 +185,17 @@ class Weights:
         axis = 0 if split == "outputs" else 1
         parts = [tensor]
         if self.ranks > 1 and split is not None and axis < len(shape):
-            blocks_here = blocks if axis == 0 and heads is None else 1  # head by head, a rank's rows are contiguous
-            size = shape[axis] // blocks_here
-            share = self.share(heads or size)
-            scale = size // (heads or size)
-            starts = range(0, shape[axis], size)
-            where = 1 - axis if transposed else axis
-            parts = [tensor.part(where, at + share.start * scale, at + share.stop * scale) for at in starts]
+            sizes: tuple[int, ...] = (shape[axis],)  # head by head, a rank's rows are contiguous
+            if axis == 0 and heads is None:
+                sizes = blocks if isinstance(blocks, tuple) else (shape[0] // blocks,) * blocks
+            where, at, parts = 1 - axis if transposed else axis, 0, []
+            for size in sizes:
+                share, scale = self.share(heads or size), size // (heads or size)
+                parts.append(tensor.part(where, at + share.start * scale, at + share.stop * scale))
+                at += size
             heads = heads and heads // self.ranks
         if heads is not None:
+            assert isinstance(blocks, int)
             return [by_block(part, heads, blocks) for part in parts]
         return [transpose(part) for part in parts] if transposed else parts
 

@@ -4,9 +4,11 @@ from .activation import glu, scale_logits
 from .attention import attend, store_kv
 from .experts import Routing, combine, linear_experts, route
 from .linear import embed, linear
+from .low_rank import add_low_rank
 from .norm import layer_norm, rms_norm
 from .rotary import Rotation, cosines_and_sines, rotary
 from .sampling import sample
 
-__all__ = ["Rotation", "Routing", "attend", "combine", "cosines_and_sines", "embed", "glu", "layer_norm", "linear"]
-__all__ += ["linear_experts", "rms_norm", "rotary", "route", "sample", "scale_logits", "store_kv"]
+__all__ = ["Rotation", "Routing", "add_low_rank", "attend", "combine", "cosines_and_sines", "embed", "glu"]
+__all__ += ["layer_norm", "linear", "linear_experts", "rms_norm", "rotary", "route", "sample", "scale_logits"]
+__all__ += ["store_kv"]

@@ -31,8 +31,7 @@ class Stretch:
 
     def growth(self, batch: Batch) -> Any:
         """a of each new token, from the length of its whole text. -> [T] float32"""
-        spans = batch.spans
-        lengths = np.repeat([span.text_len for span in spans], [span.stop - span.start for span in spans])  # [N] -> [T]
+        lengths = text_lengths(batch)
         growth = self.factor * lengths / self.original - (self.factor - 1)
         return np.where(lengths > self.original, growth, 1).astype(np.float32)
 
@@ -42,14 +41,34 @@ class Rotation:
     """Frequencies and scale of the rotation."""
 
     frequencies: Any
-    """f [r / 2], float32: radians from one position to the next, as the backend keeps them"""
+    """f [r / 2], float32: radians from one position to the next, as the backend keeps them; with `short` [2, r / 2],
+    the second row for texts that are longer"""
     scale: float = 1.0
     """Factor of cosines and sines ("attention factor" of YaRN, arXiv 2309.00071, section 3.4)"""
     stretch: Stretch | None = None
+    short: int | None = None
+    """Length in tokens up to which a text has the first of two rows of frequencies (LongRoPE, arXiv 2402.13753)"""
+
+    @property
+    def pairs(self) -> int:
+        """r / 2"""
+        pairs: int = self.frequencies.data.shape[-1]
+        return pairs
 
     def growth(self, batch: Batch) -> Any:
-        """a of each new token [T] if frequencies depend on the length of the text, else None."""
+        """What frequencies follow from the length of a token's whole text, [T] float32; None if they do not.
+
+        With a stretch its a; with two rows of frequencies the number of the row, 0 or 1.
+        """
+        if self.short is not None:
+            return (text_lengths(batch) > self.short).astype(np.float32)
         return None if self.stretch is None else self.stretch.growth(batch)
+
+
+def text_lengths(batch: Batch) -> Any:
+    """Length of each new token's whole text. -> [T]"""
+    spans = batch.spans
+    return np.repeat([span.text_len for span in spans], [span.stop - span.start for span in spans])  # [N] -> [T]
 
 
 def angles(positions: Any, frequencies: Any, growth: Any, xp: Any) -> Any:
@@ -57,15 +76,17 @@ def angles(positions: Any, frequencies: Any, growth: Any, xp: Any) -> Any:
 
     Args:
         positions: [T]
-        frequencies: [r / 2]
-        growth: [T] or None
+        frequencies: [r / 2], or two rows [2, r / 2]
+        growth: [T] or None; of two rows the number of each token's
         xp: the array module
 
     Returns:
         [T, r / 2], float32
     """
-    half = len(frequencies)
-    if growth is not None:
+    half = frequencies.shape[-1]
+    if frequencies.ndim == 2:
+        frequencies = frequencies[xp.asarray(growth, dtype=xp.int64)]  # [2, r / 2] -> [T, r / 2]
+    elif growth is not None:
         exponents = xp.arange(half, dtype=xp.float32) / xp.float32(max(half - 1, 1))
         frequencies = frequencies / growth[:, None] ** exponents  # [r / 2] -> [T, r / 2]
     return positions[:, None].astype(xp.float32) * frequencies  # [T], [r / 2] -> [T, r / 2]

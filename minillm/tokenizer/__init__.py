@@ -3,6 +3,8 @@
 encoding.py       Tokenizer, StreamDecoder: encoding, decoding, decoding token by token
 layouts.py        the files of a checkpoint folder -> an object of the `tokenizers` library, which encodes and decodes
 sentencepiece.py  a SentencePiece tokenizer.model -> the same, with the `sentencepiece` package
+gguf.py           the metadata of a GGUF file -> an object of the `tokenizers` library
+gguf_entries.py   a tokenizer -> such metadata
 library.py        guards against input that would end the process inside the `tokenizers` library
 """
 

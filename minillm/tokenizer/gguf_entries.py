@@ -80,6 +80,7 @@ def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[s
     begins = bool(extra) and framed[0] == ids["bos"]
     entries["tokenizer.ggml.add_bos_token"] = begins
     entries["tokenizer.ggml.add_eos_token"] = extra > begins and framed[-1] == ids["eos"]
+    candidates: list[dict[str, Any]]
     if byte_level:
         entries |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges}
         different = {rules: name for name, rules in reversed(RULES.items())}  # the first name of each

@@ -343,9 +343,8 @@ def head(
 
 def outline_of(config: ModelConfig) -> Outline:
     """The components of a model, by its family."""
-    kin = dict.fromkeys(("mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3"), _llama) | {
-        "gemma3_text": _gemma
-    }
+    kin = dict.fromkeys(("mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3"), _llama)
+    kin |= dict.fromkeys(("smollm3", "granite", "phi3"), _llama) | {"gemma3_text": _gemma}
     outlines = {
         "opt": _opt,
         "llama": _llama,
@@ -354,6 +353,7 @@ def outline_of(config: ModelConfig) -> Outline:
         "bloom": _bloom,
         "starcoder2": _starcoder2,
         "gemma2": _gemma,
+        "olmo2": _olmo2,
     } | kin
     outline: Outline = outlines[config.model_type](config)
     return outline
@@ -385,22 +385,22 @@ def _opt(config: Any) -> Outline:
 def _llama(config: Any) -> Outline:
     E = config.hidden_size
     return Outline(
-        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        before=(
+            Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=config.embedding_scale != 1),
+        ),
         layers=tuple(_llama_layer(config, i) for i in range(config.num_layers)),
         after=(Norm(name="final_norm.weight", width=E, mean=False),),
-        head=head(config, tied=config.tied_head),
+        head=head(config, tied=config.tied_head, scaled=config.logit_scale != 1),
     )
 
 
 def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
     E = config.hidden_size
-    between: tuple[Component, ...] = (_rotation(config, config.rotary),)
+    between: tuple[Component, ...] = (_rotation(config, config.rotary),) if config.rotated[i] else ()
     if config.head_norms:
         between = (*_head_norms(config), *between)
     elif config.projection_norms:
-        norms = (("q", config.num_heads), ("k", config.num_kv_heads))
-        widths = ((name, heads * config.head_dim) for name, heads in norms)
-        between = (*(Norm(name=f"attention.head_norms.{name}", width=w, mean=False) for name, w in widths), *between)
+        between = (*_projection_norms(config), *between)
     dense = not (config.num_experts and config.sparse[i])
     return (
         Norm(name="attention_norm.weight", width=E, mean=False),
@@ -430,6 +430,12 @@ def _head_norms(config: ModelConfig) -> tuple[Component, ...]:
     return tuple(Norm(name=name, width=config.head_dim, rows=heads, mean=False) for name, heads in rows.items())
 
 
+def _projection_norms(config: ModelConfig) -> tuple[Component, ...]:
+    heads = {"q": config.num_heads, "k": config.num_kv_heads}
+    names = {name: f"attention.projection_norms.{name}" for name in heads}
+    return tuple(Norm(name=names[x], width=heads[x] * config.head_dim, mean=False) for x in heads)
+
+
 def _gemma(config: Any) -> Outline:
     E = config.hidden_size
     return Outline(
@@ -454,6 +460,23 @@ def _gemma_layer(config: Any, window: int | None, rotary: Any) -> tuple[Componen
         norm("mlp"),
         *gated_mlp(config, config.activation, residual=False),
         norm("mlp_out", residual=True),
+    )
+
+
+def _olmo2(config: Any) -> Outline:
+    E, bias = config.hidden_size, config.bias
+    between = (*_projection_norms(config), _rotation(config, config.rotary))
+    layer = (
+        *self_attention(config, bias=bias, out_bias=bias, between=between, residual=False),
+        Norm(name="attention_norm.weight", width=E, mean=False, residual=True),
+        *gated_mlp(config, config.activation, residual=False),
+        Norm(name="mlp_norm.weight", width=E, mean=False, residual=True),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head),
     )
 
 
@@ -581,7 +604,7 @@ def operations(
     return rows(outline.before, None, step.tokens) + layers + ends
 
 
-def amounts_of(  # noqa: C901  a case for each component
+def amounts_of(
     part: Component, T: int, step: Step, storage: Storage, conventions: Conventions, used: Used = "expected"
 ) -> Amounts:
     """Cost of one component for T rows of a step."""
@@ -604,22 +627,21 @@ def amounts_of(  # noqa: C901  a case for each component
             return Amounts(read=storage.activation_bytes * numbers, written=written)
         case Attend():
             return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs(part.window))
-        case TakeRows():
-            numbers = storage.activation_bytes * T * part.width
-            return Amounts(read=ID_BYTES * T + numbers, written=numbers)
-        case Route() | Spread() | ExpertLinear() | Combine():
-            return _of_experts(part, T, storage, used)
+        case TakeRows() | Route() | Spread() | ExpertLinear() | Combine():
+            return _of_chosen(part, T, storage, used)
         case ScaleLogits():
             numbers, steps = VECTOR_BYTES * T * part.width, part.scaled + part.capped
             flops = T * part.width * (part.scaled + 3 * part.capped)
             return Amounts(other=flops, read=numbers, written=numbers, fusion_saves=(steps - 1) * 2 * numbers)
 
 
-def _of_experts(part: Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used) -> Amounts:
-    """T k rows instead of T; and the choice, and the sum."""
+def _of_chosen(
+    part: TakeRows | Route | Spread | ExpertLinear | Combine, T: int, storage: Storage, used: Used
+) -> Amounts:
+    """Some of all rows; the choice of experts, T k rows instead of T, and their sum."""
     match part:
-        case Spread():
-            rows = T * part.chosen
+        case TakeRows() | Spread():
+            rows = T * part.chosen if isinstance(part, Spread) else T
             numbers = storage.activation_bytes * rows * part.width
             return Amounts(read=ID_BYTES * rows + numbers, written=numbers)
         case Route():

@@ -13,13 +13,13 @@ from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
 from minillm.models import family_of, tensor_shapes
 
-from ..families import CASES, CONFIGS, IDS
+from ..families import CASES, CONFIGS, each_of
 from ..tiny import loop_of, model_of, request_for, runner_of
 from . import closed_form
 from .agreement import assert_agree
 
 
-@pytest.fixture(params=CASES, ids=IDS)
+@pytest.fixture(params=each_of(CASES))
 def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     family, name = request.param
     return CONFIGS[family][name]

@@ -110,7 +110,8 @@ def test_missing_engines_are_named(script: Any, monkeypatch: pytest.MonkeyPatch)
     ("arguments", "words"),
     [
         (["--shape", "opt-1"], "shape 'opt-1' is not known"),
-        (["--shape", "bloom-560m"], "bloom-560m is of bloom: expected a shape of opt, gpt2, llama, qwen2"),
+        (["--shape", "bloom-560m"], "bloom-560m is of bloom: expected one of opt, gpt2, llama, qwen2"),
+        (["--model", "no-such-file.gguf"], "--model no-such-file.gguf is neither a checkpoint folder nor a GGUF file"),
         (["--new-tokens", "1"], "--new-tokens should be at least 2"),
         (["--new-tokens", "400"], "2200 tokens are asked for"),
         (["--prefill", "4000"], "4001 tokens are asked for, and the context of opt-125m is 2048"),
@@ -123,6 +124,22 @@ def test_what_cannot_be_run_is_one_line(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--cases", "perplexity"], ["--text", "some.txt"]])
+def test_a_text_needs_real_weights(script: Any, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script.main(arguments)
+    assert ended.value.code == 2
+    assert "the perplexity of a text is compared on real weights: name a --model" in capsys.readouterr().err
+    assert "perplexity" not in script.parse([]).cases and "perplexity" in script.parse(["--model", "folder"]).cases
+
+
+def test_perplexity_by_its_definition() -> None:
+    from peer_process import perplexity
+
+    logits = np.log([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.3, 0.3, 0.4]]) + 7
+    assert perplexity(logits, [2, 0, 1]) == pytest.approx((0.5 * 0.1) ** -0.5)
 
 
 @pytest.mark.parametrize("option", ["--engines", "--cases", "--formats"])

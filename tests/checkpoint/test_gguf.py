@@ -1,13 +1,20 @@
 """GGUF files: their headers and tensors against the package `gguf`, and what is refused."""
 
+import sys
+
 import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
+from minillm import Engine
+from minillm.backends.cpu.compiling import available
+from minillm.backends.weights import expand
 from minillm.checkpoint.gguf import TYPES, read_gguf
+from minillm.errors import UnsupportedModelError
 from minillm.models.gguf_tensors import open_tensors
+from minillm.precision import relative_error
 from minillm.reference import quantize as ours
 
 from ..gguf_files import add_tensor, finish, write_llama
@@ -57,6 +64,37 @@ def test_q8_0_and_q4_0_are_taken_bit_for_bit(tmp_path, kind, dtype):
     assert stored.scales.tobytes() == np.ascontiguousarray(blocks[..., :2]).tobytes()
     assert stored.values.tobytes() == np.ascontiguousarray(blocks[..., 2:]).tobytes()
     assert np.array_equal(ours.dequantize(stored), dequantize(quantize(values, kind), kind))
+
+
+def test_without_the_package_only_types_that_need_it_are_refused(tmp_path, monkeypatch):
+    types = {"up_proj": Type.Q4_1, "q_proj": Type.Q8_0, "k_proj": Type.Q4_0, "gate_proj": Type.F16}
+    write_llama(tmp_path / "q.gguf", type_of=lambda name: types.get(name.split(".")[-2], Type.BF16))
+    del types["up_proj"]
+    write_llama(tmp_path / "m.gguf", type_of=lambda name: types.get(name.split(".")[-2], Type.BF16))
+    for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with Engine(tmp_path / "m.gguf") as engine:
+        assert np.isfinite(engine.forward([1, 2])).all()
+    with pytest.raises(UnsupportedModelError, match=r"is stored as Q4_1, .* pip install 'minillm\[gguf\]'"):
+        Engine(tmp_path / "q.gguf")
+
+
+def test_int4_beside_int8_becomes_int8_and_beside_float16_float16(tmp_path):
+    kinds = {
+        "q_proj": Type.Q4_0,
+        "k_proj": Type.Q4_0,
+        "v_proj": Type.Q8_0,
+        "gate_proj": Type.Q4_0,
+        "up_proj": Type.Q4_1,
+    }
+    types = dict(kinds)
+    write_llama(tmp_path / "m.gguf", type_of=lambda name: types.get(name.split(".")[-2], Type.F32))
+    exact = open_tensors(read_gguf(tmp_path / "m.gguf"))
+    with Engine(tmp_path / "m.gguf", backend="cpu" if available() else "numpy") as engine:
+        layer = engine.runner.model.layers[0]
+        assert layer.attention.qkv.data.bits == 8
+        assert np.array_equal(expand(layer.attention.qkv.data)[96:], exact["blk.0.attn_v.weight"].load())
+        assert relative_error(expand(layer.mlp.gate_up.data)[:96], exact["blk.0.ffn_gate.weight"].load()) < 1e-3
 
 
 def test_metadata_are_the_packages(tmp_path):

@@ -286,3 +286,28 @@ def test_a_file_in_place_of_a_folder(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelNotFoundError, match="not a folder: give the folder"):
         find_model(tmp_path / "model.safetensors")
+
+
+GGUF = b"GGUF" + bytes(100)
+
+
+def test_a_repository_with_one_gguf_file(hub, ask):
+    hub.files = {"README.md": b"a model", "config.json": b"{}", "tiny-Q8_0.gguf": GGUF}
+    first = ask()
+    assert first.folder.name == "tiny-Q8_0.gguf"
+    assert first.folder.read_bytes() == GGUF
+    assert hub.fetched == ["tiny-Q8_0.gguf"]
+    assert ask(offline=True).folder == first.folder
+    assert ask(f"{REPO_ID}/tiny-Q8_0.gguf", offline=True).folder == first.folder
+
+
+def test_of_several_gguf_files_one_is_named(hub, ask):
+    names = ("b.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf")
+    hub.files = {name: GGUF + name.encode() for name in names}
+    assert "holds several GGUF files: name one of a-00001-of-00002.gguf, b.gguf" in ask().error
+    assert hub.fetched == []
+    assert ask(f"{REPO_ID}/a-00001-of-00002.gguf").folder.name == "a-00001-of-00002.gguf"
+    assert sorted(hub.fetched) == ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"]
+    assert ask(f"{REPO_ID}/b.gguf", what="config").folder.name == "b.gguf"
+    assert ask(f"{REPO_ID}/b.gguf", what="tokenizer").folder.name == "b.gguf"
+    assert "c.gguf" in ask(f"{REPO_ID}/c.gguf").error

@@ -162,6 +162,26 @@ def test_numbers_as_text() -> None:
     assert [seconds_text(s) for s in (2.5, 0.0428, 3e-6, 4e-9)] == ["2.5 s", "42.8 ms", "3 us", "4 ns"]
 
 
+def test_experts_are_read_as_far_as_they_are_used(capsys: pytest.CaptureFixture[str]) -> None:
+    """One token reads k experts; four read 8 (1 - (3/4)^4) = 5.47 of Mixtral's eight, if they choose at random."""
+    alone, four = analyzed(capsys, "mixtral-8x7b"), analyzed(capsys, "mixtral-8x7b", "--batch", "4")
+    assert (alone["parameters"], alone["active_parameters"]) == (46_702_792_704, 12_879_925_248)
+    one = 2 * 4096 * 14336 * 2  # bytes of an expert's gate and up
+
+    def read(found: dict[str, Any], rows: int) -> float:
+        (first, *_) = [op for op in found["decode"]["ops"] if op["name"] == "mlp.gate_up"]
+        return float((first["bytes_read"] - rows * 4096 * 2) / one)
+
+    assert read(alone, 2) == 2
+    assert read(four, 8) == pytest.approx(5.46875)
+    assert run(["analyze", "mixtral-8x7b", "--batch", "4"]) == 0
+    assert (
+        "2 of 8 experts, 12.88 G of 46.70 G parameters; experts read in each layer, if tokens choose at random: "
+        in (printed := capsys.readouterr().out)
+    )
+    assert "prefill 8, decode 5.469 (at most 8)" in printed
+
+
 def texts(svg: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in svg.iter("{http://www.w3.org/2000/svg}text")]
 

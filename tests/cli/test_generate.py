@@ -61,6 +61,12 @@ def test_an_adapter_is_merged_into_the_model(tmp_path, capsys):
     assert run([*command, "--adapter", str(adapter)]) == 0
     engine = Engine(base, backend="numpy", adapter=adapter)
     assert capsys.readouterr().out == engine.generate(PROMPT, max_new_tokens=8).text + "\n"
+    assert run([*command, "--adapters", f"it={adapter}", "--lora", "it"]) == 0
+    assert capsys.readouterr().out == engine.generate(PROMPT, max_new_tokens=8).text + "\n"
+    assert run([*command, "--adapters", f"it={adapter}", "--lora", "other"]) == 2
+    assert "no adapter of this name; expected one of it" in capsys.readouterr().err
+    assert run([*command, "--adapters", str(adapter), "--lora", "it"]) == 2
+    assert "--adapters expects NAME=PATH" in capsys.readouterr().err
     assert run([*command, "--adapter", str(base)]) == 1
     assert "holds no adapter_config.json" in capsys.readouterr().err
 

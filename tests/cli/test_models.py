@@ -82,6 +82,30 @@ def test_the_prediction_is_that_of_the_roofline(tmp_path: Path, capsys: pytest.C
     assert entries[str(tmp_path / "int4")]["format"] == "int4"
 
 
+def test_gguf_files_are_models_of_their_own(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf", reason="writing the file needs the extra gguf")
+    from ..gguf_files import Type, write_llama
+
+    snapshot = cached(cache, "tiny/model")
+    for path in snapshot.iterdir():
+        path.unlink()
+    types = {"a.gguf": Type.Q8_0, "b.gguf": Type.Q4_0, "c.gguf": Type.F32}
+    for name, kind in types.items():
+        values = write_llama(snapshot / name, type_of=lambda _, kind=kind: kind)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "cut.gguf").write_bytes((snapshot / "a.gguf").read_bytes()[:5000])
+    entries = listed(capsys, tmp_path / "mine")
+    rates = {}
+    for name, kind in types.items():
+        entry = entries[f"tiny/model/{name}"]
+        assert (entry["format"], entry["problem"]) == (f"GGUF {kind.name}", None)
+        assert entry["parameters"] == sum(array.size for array in values.values())
+        rates[name] = entry["tokens_per_second"]
+    assert rates["b.gguf"] > rates["a.gguf"] > 2 * rates["c.gguf"]
+    cut = entries[str(tmp_path / "mine" / "cut.gguf")]
+    assert cut["problem"] is not None and cut["tokens_per_second"] is None
+
+
 def test_what_does_not_run_is_listed_with_the_reason(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--suppress-tokens 5 6": {"suppress_tokens": [5, 6]},
     "--begin-suppress-tokens 5 6": {"begin_suppress_tokens": [5, 6]},
     "--forced-eos-token-id 5": {"forced_eos_token_id": [5]},
+    "--lora sql": {"lora": "sql"},
     "--no-cache": {"use_cache": False},
     "--sample": {"do_sample": True},
     "--temperature 0.5": {"temperature": 0.5, "do_sample": True},

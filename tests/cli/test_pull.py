@@ -98,18 +98,26 @@ def test_after_an_interruption_complete_files_are_kept_and_parts_removed(
 
 
 @pytest.mark.slow
-def test_a_gguf_file_is_named_or_the_only_one(hub: Hub, minillm: Pull) -> None:
+def test_a_gguf_file_is_named_or_the_only_one(hub: Hub, minillm: Pull, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="writing the file needs the extra gguf")
+    from ..gguf_files import LLAMA, write_llama
+
+    values = write_llama(tmp_path / "tiny.gguf")
     for name in list(hub.files):
         del hub.files[name]
-    hub.files |= {"README.md": b"not wanted", "tiny-Q4_0.gguf": b"GGUF" + bytes(9996)}
+    hub.files |= {"README.md": b"not wanted", "tiny-F32.gguf": (tmp_path / "tiny.gguf").read_bytes()}
     done = minillm("pull", REPO_ID)
-    assert hub.fetched == ["tiny-Q4_0.gguf"]
-    assert "size        10.00 kB" in done.stdout and "tiny-Q4_0.gguf --prompt" in done.stdout
-    hub.files["tiny-Q8_0.gguf"] = b"GGUF"
-    assert "2 GGUF files, name one by --file: tiny-Q4_0.gguf, tiny-Q8_0.gguf" in error_of(minillm("pull", REPO_ID))
-    assert minillm("pull", REPO_ID, "--file", "tiny-Q8_0.gguf").returncode == 0
+    assert hub.fetched == ["tiny-F32.gguf"]
+    facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert facts["file"] == "tiny-F32.gguf" and facts["family"] == LLAMA["model_type"]
+    assert facts["parameters"] == f"{sum(array.size for array in values.values()):,}"
+    assert facts["next"].startswith(f"minillm generate --model {REPO_ID}/tiny-F32.gguf ")
+    hub.files["other.gguf"] = b"GGUF"
+    assert "several GGUF files: name one of other.gguf, tiny-F32.gguf" in error_of(minillm("pull", REPO_ID))
+    assert minillm("pull", REPO_ID, "--file", "tiny-F32.gguf").stdout == done.stdout
     assert "has no file 'tiny-Q9.gguf'" in error_of(minillm("pull", REPO_ID, "--file", "tiny-Q9.gguf"))
     assert "should be the name of a .gguf file" in error_of(minillm("pull", REPO_ID, "--file", "config.json"))
+    assert "truncated" in error_of(minillm("pull", REPO_ID, "--file", "other.gguf"))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from minillm import Engine
 from minillm.decoding.settings import FIELDS, GenerationConfig
 
+from ..adapters import write_adapter
 from ..tiny import write_checkpoint
 
 Fields = dict[str, Any]
@@ -68,6 +69,7 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
         {"num_beams": 4, "num_beam_groups": 2, "num_return_sequences": 4, "diversity_penalty": 0.01},
     ),
     "penalty_alpha": lambda plain: added({}, penalty_alpha=0.9, top_k=4),
+    "lora": lambda plain: added({"with": "lora"}, lora="one"),
     "use_cache": lambda plain: added({}, use_cache=False),
     "logprobs": lambda plain: added({}, logprobs=True),
     "top_logprobs": lambda plain: added({"logprobs": True}, top_logprobs=2),
@@ -118,10 +120,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(scope="module")
 def engines(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
-    """The engine alone, with a draft model, and with an amateur."""
+    """The engine alone, with a draft model, with an amateur, and with an adapter."""
     model = write_checkpoint(tmp_path_factory.mktemp("model"), seed=3)
     other = write_checkpoint(tmp_path_factory.mktemp("other"), seed=4)
-    return {"": engine, "draft": Engine(model, draft=other), "amateur": Engine(model, amateur=other)}
+    adapters = {"one": write_adapter(tmp_path_factory.mktemp("adapter"))}
+    return {
+        "": engine,
+        "draft": Engine(model, draft=other),
+        "amateur": Engine(model, amateur=other),
+        "lora": Engine(model, adapters=adapters),
+    }
 
 
 def outcome(engines: dict[str, Engine], fields: Fields) -> tuple[Any, int, int]:

@@ -149,6 +149,33 @@ def test_a_folder_that_is_no_adapter(base: Path, adapter: Path) -> None:
         load_model(base, NumpyBackend(), adapter=adapter)
 
 
+def test_a_gguf_file_takes_an_adapter_too(tmp_path: Path) -> None:
+    """A Q and an MLP projection of Llama: llama.cpp's order of rows is undone before the sum."""
+    pytest.importorskip("gguf", reason="writing the file needs the extra gguf")
+    from ..gguf_files import LLAMA, write_llama
+
+    rng, tensors = np.random.default_rng(1), {}
+    values = write_llama(tmp_path / "base.gguf")
+    targets = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in _LLAMA_TARGETS.items()}
+    for name, (outputs, inputs) in targets.items():
+        a, b = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((3, inputs), (outputs, 3)))
+        tensors |= {f"base_model.model.model.{name}.lora_{k}.weight": m for k, m in (("A", a), ("B", b))}
+        values[f"{name}.weight"] = values[f"{name}.weight"] + 2 * (b @ a)
+    write_adapter(
+        tmp_path / "adapter", change=lambda t: (t.clear(), t.update(tensors))[1], target_modules=["q_proj", "up_proj"]
+    )
+    write_llama(tmp_path / "summed.gguf", LLAMA, values=values)
+    line = np.random.default_rng(3).integers(3, 320, 20).tolist()
+    ours, expected = (
+        logits_of(runner_of(load_model(tmp_path / name, NumpyBackend(), adapter=adapter)), line)
+        for name, adapter in (("base.gguf", tmp_path / "adapter"), ("summed.gguf", None))
+    )
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)
+
+
+_LLAMA_TARGETS = {"self_attn.q_proj": (64, 64), "mlp.up_proj": (96, 64)}
+
+
 @pytest.mark.reference
 def test_every_field_that_peft_writes_is_known() -> None:
     peft = pytest.importorskip("peft")

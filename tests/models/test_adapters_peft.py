@@ -11,8 +11,12 @@ pytest.importorskip("transformers", reason="needs the reference extra")
 peft = pytest.importorskip("peft", reason="needs the reference extra")
 
 from minillm.backends.numpy import NumpyBackend  # noqa: E402
-from minillm.models import FAMILIES, load_model  # noqa: E402
+from minillm.batch import TokenSequence  # noqa: E402
+from minillm.cache import PagedCache  # noqa: E402
+from minillm.errors import UnsupportedModelError  # noqa: E402
+from minillm.models import FAMILIES, load_adapter, load_model  # noqa: E402
 from minillm.quantizing import write_checkpoint  # noqa: E402
+from minillm.runner import Runner  # noqa: E402
 
 from .. import huggingface  # noqa: E402
 from ..families import CONFIGS  # noqa: E402
@@ -30,6 +34,9 @@ TARGETS = {
     "starcoder2": ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
 }
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+MIXTURES = ["mixtral", "qwen3_moe", "olmoe"]
+TARGETS |= dict.fromkeys(MIXTURES, LLAMA[:4])
+"""Experts are no modules of transformers 5: PEFT names them in target_parameters"""
 
 
 class Pair:
@@ -71,6 +78,13 @@ def test_merged_logits_are_those_of_peft(family: str, tmp_path: Path) -> None:
     pair = Pair(config_of(family), tmp_path, target_modules=TARGETS.get(family, LLAMA), lora_alpha=7)
     np.testing.assert_allclose(pair.ours(), pair.expected(), rtol=0, atol=1e-4)
     assert np.abs(pair.without() - pair.expected()).max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe"])
+def test_matrices_of_experts_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    pair = Pair(config_of(family), tmp_path, target_modules=LLAMA)
+    with pytest.raises(UnsupportedModelError, match=r"target_parameters is .* minillm runs LoRA without it"):
+        pair.ours()
 
 
 FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -125,3 +139,38 @@ def test_a_quantised_checkpoint_has_its_own_order_of_rows(name: str, tmp_path: P
     plain = logits_of(runner_of(load_model(tmp_path / "int8", NumpyBackend(weights="auto"))), LINE)
     change, expected = pair.ours(tmp_path / "int8", weights="auto") - plain, pair.expected() - pair.without()
     assert np.linalg.norm(change - expected) < 0.2 * np.linalg.norm(expected)
+
+
+def apart(pair: Pair, name: str | None) -> np.ndarray:
+    """The logits of a line beside two others in one batch, of which one has the adapter and one has none."""
+    backend = NumpyBackend()
+    model = load_model(pair.base, backend)
+    cache = PagedCache(model.config, backend, 16, 16)
+    runner = Runner(model, backend, cache, adapters={"it": load_adapter(pair.adapter, model.config, backend)})
+    lines = [TokenSequence(LINE[:9], adapter="it"), TokenSequence(list(LINE), adapter=name), TokenSequence(LINE[3:11])]
+    rows = range(9, 9 + len(LINE))
+    return runner.forward(lines, [line.pending for line in lines], rows).logits.copy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_single_requests_get_the_logits_of_peft(family: str, tmp_path: Path) -> None:
+    pair = Pair(config_of(family), tmp_path, target_modules=TARGETS.get(family, LLAMA), lora_alpha=7)
+    np.testing.assert_allclose(apart(pair, "it"), pair.expected(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(apart(pair, None), pair.without(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["rslora", "patterns", "regular expression", "layers", "untied head"])
+def test_fields_do_the_same_for_single_requests(name: str, tmp_path: Path) -> None:
+    family, fields = FIELDS[name]
+    pair = Pair(config_of(family), tmp_path, **fields)
+    pair.model.save_pretrained(pair.adapter, save_embedding_layers=False)  # else with a copy of the head
+    np.testing.assert_allclose(apart(pair, "it"), pair.expected(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(apart(pair, None), pair.without(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dora", "all biases", "tied head", "embedding", "saved modules"])
+def test_what_can_only_be_merged_is_refused_for_single_requests(name: str, tmp_path: Path) -> None:
+    family, fields = FIELDS[name]
+    pair = Pair(config_of(family), tmp_path, **fields)
+    with pytest.raises(UnsupportedModelError, match="cannot be done for single requests: merge it"):
+        apart(pair, "it")

@@ -40,6 +40,12 @@ SHARED = [
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "use_bidirectional_attention",
+    "no_rope_layers",
+    "no_rope_layer_interval",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
     "hidden_activation",
     "partial_rotary_factor",
     "original_max_position_embeddings",
@@ -108,7 +114,8 @@ ROPE_FIELDS = [
 ]
 
 
-WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2", "gemma2", "gemma3_text")
+WINDOWED = ("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
+WINDOWED += ("gemma2", "gemma3_text", "smollm3", "phi3")
 """Families that read `sliding_window`"""
 
 
@@ -129,6 +136,7 @@ def without(raw: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 ROTARY = [family for family, configs in CONFIGS.items() if hasattr(read(next(iter(configs.values()))), "rotary")]
+ROTARY.remove("phi3")  # which has LongRoPE in place of these kinds
 
 
 @pytest.mark.parametrize("family", FAMILIES)

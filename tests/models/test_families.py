@@ -13,13 +13,13 @@ from minillm.inspect import attention_maps
 from minillm.models import build_model, canonical_names, family_of, published, published_config, tensor_shapes
 
 from ..comparing import assert_same_tokens
-from ..families import CASES, CONFIGS, IDS, PARAMETERS
+from ..families import CASES, CONFIGS, PARAMETERS, each_of
 from ..tiny import Held, chunks, generate, logits_of, model_of, random_prompts, runner_of, tiny_tensors
 
 LINE = np.random.default_rng(5).integers(3, 96, 60).tolist()
 
 
-@pytest.fixture(params=CASES, ids=IDS)
+@pytest.fixture(params=each_of(CASES))
 def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
     family, name = request.param
     return CONFIGS[family][name]

@@ -14,13 +14,13 @@ from minillm.models import load_model
 from minillm.runner import Runner
 
 from ..comparing import assert_same_tokens
-from ..families import GOLDEN_CASES, GOLDEN_IDS
+from ..families import GOLDEN_CASES, each_of
 from ..tiny import NO_REPEATS, generate, logits_of, loop_of, request_for, run, runner_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-every_case = pytest.mark.parametrize("case", GOLDEN_CASES, ids=GOLDEN_IDS)
+every_case = pytest.mark.parametrize("case", each_of(GOLDEN_CASES))
 
 
 def folder_of(case: tuple[str, str]) -> Path:

@@ -394,7 +394,11 @@ def with_weights(**fields: Any) -> dict[str, Any]:
             "sparsity_config: format",
         ),
         (COMPRESSED | {"transform_config": {"config_groups": {}}}, UnsupportedModelError, "transform_config rotates"),
-        (COMPRESSED | {"quantization_status": "frozen"}, UnsupportedModelError, "quantization_status is 'frozen'"),
+        (
+            COMPRESSED | {"quantization_status": "calibration"},
+            UnsupportedModelError,
+            "quantization_status is 'calibration'",
+        ),
         (COMPRESSED | {"config_groups": {}}, CheckpointError, "config_groups should describe the weights, found none"),
         (with_weights(num_bits=6), UnsupportedModelError, "weights: num_bits is 6; minillm reads 4 and 8"),
         (with_weights(type="float", num_bits=4), UnsupportedModelError, "num_bits is 4; minillm reads 8"),

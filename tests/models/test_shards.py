@@ -183,19 +183,11 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
                 np.testing.assert_array_equal(data, expand(one.data), err_msg=path)
                 np.testing.assert_equal(bias, one.bias, err_msg=path)
         split += others[0][1].data is not None and others[0][1].shape != weight.shape
-    assert split == 4 * config.num_layers  # of each layer's attention and MLP both projections
+    whole_qkv = config.model_type in ("olmoe", "olmo2")  # whose norms of queries and keys span all heads
+    assert split == (4 - whole_qkv) * config.num_layers  # of each layer's attention and MLP both projections
 
 
-WHOLE = ("olmoe",)
-"""Families with a norm that spans all heads, which ranks cannot share"""
-SHARED_GOLDEN = [case for case in GOLDEN_CASES if case[0] not in WHOLE]
-
-
-@pytest.mark.parametrize(
-    ("family", "name"),
-    SHARED_GOLDEN,
-    ids=[i for c, i in zip(GOLDEN_CASES, GOLDEN_IDS, strict=True) if c in SHARED_GOLDEN],
-)
+@pytest.mark.parametrize(("family", "name"), GOLDEN_CASES, ids=GOLDEN_IDS)
 def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
     """As published: GPT-2's matrices are transposed, the rows of GPT-NeoX and BLOOM go head by head."""
     folder = GOLDEN / family / name.replace(" ", "-")
@@ -208,7 +200,7 @@ def kv_heads(family: str, name: str) -> int:
     return family_of(raw).read_config(raw).num_kv_heads
 
 
-SHARED = [case for case in CASES if kv_heads(*case) % 2 == 0 and case[0] not in WHOLE]
+SHARED = [case for case in CASES if kv_heads(*case) % 2 == 0]
 
 
 @pytest.mark.parametrize(("family", "name"), SHARED, ids=[i for c, i in zip(CASES, IDS, strict=True) if c in SHARED])
@@ -259,14 +251,6 @@ def test_heads_that_cannot_be_shared_are_named(ranks: int, words: str) -> None:
     config, backend = family_of(raw).read_config(raw), NumpyBackend()
     with pytest.raises(ParameterError, match=words):
         build_model(config, random_tensors(tensor_shapes(config), 0, 0.1, backend), backend, ranks=ranks)
-
-
-@pytest.mark.parametrize("family", WHOLE)
-def test_a_norm_of_all_heads_cannot_be_shared(family: str) -> None:
-    raw = next(iter(CONFIGS[family].values()))
-    config, backend = family_of(raw).read_config(raw), NumpyBackend()
-    with pytest.raises(ParameterError, match=f"2 ranks cannot share {family}: a norm spans all its heads"):
-        build_model(config, random_tensors(tensor_shapes(config), 0, 0.1, backend), backend, ranks=2)
 
 
 def test_an_mlp_that_cannot_be_shared_is_refused() -> None:

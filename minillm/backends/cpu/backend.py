@@ -73,13 +73,7 @@ class CpuBackend(Backend):
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
 
     def embed(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        *,
-        scale: float = 1.0,
+        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
     ) -> Any:
         """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
         T, E = len(ids), table.shape[1]

@@ -36,7 +36,7 @@ Embed = _structure(
     "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "out"), ("i", "T E"),
     ("d", "scale"),
 )  # fmt: skip
-Angles = _structure("Angles", ("p", "positions frequencies growth cosines sines"), ("i", "T half"), ("d", "scale"))
+Angles = _structure("Angles", ("p", "positions frequencies growth cosines sines"), ("i", "T half rows"), ("d", "scale"))
 Heads = _structure("Heads", ("p", "x out"), ("i", "heads stride out_stride"))
 Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T D half"))
 TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))

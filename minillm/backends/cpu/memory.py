@@ -137,12 +137,13 @@ class Workspace:
             self._turned = batch
             self._angles = {}
         if id(rotation) not in self._angles:
-            T, half = batch.num_tokens, len(rotation.frequencies.data)
+            T, half = batch.num_tokens, rotation.pairs
             cosines, sines = np.empty((2, T, half), np.float32)
             growth = rotation.growth(batch)
             arguments = filled(
                 Angles, positions=batch.positions, frequencies=rotation.frequencies.data, growth=growth,
-                cosines=cosines, sines=sines, T=T, half=half, scale=float(rotation.scale),
+                cosines=cosines, sines=sines, T=T, half=half, rows=1 if rotation.short is None else 2,
+                scale=float(rotation.scale),
             )  # fmt: skip
             launch("rotary_angles", arguments, shares_of(T))
             self._angles[id(rotation)] = rotation, cosines, sines, growth

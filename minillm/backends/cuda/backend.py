@@ -68,13 +68,7 @@ class CudaBackend(Backend):
         self.memory.settle(form)
 
     def embed(
-        self,
-        ids: Any,
-        table: Weight,
-        positions: Any = None,
-        position_table: Weight | None = None,
-        *,
-        scale: float = 1.0,
+        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
     ) -> Any:
         """One launch. [T], [T] -> [T, E]"""
         out = self.memory.arena.take((len(ids), table.shape[1]))

@@ -139,7 +139,7 @@ class TokenPositions(Protocol):
 
     @property
     def text_lens(self) -> Any:
-        """[N]: length of each sequence's whole text; read if the rotation has a `stretch`"""
+        """[N]: length of each sequence's whole text; read if the rotation has a `stretch`, or two rows"""
 
     @property
     def query_starts(self) -> Any:
@@ -161,14 +161,14 @@ def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Ro
     T, H, D = q.shape
     if T == 0:
         return
-    frequencies, stretch = rotation.frequencies.data, rotation.stretch
-    half, N = len(frequencies), len(batch.query_starts) - 1
+    frequencies, stretch, short = rotation.frequencies.data, rotation.stretch, rotation.short
+    half, N = rotation.pairs, len(batch.query_starts) - 1
     assert 2 * half <= D, "no more numbers turn than a head has"
     shared = 2 * half * 4
-    texts = (NULL, NULL) if stretch is None else (batch.text_lens, batch.query_starts)
+    texts = (NULL, NULL) if stretch is None and short is None else (batch.text_lens, batch.query_starts)
     arrays = (q_out, k_out, q, k, batch.positions, frequencies, *texts)
     sizes = (*map(np.int32, (N, H, k.shape[1], D, half)), row_stride(q), row_stride(k))
-    factor, original = (1.0, 0) if stretch is None else (stretch.factor, stretch.original)
+    factor, original = (0.0, short or 0) if stretch is None else (stretch.factor, stretch.original)
     numbers = np.float32(rotation.scale), np.float64(factor), np.int32(original)
     kernel = kernels.get("rotary", "rotary", shared_mem=shared)
     kernel((T,), (ROTARY_THREADS,), (*arrays, *sizes, *numbers), shared_mem=shared)

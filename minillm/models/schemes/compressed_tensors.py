@@ -28,7 +28,7 @@ from .matrix import (
     Rows,
     Scheme,
     common_group,
-    kept_dtype,
+    integers_dtype,
     read_bits,
     read_group_size,
     rows_of,
@@ -73,7 +73,7 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
     sparsity.choice("format", "dense", ("dense",))
     if fields.get("transform_config", {}):
         raise UnsupportedModelError(f"{fields.source}: transform_config rotates activations, which minillm does not do")
-    fields.choice("quantization_status", "compressed", ("compressed",))
+    fields.choice("quantization_status", "compressed", ("compressed", "frozen"))  # the latter by its first releases
     groups = [_read_group(fields, name, layout) for name in fields.get("config_groups", {})]
     if not groups:
         raise CheckpointError(f"{fields.source}: config_groups should describe the weights, found none")
@@ -82,7 +82,7 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
     exact = first.integers and (first.symmetric or first.bits == 4) and not first.block and first.size % 32 == 0
     return Scheme(
         title=f"compressed-tensors, {', '.join(dict.fromkeys(group.title for group in groups))}",
-        dtype=kept_dtype(first.bits, symmetric=first.symmetric) if exact else expanded,
+        dtype=integers_dtype(first.bits, symmetric=first.symmetric) if exact else expanded,
         group=common_group(sizes),
         expanded=expanded,
         note=NOTE if any(group.rounds_activations for group in groups) else "",
@@ -110,7 +110,7 @@ def _read_group(fields: Fields, name: str, layout: str) -> Group:
     integers = weights.choice("type", "int", ("int", "float")) == "int"
     bits = read_bits(weights, "num_bits", (4, 8) if integers else (8,))
     known = ("tensor", "channel", "group", "block")
-    implied = "group" if (weights.raw.get("group_size") or -1) != -1 else "channel"
+    implied = "group" if (weights.raw.get("group_size") or -1) != -1 else "tensor"
     strategy = weights.choice("strategy", implied, known)
     block = read_block(weights, "block_structure") if strategy == "block" else None
     if strategy == "block" and block is None:
@@ -145,7 +145,7 @@ def _group_of(module: Module, groups: list[Group], ignored: tuple[str, ...]) -> 
 
 
 def _matches(target: str, name: str) -> bool:
-    """Whether a target, a name or "re:" with a regular expression for its beginning, means a module."""
+    """True if a target, a name or "re:" and a regular expression for the beginning of names, means a module."""
     if not target.startswith("re:"):
         return target == name
     try:

@@ -19,7 +19,7 @@ from ...checkpoint import StoredTensor
 from ...checkpoint.tensors import FLOATS
 from ...config import Fields
 from ...errors import UnsupportedModelError
-from .matrix import Matrix, Module, Scheme, common_group, kept_dtype, read_bits, read_group_size, unpack_words
+from .matrix import Matrix, Module, Scheme, common_group, integers_dtype, read_bits, read_group_size, unpack_words
 
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
 """checkpoint_format -> what is added to a stored zero point"""
@@ -46,7 +46,7 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
     exact = (symmetric or bits == 4) and not ordered and (size < 0 or size % 32 == 0)
     return Scheme(
         title=f"GPTQ, {bits} bits, {'rows' if size < 0 else f'groups of {size}'}",
-        dtype=kept_dtype(bits, symmetric=symmetric) if exact else expanded,
+        dtype=integers_dtype(bits, symmetric=symmetric) if exact else expanded,
         group=common_group([size]),
         expanded=expanded,
         markers=("qweight", "qzeros"),

@@ -33,7 +33,7 @@ from ..quantized import check_columns
 logger = logging.getLogger("minillm")
 
 Rows = Callable[[int, int], NDArray[Any]]
-"""(first, stop) -> what a matrix has of these rows [stop - first, ...]"""
+"""(first, stop) -> numbers, scales or zero points of these rows [stop - first, ...]"""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,7 +77,7 @@ class Matrix:
         return values
 
     def _by_column(self, groups: NDArray[Any]) -> NDArray[Any]:
-        """What a group has, for each of its columns. [n, G] -> [n, in]"""
+        """Repeat the scale or zero point of a group for each of its columns. [n, G] -> [n, in]"""
         if self.columns is not None:
             return groups[:, self._checked_columns(groups.shape[1])]
         return np.repeat(groups, self.size, axis=1)[:, : self.shape[1]]
@@ -251,7 +251,7 @@ class Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How the matrices of a published checkpoint are quantised, by its quantization_config."""
+    """The quantisation of a published checkpoint, by its quantization_config."""
 
     title: str
     """For people: "GPTQ, 4 bits, groups of 128" """
@@ -262,7 +262,7 @@ class Scheme:
     expanded: str
     """The dtype of a matrix that is not exact in 8 or 4 bits"""
     note: str = ""
-    """In what results differ from the original's"""
+    """The difference from the original's results, if there is one"""
     markers: tuple[str, ...]
     """Parts of the names of tensors that only quantised modules have"""
     matrix: Callable[[Module], Matrix]
@@ -319,7 +319,7 @@ def unpack_words(words: NDArray[np.int32], bits: int) -> NDArray[np.int8]:
 
 
 def rows_of(tensor: StoredTensor, height: int = 1) -> Rows:
-    """What a tensor [out / height, G] or [out / height], or one of a single number, has for rows of a matrix. [n, G]
+    """Scales or zero points of rows, from a tensor [out / height, G], [out / height] or of a single number. [n, G]
 
     Floats come as float32, integers as they are stored.
     """
@@ -343,7 +343,7 @@ def common_group(sizes: list[int]) -> int:
     return GROUPS[-1] if all(size <= 0 or size % GROUPS[-1] == 0 for size in sizes) else GROUPS[0]
 
 
-def kept_dtype(bits: int, *, symmetric: bool) -> str:
+def integers_dtype(bits: int, *, symmetric: bool) -> str:
     """The dtype of integers of 8 or 4 bits that are kept; those of 8 bits are symmetric."""
     return (INT8 if bits == 8 else INT4 if symmetric else INT4_ZEROS).name
 

@@ -226,10 +226,10 @@ def test_embeddings_are_looked_up_in_every_format(form: str, E: int) -> None:
 
 
 def angles(positions: Any, frequencies: Any, growth: Any, scale: float, shares: int = 1) -> Any:
-    T, half = len(positions), len(frequencies)
+    T, half = len(positions), frequencies.shape[-1]
     cosines, sines = np.full((2, T, half), np.nan, np.float32)
     arguments = fill(kernels.RotaryAnglesArguments, positions=positions, frequencies=frequencies, growth=growth,
-                     cosines=cosines, sines=sines, T=T, half=half, scale=scale)  # fmt: skip
+                     cosines=cosines, sines=sines, T=T, half=half, rows=frequencies.ndim, scale=scale)  # fmt: skip
     run("rotary_angles", arguments, shares)
     return cosines, sines
 
@@ -261,6 +261,16 @@ def test_cosines_and_sines_of_far_positions(half: int, grown: bool) -> None:
     for mine, other in zip(ours, plain, strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=0.05 if grown else 4e-7)
         np.testing.assert_allclose(mine[:3], other[:3], rtol=0, atol=3e-5 if grown else 4e-7)
+
+
+def test_a_token_takes_one_of_two_rows_of_frequencies() -> None:
+    positions, rows = np.array([3, 70, 5, 900]), np.array([0, 1, 1, 0], np.float32)
+    frequencies = RNG(0).uniform(0, 1, (2, 6)).astype(np.float32)
+    ours = angles(positions, frequencies, rows, 1.25, shares=2)
+    for i, row in enumerate(rows.astype(int)):
+        plain = reference.cosines_and_sines(positions[i : i + 1], frequencies[row], None, 1.25, np)
+        for mine, other in zip(ours, plain, strict=True):
+            np.testing.assert_allclose(mine[i], other[0], rtol=0, atol=4e-7)
 
 
 @pytest.mark.parametrize(("D", "half"), [(64, 32), (20, 10), (20, 5), (80, 16), (7, 3), (128, 64), (2, 1)])

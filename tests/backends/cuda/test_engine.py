@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,17 @@ import pytest
 from minillm.backends.chooser import Chooser
 from minillm.backends.cuda import batches
 from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.numpy import NumpyBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
 from minillm.decoding.resolving import strategy_for
 from minillm.errors import NumericalError
 from minillm.inspect import all_logits, attention_maps, next_tokens, score_tokens
+from minillm.models import load_adapter
 from minillm.reference.philox import Keys, uniform
 from minillm.reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from minillm.runner import Output, Runner
+from tests.adapters import write_adapter
 from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.tiny import (
     VARIANTS,
@@ -355,3 +359,23 @@ def test_nan_in_one_requests_rows_ends_it_alone(backend: CudaBackend, fields: di
         assert tokens[ids[0]] == tokens[ids[2]] == expected[0].token_ids
         assert isinstance(errors[ids[1]], NumericalError)
         assert runner.cache.free_pages == 4
+
+
+def test_rows_with_a_lora_adapter_are_numpys(backend: CudaBackend, runner: Runner, tmp_path: Path) -> None:
+    """Steps with an adapter are not recorded; those before and after are."""
+    folder, reference = write_adapter(tmp_path), tiny_runner(seed=2)
+    for each, on in ((runner, backend), (reference, NumpyBackend())):
+        each.adapters = {"it": load_adapter(folder, each.model.config, on)}
+    for name in (None, "it", None):
+        outputs = []
+        for each in (runner, reference):
+            lines = [TokenSequence([5, 6, 7], adapter=name), TokenSequence([9, 8], adapter=None)]
+            each.prefill(lines[0])
+            each.prefill(lines[1])
+            for _ in range(3):
+                for line in lines:
+                    line.token_ids.append(11)
+                outputs.append(each.backend.chooser.to_host(each.decode(lines).logits).copy())
+            for line in lines:
+                each.cache.free(line)
+        np.testing.assert_allclose(outputs[:3], outputs[3:], rtol=0, atol=1e-4)

@@ -65,11 +65,11 @@ class Case:
     def angles(self) -> Any:
         """As every family takes them, in float32: [T, half]."""
         growth = None
-        if self.rotation.stretch is not None:
+        if len(self.text_lens):
             texts = self.text_lens.tolist()
             spans = [SimpleNamespace(start=0, stop=n, text_len=S) for n, S in zip(self.counts, texts, strict=True)]
             batch: Any = SimpleNamespace(spans=spans)
-            growth = self.rotation.stretch.growth(batch)
+            growth = self.rotation.growth(batch)
         return plain_angles(self.positions, self.rotation.frequencies.data, growth, np)
 
     def check(self, results: list[np.ndarray], slack: float = 0.0) -> None:
@@ -142,6 +142,18 @@ def test_frequencies_sink_with_the_length_of_the_text(emulator: Emulator, factor
     for ours, theirs in zip(results, plain, strict=True):
         np.testing.assert_array_equal(ours[[0, 1, -1]], theirs[[0, 1, -1]])
         assert factor == 1.0 or (ours[5:9] != theirs[5:9]).any(axis=(1, 2)).all()
+
+
+def test_texts_beyond_a_length_have_the_second_row_of_frequencies(emulator: Emulator) -> None:
+    case = Case("float32", counts=(2, 3, 4, 1), text_lens=(64, 65, 600, 0), longest=600, D=32, half=16)
+    frequencies = np.stack([case.rotation.frequencies.data, case.rotation.frequencies.data / 3])
+    case.rotation = Rotation(frequencies=Weight("frequencies", frequencies), short=64)
+    results = case.run(emulator)
+    case.check(results)
+    case.rotation = Rotation(frequencies=Weight("frequencies", frequencies[0]))
+    for ours, theirs in zip(results, case.run(emulator), strict=True):
+        np.testing.assert_array_equal(ours[[0, 1, -1]], theirs[[0, 1, -1]])
+        assert (ours[2:9] != theirs[2:9]).any(axis=(1, 2)).all()
 
 
 def test_no_tokens_are_no_launch(emulator: Emulator) -> None:

@@ -1,0 +1,112 @@
+"""OLMo 2 (Team OLMo, arXiv 2501.00656).
+
+    x = tokens[ids]
+    x = x + norm(attention(x));  x = x + norm(mlp(x))      in each layer
+    logits = norm(x) W_lm
+
+Llama whose norms come after attention and MLP, before the sums; and with norms of all of a token's queries together,
+and of its keys.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.operations import Backend
+from ..config import Fields, ModelConfig
+from ..layers.attention import Attention, ProjectionNorms
+from ..layers.block import OutputNorm
+from ..layers.embedding import Embedding
+from ..layers.head import LMHead
+from ..layers.mlp import GatedMLP
+from ..layers.norm import RMSNorm
+from ..reference.rotary import Rotation
+from .decoder import Decoder
+from .llama import NAMES
+from .reading import read_activation, read_grouped_heads, read_shared, refuse_other_layers
+from .rotary import RotaryConfig, read_rotary, refuse_partial
+from .sources import Weights
+
+__all__ = ["NAMES", "Olmo2Config", "build", "read_config"]
+
+END_OF_TEXT = 50279
+"""The EOS token id if config.json has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmo2Config(ModelConfig):
+    """The shared fields and OLMo 2's own."""
+
+    epsilon: float
+    """Added to the mean square in each norm"""
+    activation: str
+    bias: bool
+    """Of the four projections of attention"""
+    rotary: RotaryConfig
+
+
+def read_config(raw: Mapping[str, Any]) -> Olmo2Config:
+    """OLMo 2's configuration from config.json.
+
+    Raises:
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: an unsupported activation or kind of rotary scaling.
+    """
+    fields = Fields({"eos_token_id": END_OF_TEXT} | dict(raw))
+    refuse_other_layers(fields)
+    refuse_partial(fields)
+    shared = read_grouped_heads(fields) | read_shared(fields, tied_head=False)
+    rotary = read_rotary(fields, shared["head_dim"], fields.size("max_position_embeddings", 2048))
+    return Olmo2Config(
+        model_type="olmo2",
+        **shared,
+        intermediate_size=fields.size("intermediate_size"),
+        max_positions=rotary.longest,
+        keys_follow_length=rotary.stretch is not None,
+        epsilon=fields.number("rms_norm_eps", 1e-5),
+        activation=read_activation(fields, "hidden_act", "silu"),
+        bias=fields.get("attention_bias", False),
+        rotary=rotary,
+    )
+
+
+def build(config: Olmo2Config, weights: Weights, backend: Backend) -> Decoder:
+    """Build the model."""
+    E, V, rotation = config.hidden_size, config.vocab_size, config.rotary.rotation(backend)
+    embedding = Embedding(weights.table("embed_tokens", V, E, "vocabulary"))
+    lm_head = LMHead(embedding.tokens if config.tied_head else weights.table("lm_head", V, E, "vocabulary"))
+    layers = tuple(_build_layer(config, weights.at(f"layers.{i}"), rotation, i) for i in range(config.num_layers))
+    norm = RMSNorm(weights.norm("norm", E), config.epsilon)
+    return Decoder(config.sharded(weights.ranks), embedding, layers, norm, lm_head)
+
+
+def _build_layer(config: Olmo2Config, weights: Weights, rotation: Rotation, i: int) -> OutputNorm:
+    E, F, D, local = config.hidden_size, config.intermediate_size, config.head_dim, config.sharded(weights.ranks)
+    Q, KV = config.num_heads * D, config.num_kv_heads * D
+    qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
+    gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
+    return OutputNorm(
+        Attention(
+            layer=i,
+            num_heads=local.num_heads,
+            num_kv_heads=local.num_kv_heads,
+            scale=D**-0.5,
+            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias),  # each rank has all: see the norms
+            out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.bias, split="inputs"),
+            rotation=rotation,
+            projection_norms=ProjectionNorms(
+                weights.norm("self_attn.q_norm", Q),
+                weights.norm("self_attn.k_norm", KV),
+                config.epsilon,
+                weights.rank,
+                weights.ranks,
+            ),
+        ),
+        RMSNorm(weights.norm("post_attention_layernorm", E), config.epsilon),
+        GatedMLP(
+            weights.linear("mlp.gate_up", gate_up, inputs=E, split="outputs"),
+            weights.linear("mlp.down_proj", E, inputs=F, split="inputs"),
+            config.activation,
+        ),
+        RMSNorm(weights.norm("post_feedforward_layernorm", E), config.epsilon),
+    )

@@ -1,0 +1,29 @@
+"""Published quantised checkpoints on the emulated GPU, which has no kernel for 8 and 4 bits: they become 16."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.numpy import NumpyBackend
+from minillm.inspect import all_logits
+from minillm.models import load_model
+from tests.published import ALL, write_pair
+from tests.tiny import runner_of
+
+from .recording import RecordingDevice
+
+LINE = np.random.default_rng(2).integers(3, 96, 20).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gptq-int4", "awq", "compressed-packed-int4-asymmetric", "fp8-small-blocks"])
+def test_logits_are_those_of_the_dequantised_model(name: str, device: RecordingDevice, tmp_path: Path) -> None:
+    quantised, plain = write_pair(tmp_path, "llama", ALL[name])
+    backend = CudaBackend(device, device.recorder, "auto", max_batch_size=2)
+    model = load_model(quantised, backend)
+    found = all_logits(runner_of(model, backend=backend), LINE)
+    expected = all_logits(runner_of(load_model(plain, NumpyBackend())), LINE)
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error < (0.01 if ALL[name].stored == "float16" else 0.08)  # activations have the weights' 16 bits
