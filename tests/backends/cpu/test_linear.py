@@ -51,19 +51,8 @@ class Product:
         scratch = aligned(kernels.loaded().linear_scratch() * workers, np.uint8)
         arrays = [values, scales, offsets, bias, residual, x, self.out, integers, x_scales, x_sums, scratch]
         self.kept = arrays
-        names = [
-            "weight",
-            "scales",
-            "offsets",
-            "bias",
-            "residual",
-            "x",
-            "out",
-            "integers",
-            "x_scales",
-            "x_sums",
-            "scratch",
-        ]
+        names = ["weight", "scales", "offsets", "bias", "residual", "x", "out", "integers", "x_scales", "x_sums",
+                 "scratch"]  # fmt: skip
         self.arguments = kernels.fill(
             kernels.LinearArguments, **dict(zip(names, arrays, strict=True)), rows=rows, inputs=inputs, outputs=outputs,
             format=kernels.FORMATS[form], group=group, activation=kernels.ACTIVATIONS[activation], wide=wide,
