@@ -49,6 +49,7 @@ from peer_plans import (
     takes_part,
     tasks,
     weight_bytes,
+    why_left_out,
 )
 from peer_process import Worker, write_files
 from peer_report import COLD, LENGTHS, Burst, Results, find, goal_table, other_tables, speed_table
@@ -56,7 +57,10 @@ from peer_report import COLD, LENGTHS, Burst, Results, find, goal_table, other_t
 TEXT = Path(__file__).parents[1] / "tests" / "real" / "alice.txt"
 TEXT_TOKENS = 1024
 HEADER = ("round", "task", "engine", "tokens", "seconds", "tokens_per_second", "bandwidth_gb_per_second")
-VERSIONS = ("minillm", "numpy", "torch", "transformers", "ctranslate2", "llama_cpp_python")
+VERSIONS = (
+    *("minillm", "numpy", "torch", "transformers", "ctranslate2", "llama_cpp_python"),
+    *("onnxruntime_genai", "openvino_genai"),
+)
 REST_SECONDS = 0.2
 """Pause before each bandwidth measurement, so that the last burst's threads stop spinning"""
 LIMIT_SECONDS = 2.0
@@ -102,10 +106,13 @@ def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
-def sort_out(engines: Sequence[str]) -> tuple[list[str], str]:
-    """The engines that are installed, and a line about those that are not."""
+def sort_out(engines: Sequence[str], family: str, gguf: Path | None) -> tuple[list[str], str]:
+    """The engines that can run a model here, and a line about those that cannot."""
     from minillm.backends.cpu.compiling import available
 
+    reasons = {engine: why_left_out(engine, family, gguf) for engine in engines}
+    unable = [f"{engine} ({reason})" for engine, reason in reasons.items() if reason]
+    engines = [engine for engine in engines if not reasons[engine]]
     missing: dict[str, list[str]] = {}
     for engine in engines:
         absent = [name for name in PACKAGES[engine] if importlib.util.find_spec(name) is None]
@@ -114,7 +121,8 @@ def sort_out(engines: Sequence[str]) -> tuple[list[str], str]:
         if absent:
             missing[engine] = absent
     words = [f"{engine} (without {', '.join(absent)})" for engine, absent in missing.items()]
-    line = f"{'; '.join(words)}: pip install 'minillm[fast,peers]'" if words else "none"
+    line = f"{'; '.join(words)}: pip install 'minillm[fast,peers]'" if words else ""
+    line = "; ".join(filter(None, (*unable, line))) or "none"
     return [engine for engine in engines if engine not in missing], line
 
 
@@ -321,8 +329,8 @@ def run(args: argparse.Namespace) -> None:
     """Measure, and write the results."""
     config = check(args)
     make_folder(args.out)
-    engines, missing = sort_out(args.engines)
     file = gguf_of(args)
+    engines, missing = sort_out(args.engines, config.model_type, file)
     plans = [
         plan
         for plan in plans_of(file)
@@ -335,6 +343,7 @@ def run(args: argparse.Namespace) -> None:
             say("writing the same weights for every engine")
             wanted = ["ctranslate2"] * any(plan.engine == "ctranslate2" for plan in plans)
             wanted += [plan.label for plan in plans if plan.engine == "llama.cpp"]
+            wanted += [f"onnx-{plan.form}" for plan in plans if plan.engine == "onnxruntime"]
             gguf = write_files(str(args.model or args.shape), folder, wanted, environment)
         else:
             from peer_files import gguf_bytes

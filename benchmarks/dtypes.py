@@ -5,7 +5,8 @@ they are stored. The NumPy backend does not: it expands a matrix to float32 at e
 for comparison, not for use. Engines of all formats stay loaded and take turns.
 
 The error is that of the model inside minillm, which is trained: the mean Kullback-Leibler divergence of its predictions
-after each token of a text from those with float32 weights.
+after each token of a text from those with float32 weights. With --model, speed and error are those of a real model, a
+checkpoint folder or a GGUF file, and the text is a page of English.
 """
 
 import argparse
@@ -44,6 +45,8 @@ FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 COLOURS = {"numpy": "#8a8a8a", "cpu": "#1f6fb2"}
 REST_SECONDS = 0.2
 """Pause before each burst, so that the previous backend's threads stop spinning"""
+REAL_TEXT = Path(__file__).parents[1] / "tests" / "real" / "alice.txt"
+TEXT_TOKENS = 256
 TEXT = "Once upon a time there was a gentle frog named Sam. Sam had a white coat and took it everywhere."
 
 
@@ -70,7 +73,9 @@ class Figures(NamedTuple):
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = new_parser("Measure each format of weights on each backend.", "CSV and the plot")
-    parser.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--shape", default="opt-125m", help="published shape, random weights (default: opt-125m)")
+    model.add_argument("--model", help="real weights: a checkpoint folder, GGUF file or hub id")
     parser.add_argument("--prompt-length", type=positive, default=128, metavar="N", help="prompt tokens (default: 128)")
     parser.add_argument("--steps", type=positive, default=16, metavar="N", help="timed decode steps (default: 16)")
     parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="timed rounds (default: 5)")
@@ -99,15 +104,13 @@ def bytes_per_step(engine: "Engine", prompt: list[int]) -> int:
         return counted.total.bytes_read
 
 
-def log_probs(kind: Kind, threads: int) -> Any:
-    """Log-probabilities of the packaged model after each token of the text, [T, V]."""
+def log_probs(engine: "Engine", text: str) -> Any:
+    """Log-probabilities of a trained model after each of the first tokens of a text, [T, V]."""
     import numpy as np
 
-    from minillm import Engine
-
-    with Engine(dtype=kind.dtype, backend=kind.backend, max_batch_size=1, threads=threads) as engine:
-        assert engine.tokenizer is not None
-        logits = engine.forward(engine.tokenizer.encode(TEXT)).astype(np.float64)
+    if engine.tokenizer is None:
+        raise BenchmarkError("the model has no tokenizer, which the error of a format is measured with")
+    logits = engine.forward(engine.tokenizer.encode(text)[:TEXT_TOKENS]).astype(np.float64)
     return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
@@ -129,12 +132,20 @@ def measure(args: argparse.Namespace, kinds: Sequence[Kind]) -> dict[Kind, Figur
     for kind in kinds:
         say(f"loading {kind.dtype} on {kind.backend}")
         placement = {"backend": kind.backend, "dtype": kind.dtype, "threads": args.threads}
-        engines[kind] = engine = Engine.random(args.shape, max_batch_size=1, **placement)
+        if args.model is None:
+            engine = Engine.random(args.shape, max_batch_size=1, **placement)
+        else:
+            engine = Engine(args.model, max_batch_size=1, **placement)
+        engines[kind] = engine
         longest, context = args.prompt_length + args.steps + 1, engine.config.max_positions
         if longest > context:
             raise BenchmarkError(f"prompt and new tokens come to {longest}, and the model's context is {context}")
         prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
-        found = log_probs(kind, args.threads)
+        if args.model is None:
+            with Engine(max_batch_size=1, **placement) as trained:
+                found = log_probs(trained, TEXT)
+        else:
+            found = log_probs(engine, REAL_TEXT.read_text(encoding="utf-8"))
         reference = found if kind.dtype == "float32" else reference  # the first of each backend
         error = divergence(reference, found)
         figures[kind] = Figures(bytes_per_step(engine, prompt), [], [], error)
@@ -238,10 +249,11 @@ def run(args: argparse.Namespace) -> int:
         raise BenchmarkError(f"backend {unknown[0]!r} is not known: expected {' or '.join(COLOURS)}")
     make_folder(args.out)
     figures = measure(args, [Kind(backend, dtype) for backend in backends for dtype in FORMATS])
-    name = f"{args.shape}, batch 1, prompt of {args.prompt_length} tokens"
+    model = args.shape if args.model is None else Path(args.model).stem
+    name = f"{model}, batch 1, prompt of {args.prompt_length} tokens"
     facts = {"question": f"formats of weights, {name}", "rounds": str(args.repeat), "timed steps": str(args.steps)}
     facts |= describe(args.threads)
-    stem = args.out / f"dtypes_{args.shape}"
+    stem = args.out / f"dtypes_{model}"
     write_csv(stem.with_name(stem.name + ".csv"), facts, HEADER, rows(figures))
     plot(stem.with_name(stem.name + ".png"), figures, args.prompt_length, name, facts)
     print("\n".join([*headed(facts), *table(figures), ""]))

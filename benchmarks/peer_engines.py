@@ -4,6 +4,7 @@ A format is named as minillm names it ("float32", "float16", "bfloat16", "int8",
 engine calls it. An engine imports its library when it is created, and stays loaded.
 """
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -243,6 +244,90 @@ class LlamaCpp:
         return self._forward([ids], 0, every=True).copy()
 
 
+class OnnxRuntime:
+    """ONNX Runtime GenAI's generator, on the graph that its own model builder makes for a CPU."""
+
+    def __init__(self, form: str, folder: str, threads: int) -> None:
+        import onnxruntime_genai
+
+        self._package: Any = onnxruntime_genai
+        config = onnxruntime_genai.Config(str(Path(folder) / f"onnx-{form}"))
+        options = {"intra_op_num_threads": threads}
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+        self._model = onnxruntime_genai.Model(config)
+
+    def _begin(self, prompts: list[list[int]], new_tokens: int) -> Any:
+        """A generator that has read the prompts."""
+        params = self._package.GeneratorParams(self._model)
+        length = len(prompts[0]) + new_tokens
+        params.set_search_options(
+            do_sample=False,
+            batch_size=len(prompts),
+            min_length=length,
+            max_length=length,
+            past_present_share_buffer=True,
+        )
+        generator = self._package.Generator(self._model, params)
+        generator.append_tokens(np.array(prompts, np.int32))
+        return generator
+
+    def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
+        generator = self._begin(prompts, new_tokens)
+        generator.generate_next_token()
+        return timed(generator.generate_next_token, len(prompts), new_tokens, limit)
+
+    def prefill(self, prompt: list[int]) -> float:
+        began = time.perf_counter()
+        self._begin([prompt], 1).generate_next_token()
+        return time.perf_counter() - began
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self._begin([ids], 1).get_output("logits")[0].astype(np.float32)
+        return logits
+
+
+class OpenVino:
+    """OpenVINO GenAI's pipeline on a GGUF file, which it converts when it is loaded.
+
+    It gives tokens and the times at which they came, no logits.
+    """
+
+    def __init__(self, path: str, threads: int) -> None:
+        import openvino_genai
+
+        self._package: Any = openvino_genai
+        scheduling = openvino_genai.SchedulerConfig()
+        scheduling.enable_prefix_caching = False  # else a prompt that comes again costs nothing
+        self._pipeline = openvino_genai.LLMPipeline(
+            path, "CPU", scheduler_config=scheduling, INFERENCE_NUM_THREADS=threads
+        )
+
+    def _generate(self, prompts: list[list[int]], new_tokens: int) -> Any:
+        """Decode greedily. Returns the pipeline's own measurements."""
+        import openvino
+
+        config = self._package.GenerationConfig()
+        config.max_new_tokens = config.min_new_tokens = new_tokens
+        config.do_sample, config.ignore_eos, config.apply_chat_template = False, True, False
+        ids = np.array(prompts, np.int64)
+        inputs = self._package.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+        return self._pipeline.generate(inputs, config).perf_metrics
+
+    def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
+        """As in `Peer`, but the limit is ignored: this engine cannot be stopped."""
+        measured = self._generate(prompts, new_tokens)
+        seconds = (measured.get_generate_duration().mean - measured.get_ttft().mean) / 1000
+        return Decoded(len(prompts) * (new_tokens - 1), seconds)
+
+    def prefill(self, prompt: list[int]) -> float:
+        began = time.perf_counter()
+        self._generate([prompt], 1)
+        return time.perf_counter() - began
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        raise NotImplementedError("OpenVINO GenAI does not hand out logits")
+
+
 def _rounded(length: int) -> int:
     """Round up to a multiple of 256, as llama.cpp's contexts."""
     return -(-length // 256) * 256
@@ -252,14 +337,18 @@ def make(engine: str, form: str, folder: str, threads: int) -> Peer:
     """Load an engine of `peer_plans.py`.
 
     Args:
-        engine: "minillm-numpy", "minillm-cpu", "transformers", "ctranslate2" or "llama.cpp"
+        engine: one of `peer_plans.PACKAGES`
         form: the format, in the engine's own words for llama.cpp
         folder: what `peer_files.py` wrote, or a GGUF file
         threads: to use
     """
+    path = Path(folder)
     if engine == "llama.cpp":
-        path = Path(folder)
         return LlamaCpp(str(path if path.is_file() else path / f"{form}.gguf"), threads)
     if engine.startswith("minillm-"):
         return Minillm(engine.removeprefix("minillm-"), form, folder, threads)
-    return Transformers(form, folder, threads) if engine == "transformers" else CTranslate2(form, folder, threads)
+    if engine == "openvino":
+        return OpenVino(folder, threads)
+    kinds: dict[str, Any] = {"transformers": Transformers, "ctranslate2": CTranslate2, "onnxruntime": OnnxRuntime}
+    peer: Peer = kinds[engine](form, folder, threads)
+    return peer

@@ -1,10 +1,11 @@
 """The same weights in the file format of every engine, for `against_peers.py`: random ones, or those of a checkpoint.
 
-    python peer_files.py SHAPE|CHECKPOINT FOLDER [ctranslate2] [f32] [f16] [bf16] [Q8_0] [Q4_0]
+    python peer_files.py SHAPE|CHECKPOINT FOLDER [ctranslate2] [onnx-float32] [onnx-int4]
+                         [f32] [f16] [bf16] [Q8_0] [Q4_0]
 
 FOLDER becomes a Hugging Face checkpoint in float32, or one of links to the files of the folder CHECKPOINT, which
-minillm and transformers load; "ctranslate2" converts it, and
-the other words are llama.cpp's formats: GGUF files, of which the first is written here
+minillm and transformers load; "ctranslate2" and ONNX Runtime's model builder convert it, and the other words are
+llama.cpp's formats: GGUF files, of which the first is written here
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and llama.cpp makes the others.
 
 In llama.cpp, Llama, Qwen2 and GPT-2 have architectures of their own. OPT has none, and gets GPT-2's with the same
@@ -14,6 +15,7 @@ have biases everywhere and learned positions, and tie the head to the embedding;
 
 import ctypes
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -142,6 +144,22 @@ def write_ctranslate2(folder: Path) -> None:
     from ctranslate2.converters import TransformersConverter
 
     TransformersConverter(str(folder)).convert(str(folder / "ctranslate2"))
+
+
+def write_onnx(folder: Path, form: str) -> None:
+    """Convert the checkpoint by ONNX Runtime GenAI's model builder; int4 has groups of 32, as ours.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    precision = {"float32": "fp32"}.get(form, form)
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o"]
+    command += [str(folder / f"onnx-{form}"), "-p", precision, "-e", "cpu", "-c", str(folder / "onnx-cache")]
+    command += ["--extra_options", "hf_token=false", "int4_block_size=32"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise RuntimeError(f"ONNX Runtime's model builder failed: {lines[-1]:.300}")
 
 
 def write_llama_cpp(source: str, folder: Path, formats: Sequence[str]) -> dict[str, int]:
@@ -338,7 +356,10 @@ def main() -> None:
         write_checkpoint(source, folder)
     if "ctranslate2" in wanted:
         write_ctranslate2(folder)
-    formats = [form for form in wanted if form != "ctranslate2"]
+    for word in wanted:
+        if word.startswith("onnx-"):
+            write_onnx(folder, word.removeprefix("onnx-"))
+    formats = [form for form in wanted if form != "ctranslate2" and not form.startswith("onnx-")]
     print(json.dumps(write_llama_cpp(source, folder, formats) if formats else {}))
 
 

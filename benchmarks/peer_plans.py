@@ -15,14 +15,18 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers"),
     "ctranslate2": ("ctranslate2", "torch", "transformers"),
     "llama.cpp": ("llama_cpp", "gguf"),
+    "onnxruntime": ("onnxruntime_genai", "onnx_ir", "torch", "transformers"),
+    "openvino": ("openvino_genai",),
 }
-"""Engine -> packages that it needs; "minillm-cpu" needs a C compiler. CTranslate2's converter reads a checkpoint
-through torch and transformers."""
+"""Engine -> packages that it needs; "minillm-cpu" needs a C compiler. The converters of CTranslate2 and ONNX Runtime
+read a checkpoint through torch and transformers."""
 
 CASES = ("decode", "batch", "prefill", "context", "cold", "memory", "logits", "perplexity")
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}
 STAND_INS = {"opt": "GPT-2's architecture with the same matrices: GELU for ReLU"}
 """Family that llama.cpp does not support -> its substitute"""
+ONNX_FAMILIES = ("llama", "qwen2")
+"""Families that ONNX Runtime's model builder converts, of those in `peer_files.PUBLISHED`"""
 OVERHEAD = 400 << 20
 """Approximate bytes of a process without the weights"""
 
@@ -48,8 +52,8 @@ class Plan(NamedTuple):
 
     @property
     def same_file(self) -> bool:
-        """True for llama.cpp with the user's own file."""
-        return self.engine == "llama.cpp" and self not in PLANS
+        """True for llama.cpp and OpenVINO with the user's own file."""
+        return self.engine in ("llama.cpp", "openvino") and self not in PLANS
 
     @property
     def slow(self) -> bool:
@@ -65,6 +69,7 @@ PLANS = tuple(
         ("llama.cpp", "float32", "f32"),
         ("ctranslate2", "float32", "float32"),
         ("transformers", "float32", "fp32"),
+        ("onnxruntime", "float32", "fp32"),
         ("minillm-cpu", "float16", "float16"),
         ("llama.cpp", "float16", "f16"),
         ("minillm-cpu", "bfloat16", "bfloat16"),
@@ -78,6 +83,7 @@ PLANS = tuple(
         ("minillm-numpy", "int8", "int8"),
         ("minillm-cpu", "int4", "int4"),
         ("llama.cpp", "int4", "Q4_0"),
+        ("onnxruntime", "int4", "int4"),
         ("minillm-numpy", "int4", "int4"),
     )
 )
@@ -118,8 +124,8 @@ def context_name(context: int) -> str:
 def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
     """The engines and formats that run a model: all, or those that read the user's own GGUF file.
 
-    minillm and transformers dequantise the file and convert it to each format; llama.cpp runs it as it is, and stands
-    beside our format of the nearest number of bits.
+    minillm and transformers dequantise the file and convert it to each format; llama.cpp runs it as it is, OpenVINO
+    converts it to a form of its own, and both stand beside our format of the nearest number of bits.
     """
     if gguf is None:
         return PLANS
@@ -131,9 +137,20 @@ def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
         sizes[tensor.type.name] += math.prod(tensor.shape)
     bits = 8 * gguf.stat().st_size / sizes.total()
     form = next((form for form, most in (("int4", 6.5), ("int8", 10), ("float16", 20)) if bits < most), "float32")
-    file = Plan("llama.cpp", form, f"{sizes.most_common(1)[0][0]}, the file")
-    ours = [plan for plan in PLANS if plan.engine not in ("llama.cpp", "ctranslate2")]
-    return (*ours, file)
+    label = f"{sizes.most_common(1)[0][0]}, the file"
+    readers = [plan for plan in PLANS if plan.ours or plan.engine == "transformers"]
+    return (*readers, Plan("llama.cpp", form, label), Plan("openvino", form, label))
+
+
+def why_left_out(engine: str, family: str, gguf: Path | None) -> str:
+    """Why an engine cannot run a model, in a few words; empty if it can."""
+    if engine == "openvino" and gguf is None:
+        return "without optimum-intel, which needs a hub, it reads GGUF files with a tokenizer alone"
+    if engine in ("ctranslate2", "onnxruntime") and gguf is not None:
+        return "it reads no GGUF files"
+    if engine == "onnxruntime" and family not in ONNX_FAMILIES:
+        return f"its model builder has no {family}"
+    return ""
 
 
 def takes_part(case: str, plan: Plan) -> bool:
@@ -144,6 +161,8 @@ def takes_part(case: str, plan: Plan) -> bool:
         return plan.same_file or (plan.form == "float32" and (plan.ours or plan.engine == "ctranslate2"))
     if case == "memory":
         return plan.ours or plan.same_file
+    if case in ("logits", "perplexity") and plan.engine == "openvino":
+        return False
     return case == "decode" or not plan.slow
 
 
@@ -155,7 +174,7 @@ def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> in
         config: the model's shape
         gguf: the same of llama.cpp's files, by label
     """
-    if plan.engine == "llama.cpp":
+    if plan.engine in ("llama.cpp", "openvino"):
         return gguf[plan.label]
     return weights_bytes(config, Storage(weights=plan.form)) - table_bytes(plan, config)
 

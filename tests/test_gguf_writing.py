@@ -37,7 +37,7 @@ CONFIGS["qwen2"]["plain"] = CONFIGS["llama"]["grouped"] | {"model_type": "qwen2"
 CONFIGS["qwen3"]["plain"] = CONFIGS["llama"]["wide"] | {"model_type": "qwen3"}
 CONFIGS["gpt_neox"]["tied"] = next(iter(CONFIGS["gpt_neox"].values())) | {"tie_word_embeddings": True}
 
-KNOWN = {each.model_type for each in ARCHITECTURES.values()} | {"mistral"}
+KNOWN = {each.model_type for each in ARCHITECTURES.values() if each.written} | {"mistral"}
 CASES = [(family, name) for family, configs in CONFIGS.items() if family in KNOWN for name in configs]
 
 

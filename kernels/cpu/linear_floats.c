@@ -1,5 +1,7 @@
 /* The matrix product with weights of floats: out = x @ W.T, W [outputs, inputs] of float32, float16 or bfloat16.
  *
+ * Bytes and floor: as in linear.c.
+ *
  * Order of summation: a block of DEPTH inputs is summed by lane and then across lanes, and the blocks by ascending
  * place. Both versions have it, so that an output has the same bits in any batch.
  *

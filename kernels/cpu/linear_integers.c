@@ -3,6 +3,8 @@
  *
  *     x' = rint(x / scale) * scale, scale = max |x| / 127, for each 32 numbers of a row
  *
+ * Bytes and floor: as in linear.c. Rounding reads x once and writes a quarter, or half if `wide`.
+ *
  * Order of summation: the products of 32 integers are summed exactly; then float sums of these, times both scales, by
  * ascending place, in each version its own way. Weights of 4 bits are stored as integers from 0 on; what is subtracted
  * from scale x integer, 8 x scale, zero point x scale or -offset, is the same in a group, so it is multiplied with the

@@ -17,10 +17,10 @@ from .output import Table, as_json, bytes_text, number_text
 if TYPE_CHECKING:
     from ..hardware import Hardware
 
-DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME) and in folders: size on disk,
-format, parameters, and the tokens per second of one sequence that are predicted
-for this machine. The prediction is an upper bound, from a short measurement of
-the memory's bandwidth: a step reads every weight once."""
+DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME) and in folders: size on
+disk, format, parameters, and the tokens per second of one sequence that are
+predicted for this machine. The prediction is an upper bound, from a short
+measurement of the memory's bandwidth: a step reads every weight once."""
 
 EPILOG = """examples:
   minillm models

@@ -16,8 +16,9 @@ EPILOG = """examples:
 DESCRIPTION = """Write a checkpoint with smaller weights.
 It loads at once: its files are mapped, not read.
 
-A target that ends in .gguf is one file for llama.cpp and minillm, with tokenizer
-and chat template: float32, float16, bfloat16, int8 (Q8_0) or int4 (Q4_0)."""
+A target that ends in .gguf is one file for llama.cpp and minillm, with the
+tokenizer and chat template: float32, float16, bfloat16, int8 (Q8_0) or int4
+(Q4_0)."""
 
 
 def add_parser(commands: Any) -> None:

@@ -57,6 +57,8 @@ class Architecture:
     """All heads together are as wide as the model"""
     needs_output: bool = False
     """The LM head is stored also where it is the embedding"""
+    written: bool = True
+    """Whether minillm writes files of it, too"""
 
 
 _SIZES = {
@@ -93,6 +95,13 @@ _LLAMA = _SPLIT_ATTENTION | {
     "blk.N.ffn_up": "layers.N.mlp.up_proj",
     "blk.N.ffn_down": "layers.N.mlp.down_proj",
 }
+_GEMMA = _LLAMA | {  # gains of norms are as the model uses them, not less 1 as in checkpoints
+    "blk.N.post_attention_norm": "layers.N.post_attention_layernorm",
+    "blk.N.ffn_norm": "layers.N.pre_feedforward_layernorm",
+    "blk.N.post_ffw_norm": "layers.N.post_feedforward_layernorm",
+}
+_GEMMA_27B = 62
+"""Layers of the Gemma 3 whose scores are divided by the root of E / H, not of D; files do not say so"""
 _BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 
 ARCHITECTURES = {
@@ -187,6 +196,18 @@ ARCHITECTURES = {
             "blk.N.ffn_down": "h.N.mlp.dense_4h_to_h",
         },
     ),
+    "gemma3": Architecture(
+        model_type="gemma3_text",
+        keys=_RMS | {"final_logit_softcapping": "final_logit_softcapping"},
+        optional=_OPTIONAL | {"final_logit_softcapping"},
+        tensors=_GEMMA
+        | {
+            "blk.N.attn_q_norm": "layers.N.self_attn.q_norm",
+            "blk.N.attn_k_norm": "layers.N.self_attn.k_norm",
+        },
+        activation="gelu_new",
+        written=False,
+    ),
 }
 """By `general.architecture`. To add a family, add its entry."""
 
@@ -233,7 +254,11 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
     raw |= token_ids(gguf)
     if architecture.model_type == "llama" and raw.get("sliding_window") is not None:
         raw["model_type"] = "mistral"
-    return raw | _rotary(gguf, raw, prefix)
+    rotary = _rotary(gguf, raw, prefix)
+    if architecture.model_type == "gemma3_text":
+        shared = raw["hidden_size"] // raw["num_attention_heads"]
+        raw["query_pre_attn_scalar"] = shared if raw["num_hidden_layers"] == _GEMMA_27B else raw.get("head_dim", 256)
+    return raw | rotary
 
 
 def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUFTensors]:
@@ -349,11 +374,12 @@ def gguf_fields(raw: Mapping[str, Any], config: ModelConfig, where: str) -> tupl
         UnsupportedModelError: llama.cpp does not run the family, or not this configuration of it.
     """
     model_type = "llama" if config.model_type == "mistral" else config.model_type
-    name = next((name for name, each in ARCHITECTURES.items() if each.model_type == model_type), None)
+    names = (name for name, each in ARCHITECTURES.items() if each.model_type == model_type and each.written)
+    name = next(names, None)
     if name is None:
         raise UnsupportedModelError(
             f"{where}: llama.cpp does not run {config.model_type!r}; GGUF files are written of "
-            f"{', '.join(sorted({each.model_type for each in ARCHITECTURES.values()} | {'mistral'}))}"
+            f"{', '.join(sorted({each.model_type for each in ARCHITECTURES.values() if each.written} | {'mistral'}))}"
         )
     architecture = ARCHITECTURES[name]
     _refuse_other(architecture, config, where)

@@ -31,6 +31,7 @@ TARGETS = {
     "gpt2": ["c_attn", "c_proj", "c_fc"],
     "gpt_neox": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
     "bloom": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "starcoder2": ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
 }
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

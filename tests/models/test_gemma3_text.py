@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from minillm.backends.numpy import NumpyBackend
+from minillm.checkpoint.gguf import read_gguf
 from minillm.errors import CheckpointError, UnsupportedModelError
-from minillm.models import family_of, gemma3_text, load_model
+from minillm.models import build_model, family_of, gemma3_text, load_model
+from minillm.models.gguf import ARCHITECTURES, read_gguf_model
 
-from ..tiny import logits_of, runner_of
+from ..tiny import logits_of, model_of, runner_of, tiny_tensors
 from . import test_gemma2
 
 CONFIG: dict[str, Any] = {
@@ -90,6 +93,32 @@ def test_of_a_model_of_text_and_images_the_text_model_is_read() -> None:
     assert gemma3_text.read_config(raw) == gemma3_text.read_config(CONFIG)
     with pytest.raises(CheckpointError, match=r"config\.json, text_config: num_hidden_layers is missing"):
         gemma3_text.read_config({"model_type": "gemma3"})
+
+
+def test_a_gguf_file_has_the_same_logits(tmp_path: Path) -> None:
+    """Its norms have the whole gain, and its windows and the base of their layers are llama.cpp's own."""
+    gguf = pytest.importorskip("gguf", reason="needs the package gguf")
+    raw = {k: v for k, v in CONFIG.items() if k != "sliding_window_pattern"} | {"num_hidden_layers": 6}
+    raw |= {"query_pre_attn_scalar": raw["head_dim"]}
+    backend, names = NumpyBackend(), {ours: theirs for theirs, ours in ARCHITECTURES["gemma3"].tensors.items()}
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3")
+    for key, name in ARCHITECTURES["gemma3"].keys.items():
+        if name in raw:
+            writer.add_uint32(f"gemma3.{key}", raw[name])
+    writer.add_float32("gemma3.rope.freq_base", 1e6)
+    for name, tensor in tiny_tensors(raw).items():
+        stem, _, kind = name.rpartition(".")
+        number = re.search(r"(?<=layers\.)\d+", stem)
+        stored = names[re.sub(r"(?<=layers\.)\d+", "N", stem)]
+        writer.add_tensor(f"{stored.replace('N', number[0]) if number else stored}.{kind}", tensor.load())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found, tensors, _ = read_gguf_model(read_gguf(tmp_path / "m.gguf"))
+    model = build_model(gemma3_text.read_config(found), tensors, backend)
+    line = np.random.default_rng(2).integers(3, 96, 30).tolist()
+    np.testing.assert_array_equal(logits_of(runner_of(model), line), logits_of(runner_of(model_of(raw)), line))
 
 
 @pytest.mark.reference

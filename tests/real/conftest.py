@@ -6,20 +6,16 @@ The first run fetches the file (98 MB). What the tests measure (perplexities, ac
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import save_file
 
 from minillm import Engine
 from minillm.backends.cpu.compiling import available
-from minillm.checkpoint.gguf import read_gguf
-from minillm.models.gguf import read_gguf_model
-from minillm.quantizing import write_checkpoint
+from minillm.gguf_writing import write_gguf
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -79,15 +75,10 @@ def engine(engines: Engines) -> Engine:
 
 @pytest.fixture(scope="session")
 def int4(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in our int4, in a folder without a tokenizer: a draft, or an amateur."""
-    exact, quantised = (tmp_path_factory.mktemp("int4") / name for name in ("exact", "quantised"))
-    raw, tensors, _ = read_gguf_model(read_gguf(model_file))
-    exact.mkdir()
-    (exact / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    save_file({f"model.{name}": tensor.load() for name, tensor in tensors.items()}, exact / "model.safetensors")
-    write_checkpoint(exact, quantised, "int4")
-    shutil.rmtree(exact)
-    return quantised
+    """The same model in int4, in a GGUF file of its own: a draft, or an amateur."""
+    path = tmp_path_factory.mktemp("quantised") / "int4.gguf"
+    write_gguf(model_file, path, "int4")
+    return path
 
 
 @pytest.fixture

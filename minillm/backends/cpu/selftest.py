@@ -28,7 +28,7 @@ from ...reference.rotary import Rotation
 from ..formats import CACHE_FORMATS, STORED_FORMATS, Format
 from ..operations import Backend
 from ..pages import Pages
-from ..weights import Weight, narrow
+from ..weights import Experts, Weight, narrow
 from . import compiling
 from .backend import ACTIVATIONS, CpuBackend
 from .launching import set_threads
@@ -110,6 +110,9 @@ def _cases() -> Iterator[Case]:
         yield f"glu, {activation}", methodcaller("glu", x, activation)
     logits = 3 * rng.standard_normal((4, 5000), np.float32)
     yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.chooser.argmax(logits)
+    yield "scale_logits", lambda on: on.scale_logits(logits.copy(), 0.3, 2.0)
+    experts = Experts(tuple(rng.standard_normal((7, 100), np.float32) for _ in range(5)))
+    yield "experts", partial(_experts, x=x, logits=logits[:3, :5], weight=Weight("", experts))
     keys, filters = Keys(np.arange(4, dtype=np.uint64), np.arange(4), np.arange(4)), {"top_p": 0.9, "min_p": 0.01}
     yield "sample", lambda on: on.chooser.sample(logits, keys, temperature=0.8, top_k=50, **filters)
 
@@ -160,6 +163,12 @@ def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
         stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros_like(k)
     on.store_kv(k, v, pages, 0, batch)
     return np.array([stored[:] for stored in pages.layer(0)])
+
+
+def _experts(on: Backend, x: Any, logits: Any, weight: Weight) -> Any:
+    """A mixture of experts of one matrix each. [T, in], [T, X] -> [T, out]"""
+    routing = on.route(np.ascontiguousarray(logits), 2, normalised=True)
+    return on.combine(on.linear_experts(x[routing.tokens], weight, routing), routing)
 
 
 def _stored(values: Any, form: Format) -> Any:

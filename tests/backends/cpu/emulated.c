@@ -15,7 +15,7 @@ typedef struct {
 } request;
 
 kernel round_rows, linear_few, linear_many, layer_norm, rms_norm, glu, embed, rotary_angles, rotary, take_rows, store_kv,
-    attention, argmax, sample;
+    attention, argmax, sample, scale_logits, route, linear_experts, combine;
 int64_t linear_scratch(void), wide_integers(void), attention_scratch(int64_t), sample_scratch(int64_t),
     attention_parts(const void *);
 
@@ -25,7 +25,8 @@ static const struct {
     kernel *run;
 } kernels[] = {NAMED(round_rows), NAMED(linear_few), NAMED(linear_many), NAMED(layer_norm), NAMED(rms_norm),
                NAMED(glu), NAMED(embed), NAMED(rotary_angles), NAMED(rotary), NAMED(take_rows), NAMED(store_kv),
-               NAMED(attention), NAMED(argmax), NAMED(sample)};
+               NAMED(attention), NAMED(argmax), NAMED(sample), NAMED(scale_logits), NAMED(route),
+               NAMED(linear_experts), NAMED(combine)};
 
 static int64_t call(const request *r, const char *memory) {
     if (!strcmp(r->name, "linear_scratch")) return linear_scratch();

@@ -26,7 +26,7 @@ def batch_of(lengths: list[tuple[int, int]], tree: tuple[int, ...] = ()) -> Batc
     sequences, pages = [], 0
     for cached, new in lengths:
         count = -(-(cached + new) // P)
-        sequences.append(TokenSequence([0] * (cached + new), cached, list(range(pages, pages + count)), tree))
+        sequences.append(TokenSequence([0] * (cached + new), cached, list(range(pages, pages + count)), tree=tree))
         pages += count
     return Batch.of(sequences, [new for _, new in lengths], P)
 
