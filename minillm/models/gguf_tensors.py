@@ -12,9 +12,9 @@ Gemma 3 270M), and quantisation itself moved them by a hundred times that. float
 take 3.2 times the memory; its perplexity on a text is 21.8129 in float32, 21.8155 as it is, on NumPy. `load` and
 `chunks`, and so every other dtype, do not round them.
 
-The dequantised numbers of other types are products of a float16 scale and an integer of few bits: float16 rounds them by
-2^-12, which no text shows. SmolLM2-135M in Q4_1, perplexity of tests/real/alice.txt: 20.9932 as float32 and as it is on
-NumPy; 20.9939 in float16; 21.0024 as it is by the kernels in C, which round activations to 8 bits; 21.10 in int8 and
+The dequantised numbers of other types are products of a float16 scale and an integer of few bits: float16 rounds them
+by 2^-12, which no text shows. SmolLM2-135M in Q4_1, perplexity of tests/real/alice.txt: 20.9932 as float32 and as it is
+on NumPy; 20.9939 in float16; 21.0024 as it is by the kernels in C, which round activations to 8 bits; 21.10 in int8 and
 24.57 in int4, which round the weights anew.
 
 Numbers: https://github.com/ggml-org/llama.cpp (`ggml/src/ggml-quants.c`).

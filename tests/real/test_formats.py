@@ -1,6 +1,7 @@
 """Weights and K/V cache of fewer bits on the real model, measured by the perplexity of a real text.
 
-The model's file has 4 bits already (Q4_1, with an offset in each group), so int4 rounds a second time. "auto" keeps them, and differs by the rounding of activations alone.
+The model's file has 4 bits already (Q4_1, with an offset in each group), so int4 rounds a second time. "auto" keeps
+them, and differs by the rounding of activations alone.
 """
 
 from collections.abc import Callable
