@@ -45,9 +45,10 @@ INLINE floats halves_of_groups(const uint16_t *from, int64_t g, int64_t count, i
 }
 
 INLINE floats bytes_of_groups(const uint8_t *from, int64_t g, int64_t count, int64_t shift) {
+    if (!shift && count >= LANES) return __builtin_convertvector(load_bytes(from + g), floats);
     uint8_t part[LANES] = {0};
     for (int64_t i = 0; i < LANES && i < count; i++) part[i] = from[(g + i) >> shift];
-    return __builtin_convertvector(load_bytes(!shift && count >= LANES ? from + g : part), floats);
+    return __builtin_convertvector(load_bytes(part), floats);
 }
 
 /* Numbers of a row of W in groups, in groups of 32. */
