@@ -86,9 +86,9 @@ def test_all_engines_together_or_those_of_a_width() -> None:
     assert all(sum(sizes[plan] + OVERHEAD for plan in group) <= limit for group in groups)
     assert {plan for group in groups for plan in group} == set(PLANS)
     float32 = [group for group in groups if any(plan.form == "float32" for plan in group)]
-    assert len(float32) == 3  # one peer each
+    assert len(float32) == 4  # one peer each
     assert all([plan.engine for plan in group][:2] == ["minillm-numpy", "minillm-cpu"] for group in float32)
-    assert len(groups) == 4  # 16, 8 and 4 bits fit together
+    assert len(groups) == 5  # 16, 8 and 4 bits fit together
 
 
 def test_relative_error() -> None:
@@ -100,10 +100,15 @@ def test_relative_error() -> None:
 def test_missing_engines_are_named(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minillm.backends.cpu.compiling.available", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ctranslate2" else name)
-    engines, line = script.sort_out(["minillm-numpy", "minillm-cpu", "transformers", "ctranslate2"])
+    asked = ["minillm-numpy", "minillm-cpu", "transformers", "ctranslate2", "onnxruntime", "openvino"]
+    engines, line = script.sort_out(asked, "opt", None)
     assert engines == ["minillm-numpy", "transformers"]
     absent = "minillm-cpu (without a C compiler); ctranslate2 (without ctranslate2)"
-    assert line == f"{absent}: pip install 'minillm[fast,peers]'"
+    assert line.startswith("onnxruntime (its model builder has no opt); openvino (")
+    assert line.endswith(f"; {absent}: pip install 'minillm[fast,peers]'")
+    engines, line = script.sort_out(asked, "llama", Path("model.gguf"))
+    assert engines == ["minillm-numpy", "transformers", "openvino"]
+    assert line.startswith("ctranslate2 (it reads no GGUF files); onnxruntime (it reads no GGUF files); ")
 
 
 @pytest.mark.parametrize(
