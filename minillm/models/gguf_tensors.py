@@ -8,9 +8,9 @@
     every other type   dequantised in chunks of rows by the package `gguf` (extra "gguf"), then kept in float16
 
 Q4_K has scales and offsets of a float16 number x 6 bits. Rounding them moves weights by 0.07 % of their size (rms, in
-Gemma 3 270M), and quantisation itself moved them by a hundred times that. float16 weights would move by 0.02 %, and
-take 3.2 times the memory; its perplexity on a text is 21.8129 in float32, 21.8155 as it is, on NumPy. `load` and
-`chunks`, and so every other dtype, do not round them.
+Gemma 3 270M), float16 weights would move by 0.02 % and take 3.2 times the memory; four bits themselves move normal
+weights by 8 %. Perplexity of the first 2,500 characters of tests/real/alice.txt: 21.8129 in float32, 21.8155 as it is
+on NumPy. `load` and `chunks`, and so every other dtype, do not round scales.
 
 The dequantised numbers of other types are products of a float16 scale and an integer of few bits: float16 rounds them
 by 2^-12, which no text shows. SmolLM2-135M in Q4_1, perplexity of tests/real/alice.txt: 20.9932 as float32 and as it is
