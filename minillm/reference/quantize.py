@@ -40,8 +40,8 @@ class Quantized:
     """An 8- or 4-bit matrix [out, in]; in' is `in` padded to a multiple of the group."""
 
     values: NDArray[Any]
-    """int8 [out, in'], or uint8 [out, in' / 2] where each 16 bytes hold 32 weights + 8: byte j has weight j in its
-    low four bits and weight j + 16 in its high ones"""
+    """int8 [out, in'], or uint8 [out, in' / 2] where each 16 bytes hold 32 integers from 0 to 15: byte j has integer j
+    in its low four bits and integer j + 16 in its high ones"""
     scales: NDArray[np.float16]
     """[out, in' / group]"""
     inputs: int
