@@ -54,7 +54,8 @@ def projections(folder: Path, backend: Any) -> list[Any]:
 
 def format_of(data: Any) -> str:
     if isinstance(data, Quantized):
-        return f"int{data.bits}"
+        assert data.offsets is None or data.has_zeros
+        return f"int{data.bits}{' with zero points' if data.has_zeros else ''}"
     return "bfloat16" if data.dtype == np.uint16 else str(data.dtype)
 
 
@@ -188,7 +189,12 @@ def test_the_extremes_of_8_bits_run_in_c(tmp_path: Path) -> None:
     ("published", "level", "says"),
     [
         (gptq(), "INFO", "quantised by GPTQ, 4 bits, groups of 32; 14 matrices kept exactly as int4"),
-        (awq(), "WARNING", "quantised by AWQ, 4 bits, groups of 32; 14 matrices expanded to float16"),
+        (awq(), "INFO", "quantised by AWQ, 4 bits, groups of 32; 14 matrices kept exactly as int4 with zero points"),
+        (
+            awq(16, dtype="float16"),
+            "WARNING",
+            "quantised by AWQ, 4 bits, groups of 16; 14 matrices expanded to float16",
+        ),
         (
             float8("compressed-tensors", scale_shape="rows"),
             "WARNING",
