@@ -140,7 +140,7 @@ def copy_of(weight: Any) -> Any:
     from minillm.reference.quantize import Quantized
 
     if isinstance(weight, Quantized):
-        return Quantized(weight.values.copy(), weight.scales.copy(), weight.inputs)
+        return weight.each(lambda array: array.copy())
     return weight.copy()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends.formats import FLOAT16, FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
+from .backends.formats import FLOAT16, FORMATS, STORED_FORMATS, WEIGHT_FORMATS, Format, Role, WeightFormats
 from .backends.operations import Backend
 from .backends.weights import Loader, Tensor, Weight, narrow
 from .checkpoint import SMALL_FILES, StoredTensor, open_checkpoint
@@ -62,7 +62,7 @@ class Part:
 
     def write(self, file: SafetensorsFile, written: Callable[[int], None]) -> None:
         """Round the tensor and write it, some rows at a time; `written` is called with the number of values."""
-        if self.format == FORMATS[self.tensor.dtype]:
+        if self.format == STORED_FORMATS[self.tensor.dtype]:
             file.write(self.name, self.tensor.stored())
             written(math.prod(self.tensor.shape))
             return
@@ -93,7 +93,7 @@ class _Plan(Loader):
     """Records the tensors and formats of the weights that a model prepares, without storing them."""
 
     def __init__(self, formats: WeightFormats) -> None:
-        super().__init__(formats)
+        super().__init__(formats, kept=())
         self.fused: list[list[tuple[Tensor, Format | None]]] = []
         """For each weight its source tensors, with their formats; None: the stored one"""
 
@@ -198,7 +198,7 @@ def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built:
         stored = open_checkpoint(source)
         tensors = canonical_names(stored, config)
     for name, tensor in tensors.items():
-        if tensor.dtype not in (FLOATS if isinstance(tensor, StoredTensor) else FORMATS):
+        if tensor.dtype not in (FLOATS if isinstance(tensor, StoredTensor) else STORED_FORMATS):
             raise UnsupportedModelError(
                 f"tensor {name} is stored as {tensor.dtype}; minillm reads {', '.join(FLOATS[:2])} and {FLOATS[2]}"
             )
@@ -209,7 +209,8 @@ def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built:
 
     def part(tensor: Tensor, form: Format | None) -> Part:
         written = tensor if as_built else source_of(tensor)
-        return Part(names[id(source_of(tensor))], written, form or FORMATS[written.dtype])
+        kept = STORED_FORMATS[written.dtype]
+        return Part(names[id(source_of(tensor))], written, form or (FLOAT16 if kept.offset_bits else kept))
 
     return [[part(*one) for one in fused] for fused in recorded.fused]
 

@@ -25,15 +25,16 @@ PARAMETERS: dict[str, int] = {
 CASES = [(family, name) for family, configs in CONFIGS.items() for name in configs]
 IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
 
-_QUICK = {"mixtral": 1, "qwen3_moe": 0, "olmoe": 0}
-"""Of families with experts, which take long, the configurations that the ordinary tests run"""
+_QUICK = {"opt": 8, "llama": 3, "qwen3_moe": 0, "olmoe": 0}
+"""The number of configurations that the ordinary tests run of a family, if it is not 1: the long tests run all. Those
+with experts take long."""
 
 
 def each_of(cases: list[tuple[str, str]]) -> list[Any]:
     """Cases as parameters of tests, some of them for the long tests alone."""
-    slow = {case for f, count in _QUICK.items() for case in [(f, name) for name in CONFIGS[f]][count:]}
+    quick = {(family, name) for family in FAMILIES for name in list(CONFIGS[family])[: _QUICK.get(family, 1)]}
     return [
-        pytest.param(case, marks=[pytest.mark.slow] if case in slow else [], id="-".join(case).replace(" ", "-"))
+        pytest.param(case, marks=[] if case in quick else [pytest.mark.slow], id="-".join(case).replace(" ", "-"))
         for case in cases
     ]
 

@@ -61,6 +61,7 @@ CONFIGS["mixtral"] = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "
 CONFIGS["gemma2"] = LLAMA | {"model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16}
 PREFIX = {"opt": "model.decoder.", "gpt_neox": "gpt_neox."}
 """The beginning of tensors' names, if not "model.\""""
+ZEROS = "int4 with zero points"
 UNQUANTISED = ("embed", "lm_head", "norm", "block_sparse_moe.gate")
 
 
@@ -176,7 +177,7 @@ def gptq(
     return Published(config | layout, write, dtype or f"int{bits}")
 
 
-def awq(size: int = 32, *, symmetric: bool = False, dtype: str = "float16") -> Published:
+def awq(size: int = 32, *, symmetric: bool = False, dtype: str = "") -> Published:
     """AWQ's GEMM layout (AutoAWQ, `WQLinear_GEMM.from_linear`): words along the rows of [in, out], interleaved."""
     order = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -186,7 +187,7 @@ def awq(size: int = 32, *, symmetric: bool = False, dtype: str = "float16") -> P
         return {"qweight": packed(q.T, 4, order), "qzeros": packed(zeros.T, 4, order), "scales": scales.T}, meant
 
     config = {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": not symmetric, "version": "gemm"}
-    return Published(config, write, dtype)
+    return Published(config, write, dtype or ("int4" if symmetric else ZEROS))
 
 
 def compressed(
@@ -335,12 +336,16 @@ ALL: dict[str, Published] = {
     "gptq-int4-of-128": gptq(size=128),
     "gptq-int4-v2": gptq(size=64, version=2),
     "gptq-int8-rows": gptq(8, -1),
-    "gptq-int4-asymmetric": gptq(symmetric=False, dtype="float16"),
+    "gptq-int4-asymmetric": gptq(symmetric=False, dtype=ZEROS),
+    "gptq-int4-asymmetric-of-128-v2": gptq(size=128, symmetric=False, version=2, dtype=ZEROS),
+    "gptq-int4-asymmetric-rows": gptq(size=-1, symmetric=False, dtype=ZEROS),
     "gptq-int8-asymmetric-v2": gptq(8, symmetric=False, version=2, dtype="float16"),
     "gptq-int4-desc-act": gptq(ordered=True, dtype="float16"),
     "gptq-int4-of-16": gptq(size=16, dtype="float16"),
     "awq": awq(),
-    "awq-symmetric": awq(symmetric=True, dtype="int4"),
+    "awq-symmetric": awq(symmetric=True),
+    "awq-of-128": awq(128),
+    "awq-of-16": awq(16, dtype="float16"),
     "compressed-int8": compressed("int-quantized"),
     "compressed-int8-tensor": compressed("naive-quantized", strategy="tensor"),
     "compressed-int8-asymmetric": compressed("int-quantized", symmetric=False, dtype="bfloat16"),
@@ -349,8 +354,9 @@ ALL: dict[str, Published] = {
     "compressed-packed-int4-rows": compressed("pack-quantized", bits=4, dtype="int4"),
     "compressed-packed-int8-float16": compressed("pack-quantized", strategy="group", size=64, stored="float16"),
     "compressed-packed-int4-asymmetric": compressed(
-        "pack-quantized", bits=4, strategy="group", size=32, symmetric=False, dtype="bfloat16"
+        "pack-quantized", bits=4, strategy="group", size=32, symmetric=False, dtype=ZEROS
     ),
+    "compressed-packed-int4-asymmetric-rows": compressed("pack-quantized", bits=4, symmetric=False, dtype=ZEROS),
     "compressed-packed-int4-actorder": compressed(
         "pack-quantized", bits=4, strategy="group", size=32, ordered=True, dtype="bfloat16"
     ),

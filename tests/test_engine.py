@@ -103,6 +103,7 @@ def test_beams_that_stop_strings_end_in_droves(engine: Engine, stop: str) -> Non
         )
 
 
+@pytest.mark.slow
 def test_thousands_of_prompts_in_little_memory(checkpoint: Path) -> None:
     engine = Engine(checkpoint, max_batch_size=4, cache_bytes=2 * 256 * 2 * 32 * 2 * 4)
     assert engine.runner.cache.num_pages == 2

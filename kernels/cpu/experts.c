@@ -82,10 +82,11 @@ void route(const void *arguments, int64_t share, int64_t shares, int64_t worker)
 typedef struct {
     const void *weight;
     const uint16_t *scales;
+    const void *offsets;
 } matrix;
 
 typedef struct {
-    linear all;             /* the product of all rows; weight and scales are those of the experts */
+    linear all;             /* the product of all rows; weight, scales and offsets are those of the experts */
     const matrix *matrices; /* [X] */
     const int64_t *starts;  /* [X + 1] */
     int64_t X;
@@ -102,6 +103,7 @@ void linear_experts(const void *arguments, int64_t share, int64_t shares, int64_
         one.rows = a->starts[e + 1] - first;
         if (!one.rows) continue;
         one.weight = a->matrices[e].weight, one.scales = a->matrices[e].scales;
+        one.offsets = a->matrices[e].offsets;
         one.x += first * one.inputs, one.out += first * one.outputs;
         if (one.scales) {
             one.integers += first * a->row_bytes;

@@ -20,6 +20,8 @@ typedef struct {
     const void *weight;     /* [outputs, inputs] of float or of 16 bits, int8 [outputs, inputs'], or uint8 [outputs,
                                inputs' / 2]; inputs' are inputs in whole groups */
     const uint16_t *scales; /* float16 [outputs, inputs' / group] of int8 and int4, else NULL */
+    const void *offsets;    /* of int4, [outputs, inputs' / group]: float16 offsets, or uint8 zero points if `zeros`;
+                               NULL: all zero points are 8 */
     const float *bias;      /* [outputs], or NULL */
     const float *residual;  /* [rows, outputs], or NULL; not `out` */
     const float *x;         /* [rows, inputs] */
@@ -29,6 +31,7 @@ typedef struct {
     float *x_sums;          /* 8 times the sum of each 32 integers, as x_scales */
     char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; `linear_many` only */
     int64_t rows, inputs, outputs, format, group, activation;
+    int64_t zeros;          /* whether the offsets are zero points */
     int64_t wide;           /* whether the integers are int16: for int8 in `linear_many`, if wide_integers() */
 } linear;
 

@@ -6,8 +6,9 @@
  * Bytes and floor: as in linear.c. Rounding reads x once and writes a quarter, or half if `wide`.
  *
  * Order of summation: the products of 32 integers are summed exactly; then float sums of these, times both scales, by
- * ascending place, in each version its own way. Weights of 4 bits are 8 too high as they are stored, which the sums of
- * x' correct.
+ * ascending place, in each version its own way. Weights of 4 bits are stored as integers from 0 on; what is subtracted
+ * from scale x integer, 8 x scale, zero point x scale or -offset, is the same in a group, so it is multiplied with the
+ * sums of x' ("low" below).
  *
  * Versions:
  * - `integers_few`: a register tile of up to FEW_ROWS rows by 4 outputs; lanes along the inputs.
@@ -32,6 +33,22 @@ INLINE uint16_t scale_at(const uint16_t *scales, int64_t i) {
     uint16_t scale;
     memcpy(&scale, (const char *)scales + 2 * i, sizeof scale);
     return scale;
+}
+
+/* LANES numbers of float16, or of bytes, of the groups of 32 from g on, of which there are `count`; zeros beyond. A
+ * number is that of 2^shift groups. */
+INLINE floats halves_of_groups(const uint16_t *from, int64_t g, int64_t count, int64_t shift) {
+    if (!shift && count >= LANES) return load_float16(from + g);
+    uint16_t part[LANES] = {0};
+    for (int64_t i = 0; i < LANES && i < count; i++) part[i] = scale_at(from, (g + i) >> shift);
+    return load_float16(part);
+}
+
+INLINE floats bytes_of_groups(const uint8_t *from, int64_t g, int64_t count, int64_t shift) {
+    if (!shift && count >= LANES) return __builtin_convertvector(load_bytes(from + g), floats);
+    uint8_t part[LANES] = {0};
+    for (int64_t i = 0; i < LANES && i < count; i++) part[i] = from[(g + i) >> shift];
+    return __builtin_convertvector(load_bytes(part), floats);
 }
 
 /* Numbers of a row of W in groups, in groups of 32. */
@@ -121,7 +138,7 @@ INLINE octets load_groups(const int format, const char *row, int64_t g, int64_t 
 /* Up to SCALES groups of 4 rows of W, with their scales as float. `w` points to group g of each row. */
 typedef struct {
     const char *w[4];
-    float scales[4][SCALES];
+    float scales[4][SCALES], lows[4][SCALES]; /* lows: an eighth of what is subtracted, if there are offsets */
     int64_t output, count; /* the first of the outputs, of which `count` exist, 1 to 4; the last is repeated */
     int64_t g, groups;     /* the first of the groups, and how many */
 } strip;
@@ -133,15 +150,17 @@ static void load_strip(const linear *a, strip *s) {
         const uint16_t *scales = a->scales + output * (groups >> shift);
         __builtin_prefetch(scales + s->g + AHEAD / group_bytes(a->format));
         s->w[o] = (const char *)a->weight + (output * groups + s->g) * group_bytes(a->format);
+        for (int64_t i = 0; i < s->groups; i += LANES)
+            store(s->scales[o] + i, halves_of_groups(scales, s->g + i, s->groups - i, shift));
+        if (!a->offsets) continue;
+        const int64_t first = output * (groups >> shift), size = a->zeros ? 1 : 2;
+        const char *offsets = (const char *)a->offsets + first * size;
+        __builtin_prefetch(offsets + (s->g + AHEAD / group_bytes(a->format)) * size);
         for (int64_t i = 0; i < s->groups; i += LANES) {
-            uint16_t part[LANES] = {0};
-            const uint16_t *p = scales + s->g + i;
-            if (shift || i + LANES > s->groups) {
-                p = part;
-                for (int64_t j = 0; j < LANES && i + j < s->groups; j++)
-                    part[j] = scale_at(scales, (s->g + i + j) >> shift);
-            }
-            store(s->scales[o] + i, load_float16(p));
+            int64_t g = s->g + i, count = s->groups - i;
+            floats low = a->zeros ? load(s->scales[o] + i) * bytes_of_groups((const void *)offsets, g, count, shift)
+                                  : -halves_of_groups((const void *)offsets, g, count, shift);
+            store(s->lows[o] + i, low / 8);
         }
     }
 }
@@ -150,6 +169,7 @@ static void load_strip(const linear *a, strip *s) {
 INLINE void multiply_strip(const int format, const int R, const linear *a, const strip *s, int64_t row) {
     const int64_t x_stride = groups_of(a) * GROUP, stride = scale_stride(groups_of(a));
     const char *next = s->w[0] + 3 * s->g * group_bytes(format) + AHEAD;
+    const float *lows = a->offsets ? s->lows[0] : s->scales[0]; /* x_sums are 8 sums */
     const int8_t *x = a->integers + row * x_stride + s->g * GROUP;
     const char *w[4] = {s->w[0], s->w[1], s->w[2], s->w[3]};
     floats total[4][4], excess[4][4];
@@ -166,7 +186,8 @@ INLINE void multiply_strip(const int format, const int R, const linear *a, const
 #pragma GCC unroll 4
             for (int o = 0; o < 4; o++) {
                 floats both = own * load(s->scales[o] + g);
-                if (format == INT4) excess[r][o] = multiply_add(both, own_sums, excess[r][o]);
+                floats low = own * load(lows + o * SCALES + g);
+                if (format == INT4) excess[r][o] = multiply_add(low, own_sums, excess[r][o]);
                 store(scales[r][o] + g, both);
             }
         }
@@ -223,7 +244,8 @@ void integers_few(const linear *a, int64_t first, int64_t last) {
     for (int64_t o = first; o < last; o += 4) {
         int64_t g = 0;
         do {
-            strip s = {.output = o, .count = smaller(4, last - o), .g = g, .groups = smaller(SCALES, groups - g)};
+            strip s; /* an initialiser would fill 3 kB with zeros */
+            s.output = o, s.count = smaller(4, last - o), s.g = g, s.groups = smaller(SCALES, groups - g);
             load_strip(a, &s);
             for (int64_t i = 0; i < count; i++) {
                 int64_t row = a->rows * i / count;
@@ -267,37 +289,47 @@ INLINE void unpack_group(const int format, const char *w, int32_t *to) {
     }
 }
 
-/* Packs LANES outputs from `first` on, `count` groups from g on, and their scales [count, LANES]. In place of outputs
- * that do not exist the last one is repeated. */
-INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel,
-                       float *scales) {
+/* An eighth of what is subtracted in a group with this scale; i counts groups. */
+INLINE float low_at(const linear *a, int64_t i, float scale) {
+    if (a->zeros) return scale * (float)((const uint8_t *)a->offsets)[i] / 8;
+    return float16_to_float(scale_at(a->offsets, i)) / -8;
+}
+
+/* Packs LANES outputs from `first` on, `count` groups from g on, their scales [count, LANES] and, with offsets, their
+ * lows. In place of outputs that do not exist the last one is repeated. */
+INLINE void pack_panel_as(const int format, const bool offsets, const linear *a, int64_t first, int64_t g,
+                          int64_t count, char *panel, float *scales, float *lows) {
     const int64_t groups = groups_of(a), shift = a->group == 64, size = panel_group(format);
     const int words_each = format == INT8 && STEP8 == 2 ? 16 : 8; /* of an output's group */
-    for (int64_t end = g + count; g < end; g++, panel += size, scales += LANES) {
+    for (int64_t end = g + count; g < end; g++, panel += size, scales += LANES, lows += LANES) {
         int32_t unpacked[LANES * 16];
         for (int o = 0; o < LANES; o++) {
             int64_t output = smaller(first + o, a->outputs - 1);
             unpack_group(format, (const char *)a->weight + (output * groups + g) * group_bytes(format),
                          unpacked + o * words_each);
-            scales[o] = float16_to_float(scale_at(a->scales, output * (groups >> shift) + (g >> shift)));
+            int64_t i = output * (groups >> shift) + (g >> shift);
+            scales[o] = float16_to_float(scale_at(a->scales, i));
+            if (offsets) lows[o] = low_at(a, i, scales[o]);
         }
         for (int i = 0; i < words_each; i += 8)
             transpose(unpacked + i, words_each, (int32_t *)panel + i * LANES);
     }
 }
 
-static void pack_panel(const linear *a, int64_t first, int64_t g, int64_t count, char *panel, float *scales) {
-    if (a->format == INT8) {
-        pack_panel_as(INT8, a, first, g, count, panel, scales);
-    } else {
-        pack_panel_as(INT4, a, first, g, count, panel, scales);
+#define PACK_PANEL(NAME, FORMAT, OFFSETS) \
+    SEPARATE void NAME(const linear *a, int64_t first, int64_t g, int64_t count, char *panel, float *scales, \
+                       float *lows) { \
+        pack_panel_as(FORMAT, OFFSETS, a, first, g, count, panel, scales, lows); \
     }
-}
+
+PACK_PANEL(pack_int8, INT8, false)
+PACK_PANEL(pack_int4, INT4, false)
+PACK_PANEL(pack_int4_offsets, INT4, true)
 
 /* Outputs first to last of PANELS panels, with `count` groups from g on. */
 typedef struct {
     const char *panels;
-    const float *scales;
+    const float *scales, *lows;
     int64_t g, count, first, last;
 } packed;
 
@@ -314,7 +346,8 @@ INLINE ints splat_4_bytes(const void *p) {
 }
 
 /* out[row + r] = x'[row + r] @ W for the outputs of the panels and R rows; += that beyond the first block of inputs. */
-INLINE void multiply_panels(const int format, const int R, const linear *a, const packed *m, int64_t row) {
+INLINE void multiply_panels(const int format, const bool offsets, const int R, const linear *a, const packed *m,
+                            int64_t row) {
     const bool two_bytes = format == INT8 && STEP8 == 2;
     const int64_t size = panel_group(format), x_group = two_bytes ? 2 * GROUP : GROUP;
     const int64_t groups = groups_of(a), stride = scale_stride(groups);
@@ -361,8 +394,14 @@ INLINE void multiply_panels(const int format, const int R, const linear *a, cons
             for (int r = 0; r < R; r++) {
                 ints dot = format == INT8 ? dots[r][p] : total4(dots[r][p]);
                 floats exact = __builtin_convertvector(dot, floats);
-                if (excess) exact -= excess * x_sums[r * stride + g];
-                total[r][p] = multiply_add(exact, own * x_scales[r * stride + g], total[r][p]);
+                if (offsets) {
+                    floats low = load(m->lows + (p * m->count + g) * LANES);
+                    exact = exact * own - low * x_sums[r * stride + g];
+                    total[r][p] = multiply_add(exact, splat(x_scales[r * stride + g]), total[r][p]);
+                } else {
+                    if (excess) exact -= excess * x_sums[r * stride + g];
+                    total[r][p] = multiply_add(exact, own * x_scales[r * stride + g], total[r][p]);
+                }
             }
         }
     }
@@ -377,38 +416,43 @@ INLINE void multiply_panels(const int format, const int R, const linear *a, cons
 
 typedef void many_tile(const linear *a, const packed *m, int64_t row);
 
-#define MANY_TILE(NAME, FORMAT, R) \
+#define MANY_TILE(NAME, FORMAT, OFFSETS, R) \
     SEPARATE void NAME##_##R(const linear *a, const packed *m, int64_t row) { \
-        if (R <= FORMAT##_ROWS) multiply_panels(FORMAT, R, a, m, row); \
+        if (R <= FORMAT##_ROWS) multiply_panels(FORMAT, OFFSETS, R, a, m, row); \
     }
-#define MANY_TILES(NAME, FORMAT) /* by their rows */ \
-    MANY_TILE(NAME, FORMAT, 1) \
-    MANY_TILE(NAME, FORMAT, 2) \
-    MANY_TILE(NAME, FORMAT, 3) \
-    MANY_TILE(NAME, FORMAT, 4) \
-    MANY_TILE(NAME, FORMAT, 5) \
-    MANY_TILE(NAME, FORMAT, 6) \
+#define MANY_TILES(NAME, FORMAT, OFFSETS) /* by their rows */ \
+    MANY_TILE(NAME, FORMAT, OFFSETS, 1) \
+    MANY_TILE(NAME, FORMAT, OFFSETS, 2) \
+    MANY_TILE(NAME, FORMAT, OFFSETS, 3) \
+    MANY_TILE(NAME, FORMAT, OFFSETS, 4) \
+    MANY_TILE(NAME, FORMAT, OFFSETS, 5) \
+    MANY_TILE(NAME, FORMAT, OFFSETS, 6) \
     static many_tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4, NAME##_5, NAME##_6};
 
-MANY_TILES(many_int8, INT8)
-MANY_TILES(many_int4, INT4)
+MANY_TILES(many_int8, INT8, false)
+MANY_TILES(many_int4, INT4, false)
+MANY_TILES(many_int4_offsets, INT4, true)
 
 int64_t integers_scratch(void) {
-    return PANELS * (DEPTH / GROUP) * (panel_group(INT8) + (int64_t)sizeof(float) * LANES);
+    return PANELS * (DEPTH / GROUP) * (panel_group(INT8) + 2 * (int64_t)sizeof(float) * LANES);
 }
 
 /* INTEGER_OUTPUTS outputs at most. */
 void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
-    many_tile *const *tiles = a->format == INT8 ? many_int8 : many_int4;
+    many_tile *const *tiles = a->format == INT8 ? many_int8 : a->offsets ? many_int4_offsets : many_int4;
+    void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *, float *, float *) =
+        a->format == INT8 ? pack_int8 : a->offsets ? pack_int4_offsets : pack_int4;
     const int64_t groups = groups_of(a), size = panel_group(a->format);
     const int64_t most = a->format == INT8 ? INT8_ROWS : INT4_ROWS;
     float *scales = (float *)(scratch + PANELS * (DEPTH / GROUP) * size);
+    float *lows = scales + PANELS * (DEPTH / GROUP) * LANES;
     int64_t g = 0;
     do {
         int64_t depth = smaller(DEPTH / GROUP, groups - g), count = (a->rows + most - 1) / most;
         for (int p = 0; p < PANELS; p++)
-            pack_panel(a, first + p * LANES, g, depth, scratch + p * depth * size, scales + p * depth * LANES);
-        packed m = {scratch, scales, g, depth, first, last};
+            pack(a, first + p * LANES, g, depth, scratch + p * depth * size, scales + p * depth * LANES,
+                 lows + p * depth * LANES);
+        packed m = {scratch, scales, lows, g, depth, first, last};
         for (int64_t i = 0; i < count; i++) {
             int64_t row = a->rows * i / count;
             tiles[a->rows * (i + 1) / count - row](a, &m, row);

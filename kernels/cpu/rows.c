@@ -152,7 +152,8 @@ void glu(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
 typedef struct {
     const void *values;     /* [V, E] of float or of 16 bits, int8 [V, E'], or uint8 [V, E' / 2]; E' in whole groups */
     const uint16_t *scales; /* float16 [V, E' / group] of int8 and int4, else NULL */
-    int64_t format, group;
+    const void *offsets;    /* of int4, [V, E' / group]: float16, or uint8 zero points; NULL: they are 8 */
+    int64_t format, group, zeros;
 } table;
 
 typedef struct {
@@ -199,10 +200,13 @@ INLINE void look_up_groups(const int format, const table *m, int64_t row, int64_
     const int8_t *eight = (const int8_t *)m->values + row * padded;
     const uint8_t *four = (const uint8_t *)m->values + row * padded / 2;
     for (int64_t g = 0, i = 0; g < groups; g++) {
-        float scale = float16_to_float(m->scales[row * groups + g]);
+        float scale = float16_to_float(m->scales[row * groups + g]), zero = 8, offset = 0;
+        if (m->offsets && m->zeros) zero = ((const uint8_t *)m->offsets)[row * groups + g];
+        if (m->offsets && !m->zeros)
+            zero = 0, offset = float16_to_float(((const uint16_t *)m->offsets)[row * groups + g]);
         for (int64_t end = i + m->group; i < end && i < E; i += LANES) {
-            floats y = format == INT8 ? load_int8(eight + i) : load_int4(four, i) - 8.0f;
-            put(out + i, scale * y, E - i, add);
+            floats y = format == INT8 ? load_int8(eight + i) : load_int4(four, i) - zero;
+            put(out + i, scale * y + offset, E - i, add);
         }
     }
 }

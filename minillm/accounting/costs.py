@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ..backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
+from ..backends.formats import CACHE_FORMATS, FORMATS, STORED_FORMATS, WEIGHT_FORMATS
 from ..backends.observe import CountingBackend
 from ..backends.shapes import ShapeBackend, without_numbers
 from ..backends.weights import Weight
@@ -76,7 +76,8 @@ def _model_of(config: ModelConfig, storage: Storage) -> tuple[ShapeBackend, Mode
 
 def shape_backend(storage: Storage) -> ShapeBackend:
     """The backend of shapes for these formats."""
-    weights = WEIGHT_FORMATS[storage.weights].in_groups(storage.group)
+    kept = STORED_FORMATS[storage.weights]
+    weights = replace(WEIGHT_FORMATS[f"{kept.kind}{kept.bits}"], projection=kept).in_groups(storage.group)
     return ShapeBackend(
         replace(weights, vocabulary=None) if storage.keeps_vocabulary else weights,
         cache=CACHE_FORMATS.get(storage.cache) or FORMATS[storage.cache],

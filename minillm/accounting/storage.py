@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.formats import FORMATS
+from ..backends.formats import FORMATS, STORED_FORMATS
 from ..errors import ParameterError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -17,7 +17,7 @@ class Storage:
     """Formats of weights, cache and activations."""
 
     weights: str = "float32"
-    """Matrices: one of `WEIGHT_FORMATS`"""
+    """Matrices: one of `WEIGHT_FORMATS`, or another that a checkpoint keeps, of `STORED_FORMATS`"""
     cache: str = "float32"
     """Keys and values: one of `CACHE_FORMATS`"""
     activations: str = "float32"
@@ -41,7 +41,7 @@ class Storage:
             ("activation_dtype", self.activations, tuple(BYTES)),
             ("checkpoint dtype", self.checkpoint, tuple(BYTES)),
         ):
-            if value not in known:
+            if value not in known and not (name == "dtype" and value in STORED_FORMATS):
                 raise ParameterError(f"{name} {value!r} is not known: expected one of {', '.join(known)}")
 
     @classmethod

@@ -14,6 +14,9 @@ LOGITS: tuple[Role, ...] = ("vocabulary", "router")
 """Roles of matrices whose products are logits, which are always float32."""
 
 
+_OFFSETS = {0: "", 8: " with zero points", 16: " with offsets"}
+
+
 @dataclass(frozen=True)
 class Format:
     """How the numbers of a row are stored: each alone, or as integers of which a group shares a scale."""
@@ -25,11 +28,13 @@ class Format:
     """Of a scale; 0: there are no scales"""
     group: int = 0
     """Neighbours in a row that share a scale; 0: the whole row"""
+    offset_bits: int = 0
+    """Of a group's offset (16) or zero point (8); 0: there is none"""
 
     @property
     def name(self) -> str:
-        """The name that users know it by: "bfloat16"."""
-        return f"{self.kind}{self.bits}"
+        """The name that users know it by: "bfloat16", "int4 with zero points"."""
+        return f"{self.kind}{self.bits}{_OFFSETS[self.offset_bits]}"
 
     @property
     def dtype(self) -> Any:
@@ -40,18 +45,28 @@ class Format:
             return np.dtype(np.uint16)
         return np.dtype(np.int8 if self.bits == 8 else np.uint8)
 
+    @property
+    def offset_dtype(self) -> Any:
+        """The NumPy type of offsets or zero points."""
+        return np.dtype(np.float16 if self.offset_bits == 16 else np.uint8)
+
     def row_bytes(self, width: int) -> int:
-        """Bytes of a row of `width` numbers, padded to whole groups, with its scales."""
+        """Bytes of a row of `width` numbers, padded to whole groups, with its scales and offsets."""
+        if not self.scale_bits or not width:
+            return width * self.bits // 8
         group = self.group or width
-        groups = -(-width // group) if self.scale_bits and width else 0
-        return (groups * (group * self.bits + self.scale_bits) if self.scale_bits else width * self.bits) // 8
+        return -(-width // group) * (group * self.bits + self.scale_bits + self.offset_bits) // 8
 
 
 FLOAT32, FLOAT16, BFLOAT16 = Format("float", 32), Format("float", 16), Format("bfloat", 16)
 INT8, INT4 = Format("int", 8, scale_bits=16, group=32), Format("int", 4, scale_bits=16, group=32)
 
 FORMATS = {each.name: each for each in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
-"""Formats of a matrix; those with scales are defined in `reference/quantize.py`."""
+"""Formats that a matrix is rounded to; those with scales are defined in `reference/quantize.py`."""
+
+INT4_OFFSETS, INT4_ZEROS = replace(INT4, offset_bits=16), replace(INT4, offset_bits=8)
+STORED_FORMATS = FORMATS | {each.name: each for each in (INT4_OFFSETS, INT4_ZEROS)}
+"""Formats that a matrix of a checkpoint may be in, and keep"""
 
 CACHE_FORMATS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Format("int", 8, scale_bits=32)}
 """Formats of the K/V cache; int8 has a scale for the vector of each position and head."""
@@ -91,8 +106,8 @@ WEIGHT_FORMATS = {
     "int8": WeightFormats(INT8, INT8, None),
     "int4": WeightFormats(INT4, INT8, None),
 }
-"""The formats that a dtype stands for. With 4-bit projections the vocabulary has 8 bits; position embeddings, of which
-few rows are read, and routers are not quantised."""
+"""The formats that a dtype stands for, as a user may ask for it. With 4-bit projections the vocabulary has 8 bits;
+position embeddings, of which few rows are read, and routers are not quantised."""
 
 Chosen = TypeVar("Chosen", Format, WeightFormats)
 

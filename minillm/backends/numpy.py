@@ -7,10 +7,10 @@ from ..batch import Batch
 from ..reference.experts import Routing
 from ..reference.sampling import Draw
 from .blas import Watch
-from .formats import INT4, INT8, Format, WeightFormats
+from .formats import Format, WeightFormats
 from .memory import Memory, Result
 from .operations import Backend
-from .weights import Loader, Weight
+from .weights import INTEGERS, Loader, Weight
 
 
 class NumpyBackend(Backend):
@@ -33,7 +33,7 @@ class NumpyBackend(Backend):
         """
         self._watch = Watch()
         super().__init__(
-            Loader(weights, kept=(INT8, INT4), order=weight_order),
+            Loader(weights, kept=INTEGERS, order=weight_order),
             NumpyMemory(self._watch, activations=activations, cache=cache),
         )
 

@@ -81,7 +81,8 @@ class ShapeLoader(Loader):
             return without_numbers((rows, columns), form.dtype)
         groups = -(-columns // form.group)
         values = without_numbers((rows, groups * form.group * form.bits // 8), form.dtype)
-        return Quantized(values, without_numbers((rows, groups), np.float16), columns)
+        offsets = without_numbers((rows, groups), form.offset_dtype) if form.offset_bits else None
+        return Quantized(values, without_numbers((rows, groups), np.float16), columns, offsets)
 
 
 class ExpectedRouting(Routing):

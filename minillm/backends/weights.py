@@ -9,14 +9,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.quantize import Quantized, dequantize, quantize, widened
+from ..reference.quantize import Quantized, dequantize, quantize, widened, with_zeros
 from .formats import (
     FLOAT16,
     FLOAT32,
-    FORMATS,
     INT4,
+    INT4_OFFSETS,
+    INT4_ZEROS,
     INT8,
     LOGITS,
+    STORED_FORMATS,
     WEIGHT_FORMATS,
     Format,
     Role,
@@ -26,6 +28,9 @@ from .formats import (
 
 CHUNK = 1 << 20
 """Numbers of a tensor that are made or reordered at a time."""
+INTEGERS = {INT8, INT4, INT4_OFFSETS, INT4_ZEROS}
+WIDER = {INT8: {INT8, INT4}, INT4_ZEROS: {INT4_ZEROS, INT4}, FLOAT16: {FLOAT16, *INTEGERS}}
+"""Formats -> those whose matrices they hold too: exactly, or in float16 but for a rounding by 2^-12"""
 
 
 class Tensor(Protocol):
@@ -36,7 +41,7 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The format it is stored in, by its name in `FORMATS`."""
+        """The format it is stored in, by its name in `STORED_FORMATS`."""
 
     def load(self) -> NDArray[np.float32]:
         """The values, memory-mapped if possible."""
@@ -76,12 +81,13 @@ class Rearranged:
         return self.source.dtype
 
     def stored(self) -> Any:
-        """The stored data, reordered; of integers with scales, whose rows alone may change places, both."""
+        """The stored data, reordered; of integers with scales, whose rows alone may change places, all arrays."""
+
+        def reordered(array: NDArray[Any]) -> NDArray[Any]:
+            return np.ascontiguousarray(self.arrange(array))
+
         stored = self.source.stored()
-        if isinstance(stored, Quantized):
-            values, scales = (np.ascontiguousarray(self.arrange(part)) for part in (stored.values, stored.scales))
-            return Quantized(values, scales, stored.inputs)
-        return np.ascontiguousarray(self.arrange(stored))
+        return stored.each(reordered) if isinstance(stored, Quantized) else reordered(stored)
 
     def load(self) -> NDArray[np.float32]:
         """The values as float32, reordered."""
@@ -203,7 +209,7 @@ class Loader:
         self,
         weights: str | WeightFormats = "float32",
         *,
-        kept: Collection[Format] = tuple(FORMATS.values()),
+        kept: Collection[Format] = tuple(STORED_FORMATS.values()),
         order: Literal["C", "F"] = "C",
         xp: Any = np,
     ) -> None:
@@ -236,6 +242,9 @@ class Loader:
 
     def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
         """Convert one projection of several experts, each by `prepare`; of each expert the tensors that it becomes."""
+        if self.formats.projection is None and len({kept_format(tensors, self.kept) for tensors in experts}) > 1:
+            same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
+            return Weight(name, Experts(tuple(gather(tensors, same, self.order) for tensors in experts)))
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
         return Weight(name, Experts(matrices))
 
@@ -308,7 +317,7 @@ def gather(
     tensors: Sequence[Tensor],
     wanted: Format | None,
     order: Literal["C", "F"] = "C",
-    kept: Collection[Format] = tuple(FORMATS.values()),
+    kept: Collection[Format] = tuple(STORED_FORMATS.values()),
 ) -> Any:
     """Concatenate tensors along the first axis, as one array or `Quantized`.
 
@@ -320,18 +329,26 @@ def gather(
         order: memory order of float32; "F" is column-major
         kept: the formats that stay where none is wanted; all others become float32
     """
-    stored = {FORMATS.get(tensor.dtype) for tensor in tensors}
     if wanted is None:
-        wanted = next((each for each in kept if stored == {each}), FLOAT32)
-        for wider in (INT8, FLOAT16):  # which hold int4, and int4 and int8 but for a rounding by 2^-12
-            if wider in kept and wider in stored <= {INT4, INT8, wider}:
-                wanted = wider
-                break
+        wanted = kept_format(tensors, kept)
     if wanted == FLOAT32:
         return join(tensors, order)
+    stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
     if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
         return whole.stored()
     return _quantized(tensors, wanted) if wanted.scale_bits else _narrowed(tensors, wanted)
+
+
+def kept_format(tensors: Iterable[Tensor], kept: Collection[Format]) -> Format:
+    """The format in `kept` in which tensors become one without rounding, or for integers in float16 with one by 2^-12.
+
+    float32 if there is none.
+    """
+    stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
+    for form, held in (*((each, {each}) for each in kept), *WIDER.items()):
+        if form in kept and stored <= held:
+            return form
+    return FLOAT32
 
 
 def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -373,7 +390,7 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
     out = np.empty((rows, *tensors[0].shape[1:]), wanted.dtype)
     first = 0
     for tensor in tensors:
-        if FORMATS.get(tensor.dtype) == wanted:
+        if STORED_FORMATS.get(tensor.dtype) == wanted:
             tensor.read_into(out[first : first + tensor.shape[0]])
             first += tensor.shape[0]
             continue
@@ -385,23 +402,25 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
 
 def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
-    ready = [FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
+    ready = [STORED_FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
     for tensor, already in zip(tensors, ready, strict=True):
         parts: Iterable[Quantized]
         if already:
             parts = [tensor.stored()]
-        elif wanted == INT8 and FORMATS.get(tensor.dtype) == INT4:
-            parts = [widened(tensor.stored())]
+        elif wanted in (INT8, INT4_ZEROS) and STORED_FORMATS.get(tensor.dtype) == INT4:
+            parts = [(widened if wanted == INT8 else with_zeros)(tensor.stored())]
         else:
+            assert not wanted.offset_bits  # such matrices are only kept
             parts = (quantize(chunk, wanted.bits, wanted.group) for chunk in tensor.chunks())
         for part in parts:
             if not all(ready):  # those that are ready may have larger groups
                 part = _regrouped(part, wanted.group)
             if whole is None:
-                values, scales = (np.empty((rows, a.shape[1]), a.dtype) for a in (part.values, part.scales))
-                whole = Quantized(values, scales, part.inputs)
+                whole = part.each(lambda array: np.empty((rows, array.shape[1]), array.dtype))
             whole.values[first : first + part.shape[0]] = part.values
             whole.scales[first : first + part.shape[0]] = part.scales
+            if whole.offsets is not None:
+                whole.offsets[first : first + part.shape[0]] = part.offsets
             first += part.shape[0]
     assert whole is not None  # no model has a matrix without rows
     return whole
@@ -409,6 +428,8 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
 
 def _regrouped(part: Quantized, group: int) -> Quantized:
     """The same weights in smaller groups, or in the same."""
-    groups = -(-part.inputs // group)
-    scales = np.repeat(part.scales, part.group // group, axis=1)[:, :groups]
-    return Quantized(part.values[:, : groups * group * part.bits // 8], scales, part.inputs)
+    groups, times = -(-part.inputs // group), part.group // group
+    values = part.values[:, : groups * group * part.bits // 8]
+    scales = np.repeat(part.scales, times, axis=1)[:, :groups]
+    offsets = None if part.offsets is None else np.repeat(part.offsets, times, axis=1)[:, :groups]
+    return Quantized(values, scales, part.inputs, offsets)

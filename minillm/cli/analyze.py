@@ -217,7 +217,7 @@ def bytes_by_format(analysis: "Analysis") -> tuple[dict[str, int], dict[str, int
                 config,
                 replace(storage, weights=name, keeps_vocabulary=storage.keeps_vocabulary and name == storage.weights),
             )
-            for name in WEIGHT_FORMATS
+            for name in dict.fromkeys((*WEIGHT_FORMATS, storage.weights))
         },
         {name: cache_bytes_per_token(config, replace(storage, cache=name)) for name in CACHE_FORMATS},
     )

@@ -126,7 +126,7 @@ def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUF
 
 
 def main_dtype(gguf: GGUF) -> str:
-    """The format that most numbers of matrices are kept in, by its name in `formats.FORMATS`."""
+    """The format that most numbers of matrices are kept in, by its name in `formats.STORED_FORMATS`."""
     counts: Counter[str] = Counter()
     for tensor in (tensor for shard in read_shards(gguf) for tensor in shard.tensors.values()):
         if len(tensor.shape) > 1:

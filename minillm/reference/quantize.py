@@ -1,14 +1,23 @@
 """Group quantisation of weights to 8 and 4 bits: weight = scale x integer, one scale per group along the input.
 
-Symmetric, without a zero point, as llama.cpp's Q8_0 and Q4_0, and of the same size: 8.5 and 4.5 bits a weight with
-groups of 32. A row is padded with zeros to a multiple of the group.
+`quantize` is symmetric, without a zero point, as llama.cpp's Q8_0 and Q4_0, and of the same size: 8.5 and 4.5 bits a
+weight with groups of 32. A row is padded to a multiple of the group.
+
+Published checkpoints of 4 bits are mostly asymmetric, in one of two ways, with q from 0 to 15:
+
+    weight = scale x q + offset          Q4_1, Q4_K; offsets are float16: 5 bits a weight
+    weight = scale x (q - zero)          GPTQ, AWQ, compressed-tensors; zero points are uint8: 4.75 bits
+
+Neither holds the other: scale x zero has up to 15 significant bits, float16 11, and offset / scale is no integer. So
+there are both, and each is exact. float32 offsets would hold both, at 5.5 bits a weight.
 
 int4 differs from Q4_0 in its scale. Q4_0 maps the weight of largest magnitude to -8; here the best of four scales
 around that one is refined by least squares, which lowers the rms error on normal weights by 5 %
 (tests/reference/test_quantize.py).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,12 +40,14 @@ class Quantized:
     """An 8- or 4-bit matrix [out, in]; in' is `in` padded to a multiple of the group."""
 
     values: NDArray[Any]
-    """int8 [out, in'], or uint8 [out, in' / 2] where each 16 bytes hold 32 weights + 8: byte j has weight j in its
-    low four bits and weight j + 16 in its high ones"""
+    """int8 [out, in'], or uint8 [out, in' / 2] where each 16 bytes hold 32 integers from 0 to 15: byte j has integer j
+    in its low four bits and integer j + 16 in its high ones"""
     scales: NDArray[np.float16]
     """[out, in' / group]"""
     inputs: int
     """in, without the padding"""
+    offsets: NDArray[Any] | None = None
+    """Of 4 bits, [out, in' / group]: float16 offsets, or uint8 zero points; None: all zero points are 8"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,9 +65,19 @@ class Quantized:
         return int(self.values.shape[1] * 8 // self.bits // max(self.scales.shape[1], 1))
 
     @property
+    def has_zeros(self) -> bool:
+        """Whether it has zero points."""
+        return self.offsets is not None and self.offsets.dtype == np.uint8
+
+    @property
     def nbytes(self) -> int:
         """Bytes of storage."""
-        return self.values.nbytes + self.scales.nbytes
+        return self.values.nbytes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+
+    def each(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> "Quantized":
+        """A matrix of which every array is changed alike, such as the order of its rows."""
+        offsets = None if self.offsets is None else change(self.offsets)
+        return Quantized(change(self.values), change(self.scales), self.inputs, offsets)
 
 
 def quantize(weight: Any, bits: int, group: int = 32) -> Quantized:
@@ -98,14 +119,25 @@ def dequantize(quantized: Quantized, rows: Any = slice(None)) -> NDArray[np.floa
     if quantized.bits == 4:
         values = unpack(values)
     grouped = values.reshape(*scales.shape, quantized.group).astype(np.float32)  # [rows, in'] -> [rows, in' / G, G]
+    offsets = None if quantized.offsets is None else quantized.offsets[rows][..., None].astype(np.float32)
+    if offsets is not None:
+        grouped += 8 - offsets if quantized.has_zeros else 8  # unpacked integers are from -8 on
     grouped *= scales[..., None].astype(np.float32)
+    if offsets is not None and not quantized.has_zeros:
+        grouped += offsets
     rounded: NDArray[np.float32] = grouped.reshape(len(values), -1)[:, : quantized.inputs]
     return rounded
 
 
 def widened(quantized: Quantized) -> Quantized:
-    """A 4-bit matrix as an 8-bit one of the same values, with the same scales."""
+    """A symmetric 4-bit matrix as an 8-bit one of the same values, with the same scales."""
+    assert quantized.offsets is None
     return Quantized(unpack(quantized.values), quantized.scales, quantized.inputs)
+
+
+def with_zeros(quantized: Quantized) -> Quantized:
+    """A symmetric 4-bit matrix as one of the same values with zero points."""
+    return replace(quantized, offsets=np.full(quantized.scales.shape, 8, np.uint8))
 
 
 def round_to_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.int8]]:

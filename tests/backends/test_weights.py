@@ -1,5 +1,6 @@
 """Parameters in each format: what is kept, what it stands for, and what the model makes of it."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from minillm.backends.formats import FORMATS
+from minillm.backends.formats import FLOAT16, FORMATS, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import RandomTensor, expand, gather, narrow
+from minillm.backends.weights import Loader, RandomTensor, expand, gather, kept_format, narrow
 from minillm.checkpoint.safetensors import read_safetensors
+from minillm.reference.quantize import Quantized, quantize
 
 from ..tiny import logits_of, runner_of, tiny_model
 
@@ -125,3 +127,77 @@ def _weights(part: Any) -> list[Any]:
         return [part]
     parts = part if isinstance(part, tuple) else vars(part).values() if hasattr(part, "__dict__") else ()
     return [weight for child in parts for weight in _weights(child)]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor of a checkpoint in integers."""
+
+    data: Quantized
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.data.shape
+
+    def stored(self) -> Quantized:
+        return self.data
+
+    def load(self) -> Any:
+        return expand(self.data)
+
+    def read_into(self, out: Any) -> None:
+        out[...] = self.load()
+
+    def chunks(self) -> Any:
+        yield self.load()
+
+    def merged_with(self, other: Any) -> None:
+        """Never."""
+
+
+def kept(form: Any, rows: int, group: int = 32) -> Any:
+    made = quantize(RandomTensor(form.name, (rows, 128), rows, 1.0).load(), form.bits, group)
+    if form.offset_bits:
+        zeros = np.random.default_rng(rows).integers(0, 16, made.scales.shape).astype(np.uint8)
+        made = replace(made, offsets=zeros if form == INT4_ZEROS else (-made.scales * zeros).astype(np.float16))
+    return Kept(made, form.name)
+
+
+@pytest.mark.parametrize(
+    ("forms", "becomes"),
+    [
+        ((INT4_OFFSETS, INT4_OFFSETS), INT4_OFFSETS),
+        ((INT4_ZEROS, INT4_ZEROS), INT4_ZEROS),
+        ((INT4, INT4_ZEROS), INT4_ZEROS),
+        ((INT4, INT8), INT8),
+        ((INT4, INT4_OFFSETS), FLOAT16),
+        ((INT8, INT4_ZEROS), FLOAT16),
+    ],
+)
+def test_matrices_of_two_formats_become_one_that_holds_both(forms: Any, becomes: Any) -> None:
+    """Bit for bit, or rounded to float16; as experts of one projection too."""
+    tensors = [kept(form, 3 + 2 * i) for i, form in enumerate(forms)]
+    assert kept_format(tensors, STORED_FORMATS.values()) == becomes
+    exact = np.concatenate([tensor.load() for tensor in tensors])
+    exact = exact.astype(np.float16).astype(np.float32) if becomes == FLOAT16 else exact
+    one = gather(tensors, None)
+    np.testing.assert_array_equal(expand(one), exact)
+    assert one.nbytes == 8 * becomes.row_bytes(128)
+    experts = [kept(form, 4) for form in forms]
+    matrices = Loader("auto").prepare_experts("experts", [[expert] for expert in experts]).data.matrices
+    assert {matrix.nbytes for matrix in matrices} == {4 * becomes.row_bytes(128)}
+    for matrix, expert in zip(matrices, experts, strict=True):
+        np.testing.assert_allclose(expand(matrix), expert.load(), rtol=2**-11 if becomes == FLOAT16 else 0, atol=1e-7)
+
+
+def test_zero_points_of_larger_groups_stay_exact_beside_smaller_groups() -> None:
+    tensors = [kept(INT4_ZEROS, 3, 64), kept(INT4, 5, 32)]
+    one = gather(tensors, None)
+    assert one.group == 32
+    np.testing.assert_array_equal(expand(one), np.concatenate([tensor.load() for tensor in tensors]))
+
+
+def test_bits_of_a_weight() -> None:
+    widths = {name: form.row_bytes(3200) * 8 / 3200 for name, form in STORED_FORMATS.items() if form.scale_bits}
+    assert widths == {"int8": 8.5, "int4": 4.5, "int4 with offsets": 5, "int4 with zero points": 4.75}

@@ -8,6 +8,7 @@ from .planted import ENDS
 LIMITS = Limits(memory=1 << 30, cpu=0.5, wall=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, len(ENDS) // 2])
 def test_planted_faults_are_found_and_the_others_go_on(start):
     stop = min(start + len(ENDS) // 2, len(ENDS))

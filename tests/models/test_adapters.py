@@ -149,13 +149,18 @@ def test_a_folder_that_is_no_adapter(base: Path, adapter: Path) -> None:
         load_model(base, NumpyBackend(), adapter=adapter)
 
 
-def test_a_gguf_file_takes_an_adapter_too(tmp_path: Path) -> None:
-    """A Q and an MLP projection of Llama: llama.cpp's order of rows is undone before the sum."""
+@pytest.mark.parametrize("kind", ["F32", "Q4_1"])
+def test_a_gguf_file_takes_an_adapter_too(kind: str, tmp_path: Path) -> None:
+    """A Q and an MLP projection of Llama: llama.cpp's order of rows is undone before the sum, and Q4_1 expanded."""
     pytest.importorskip("gguf", reason="writing the file needs the extra gguf")
+    from gguf import GGMLQuantizationType as Type
+    from gguf.quants import dequantize, quantize
+
     from ..gguf_files import LLAMA, write_llama
 
     rng, tensors = np.random.default_rng(1), {}
-    values = write_llama(tmp_path / "base.gguf")
+    values = write_llama(tmp_path / "base.gguf", type_of=lambda name: Type[kind])
+    values = {n: dequantize(quantize(v, Type[kind]), Type[kind]) if v.ndim > 1 else v for n, v in values.items()}
     targets = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in _LLAMA_TARGETS.items()}
     for name, (outputs, inputs) in targets.items():
         a, b = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((3, inputs), (outputs, 3)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from minillm import Engine
 from minillm.backends.cpu.backend import CpuBackend
@@ -23,6 +24,7 @@ from minillm.models.schemes import matrix, read_quantization
 from minillm.quantizing import write_checkpoint
 from minillm.reference.quantize import Quantized
 
+from ..gguf_files import write_llama
 from ..published import ALL, CONFIGS, Parts, Published, awq, compressed, float8, gptq, nf4, write_pair
 from ..tiny import logits_of, runner_of
 
@@ -54,7 +56,8 @@ def projections(folder: Path, backend: Any) -> list[Any]:
 
 def format_of(data: Any) -> str:
     if isinstance(data, Quantized):
-        return f"int{data.bits}"
+        assert data.offsets is None or data.has_zeros
+        return f"int{data.bits}{' with zero points' if data.has_zeros else ''}"
     return "bfloat16" if data.dtype == np.uint16 else str(data.dtype)
 
 
@@ -188,7 +191,12 @@ def test_the_extremes_of_8_bits_run_in_c(tmp_path: Path) -> None:
     ("published", "level", "says"),
     [
         (gptq(), "INFO", "quantised by GPTQ, 4 bits, groups of 32; 14 matrices kept exactly as int4"),
-        (awq(), "WARNING", "quantised by AWQ, 4 bits, groups of 32; 14 matrices expanded to float16"),
+        (awq(), "INFO", "quantised by AWQ, 4 bits, groups of 32; 14 matrices kept exactly as int4 with zero points"),
+        (
+            awq(16, dtype="float16"),
+            "WARNING",
+            "quantised by AWQ, 4 bits, groups of 16; 14 matrices expanded to float16",
+        ),
         (
             float8("compressed-tensors", scale_shape="rows"),
             "WARNING",
@@ -461,6 +469,19 @@ def test_groups_of_modules_may_differ(tmp_path: Path) -> None:
     found = projections(quantised, NumpyBackend(weights="auto"))
     assert [format_of(one) for one in found] == ["int4", "int4", "int8", "int8"] * 2
     np.testing.assert_allclose(logits(quantised), logits(plain), atol=1e-5)
+
+
+@C
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
+def test_analyze_counts_the_bytes_of_a_gguf_file(
+    kind: Type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the vocabulary in Q8_0, as llama.cpp's tool writes it."""
+    write_llama(tmp_path / "m.gguf", type_of=lambda name: Type.Q8_0 if "embed" in name or "head" in name else kind)
+    assert cli(["analyze", str(tmp_path / "m.gguf"), "--json"]) == 0
+    loaded = weights_of(load_model(tmp_path / "m.gguf", CpuBackend()))
+    parameters = {id(weight): weight.nbytes for weight in loaded if "rotary" not in weight.name}
+    assert json.loads(capsys.readouterr().out)["weights_bytes"] == sum(parameters.values())
 
 
 @C

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file as save_arrays
 
-from minillm.backends.formats import FORMATS
+from minillm.backends.formats import STORED_FORMATS
 from minillm.backends.numpy import NumpyBackend
 from minillm.backends.weights import expand
 from minillm.checkpoint import open_checkpoint
@@ -45,14 +45,14 @@ def test_matrices_that_autogptq_and_autoawq_packed(case: str, config: dict[str, 
     expected = found.pop(".weight")
     save_arrays({f"a{name}": array for name, array in found.items()}, tmp_path / "model.safetensors")
     tensor = read(tmp_path, {"quant_method": case.split("-")[0], "group_size": 32} | config)
-    assert tensor.dtype == ("int4" if case == "gptq-4" else "float32")
+    assert tensor.dtype == {"gptq-4": "int4", "awq-4": "int4 with zero points"}.get(case, "float32")
     np.testing.assert_array_equal(tensor.load(), expected)
     np.testing.assert_array_equal(expand(tensor.stored()), expected)
 
 
 def bits_equal(tensor: Any, expected: Any, dtype: str) -> None:
     """The stored numbers are those of a torch tensor, which is read as float32 where integers are kept."""
-    if FORMATS[tensor.dtype].scale_bits:
+    if STORED_FORMATS[tensor.dtype].scale_bits:
         exact = expected.float().numpy()
         np.testing.assert_allclose(tensor.load(), exact, rtol=2**-8 if dtype == "bfloat16" else 2**-11)
     else:
@@ -60,6 +60,7 @@ def bits_equal(tensor: Any, expected: Any, dtype: str) -> None:
         np.testing.assert_array_equal(tensor.load(), expected.float().numpy())
 
 
+ZEROS = "int4 with zero points"
 INT = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 
 
@@ -72,7 +73,8 @@ INT = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
         ("pack-quantized", INT | {"num_bits": 4, "strategy": "group", "group_size": 128}, "int4"),
         ("pack-quantized", INT | {"num_bits": 4}, "int4"),
         ("pack-quantized", INT | {"strategy": "group", "group_size": 64}, "int8"),
-        ("pack-quantized", INT | {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}, ""),
+        ("pack-quantized", INT | {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}, ZEROS),
+        ("pack-quantized", INT | {"num_bits": 4, "symmetric": False}, ZEROS),
         ("pack-quantized", INT | {"num_bits": 8, "symmetric": False}, ""),
         ("int-quantized", INT, "int8"),
         ("int-quantized", INT | {"symmetric": False}, ""),

@@ -1,10 +1,12 @@
 """Weights in 8 and 4 bits: how far they move, how they are packed, and that llama.cpp's rule does no better."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from minillm.errors import ParameterError
-from minillm.reference.quantize import Quantized, dequantize, quantize, unpack
+from minillm.reference.quantize import Quantized, dequantize, quantize, unpack, with_zeros
 
 KINDS = [(8, 32), (8, 64), (4, 32), (4, 64)]
 
@@ -132,3 +134,37 @@ def test_what_no_scale_can_hold_is_refused(bits: int, value: float) -> None:
 def test_a_quantized_matrix_is_what_its_arrays_say() -> None:
     made = Quantized(np.zeros((4, 48), np.uint8), np.zeros((4, 3), np.float16), 90)
     assert (made.shape, made.bits, made.group) == ((4, 90), 4, 32)
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_offsets_and_zero_points_mean_what_is_documented(group: int) -> None:
+    """Weight by weight, from the bytes; one rounding to float32 at most."""
+    rng = np.random.default_rng(1)
+    symmetric = quantize(normal(3, 100), 4, group)
+    zeros = rng.integers(0, 16, symmetric.scales.shape).astype(np.uint8)
+    offsets = rng.standard_normal(zeros.shape).astype(np.float16)
+    for matrix in (symmetric, replace(symmetric, offsets=zeros), replace(symmetric, offsets=offsets)):
+        expected = np.empty(matrix.shape)
+        for row, column in np.ndindex(matrix.shape):
+            byte = int(matrix.values[row, column // 32 * 16 + column % 16])
+            q, g = (byte >> 4 if column % 32 >= 16 else byte & 15), (row, column // group)
+            scale = float(matrix.scales[g])
+            if matrix.offsets is None:
+                expected[row, column] = scale * (q - 8)
+            elif matrix.has_zeros:
+                expected[row, column] = scale * (q - int(zeros[g]))
+            else:
+                expected[row, column] = scale * q + float(offsets[g])
+        np.testing.assert_array_equal(dequantize(matrix), expected.astype(np.float32))
+        np.testing.assert_array_equal(dequantize(matrix, np.array([2, 0])), expected.astype(np.float32)[[2, 0]])
+    assert replace(symmetric, offsets=zeros).nbytes == symmetric.nbytes + zeros.size
+    assert replace(symmetric, offsets=offsets).nbytes == symmetric.nbytes + 2 * offsets.size
+    np.testing.assert_array_equal(dequantize(with_zeros(symmetric)), dequantize(symmetric))
+
+
+def test_neither_offsets_nor_zero_points_hold_the_other() -> None:
+    """Why there are both: an offset for scale x zero is rounded, and so is a zero point for an offset."""
+    scale, zero = np.float16(2047 / 2048), 7
+    assert float(np.float16(-scale * np.float16(zero))) != -float(scale) * zero
+    offset = np.float16(-0.3)
+    assert float(scale) * -np.float16(-offset / scale).astype(float) != float(offset)

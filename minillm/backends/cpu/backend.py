@@ -102,10 +102,10 @@ class CpuBackend(Backend):
     def _product(self, x: Any, matrix: Any, out: Any, *, many: bool, **fields: Any) -> Any:
         """The arguments of a product of all rows of x, which are rounded if the matrix has integers."""
         (T, inputs), outputs, scratch = x.shape, out.shape[1], self.memory.workspace.scratch
-        values, scales, group = _matrix(matrix)
+        (values, scales, offsets), group = _matrix(matrix)
         arguments = filled(
-            Linear, weight=values, scales=scales, x=_contiguous(x), out=out, rows=T, inputs=inputs, outputs=outputs,
-            format=_CODES[values.dtype.name], group=group, **fields,
+            Linear, weight=values, scales=scales, offsets=offsets, x=_contiguous(x), out=out, rows=T, inputs=inputs,
+            outputs=outputs, format=_CODES[values.dtype.name], group=group, zeros=_are_zeros(offsets), **fields,
         )  # fmt: skip
         if scales is not None:
             groups = scales.shape[1] * group // 32
@@ -337,28 +337,36 @@ def _rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
     return x, x.strides[0] // 4 if len(x) > 1 else heads * D
 
 
-def _matrix(data: Any) -> tuple[NDArray[Any], NDArray[np.uint16] | None, int]:
-    """Numbers and scales of a stored matrix, and how many inputs share a scale; 32 where there is none."""
+def _matrix(data: Any) -> tuple[tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None], int]:
+    """Numbers, scales and offsets of a stored matrix, and how many inputs share a scale; 32 where there is none."""
     if isinstance(data, Quantized):
-        return data.values, data.scales.view(np.uint16), data.group
-    return _contiguous(data), None, 32
+        return (data.values, data.scales, data.offsets), data.group
+    return (_contiguous(data), None, None), 32
+
+
+def _are_zeros(offsets: NDArray[Any] | None) -> bool:
+    """Whether offsets are zero points."""
+    return offsets is not None and offsets.dtype == np.uint8
 
 
 class _ExpertTable:
-    """The addresses of all experts' numbers and scales, and what keeps them valid."""
+    """The addresses of all experts' numbers, scales and offsets, and what keeps them valid."""
 
     def __init__(self, experts: Experts) -> None:
-        self.matrices = [_matrix(matrix)[:2] for matrix in experts.matrices]
+        self.matrices = [_matrix(matrix)[0] for matrix in experts.matrices]
         pointers = [[0 if array is None else address(array) for array in arrays] for arrays in self.matrices]
-        self.addresses = np.array(pointers, np.uint64)  # [X, 2]
+        self.addresses = np.array(pointers, np.uint64)  # [X, 3]
 
 
 def _table(data: Any) -> Any:
     """A table of embeddings in C."""
     if data is None:
         return Table()
-    values, scales, group = _matrix(data)
-    return filled(Table, values=values, scales=scales, format=_CODES[values.dtype.name], group=group)
+    (values, scales, offsets), group = _matrix(data)
+    return filled(
+        Table, values=values, scales=scales, offsets=offsets, format=_CODES[values.dtype.name], group=group,
+        zeros=_are_zeros(offsets),
+    )  # fmt: skip
 
 
 def _cached(keys: Any, values: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def _structure(name: str, *fields: tuple[str, Any]) -> Any:
 
 Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads width stride"), ("d", "epsilon"))
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
-Table = _structure("Table", ("p", "values scales"), ("i", "format group"))
+Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
 Embed = _structure(
     "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "out"), ("i", "T E"),
     ("d", "scale"),
@@ -55,8 +55,8 @@ Attention = _structure(
 )
 Linear = _structure(
     "Linear",
-    ("p", "weight scales bias residual x out integers x_scales x_sums scratch"),
-    ("i", "rows inputs outputs format group activation wide"),
+    ("p", "weight scales offsets bias residual x out integers x_scales x_sums scratch"),
+    ("i", "rows inputs outputs format group activation zeros wide"),
 )
 Route = _structure("Route", ("p", "logits experts weights rows tokens starts"), ("i", "T X k normalised"))
 LinearExperts = _structure(

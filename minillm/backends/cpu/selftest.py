@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from operator import methodcaller
@@ -24,7 +25,7 @@ from ...errors import DeviceError
 from ...reference.philox import Keys
 from ...reference.quantize import quantize
 from ...reference.rotary import Rotation
-from ..formats import CACHE_FORMATS, FORMATS, Format
+from ..formats import CACHE_FORMATS, STORED_FORMATS, Format
 from ..operations import Backend
 from ..pages import Pages
 from ..weights import Experts, Weight, narrow
@@ -102,7 +103,7 @@ def _cases() -> Iterator[Case]:
     yield "rms_norm", methodcaller("rms_norm", x, Weight("", gain), 1e-5)
     yield "take_rows", methodcaller("take_rows", x, np.array([2, 0]))
     ids, places = np.array([4, 0, 4]), Weight("", rng.standard_normal((9, 100), np.float32))
-    for form in FORMATS.values():
+    for form in STORED_FORMATS.values():
         table = Weight("", _stored(rng.standard_normal((5, 100), np.float32), form))
         yield f"embed, {form.name}", methodcaller("embed", ids, table, ids + 1, places)
     for activation in filter(None, ACTIVATIONS):
@@ -119,7 +120,7 @@ def _cases() -> Iterator[Case]:
 def _products(rng: np.random.Generator) -> Iterator[Case]:
     """Whole numbers with 127 in every group of 32, which rounding to int8 does not change."""
     activations = cycle(ACTIVATIONS)
-    for form in FORMATS.values():
+    for form in STORED_FORMATS.values():
         for inputs, outputs in ((100, 37), (1701, 19)):
             values = rng.standard_normal((outputs, inputs), np.float32)
             weight = Weight("", _stored(values, form), rng.standard_normal(outputs, np.float32))
@@ -173,5 +174,9 @@ def _experts(on: Backend, x: Any, logits: Any, weight: Weight) -> Any:
 def _stored(values: Any, form: Format) -> Any:
     """A matrix in a format, as backends keep it."""
     if form.scale_bits:
-        return quantize(values, form.bits, form.group)
+        stored = quantize(values, form.bits, form.group)
+        if not form.offset_bits:
+            return stored
+        zeros = (np.arange(stored.scales.size) % 16).astype(np.uint8).reshape(stored.scales.shape)
+        return replace(stored, offsets=zeros if form.offset_bits == 8 else -stored.scales * zeros)
     return values if form.bits == 32 else narrow(values, form)

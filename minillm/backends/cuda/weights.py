@@ -22,7 +22,7 @@ class CudaLoader(Loader):
 
     def __init__(self, device: Device, kernels: Kernels, settle: Callable[[Format], None]) -> None:
         """`settle` is called with the format of the first matrix, if no format has been set."""
-        super().__init__("auto", xp=device.xp)
+        super().__init__("auto", kept=(), xp=device.xp)
         self.uploader = Uploader(device)
         self._device, self._kernels, self._settle = device, kernels, settle
 

@@ -17,7 +17,7 @@ from ...checkpoint import StoredTensor
 from ...checkpoint.tensors import FLOATS
 from ...config import Fields
 from .gptq import unpack_across
-from .matrix import Matrix, Module, Scheme, common_group, read_bits, read_group_size
+from .matrix import Matrix, Module, Scheme, common_group, integers_dtype, read_bits, read_group_size
 
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """The place of each of 8 columns in a word, from its lowest bits on"""
@@ -37,7 +37,7 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
     asymmetric = fields.get("zero_point", True)
     return Scheme(
         title=f"AWQ, 4 bits, {'rows' if size < 0 else f'groups of {size}'}",
-        dtype=expanded if asymmetric or (size > 0 and size % 32) else "int4",
+        dtype=expanded if size > 0 and size % 32 else integers_dtype(4, symmetric=not asymmetric),
         group=common_group([size]),
         expanded=expanded,
         markers=("qweight", "qzeros"),

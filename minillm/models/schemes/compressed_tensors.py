@@ -22,7 +22,18 @@ from ...checkpoint import StoredTensor
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
 from .fp8 import NOTE, float8_matrix, read_block, refuse_cache, take_scales
-from .matrix import Matrix, Module, Rows, Scheme, common_group, read_bits, read_group_size, rows_of, unpack_words
+from .matrix import (
+    Matrix,
+    Module,
+    Rows,
+    Scheme,
+    common_group,
+    integers_dtype,
+    read_bits,
+    read_group_size,
+    rows_of,
+    unpack_words,
+)
 
 FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized")
 OTHERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
@@ -68,10 +79,10 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
         raise CheckpointError(f"{fields.source}: config_groups should describe the weights, found none")
     ignored = tuple(_texts(fields, "ignore", fields.get("ignore", [])))
     first, sizes = groups[0], [group.size for group in groups if group.integers]
-    exact = first.integers and first.symmetric and not first.block and first.size % 32 == 0
+    exact = first.integers and (first.symmetric or first.bits == 4) and not first.block and first.size % 32 == 0
     return Scheme(
         title=f"compressed-tensors, {', '.join(dict.fromkeys(group.title for group in groups))}",
-        dtype=f"int{first.bits}" if exact else expanded,
+        dtype=integers_dtype(first.bits, symmetric=first.symmetric) if exact else expanded,
         group=common_group(sizes),
         expanded=expanded,
         note=NOTE if any(group.rounds_activations for group in groups) else "",

@@ -19,7 +19,7 @@ from ...checkpoint import StoredTensor
 from ...checkpoint.tensors import FLOATS
 from ...config import Fields
 from ...errors import UnsupportedModelError
-from .matrix import Matrix, Module, Scheme, common_group, read_bits, read_group_size, unpack_words
+from .matrix import Matrix, Module, Scheme, common_group, integers_dtype, read_bits, read_group_size, unpack_words
 
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
 """checkpoint_format -> what is added to a stored zero point"""
@@ -43,10 +43,10 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
             f"{fields.source}: dynamic gives {changed[0]!r:.80} other settings; minillm reads one for all modules"
         )
     symmetric, ordered = fields.get("sym", True), fields.get("desc_act", False)
-    exact = symmetric and not ordered and (size < 0 or size % 32 == 0)
+    exact = (symmetric or bits == 4) and not ordered and (size < 0 or size % 32 == 0)
     return Scheme(
         title=f"GPTQ, {bits} bits, {'rows' if size < 0 else f'groups of {size}'}",
-        dtype=f"int{bits}" if exact else expanded,
+        dtype=integers_dtype(bits, symmetric=symmetric) if exact else expanded,
         group=common_group([size]),
         expanded=expanded,
         markers=("qweight", "qzeros"),

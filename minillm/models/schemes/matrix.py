@@ -5,8 +5,9 @@
 Numbers are integers of 4 or 8 bits, or float8; a group is some neighbours in a row, or columns that a table lists. Each
 scheme says where in its tensors the numbers, the scales and the zero points of a range of rows are; all else is here.
 
-A matrix of integers without zero points whose groups and scales fit `reference/quantize.py` is read as such, exactly.
-Any other is expanded: each weight is computed in float32 and rounded once to the dtype that config.json names.
+A matrix of integers whose groups and scales fit `reference/quantize.py` is read as such, exactly; with zero points if
+it has 4 bits. Any other is expanded: each weight is computed in float32 and rounded once to the dtype that config.json
+names.
 """
 
 import logging
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.formats import FLOAT32, FORMATS
+from ...backends.formats import FLOAT32, INT4, INT4_ZEROS, INT8, STORED_FORMATS, Format
 from ...backends.weights import CHUNK, Tensor, expand, narrow
 from ...checkpoint import StoredTensor
 from ...checkpoint.tensors import FLOATS_8, VALUES
@@ -61,8 +62,9 @@ class Matrix:
 
     @cached_property
     def dtype(self) -> str:
-        """The name in `FORMATS` of what it is read as. Scales and zero points are looked through once."""
-        return f"int{self.bits}" if self._is_exact() else self.expanded
+        """The name in `STORED_FORMATS` of what it is read as. Scales and zero points are looked through once."""
+        kept = self._kept_format()
+        return self.expanded if kept is None else kept.name
 
     def values(self, first: int, stop: int) -> NDArray[np.float32]:
         """The weights of rows `first` to `stop`, in float32. [stop - first, in]"""
@@ -90,23 +92,26 @@ class Matrix:
             )
         return columns
 
-    def _is_exact(self) -> bool:
-        """True if `Quantized` holds the same weights."""
+    def _kept_format(self) -> Format | None:
+        """The format of the `Quantized` that holds the same weights; None if there is none."""
         outputs, inputs = self.shape
         if not self.bits or self.scales is None or (self.size % self.group and self.size < inputs):
-            return False
+            return None
         if self.columns is not None and not np.array_equal(self.columns(), np.arange(inputs) // self.size):
-            return False
+            return None
+        symmetric = True
         rows = max(1, CHUNK * self.size // max(1, inputs))
         for first in range(0, outputs, rows):
             stop = min(first + rows, outputs)
-            if self.zeros is not None and self.zeros(first, stop).any():
-                return False
+            if self.zeros is not None and (zeros := self.zeros(first, stop)).any():
+                symmetric = False
+                if self.bits == 8 or zeros.min() < -8 or zeros.max() > 7:
+                    return None
             scales = self.scales(first, stop)
             with np.errstate(over="ignore", invalid="ignore"):
                 if not np.isfinite(scales).all() or (scales.astype(np.float16) != scales).any():
-                    return False
-        return True
+                    return None
+        return INT8 if self.bits == 8 else INT4 if symmetric else INT4_ZEROS
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +130,12 @@ class MatrixTensor:
 
     @property
     def dtype(self) -> str:
-        """Its name in `FORMATS`."""
+        """Its name in `STORED_FORMATS`."""
         return self.matrix.dtype
 
     def stored(self) -> Any:
-        """The integers and scales, or the weights in their dtype; bfloat16 as its bits."""
-        form = FORMATS[self.dtype]
+        """The integers, scales and zero points, or the weights in their dtype; bfloat16 as its bits."""
+        form = STORED_FORMATS[self.dtype]
         if form.scale_bits:
             return self._integers()
         out = np.empty(self.shape, form.dtype)
@@ -165,7 +170,7 @@ class MatrixTensor:
         """
         if axis == 0:
             return replace(self, rows=(self.rows[0] + first, self.rows[0] + stop))
-        if FORMATS[self.dtype].scale_bits:
+        if STORED_FORMATS[self.dtype].scale_bits:
             check_columns(self.matrix.name, first, stop, self.shape[1], self.matrix.group)
         return replace(self, columns=(self.columns[0] + first, self.columns[0] + stop))
 
@@ -176,19 +181,20 @@ class MatrixTensor:
 
     def _rounded(self) -> Iterator[NDArray[Any]]:
         """The weights in chunks of rows: float32, or in 16 bits where that is their dtype."""
-        form = FORMATS[self.dtype]
+        form = STORED_FORMATS[self.dtype]
         for first, stop in self._ranges():
             values = self.matrix.values(first, stop)[:, slice(*self.columns)]
             yield values if form.scale_bits or form == FLOAT32 else narrow(values, form)
 
     def _integers(self) -> Quantized:
-        """The same integers, padded to whole groups, and their scales."""
+        """The same integers, padded to whole groups, their scales and their zero points."""
         matrix, bits, group = self.matrix, self.matrix.bits, self.matrix.group
         assert matrix.scales is not None
         (outputs, inputs), start = self.shape, self.rows[0]
         groups = -(-inputs // group)
         values = np.empty((outputs, groups * group * bits // 8), np.int8 if bits == 8 else np.uint8)
         scales = np.empty((outputs, groups), np.float16)
+        zeros = np.empty((outputs, groups), np.uint8) if self.dtype == INT4_ZEROS.name else None
         shared = (self.columns[0] + np.arange(groups) * group) // matrix.size  # the group in the file of each of ours
         for first, stop in self._ranges():
             rows = slice(first - start, stop - start)
@@ -196,7 +202,10 @@ class MatrixTensor:
             padded[:, :inputs] = matrix.numbers(first, stop)[:, slice(*self.columns)]
             values[rows] = padded if bits == 8 else pack(np.ascontiguousarray(padded.T)).T  # [n, in'] -> [n, in' / 2]
             scales[rows] = matrix.scales(first, stop)[:, shared]
-        return Quantized(values, scales, inputs)
+            if zeros is not None:
+                assert matrix.zeros is not None
+                zeros[rows] = matrix.zeros(first, stop)[:, shared] + 8
+        return Quantized(values, scales, inputs, zeros)
 
 
 class Module:
@@ -247,7 +256,7 @@ class Scheme:
     title: str
     """For people: "GPTQ, 4 bits, groups of 128" """
     dtype: str
-    """The dtype, in `FORMATS`, that most projections are read as, as far as config.json tells"""
+    """The dtype, in `STORED_FORMATS`, that most projections are read as, as far as config.json tells"""
     group: int = 32
     """Weights that share a scale where that is 8 or 4 bits"""
     expanded: str
@@ -285,13 +294,13 @@ class Scheme:
     def log(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Say in one line what the matrices were read as: a warning if they take more memory, or results differ."""
         matrices = [tensor for tensor in tensors.values() if isinstance(tensor, MatrixTensor)]
-        counts = {dtype: sum(tensor.dtype == dtype for tensor in matrices) for dtype in FORMATS}
+        counts = {dtype: sum(tensor.dtype == dtype for tensor in matrices) for dtype in STORED_FORMATS}
         parts = [
-            f"{count} matrices {'kept exactly as' if FORMATS[dtype].scale_bits else 'expanded to'} {dtype}"
+            f"{count} matrices {'kept exactly as' if STORED_FORMATS[dtype].scale_bits else 'expanded to'} {dtype}"
             for dtype, count in counts.items()
             if count
         ]
-        as_it_is = not self.note and not any(not FORMATS[tensor.dtype].scale_bits for tensor in matrices)
+        as_it_is = not self.note and not any(not STORED_FORMATS[tensor.dtype].scale_bits for tensor in matrices)
         logger.log(
             logging.INFO if as_it_is else logging.WARNING,
             "%s: quantised by %s; %s",
@@ -332,6 +341,11 @@ def rows_of(tensor: StoredTensor, height: int = 1) -> Rows:
 def common_group(sizes: list[int]) -> int:
     """Weights that share a scale in `Quantized`, for groups of these sizes; -1 or 0: whole rows."""
     return GROUPS[-1] if all(size <= 0 or size % GROUPS[-1] == 0 for size in sizes) else GROUPS[0]
+
+
+def integers_dtype(bits: int, *, symmetric: bool) -> str:
+    """The dtype of integers of 8 or 4 bits that are kept; those of 8 bits are symmetric."""
+    return (INT8 if bits == 8 else INT4 if symmetric else INT4_ZEROS).name
 
 
 def read_bits(fields: Fields, name: str = "bits", known: tuple[int, ...] = (4, 8)) -> int:

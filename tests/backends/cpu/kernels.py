@@ -2,11 +2,15 @@
 
 import ctypes
 import os
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from minillm.backends.cpu import launching
 from minillm.backends.cpu.backend import ACTIVATIONS as ACTIVATIONS
 from minillm.backends.cpu.launching import filled as fill
+from minillm.reference.quantize import Quantized
 
 from .emulated import emulator
 
@@ -20,11 +24,21 @@ AttentionArguments, ArgmaxArguments = launching.Attention, launching.Argmax
 LinearArguments = launching.Linear
 Draw, SampleArguments = launching.DRAW, launching.Sample
 
-__all__ = ["ACTIVATIONS", "fill", "loaded", "run"]
+__all__ = ["ACTIVATIONS", "fill", "loaded", "run", "with_offsets"]
 
 
 TARGET = os.environ.get("MINILLM_TEST_TARGET")
 """Another processor whose kernels are tested: see `emulated.py`"""
+
+
+def with_offsets(weight: Quantized, kind: str) -> Quantized:
+    """The same integers with other "zero points", or with "offsets" as large; "": the matrix itself."""
+    if not kind:
+        return weight
+    zeros = np.random.default_rng(0).integers(0, 16, weight.scales.shape)
+    if kind == "zero points":
+        return replace(weight, offsets=zeros.astype(np.uint8))
+    return replace(weight, offsets=(-weight.scales * (zeros + 0.3)).astype(np.float16))
 
 
 def loaded() -> Any:

@@ -8,10 +8,11 @@ import pytest
 
 from minillm.backends.cpu.backend import CpuBackend
 from minillm.backends.cpu.launching import num_threads, set_threads
-from minillm.backends.weights import Weight, expand
+from minillm.backends.weights import Experts, Weight, expand
 from minillm.reference.experts import Routing, combine, route
 
 from ...tiny import Held
+from .kernels import with_offsets
 
 X, INPUTS, OUTPUTS = 6, 70, 37
 """Neither a multiple of a vector nor of a group of 32"""
@@ -56,14 +57,19 @@ def test_logits_that_are_not_numbers_choose_an_expert_and_show_in_the_weights(ba
     assert np.isnan(routing.weights[1:]).any(axis=1).all()
 
 
-@pytest.mark.parametrize("form", ["float32", "float16", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "form", ["float32", "float16", "bfloat16", "int8", "int4", "int4 with offsets", "int4 with zero points"]
+)
 @pytest.mark.parametrize("tokens", [1, 7, 90])
 def test_each_row_meets_its_expert_and_the_others_are_not_read(form: str, tokens: int, backend: CpuBackend) -> None:
     """The bits of the expert's product alone, by the same kernel; what an unused expert holds has no say."""
+    form, _, offsets = form.partition(" with ")
     backend.loader = type(backend.loader)(form)
     matrices = [random(OUTPUTS, INPUTS, seed=10 + e) for e in range(X)]
     used = [0, 3, 4]
     weight = backend.loader.prepare_experts("experts", [[Held(matrix)] for matrix in matrices])
+    if offsets:
+        weight = Weight("experts", Experts(tuple(with_offsets(each, offsets) for each in weight.data.matrices)))
     for e in set(range(X)) - set(used):
         stored = weight.data.matrices[e]
         array = stored.scales if hasattr(stored, "scales") else stored

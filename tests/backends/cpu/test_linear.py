@@ -1,5 +1,6 @@
 """Matrix products, against float64; those of integers against x rounded as the kernel should round it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from minillm.reference.quantize import Quantized, dequantize, quantize
 
 from . import kernels
 
-FORMATS = ["float32", "float16", "bfloat16", "int8x32", "int8x64", "int4x32", "int4x64"]
+FORMATS = ["float32", "float16", "bfloat16", "int8x32", "int8x64", "int4x32", "int4x64", "int4x32 with offsets",
+           "int4x64 with offsets", "int4x32 with zero points", "int4x64 with zero points"]  # fmt: skip
 FLOATS, INTEGERS = FORMATS[:3], FORMATS[3:]
 FEW, MANY = "linear_few", "linear_many"
 RNG = np.random.default_rng
@@ -34,10 +36,11 @@ class Product:
     ) -> None:  # fmt: skip
         rows, inputs = x.shape
         self.kernel, self.workers = kernel, workers
-        outputs = len(weight if isinstance(weight, np.ndarray) else weight.values)
+        outputs, offsets = len(weight if isinstance(weight, np.ndarray) else weight.values), None
         self.out = np.full((rows, outputs), np.nan, np.float32)
         if isinstance(weight, Quantized):
             values, scales, group, form = weight.values, weight.scales, weight.group, f"int{weight.bits}"
+            offsets = weight.offsets
         else:
             name = weight.dtype.name
             values, scales, group, form = weight, None, 32, {"uint16": "bfloat16"}.get(name, name)
@@ -46,12 +49,14 @@ class Product:
         integers = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8)
         x_scales, x_sums = (aligned(rows * (-(-groups // 16) * 16), np.float32) for _ in range(2))
         scratch = aligned(kernels.loaded().linear_scratch() * workers, np.uint8)
-        arrays = [values, scales, bias, residual, x, self.out, integers, x_scales, x_sums, scratch]
+        arrays = [values, scales, offsets, bias, residual, x, self.out, integers, x_scales, x_sums, scratch]
         self.kept = arrays
-        names = ["weight", "scales", "bias", "residual", "x", "out", "integers", "x_scales", "x_sums", "scratch"]
+        names = ["weight", "scales", "offsets", "bias", "residual", "x", "out", "integers", "x_scales", "x_sums",
+                 "scratch"]  # fmt: skip
         self.arguments = kernels.fill(
             kernels.LinearArguments, **dict(zip(names, arrays, strict=True)), rows=rows, inputs=inputs, outputs=outputs,
             format=kernels.FORMATS[form], group=group, activation=kernels.ACTIVATIONS[activation], wide=wide,
+            zeros=int(isinstance(weight, Quantized) and weight.has_zeros),
         )  # fmt: skip
 
     def launches(self, shares: int) -> list[tuple[str, int]]:
@@ -78,16 +83,30 @@ def linear(kernel: str, x: Any, weight: Any, *extras: Any, shares: int = 1, work
 def store(plain: Any, form: str) -> Any:
     name, _, group = form.partition("x")
     if group:
-        return quantize(plain, int(name[3:]), int(group))
+        group, _, offsets = group.partition(" with ")
+        return kernels.with_offsets(quantize(plain, int(name[3:]), int(group)), offsets)
     return plain.astype(np.float32) if form == "float32" else narrow(plain, NARROW[form])
+
+
+def parts_of(weight: Quantized) -> tuple[np.ndarray, np.ndarray]:
+    """The products of scales and integers, and what is added to them; float64 [outputs, inputs]"""
+    values = replace(weight, scales=np.ones_like(weight.scales), offsets=None)
+    integers = dequantize(values).astype(np.float64)
+
+    def by_column(array: Any) -> np.ndarray:
+        return np.repeat(array.astype(np.float64), weight.group, axis=1)[:, : weight.inputs]
+
+    scales = by_column(weight.scales)
+    if weight.offsets is None:
+        return integers * scales, np.zeros_like(scales)
+    added = by_column(weight.offsets) * (-scales if weight.has_zeros else 1)
+    return (integers + 8) * scales, added
 
 
 def exact_weight(weight: Any) -> np.ndarray:
     """float64 [outputs, inputs]"""
     if isinstance(weight, Quantized):
-        values, scales = weight.values, weight.scales.astype(np.float64)
-        integers = dequantize(Quantized(values, np.ones_like(weight.scales), weight.inputs)).astype(np.float64)
-        return integers * np.repeat(scales, weight.group, axis=1)[:, : weight.inputs]
+        return sum(parts_of(weight))
     return expand(weight, np.arange(len(weight))).astype(np.float64)
 
 
@@ -120,7 +139,7 @@ def exact_activation(name: str | None, x: np.ndarray) -> np.ndarray:
 def error_of(out: np.ndarray, x: Any, weight: Any) -> float:
     """The largest error in roundings (2^-24) of the sum of the terms' magnitudes."""
     xs, ws = exact_x(x, weight), exact_weight(weight)
-    sizes = np.abs(xs) @ np.abs(ws).T + 1e-30
+    sizes = np.abs(xs) @ (sum(map(np.abs, parts_of(weight))) if isinstance(weight, Quantized) else np.abs(ws)).T + 1e-30
     return float((np.abs(out - xs @ ws.T) / sizes).max(initial=0) * 2**24)
 
 
@@ -243,6 +262,6 @@ def test_arrays_may_lie_at_odd_addresses() -> None:
     for form in FORMATS:
         weight = case(form, 5, 100, 33)[1]
         quantized = isinstance(weight, Quantized)
-        other = Quantized(moved(weight.values), moved(weight.scales), 100) if quantized else moved(weight)
+        other = weight.each(moved) if quantized else moved(weight)
         for kernel in (FEW, MANY):
             np.testing.assert_array_equal(linear(kernel, moved(x), other), linear(kernel, x, weight))

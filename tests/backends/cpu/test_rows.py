@@ -174,20 +174,23 @@ def table(form: str, V: int, E: int, seed: int) -> Any:
         return x
     if form in ("float16", "bfloat16"):
         return narrow(x, form)
+    form, _, offsets = form.partition(" with ")
     bits, group = form.split("x")
-    return quantize(x, int(bits), int(group))
+    return kernels.with_offsets(quantize(x, int(bits), int(group)), offsets)
 
 
 def as_table(data: Any, kept: list[Any]) -> Any:
     if data is None:
         return kernels.Table()
     if isinstance(data, Quantized):
-        kept += [data.values, data.scales]
-        form = kernels.FORMATS[f"int{data.bits}"]
-        return kernels.Table(data.values.ctypes.data, data.scales.ctypes.data, form, data.group)
-    kept.append(data)
-    name = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}[data.dtype.name]
-    return kernels.Table(data.ctypes.data, None, kernels.FORMATS[name], 1)
+        arrays = {"values": data.values, "scales": data.scales, "offsets": data.offsets}
+        form = f"int{data.bits}"
+        made = fill(kernels.Table, **arrays, format=kernels.FORMATS[form], group=data.group, zeros=data.has_zeros)
+    else:
+        form = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}[data.dtype.name]
+        made = fill(kernels.Table, values=data, format=kernels.FORMATS[form], group=1)
+    kept += made.kept
+    return made
 
 
 def embed(
@@ -201,7 +204,10 @@ def embed(
     return out
 
 
-@pytest.mark.parametrize("form", ["float32", "float16", "bfloat16", "8x32", "8x64", "4x32", "4x64"])
+FORMS = ["float32", "float16", "bfloat16", "8x32", "8x64", "4x32", "4x64", "4x32 with offsets", "4x64 with zero points"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("E", [64, 100, 7, 4, 80])
 def test_embeddings_are_looked_up_in_every_format(form: str, E: int) -> None:
     tokens, places = table(form, 11, E, 0), table("float16", 5, E, 1)

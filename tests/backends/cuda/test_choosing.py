@@ -53,6 +53,7 @@ def numpys(requests: Sequence[Request]) -> list[Any]:
 # --- one wait ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_of_requests_that_choose_in_many_ways_waits_once(runner: Runner, device: RecordingDevice) -> None:
     """Settings, seeds and lengths differ, and requests that share a strategy are not neighbours."""
 

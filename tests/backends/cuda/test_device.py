@@ -131,6 +131,7 @@ def test_auto_keeps_the_type_that_weights_are_stored_in(stored: str, storage: st
 # --- how much there is ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 20])
 def test_memory_is_what_the_shape_predicts(rows: int, device: RecordingDevice) -> None:
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=2)
