@@ -329,6 +329,20 @@ def test_a_later_family_under_the_same_name_is_refused(tmp_path, family, key, va
         family_of(raw).read_config(raw)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(KNOWN - set(OLDER)))
+def test_odd_metadata_is_read_or_refused_in_one_line(tmp_path, family):
+    _, target = written(tmp_path, next(iter(CONFIGS[family].values())))
+    found = read_gguf(target)
+    for key in (key for key in found.metadata if not key.startswith(("tokenizer.", "general."))):
+        for value in ("x", -1, 0, 1e300, float("nan"), True, 2**70, 3.5):
+            try:
+                raw, _, _ = read_gguf_model(dataclasses.replace(found, metadata=found.metadata | {key: value}))
+                family_of(raw).read_config(raw)
+            except (CheckpointError, UnsupportedModelError) as error:
+                assert "\n" not in str(error)
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     source = write_folder(tmp_path / "source", CONFIGS["llama"]["grouped"])
     for name in ("vocab.json", "merges.txt"):

@@ -90,6 +90,7 @@ def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict
         UnsupportedModelError: a later family under the same name.
     """
     fields: dict[str, Any] = {}
+    found = Fields(raw, str(gguf.path))
     shared = raw["hidden_size"] // raw["num_attention_heads"]
     if architecture.model_type == "granite" and gguf.metadata.get("granite.rope.scaling.finetuned") is False:
         raise UnsupportedModelError(
@@ -101,18 +102,14 @@ def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict
     elif architecture.model_type == "llama" and raw.get("sliding_window") is not None:
         fields["model_type"] = "mistral"
     elif architecture.model_type == "granite" and "attention_multiplier" not in raw:
-        fields["attention_multiplier"] = Fields(raw).size("head_dim", shared) ** -0.5
+        fields["attention_multiplier"] = found.size("head_dim", shared) ** -0.5
     elif architecture.period is not None:
-        fields["layer_types"] = _layer_types(raw, Fields(raw).size("sliding_window_pattern", architecture.period))
+        period = found.size("sliding_window_pattern", architecture.period)
+        slides = [(i + 1) % period > 0 for i in range(found.size("num_hidden_layers"))]
+        fields["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in slides]
         of_model = raw["num_hidden_layers"] == architecture.shared_scale
         fields["query_pre_attn_scalar"] = shared if of_model else raw.get("head_dim", 256)
     return fields
-
-
-def _layer_types(raw: Mapping[str, Any], period: int) -> list[str]:
-    """The kind of attention of each layer: all but each `period`-th have a sliding window."""
-    slides = [(i + 1) % period > 0 for i in range(Fields(raw).size("num_hidden_layers"))]
-    return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
 
 
 def read_gguf_model(gguf: GGUF) -> tuple[dict[str, Any], dict[str, Tensor], GGUFTensors]:
@@ -164,6 +161,8 @@ def _rotary(gguf: GGUF, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     if type(width) is not int or type(heads) is not int or not 0 < heads <= width:
         raise CheckpointError(f"{gguf.path}: {heads!r:.40} heads cannot share a width of {width!r:.40}")
     head_dim = raw.get("head_dim") or width // heads
+    if type(head_dim) is not int:
+        raise CheckpointError(f"{gguf.path}: {prefix}.attention.key_length should be a width, found {head_dim!r:.40}")
     rotated = gguf.get(f"{prefix}.rope.dimension_count", int)
     if rotated is not None and rotated != head_dim:
         # the next number up: its product with the width is not rounded to below the whole number it stands for
