@@ -2,10 +2,11 @@
 
 import argparse
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ParameterError
+from ..errors import ParameterError, listed
 from .output import Table, as_json, bytes_text, number_text, seconds_text, write_page
 from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
 
@@ -190,8 +191,9 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
         return FoundConfig(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
+        names = dict.fromkeys((*get_close_matches(model, published()), *published()))  # the most similar ones first
         raise ParameterError(
-            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: " + ", ".join(published())
+            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: {listed(names, 400)}"
         )
     path = find_config(model, revision=revision)
     if is_gguf(path):

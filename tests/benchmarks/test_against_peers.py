@@ -179,7 +179,7 @@ def test_the_whole_comparison_without_peers(
     )
     assert code == 0
     out = capsys.readouterr().out
-    assert "left out: transformers (without torch, transformers); ctranslate2" in out
+    assert "; transformers (without torch, transformers); ctranslate2 (" in out
     assert all(f"peak memory: minillm-{backend} float32" in out for backend in ("numpy", "cpu"))
     assert (tmp_path / "against_peers_opt-125m.txt").read_text(encoding="utf-8") in out
     rows = (tmp_path / "against_peers_opt-125m.csv").read_text(encoding="utf-8").splitlines()
