@@ -52,8 +52,8 @@ class Plan(NamedTuple):
 
     @property
     def same_file(self) -> bool:
-        """True for llama.cpp and OpenVINO with the user's own file."""
-        return self.engine in ("llama.cpp", "openvino") and self not in PLANS
+        """True for an engine that runs the user's own file as it is."""
+        return self not in PLANS
 
     @property
     def slow(self) -> bool:
@@ -124,8 +124,9 @@ def context_name(context: int) -> str:
 def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
     """The engines and formats that run a model: all, or those that read the user's own GGUF file.
 
-    minillm and transformers dequantise the file and convert it to each format; llama.cpp runs it as it is, OpenVINO
-    converts it to a form of its own, and both stand beside our format of the nearest number of bits.
+    minillm and transformers dequantise the file and convert it to each format; minillm (with dtype "auto") and llama.cpp
+    also run it as it is, OpenVINO converts it to a form of its own. These stand under the format of the nearest
+    number of bits, into which minillm then does not convert it.
     """
     if gguf is None:
         return PLANS
@@ -138,8 +139,9 @@ def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
     bits = 8 * gguf.stat().st_size / sizes.total()
     form = next((form for form, most in (("int4", 6.5), ("int8", 10), ("float16", 20)) if bits < most), "float32")
     label = f"{sizes.most_common(1)[0][0]}, the file"
-    readers = [plan for plan in PLANS if plan.ours or plan.engine == "transformers"]
-    return (*readers, Plan("llama.cpp", form, label), Plan("openvino", form, label))
+    converted = [plan for plan in PLANS if plan.ours or plan.engine == "transformers"]
+    as_it_is = [Plan(engine, form, label) for engine in ("minillm-cpu", "llama.cpp", "openvino")]
+    return (*(plan for plan in converted if (plan.engine, plan.form) != ("minillm-cpu", form)), *as_it_is)
 
 
 def why_left_out(engine: str, family: str, gguf: Path | None) -> str:
@@ -172,9 +174,9 @@ def weight_bytes(plan: Plan, config: ModelConfig, gguf: Mapping[str, int]) -> in
     Args:
         plan: an engine and format
         config: the model's shape
-        gguf: the same of llama.cpp's files, by label
+        gguf: the same of llama.cpp's files, and of the user's, by label
     """
-    if plan.engine in ("llama.cpp", "openvino"):
+    if plan.engine == "llama.cpp" or plan.same_file:
         return gguf[plan.label]
     return weights_bytes(config, Storage(weights=plan.form)) - table_bytes(plan, config)
 

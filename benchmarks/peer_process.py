@@ -33,7 +33,7 @@ class Worker:
 
     def __init__(self, plan: "Plan", folder: str, threads: int, environment: dict[str, str]) -> None:
         self.plan = plan
-        form = plan.label if plan.engine == "llama.cpp" else plan.form
+        form = plan.label if plan.engine == "llama.cpp" else "auto" if plan.same_file else plan.form
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the worker
         self._process = subprocess.Popen(
             [sys.executable, __file__, plan.engine, form, folder, str(threads)],

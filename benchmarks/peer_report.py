@@ -100,13 +100,20 @@ def speed_table(results: Results) -> list[str]:
             if bursts := results.of(task.name, plan):
                 ratios = [
                     spread(results.ratio(task.name, ours, plan) if ours != plan else [])
-                    for ours in (find(f"minillm-{backend}", plan.form) for backend in ("cpu", "numpy"))
+                    for ours in (_ours(results, backend, plan.form) for backend in ("cpu", "numpy"))
                 ]
                 one_row = task.batch == 1 and task.new_tokens > 1 and task.prompt == 32
                 share = spread(results.shares(task.name, plan)) if one_row else ""
                 speed = spread([burst.speed for burst in bursts], 1)
                 lines.append(f"{task.name:<22}{plan.name:<26}{speed:>28}{ratios[0]:>22}{ratios[1]:>22}{share:>20}")
     return lines
+
+
+def _ours(results: Results, backend: str, form: str) -> Plan:
+    """Our plan on a backend in a format; the one that runs the user's file as it is, if there is one."""
+    engine = f"minillm-{backend}"
+    measured = [plan for plan in results.weights if plan.same_file and (plan.engine, plan.form) == (engine, form)]
+    return measured[0] if measured else find(engine, form)
 
 
 def other_tables(results: Results) -> list[str]:

@@ -34,3 +34,21 @@ def test_llama_cpp_computes_the_same_file(model_file: Path, tmp_path: Path) -> N
     exact, file = (float(found[name]) for name in ("minillm-numpy float32", "llama.cpp Q4_1, the file"))
     assert file == pytest.approx(exact, rel=0.01)
     assert float(re.findall(r"llama.cpp Q4_1, the file +([\d.e-]+) +[\d.e-]+\n", printed)[-1]) < 0.05
+
+
+def test_minillm_runs_the_file_as_it_is(model_file: Path, tmp_path: Path) -> None:
+    """In place of a conversion to the nearest format; an engine that reads no GGUF files is named."""
+    options = [
+        "--engines",
+        "minillm-cpu,onnxruntime",
+        "--formats",
+        "float16,int4",
+        "--rounds",
+        "1",
+        "--new-tokens",
+        "3",
+    ]
+    printed = run("against_peers.py", "--model", str(model_file), *options, "--cases", "decode", "--out", str(tmp_path))
+    engines = re.findall(r"^decode, batch 1 +(\S.*?) {2,}", printed, re.MULTILINE)
+    assert engines == ["minillm-cpu float16", "minillm-cpu Q4_1, the file"]
+    assert "left out: onnxruntime (it reads no GGUF files)" in printed
