@@ -124,7 +124,7 @@ def context_name(context: int) -> str:
 def plans_of(gguf: Path | None) -> tuple[Plan, ...]:
     """The engines and formats that run a model: all, or those that read the user's own GGUF file.
 
-    minillm and transformers dequantise the file and convert it to each format; minillm (with dtype "auto") and llama.cpp
+    minillm and transformers dequantise the file and convert it to each format; minillm (dtype "auto") and llama.cpp
     also run it as it is, OpenVINO converts it to a form of its own. These stand under the format of the nearest
     number of bits, into which minillm then does not convert it.
     """

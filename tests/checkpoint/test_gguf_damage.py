@@ -127,7 +127,7 @@ def test_a_hostile_header_is_refused_by_what_is_wrong(tmp_path, data, error, mes
         ({"feed_forward_length": 97}, "should have shape .* by its metadata"),
         ({"attention__value_length": 8}, "keys have width 16 and values 8"),
         ({"rope__scaling__type": "longrope"}, "llama.rope.scaling.type is 'longrope'; minillm runs linear, yarn"),
-        ({"expert_count": 8}, "num_local_experts is 8"),
+        ({"expert_count": 8}, "lacks tensors layers.0.block_sparse_moe.gate.weight"),
     ],
 )
 def test_metadata_that_contradict_the_tensors_are_refused(tmp_path, entries, message):
