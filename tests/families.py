@@ -25,7 +25,7 @@ PARAMETERS: dict[str, int] = {
 CASES = [(family, name) for family, configs in CONFIGS.items() for name in configs]
 IDS = [f"{family}-{name}".replace(" ", "-") for family, name in CASES]
 
-_QUICK = {"opt": 8, "llama": 3, "qwen3_moe": 0, "olmoe": 0}
+_QUICK = {"opt": 3, "qwen3_moe": 0, "olmoe": 0}
 """The number of configurations that the ordinary tests run of a family, if it is not 1: the long tests run all. Those
 with experts take long."""
 

@@ -86,7 +86,12 @@ CONVENTIONS = [
 ]
 
 
-@pytest.mark.parametrize("shape", published())
+FIRST = {config["model_type"]: name for name, config in reversed(published().items())}
+EACH_SIZE = [pytest.param(n, marks=[] if n in FIRST.values() else [pytest.mark.slow]) for n in published()]
+"""Of each family the first published size; the long tests run all"""
+
+
+@pytest.mark.parametrize("shape", EACH_SIZE)
 def test_a_model_of_shapes_costs_what_the_formula_says(shape: str) -> None:
     """Every row of every published size, by name and in order, in every format and convention."""
     config = published_config(shape)
@@ -96,7 +101,7 @@ def test_a_model_of_shapes_costs_what_the_formula_says(shape: str) -> None:
         assert accounting.operations(config, step, storage, conventions) == expected
 
 
-@pytest.mark.parametrize("shape", published())
+@pytest.mark.parametrize("shape", EACH_SIZE)
 def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> None:
     config = published_config(shape)
     assert accounting.parameter_count(config) == closed_form.parameter_count(config)

@@ -104,6 +104,7 @@ BREAKAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breakage", BREAKAGES)
 def test_they_would_tell(breakage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, apply = BREAKAGES[breakage]

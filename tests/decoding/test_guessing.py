@@ -66,6 +66,7 @@ def assert_all_free(loop: StepLoop) -> None:
 # --- greedy -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_100_ragged_prompts_give_the_greedy_tokens(way: dict[str, Any]) -> None:
     target = target_model()
