@@ -198,7 +198,7 @@ class Session:
     def __init__(self, args: argparse.Namespace, config: Any, environment: dict[str, str], folder: str) -> None:
         self.args, self.config, self.environment, self.folder = args, config, environment, folder
         self.source = str(gguf_of(args) or folder)
-        """What the engines load"""
+        """The folder or file that the engines load"""
         self.probe: Callable[[], float] = bandwidth_probe(args.threads)
 
     def worker(self, plan: Plan) -> Worker:

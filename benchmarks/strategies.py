@@ -57,7 +57,7 @@ REAL_WAYS: dict[str, dict[str, Any]] = {
     "draft, g = 5": {"num_assistant_tokens": 5},
 }
 Ways = dict[str, tuple[list[str], dict[str, Any]]]
-"""What is measured -> prompts and fields"""
+"""A measurement's name -> its prompts and fields"""
 HEADER = (
     *("way", "acceptance_rate", "positions_per_token", "tokens_per_pass", "tokens_per_pass_formula"),
     *("ms_per_token_median", "ms_per_token_min", "ms_per_token_max"),
@@ -174,7 +174,7 @@ def measure(args: argparse.Namespace, name: str, prompts: list[str], fields: dic
 
 
 def judge_int4(args: argparse.Namespace, exact: str, int4: Path) -> str:
-    """What int4 gains and costs as a format: speed of plain generation in turns, and perplexity of the text."""
+    """Gain and cost of int4 as a format: speed of plain generation in turns, and perplexity of the text."""
     from minillm import Engine
     from minillm.precision import perplexity
 

@@ -56,7 +56,7 @@ class Rotation:
         return pairs
 
     def growth(self, batch: Batch) -> Any:
-        """What frequencies follow from the length of a token's whole text, [T] float32; None if they do not.
+        """The number that frequencies take from the length of a token's whole text, [T] float32; None if they take none.
 
         With a stretch its a; with two rows of frequencies the number of the row, 0 or 1.
         """

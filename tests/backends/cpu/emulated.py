@@ -24,7 +24,7 @@ POINTER = ctypes.c_void_p
 
 
 def missing() -> str | None:
-    """What is not installed here that compiling for aarch64 and running it needs; None if all is."""
+    """The missing requirement for compiling for aarch64 and running the result; None if all is installed."""
     if shutil.which("qemu-aarch64-static") is None or not Path("/usr/aarch64-linux-gnu/lib").is_dir():
         return "needs apt install qemu-user-static libc6-arm64-cross"
     if compiling.importlib.util.find_spec("ziglang") is None:

@@ -48,7 +48,7 @@ def nothing_is_left(sources: Path):
 
 
 def load(caplog: pytest.LogCaptureFixture) -> tuple[int, bool]:
-    """What `number` returns in a library loaded as a new process would, and whether it was compiled."""
+    """The result of `number` in a library loaded as a new process would, and whether it was compiled."""
     caplog.clear()
     compiling._load.cache_clear()
     loaded = compiling.load()

@@ -111,7 +111,7 @@ def exact_weight(weight: Any) -> np.ndarray:
 
 
 def exact_x(x: Any, weight: Any) -> np.ndarray:
-    """What is multiplied, in float64: x, or integers x scale of each 32 numbers."""
+    """The left factor in float64: x, or integers x scale of each 32 numbers."""
     if not isinstance(weight, Quantized):
         return x.astype(np.float64)
     padded = np.zeros((len(x), -(-x.shape[1] // 32) * 32), np.float32)
