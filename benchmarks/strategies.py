@@ -174,7 +174,7 @@ def measure(args: argparse.Namespace, name: str, prompts: list[str], fields: dic
 
 
 def judge_int4(args: argparse.Namespace, exact: str, int4: Path) -> str:
-    """Gain and cost of int4 as a format: speed of plain generation in turns, and perplexity of the text."""
+    """Gain and cost of int4: speed of plain generation in turns, and perplexity of the text."""
     from minillm import Engine
     from minillm.precision import perplexity
 

@@ -56,7 +56,7 @@ class Rotation:
         return pairs
 
     def growth(self, batch: Batch) -> Any:
-        """The number that frequencies take from the length of a token's whole text, [T] float32; None if they take none.
+        """The number that frequencies take from a text's length, for each token [T] float32; None if they take none.
 
         With a stretch its a; with two rows of frequencies the number of the row, 0 or 1.
         """
