@@ -7,7 +7,8 @@ from minillm.backends.observe import CountingBackend
 from minillm.config import ModelConfig
 from minillm.reference.cost import Cost
 
-from .closed_form import ExpertLinear, Used, expert_bytes, operations, outline_of
+from .closed_form import Used, expert_bytes, operations
+from .outlines import ExpertLinear, outline_of
 
 Costs = dict[tuple[str, int | None], Cost]
 

@@ -1,0 +1,502 @@
+"""The components of a model, one outline for each family, written out by hand.
+
+`closed_form.py` has the formulas of each kind of component. Nothing here looks at how minillm builds a model.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from minillm.backends.formats import Role
+from minillm.config import ModelConfig
+from minillm.models import bloom, opt
+from minillm.models.rotary import RotaryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """Token embedding, plus learned position embedding if the model has one."""
+
+    kind: ClassVar[str] = "embed"
+    name: str
+    width: int
+    """Numbers in each vector"""
+    vectors: int
+    """Rows of the token table; 0: positions only"""
+    positions: int = 0
+    """Rows of the position table; 0: there is none"""
+    scaled: bool = False
+    """The token's vector is multiplied by a factor"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Product with a stored matrix [outputs, inputs]."""
+
+    kind: ClassVar[str] = "linear"
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    activation: str | None = None
+    residual: bool = False
+    role: Role = "projection"
+    tied: bool = False
+    """The matrix is the token embedding, where its parameters are counted"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """Layer norm or RMS norm over rows of `width`."""
+
+    name: str
+    width: int
+    rows: int = 1
+    """Rows of each token: one, or its heads"""
+    mean: bool = True
+    """Layer norm, with gain and bias; False: RMS norm, with gain only"""
+    affine: bool = True
+    """Has gain (and bias)"""
+    residual: bool = False
+    """The residual is added; RMS norm only"""
+
+    @property
+    def kind(self) -> str:
+        """Name of the backend's operation."""
+        return "layer_norm" if self.mean else "rms_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate:
+    """Rotary position embedding of queries and keys."""
+
+    kind: ClassVar[str] = "rotary"
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    pairs: int
+    """Rotated pairs of numbers in each head"""
+    scaled: bool = False
+    """Cosines and sines are multiplied by a factor"""
+    stretched: bool = False
+    """Frequencies depend on the length of the text"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """activation(gate) * up in a gated MLP."""
+
+    kind: ClassVar[str] = "glu"
+    name: str
+    width: int
+    """F, of the result"""
+    activation: str
+    rows: int = 1
+    """Rows of each token: one, or one for each of its experts"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreKV:
+    """Write of new keys and values to the K/V cache."""
+
+    kind: ClassVar[str] = "store_kv"
+    name: str
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attend:
+    """Causal attention over the K/V cache."""
+
+    kind: ClassVar[str] = "attend"
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    """Sliding window: positions that a query sees, its own included; None: no window"""
+    biased: bool = False
+    """ALiBi"""
+    capped: bool = False
+    """Soft cap"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeRows:
+    """Selection of the rows whose logits are needed; skipped if all are."""
+
+    kind: ClassVar[str] = "take_rows"
+    name: str
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """Choice of each token's experts."""
+
+    kind: ClassVar[str] = "route"
+    name: str = "route"
+    experts: int
+    """X"""
+    chosen: int
+    """k"""
+    normalised: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Each token's row once for each of its experts."""
+
+    kind: ClassVar[str] = "take_rows"
+    name: str = "take_rows"
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLinear:
+    """Product of each row with its expert's matrix [outputs, inputs]."""
+
+    kind: ClassVar[str] = "linear_experts"
+    name: str
+    inputs: int
+    outputs: int
+    experts: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """Weighted sum of a token's rows, + residual."""
+
+    kind: ClassVar[str] = "combine"
+    name: str = "combine"
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleLogits:
+    """Scale and soft cap of logits, in place."""
+
+    kind: ClassVar[str] = "scale_logits"
+    name: str
+    width: int
+    """V"""
+    scaled: bool
+    capped: bool
+
+
+Component = (
+    Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
+    | ScaleLogits
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outline:
+    """All components of a model."""
+
+    before: tuple[Component, ...]
+    """Components before the first layer"""
+    layers: tuple[tuple[Component, ...], ...]
+    """Components of each layer"""
+    after: tuple[Component, ...]
+    """Components after the last layer, run on every new token"""
+    head: tuple[Component, ...]
+    """Components run only on rows whose logits are needed"""
+
+
+def self_attention(
+    config: ModelConfig,
+    *,
+    bias: bool,
+    out_bias: bool,
+    between: tuple[Component, ...] = (),
+    window: int | None = None,
+    biased: bool = False,
+    capped: bool = False,
+    residual: bool = True,
+) -> tuple[Component, ...]:
+    """Components of `layers.attention.Attention`.
+
+    Args:
+        config: the model's sizes
+        bias: whether the Q, K, V projection has one
+        out_bias: whether the output projection has one
+        between: components that transform Q and K before they are stored
+        window: see `Attend.window`
+        biased: see `Attend.biased`
+        capped: see `Attend.capped`
+        residual: whether the output projection adds it
+    """
+    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    return (
+        Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
+        *between,
+        StoreKV(name="store_kv", kv_heads=K, head_dim=D),
+        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased, capped=capped),
+        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=residual),
+    )
+
+
+def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Component, ...]:
+    """Components of `layers.mlp.MLP`."""
+    E, F = config.hidden_size, config.intermediate_size
+    return (
+        Linear(name="mlp.up", inputs=E, outputs=F, bias=bias, activation=activation),
+        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=True),
+    )
+
+
+def gated_mlp(
+    config: ModelConfig, activation: str, *, bias: bool = False, residual: bool = True
+) -> tuple[Component, ...]:
+    """Components of `layers.mlp.GatedMLP`; `residual`: the last adds it."""
+    E, F = config.hidden_size, config.intermediate_size
+    return (
+        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=bias),
+        Gate(name="glu", width=F, activation=activation),
+        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=residual),
+    )
+
+
+def head(
+    config: ModelConfig, *, tied: bool, width: int | None = None, scaled: bool = False, capped: bool = False
+) -> tuple[Component, ...]:
+    """Selection of rows, and the components of `layers.head.LMHead`.
+
+    Args:
+        config: the model's sizes
+        tied: the head is the token embedding
+        width: W, if the states are projected to it first
+        scaled: logits have a factor
+        capped: logits have a soft cap
+    """
+    E, V, W = config.hidden_size, config.vocab_size, width or config.hidden_size
+    after = (ScaleLogits(name="scale_logits", width=V, scaled=scaled, capped=capped),) if scaled or capped else ()
+    return (
+        TakeRows(name="take_rows", width=E),
+        *((Linear(name="head.project_out", inputs=E, outputs=W),) if W != E else ()),
+        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied),
+        *after,
+    )
+
+
+def outline_of(config: ModelConfig) -> Outline:
+    """The components of a model, by its family."""
+    kin = dict.fromkeys(("mistral", "mixtral", "qwen3_moe", "olmoe", "qwen2", "qwen3"), _llama)
+    kin |= dict.fromkeys(("smollm3", "granite", "phi3"), _llama) | {"gemma3_text": _gemma}
+    outlines = {
+        "opt": _opt,
+        "llama": _llama,
+        "gpt2": _gpt2,
+        "gpt_neox": _gpt_neox,
+        "bloom": _bloom,
+        "starcoder2": _starcoder2,
+        "gemma2": _gemma,
+        "olmo2": _olmo2,
+    } | kin
+    outline: Outline = outlines[config.model_type](config)
+    return outline
+
+
+def _opt(config: Any) -> Outline:
+    E, V, W, b = config.hidden_size, config.vocab_size, config.embedding_size, config.biases
+    positions = config.max_positions + opt.POSITION_OFFSET
+    before: tuple[Component, ...] = (Embed(name="embedding.tokens", width=E, vectors=V, positions=positions),)
+    if W != E:
+        before = (
+            Embed(name="embedding.positions", width=E, vectors=0, positions=positions),
+            Embed(name="embedding.tokens", width=W, vectors=V),
+            Linear(name="embedding.project_in", inputs=W, outputs=E, residual=True),
+        )
+    attention = self_attention(config, bias=b, out_bias=b)
+    ffn = mlp(config, config.activation, bias=b)
+    affine, names = config.norm_affine, ("attention", "mlp", "final")
+    norms = [Norm(name=f"{name}_norm.weight", width=E, affine=affine) for name in names]
+    layer = (norms[0], *attention, norms[1], *ffn) if config.pre_norm else (*attention, norms[0], *ffn, norms[1])
+    return Outline(
+        before=before,
+        layers=(layer,) * config.num_layers,
+        after=(norms[2],) if config.final_norm else (),
+        head=head(config, tied=config.tied_head, width=W),
+    )
+
+
+def _llama(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(
+            Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=config.embedding_scale != 1),
+        ),
+        layers=tuple(_llama_layer(config, i) for i in range(config.num_layers)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head, scaled=config.logit_scale != 1),
+    )
+
+
+def _llama_layer(config: Any, i: int) -> tuple[Component, ...]:
+    E = config.hidden_size
+    between: tuple[Component, ...] = (_rotation(config, config.rotary),) if config.rotated[i] else ()
+    if config.head_norms:
+        between = (*_head_norms(config), *between)
+    elif config.projection_norms:
+        between = (*_projection_norms(config), *between)
+    dense = not (config.num_experts and config.sparse[i])
+    return (
+        Norm(name="attention_norm.weight", width=E, mean=False),
+        *self_attention(
+            config, bias=config.qkv_bias, out_bias=config.out_bias, between=between, window=config.windows[i]
+        ),
+        Norm(name="mlp_norm.weight", width=E, mean=False),
+        *(gated_mlp(config, config.activation, bias=config.mlp_bias) if dense else _experts(config)),
+    )
+
+
+def _experts(config: Any) -> tuple[Component, ...]:
+    E, F, X, k = config.hidden_size, config.expert_size, config.num_experts, config.experts_per_token
+    return (
+        Linear(name="mlp.router", inputs=E, outputs=X, role="router"),
+        Route(experts=X, chosen=k, normalised=config.normalised),
+        Spread(width=E, chosen=k),
+        ExpertLinear(name="mlp.gate_up", inputs=E, outputs=2 * F, experts=X, chosen=k),
+        Gate(name="glu", width=F, activation=config.activation, rows=k),
+        ExpertLinear(name="mlp.down", inputs=F, outputs=E, experts=X, chosen=k),
+        Combine(width=E, chosen=k),
+    )
+
+
+def _head_norms(config: ModelConfig) -> tuple[Component, ...]:
+    rows = {"attention.head_norms.q": config.num_heads, "attention.head_norms.k": config.num_kv_heads}
+    return tuple(Norm(name=name, width=config.head_dim, rows=heads, mean=False) for name, heads in rows.items())
+
+
+def _projection_norms(config: ModelConfig) -> tuple[Component, ...]:
+    heads = {"q": config.num_heads, "k": config.num_kv_heads}
+    names = {name: f"attention.projection_norms.{name}" for name in heads}
+    return tuple(Norm(name=names[x], width=heads[x] * config.head_dim, mean=False) for x in heads)
+
+
+def _gemma(config: Any) -> Outline:
+    E = config.hidden_size
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, scaled=True),),
+        layers=tuple(map(_gemma_layer, [config] * config.num_layers, config.windows, config.rotaries)),
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head, capped=config.logit_cap is not None),
+    )
+
+
+def _gemma_layer(config: Any, window: int | None, rotary: Any) -> tuple[Component, ...]:
+    between = (*(_head_norms(config) if config.head_norms else ()), _rotation(config, rotary))
+    own: dict[str, Any] = {"between": between, "window": window, "capped": config.score_cap is not None}
+
+    def norm(name: str, *, residual: bool = False) -> Norm:
+        return Norm(name=f"{name}_norm.weight", width=config.hidden_size, mean=False, residual=residual)
+
+    return (
+        norm("attention"),
+        *self_attention(config, bias=config.bias, out_bias=config.bias, residual=False, **own),
+        norm("attention_out", residual=True),
+        norm("mlp"),
+        *gated_mlp(config, config.activation, residual=False),
+        norm("mlp_out", residual=True),
+    )
+
+
+def _olmo2(config: Any) -> Outline:
+    E, bias = config.hidden_size, config.bias
+    between = (*_projection_norms(config), _rotation(config, config.rotary))
+    layer = (
+        *self_attention(config, bias=bias, out_bias=bias, between=between, residual=False),
+        Norm(name="attention_norm.weight", width=E, mean=False, residual=True),
+        *gated_mlp(config, config.activation, residual=False),
+        Norm(name="mlp_norm.weight", width=E, mean=False, residual=True),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E, mean=False),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _gpt2(config: Any) -> Outline:
+    E = config.hidden_size
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=True, out_bias=True),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, config.activation),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size, positions=config.max_positions),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _gpt_neox(config: Any) -> Outline:
+    E, b = config.hidden_size, config.attention_bias
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),)),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, config.activation),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _bloom(config: Any) -> Outline:
+    E = config.hidden_size
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=True, out_bias=True, biased=True),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, bloom.ACTIVATION),
+    )
+    return Outline(
+        before=(
+            Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),
+            Norm(name="embedding.norm.weight", width=E),
+        ),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _starcoder2(config: Any) -> Outline:
+    E, b = config.hidden_size, config.biases
+    layer = (
+        Norm(name="attention_norm.weight", width=E),
+        *self_attention(config, bias=b, out_bias=b, between=(_rotation(config, config.rotary),), window=config.window),
+        Norm(name="mlp_norm.weight", width=E),
+        *mlp(config, config.activation, bias=b),
+    )
+    return Outline(
+        before=(Embed(name="embedding.tokens", width=E, vectors=config.vocab_size),),
+        layers=(layer,) * config.num_layers,
+        after=(Norm(name="final_norm.weight", width=E),),
+        head=head(config, tied=config.tied_head),
+    )
+
+
+def _rotation(config: ModelConfig, rotary: RotaryConfig) -> Rotate:
+    return Rotate(
+        name="rotary",
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        pairs=len(rotary.frequencies),
+        scaled=rotary.scale != 1,
+        stretched=rotary.stretch is not None,
+    )
