@@ -1,26 +1,29 @@
-"""How fast is minillm on a GPU? One command, which takes less than 8 minutes on an H200.
+"""Is minillm right on a GPU, and how fast is it? For a machine with one GPU and no network.
 
-    python benchmarks/gpu.py
+    python benchmarks/gpu.py correct profile speed dependent sanitize --out FOLDER
 
-It runs these parts, one after the other, each in a process of its own and with a time limit:
+Five parts, in this order or one at a time, each of less than 10 minutes on an H100 or H200:
 
-    tests         the kernels' tests, on the GPU in place of the emulator
-    ceilings      a large copy and large library products: the upper bounds for everything else
-    kernels       each kernel alone, in the sizes of each shape
-    engine        decode steps and prefill of whole models with random weights
-    transformers  the same by transformers, eager and compiled
-    sanitizer     memcheck and racecheck of the kernels, where compute-sanitizer is installed
+    correct    compiles all kernels on all cores; the engine's and the kernels' tests on the GPU
+    profile    the host's share of a step; each kernel of a step and of a prompt, by ncu or by events
+    speed      ceilings; decode steps and prompts of whole models; each kernel alone; transformers on the same GPU
+    dependent  decode steps whose kernels begin before those before them have ended, and plain ones
+    sanitize   memcheck, racecheck, synccheck and initcheck of the kernels
 
-A part that fails or runs out of time is reported in the table; the others run all the same. Results are written as they
-come.
+A part runs in stages, each a process of its own with a time limit. One that fails or runs out of time is reported in
+the table; the others run all the same. Table, CSV and logs of a part are one archive, FOLDER/gpu_PART.tar.gz, which is
+written anew after each stage: whenever the part is stopped, what it has found is there.
 """
 
 import argparse
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,27 +36,37 @@ sys.path[:0] = [str(ROOT)]  # minillm need not be installed
 from gpu_figures import HEADER, Ceilings, Figure, goals, row, table  # noqa: E402
 from harness import RESULTS, BenchmarkError, describe, make_folder, positive, say, write_csv, write_result  # noqa: E402
 
-LIMITS = {"tests": 100, "ceilings": 25, "kernels": 80, "engine": 100, "transformers": 95, "sanitizer": 60}
-"""Part -> seconds that it may take."""
-BUDGET = 460
+PARTS = {
+    "correct": {"compile": 120, "device tests": 150, "tests": 260},
+    "profile": {"compile": 120, "host": 60, "launches": 370},
+    "speed": {"compile": 120, "ceilings": 25, "engine": 190, "kernels": 110, "transformers": 95},
+    "dependent": {"compile": 120, "dependent": 430},
+    "sanitize": {"memcheck": 135, "racecheck": 135, "synccheck": 135, "initcheck": 135},
+}
+"""Part -> its stages -> seconds that each may take."""
+BUDGET = 560
+"""Seconds of a part: with its start, less than 10 minutes"""
 SHAPES = ("opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b")
 """Shapes that fit into the budget. Others are given by name: --shapes tinyllama-1.1b,llama-3.1-8b"""
 EMULATED = ("emulated-llama", "emulated")
-"""Tiny shapes for --emulated, with each kind of layer (`gpu_part.EMULATED_SHAPES`)."""
+"""Tiny shapes for --emulated, with each kind of layer (`gpu_stage.EMULATED_SHAPES`)."""
 LEAST_SECONDS = 5
 PACKAGES = ("minillm", "numpy", "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "torch", "transformers", "pytest")
 
 
 class Run:
-    """The parts that ran so far, and where their results go."""
+    """The stages of one part that ran so far, and where their results go."""
 
-    def __init__(self, out: Path, shapes: Sequence[str], *, emulated: bool) -> None:
+    def __init__(self, part: str, out: Path, folder: Path, shapes: Sequence[str], *, emulated: bool) -> None:
+        """`out` gets the archive, `folder` the files that are put into it."""
         make_folder(out)
         self.figures: list[Figure] = []
-        self._stem = out / ("gpu_emulated" if emulated else "gpu")
+        name = f"gpu_{part}_emulated" if emulated else f"gpu_{part}"
+        self.archive = out / f"{name}.tar.gz"
+        self._stem = folder / name
         self._emulated = emulated
         self._task = json.dumps({"shapes": list(shapes), "emulated": emulated})
-        self._facts = {"question": "minillm on a GPU, float16, random weights, greedy"}
+        self._facts = {"question": f"minillm on a GPU, {part}; float16, random weights"}
         if emulated:
             self._facts["EMULATED"] = "no GPU: these are not measurements, they only show that everything runs"
         self._facts |= describe(len(os.sched_getaffinity(0)), PACKAGES)
@@ -63,9 +76,9 @@ class Run:
         """Seconds since the beginning."""
         return time.monotonic() - self._began
 
-    def part(self, name: str, limit: float) -> str | None:
-        """Run a part, and keep its figures. Returns an error in one line, or None."""
-        log = self._stem.with_name(f"{self._stem.name}_{name}.log")
+    def stage(self, name: str, limit: float) -> str | None:
+        """Run a stage, and keep its figures. Returns an error in one line, or None."""
+        log = self._stem.with_name(f"{self._stem.name}_{name.replace(' ', '_')}.log")
         with log.open("w+", encoding="utf-8", errors="replace") as errors:
             ended = self._collect(name, limit, errors)
             errors.seek(0)
@@ -76,9 +89,9 @@ class Run:
         return None if ended == "" else ended or last[0]
 
     def _collect(self, name: str, limit: float, errors: IO[str]) -> str | None:
-        """Read figures until the part ends. Returns "" on success, None if its log ends with the error."""
+        """Read figures until the stage ends. Returns "" on success, None if its log ends with the error."""
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("gpu_part.py")), name, self._task],
+            [sys.executable, str(Path(__file__).with_name("gpu_stage.py")), name, self._task],
             stdout=subprocess.PIPE, stderr=errors, text=True, env=self._environment(), start_new_session=True,
         )  # fmt: skip
         stopped = threading.Event()
@@ -131,11 +144,20 @@ class Run:
         text = "\n".join(self.lines())
         write_result(self._stem.with_name(f"{self._stem.name}.txt"), text + "\n")
 
+    def pack(self) -> None:
+        """Write the archive: table, CSV and logs so far."""
+        self.write()
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for path in sorted(self._stem.parent.iterdir()):
+                archive.add(path, path.name)
+        write_result(self.archive, packed.getvalue())
+
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Test and measure minillm on a GPU.")
-    parser.add_argument("--parts", type=_parts, default=tuple(LIMITS), metavar="A,B", help=f"of {', '.join(LIMITS)}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument(
         "--shapes",
         type=_names,
@@ -143,10 +165,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="A,B",
         help=f"published shapes of any family, as tinyllama-1.1b,llama-3.1-8b (default: {','.join(SHAPES)})",
     )
+    parser.add_argument("--stages", type=_names, metavar="A,B", help="only these stages of the parts")
     parser.add_argument(
-        "--budget", type=positive, default=BUDGET, metavar="SECONDS", help=f"for all parts (default: {BUDGET})"
+        "--budget", type=positive, default=BUDGET, metavar="SECONDS", help=f"for each part (default: {BUDGET})"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for CSV, table and logs")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the archive of each part")
     parser.add_argument(
         "--emulated",
         action="store_true",
@@ -159,45 +182,70 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    names = _names(text)
-    for name in names:
-        if name not in LIMITS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not known: expected {', '.join(LIMITS)}")
-    return tuple(name for name in LIMITS if name in names)
+def check(args: argparse.Namespace) -> None:
+    """Check names.
 
-
-def run(args: argparse.Namespace) -> None:
-    """Run the parts and print the report."""
+    Raises:
+        BenchmarkError: one is not known.
+    """
     from minillm.models import published
 
-    for shape in args.shapes:
-        if shape not in (known := published()):
-            raise BenchmarkError(f"shape {shape!r} is not known: expected some of {', '.join(known)}")
+    stages = dict.fromkeys(stage for part in PARTS.values() for stage in part)
+    for kind, names, known in (
+        ("part", args.parts, PARTS),
+        ("stage", args.stages or (), stages),
+        ("shape", args.shapes, published()),
+    ):
+        for name in names:
+            if name not in known:
+                raise BenchmarkError(f"{kind} {name!r} is not known: expected some of {', '.join(known)}")
     if args.emulated and args.out.resolve() == RESULTS.resolve():
         raise BenchmarkError("emulated figures are no results: name another folder with --out")
-    this = Run(args.out, EMULATED if args.emulated else args.shapes, emulated=args.emulated)
-    if error := this.part("machine", limit=60):
+
+
+def run(part: str, args: argparse.Namespace, folder: Path) -> None:
+    """Run a part, and print its report.
+
+    Raises:
+        BenchmarkError: there is no GPU.
+    """
+    this = Run(part, args.out, folder, EMULATED if args.emulated else args.shapes, emulated=args.emulated)
+    if error := this.stage("machine", limit=60):
         raise BenchmarkError(error)
-    for name in args.parts:
-        left = args.budget - this.seconds()
-        if left < LEAST_SECONDS:
-            this.figures.append(Figure(name, "", "", note=f"left out: the budget of {args.budget} s is spent"))
-            continue
-        say(f"{name}: at most {min(left, LIMITS[name]):.0f} s")
-        if error := this.part(name, min(left, LIMITS[name])):
-            this.figures.append(Figure(name, "", "", note=f"failed: {error}"))
-        this.write()
-    this.write()
+    try:
+        for name, limit in PARTS[part].items():
+            if args.stages and name not in args.stages:
+                continue
+            left = args.budget - this.seconds()
+            if left < LEAST_SECONDS:
+                this.figures.append(Figure(name, "", "", note=f"left out: the budget of {args.budget} s is spent"))
+                continue
+            say(f"{name}: at most {min(left, limit):.0f} s")
+            if error := this.stage(name, min(left, limit)):
+                this.figures.append(Figure(name, "", "", note=f"failed: {error}"))
+            this.pack()
+    finally:
+        this.pack()
     print("\n".join(this.lines()))
-    print(f"written: {args.out}")
+    print(f"written: {this.archive}")
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)  # what was written is packed on the way out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for invalid arguments."""
     args = parse(arguments)
     try:
-        run(args)
+        check(args)
+        before = signal.signal(signal.SIGTERM, _stop)
+        try:
+            for part in args.parts or PARTS:
+                with tempfile.TemporaryDirectory() as folder:
+                    run(part, args, Path(folder))
+        finally:
+            signal.signal(signal.SIGTERM, before)
     except BenchmarkError as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """The whole engine on random weights, for `gpu.py`: decode steps and prefill, through the public calls of `Engine`."""
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,8 +19,10 @@ from minillm.accounting import (
     step_flops,
     weights_bytes,
 )
+from minillm.backends.cuda import device as devices
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.kernels import Launch
 from minillm.batch import TokenSequence
 from minillm.config import ModelConfig
 from minillm.models import published_config
@@ -39,6 +42,43 @@ def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
         gc.collect()  # frees the weights before the next shape
 
 
+def dependent(sizes: Sizes, shapes: list[str], *, emulated: bool) -> Iterator[Figure]:
+    """Decode steps launched dependently, and plainly before and after; whether the tokens are the same."""
+    if emulated:
+        setattr(devices, "Driver", _PlainDriver)  # noqa: B010
+    for shape in shapes:
+        said: list[Any] = []
+        for how in ("plainly", "dependently", "plainly again"):
+            os.environ["MINILLM_CUDA_DEPENDENT"] = str(int(how == "dependently"))
+            try:
+                for figure in _dependent_steps(sizes, shape, said):
+                    yield figure._replace(part="dependent", what=f"{figure.what}, {how}".lstrip(", "))
+            except Exception as error:  # one way that fails must not end the others
+                yield Figure("dependent", shape, how, note=f"failed: {type(error).__name__}: {error}")
+            gc.collect()
+
+
+def _dependent_steps(sizes: Sizes, shape: str, said: list[Any]) -> Iterator[Figure]:
+    """Decode steps of every batch; `said` gets the tokens that follow a prompt."""
+    config, batch = published_config(shape), max(sizes.batches)
+    room = batch * (sizes.prompt + sizes.new_tokens + 32) * cache_bytes_per_token(config, HALF)
+    with Engine.random(shape, device="cuda", dtype="float16", max_batch_size=batch, cache_bytes=room) as engine:
+        watch, prompt = Watch(engine), token_ids(1, sizes.prompt, config.vocab_size)
+        said.append(engine.generate(prompt, max_new_tokens=16, eos_token_id=()).token_ids)
+        yield Figure("", shape, "", note="the same tokens" if said[-1] == said[0] else "OTHER TOKENS than at first")
+        for each in sizes.batches:
+            yield from _decode(engine, watch, sizes, config, shape, each)
+
+
+class _PlainDriver:
+    """In place of NVIDIA's driver, for --emulated."""
+
+    def __init__(self, address: Callable[[Any], int]) -> None: ...
+
+    def launch(self, launch: Launch, stream: int) -> None:
+        launch()
+
+
 def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
     config, batch = published_config(shape), max(sizes.batches)
     positions = max(batch * (sizes.prompt + sizes.new_tokens), sizes.prefills * sizes.prefill) + 32 * batch
@@ -50,8 +90,9 @@ def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
         watch = Watch(engine)
         for batch in sizes.batches:
             yield from _decode(engine, watch, sizes, config, shape, batch)
-        yield _prefill(shape, config, sizes, 1, lambda: _generate(engine, sizes.prefill))
-        yield _prefill(shape, config, sizes, sizes.prefills, lambda: _one_pass(engine, sizes))
+        for length in (sizes.short_prefill, sizes.prefill):
+            yield _prefill(shape, config, sizes, 1, length, lambda n=length: _generate(engine, n))  # type: ignore[misc]
+        yield _prefill(shape, config, sizes, sizes.prefills, sizes.prefill, lambda: _one_pass(engine, sizes))
         for footprint in engine.device_memory:
             note = f"{footprint.taken / 2**20:.1f} MiB, predicted {footprint.predicted / 2**20:.1f}"
             yield Figure(OURS, shape, f"memory: {footprint.kind}", note=note)
@@ -87,14 +128,16 @@ def _decode(
         yield Figure(OURS, shape, DEVICE_TIME.format(batch), **median_and_best(watch.seconds), **amounts)
 
 
-def _prefill(shape: str, config: ModelConfig, sizes: Sizes, prompts: int, run: Callable[[], object]) -> Figure:
+def _prefill(
+    shape: str, config: ModelConfig, sizes: Sizes, prompts: int, length: int, run: Callable[[], object]
+) -> Figure:
     """Time one prompt through the engine, or several in one pass. The first run compiles, and times the products."""
     run()
     seconds = [_timed(run) for _ in range(max(2, sizes.repeats // 2))]
-    flops = step_flops(config, Step((Part(sizes.prefill, sizes.prefill),) * prompts, prompts))
+    flops = step_flops(config, Step((Part(length, length),) * prompts, prompts))
     note = "in chunks, as the engine does it" if prompts == 1 else "in one pass"
-    what = PREFILL.format(prompts, sizes.prefill)
-    return Figure(OURS, shape, what, **median_and_best(seconds), tokens=prompts * sizes.prefill, flops=flops, note=note)
+    what = PREFILL.format(prompts, length)
+    return Figure(OURS, shape, what, **median_and_best(seconds), tokens=prompts * length, flops=flops, note=note)
 
 
 def _generate(engine: Engine, length: int) -> None:
@@ -127,24 +170,22 @@ class Watch:
         self.launches = 0
         """Number of launches of the step captured last"""
         self.seconds: list[float] = []
-        self._device, self._get, self._record = backend.device, backend.kernels.get, backend.device.record
-        self._on = False
+        self._device, self._record = backend.device, backend.device.record
+        self._on, self._counted = False, 0
         self._times: list[tuple[Any, Any]] = []
-        setattr(backend.kernels, "get", self._counted_get)  # noqa: B010  mypy: a method
-        setattr(backend.device, "record", self._watched_record)  # noqa: B010
+        call = Launch.__call__
 
-    def _counted_get(self, *args: Any, **constants: Any) -> Any:
-        kernel = self._get(*args, **constants)
+        def counted(launch: Launch) -> None:
+            self._counted += 1
+            call(launch)
 
-        def launch(*arguments: Any, **options: Any) -> None:
-            self.launches += 1
-            kernel(*arguments, **options)
-
-        return launch
+        setattr(Launch, "__call__", counted)  # noqa: B010
+        setattr(backend.device, "record", self._watched_record)  # noqa: B010  mypy: a method
 
     def _watched_record(self, launch: Callable[[], object]) -> Callable[[], object]:
-        self.launches = 0
+        before = self._counted
         replay = self._record(launch)
+        self.launches = self._counted - before
 
         def watched() -> None:
             if not self._on:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Sizes(NamedTuple):
     """Sizes of the measurements."""
 
-    batches: tuple[int, ...] = (1, 8, 64)
+    batches: tuple[int, ...] = (1, 8, 32, 128)
     prompt: int = 128
     """Tokens before a decode step is timed"""
     new_tokens: int = 128
@@ -16,6 +16,8 @@ class Sizes(NamedTuple):
     steps: int = 64
     prefill: int = 2000
     """Tokens of a prompt"""
+    short_prefill: int = 512
+    """Tokens of a shorter one"""
     prefills: int = 4
     """Prompts in one pass"""
     context: int = 1024
@@ -31,7 +33,7 @@ class Sizes(NamedTuple):
 
 
 TINY = Sizes(
-    batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, prefills=2, context=40, window=24,
+    batches=(1, 3), prompt=5, new_tokens=30, steps=3, prefill=20, short_prefill=10, prefills=2, context=40, window=24,
     copy=1 << 16, product=64, cold=1 << 14, repeats=2,
 )  # fmt: skip
 """Sizes for --emulated, which only shows that everything runs"""

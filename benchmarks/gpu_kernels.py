@@ -17,6 +17,7 @@ from minillm.backends.cuda.weights import number_type
 from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
+from minillm.layers.head import LMHead
 from minillm.layers.mlp import MLP
 from minillm.models import published_config, shape_model
 from minillm.models.opt import NORM_EPSILON
@@ -25,6 +26,9 @@ from minillm.reference.rotary import Rotation
 PAGE = 16
 NUMBER = 2
 """Bytes of a float16"""
+
+LOGITS_STD = 3.0
+"""About that of a trained model: nearly equal logits would all fall into a few bins of the draw"""
 
 Call = Callable[[], object]
 
@@ -125,11 +129,11 @@ class Bench:
         self.model = shape_model(config, ShapeBackend())
         self._seed = 0
 
-    def normal(self, *shape: int) -> Any:
+    def normal(self, *shape: int, std: float = 0.05) -> Any:
         """Random numbers, not zeros: power, and so the clock rate, depends on the numbers."""
         out = self.xp.empty(shape, np.float16)
         self._seed += 1
-        fill_normal(self.kernels, out, self._seed, 0.05)
+        fill_normal(self.kernels, out, self._seed, std)
         return out
 
     def figure(self, what: str, calls: list[Callable[[], object]], **amounts: Any) -> Figure:
@@ -139,6 +143,7 @@ class Bench:
     def products(self) -> Iterator[Figure]:
         """Each projection, with as many rows as a step has; for many rows also by the library."""
         attention, mlp = self.model.layers[0].attention, self.model.layers[0].mlp
+        assert isinstance(self.model.head, LMHead)
         linears = {
             "qkv": attention.qkv,
             "out": attention.out,
@@ -308,7 +313,7 @@ class Bench:
         """Argmax and sampling; each takes several launches."""
         V = self.config.vocab_size
         for R in self.sizes.batches:
-            logits = self.normal(R, V).astype(np.float32)
+            logits = self.normal(R, V, std=LOGITS_STD).astype(np.float32)
             workspace = sampling.Workspace.allocate(self.xp, R, V)
             ids, flags = self.xp.zeros(R, np.int32), self.xp.zeros(R, np.int32)
             settings = {"temperatures": 0.8, "top_ks": 50, "top_ps": 0.9, "min_ps": 0.0, "seeds": 1, "sequences": 0}

@@ -14,11 +14,8 @@
 /* Codes of the activations, as Python numbers them. */
 enum { NO_ACTIVATION, RELU, GELU, GELU_NEW, SILU };
 
-/* e^x, within 1 ulp; 0 below -104, infinity above 88.8, subnormal results too. e^0 is exactly 1.
- *
- * x = n ln 2 + r with an integer n, and e^r = 1 + r + r^2 q(r); q's error is 3e-9. */
-INLINE floats exponential(floats x) {
-    x = at_most(splat(89.0f), at_least(splat(-104.0f), x));
+/* e^x / 2^n with an integer n, which becomes `power`: x = n ln 2 + r, and e^r = 1 + r + r^2 q(r); q's error is 3e-9. */
+INLINE floats scaled_exponential(floats x, ints *power) {
     const floats big = splat(0x1.8p23f); /* adding it rounds to an integer, which is then in the lowest bits */
     floats shifted = multiply_add(x, splat(1.4426950408889634f), big), n = shifted - big;
     floats r = multiply_add(n, splat(-0.693359375f), x); /* ln 2 in two parts; this product is exact */
@@ -28,9 +25,24 @@ INLINE floats exponential(floats x) {
     q = multiply_add(q, r, splat(0.04166838899254799f));
     q = multiply_add(q, r, splat(0.1666652113199234f));
     q = multiply_add(q, r, splat(0.4999999403953552f));
-    floats y = multiply_add(q, r * r, r) + 1.0f;
-    ints power = (ints)shifted - 0x4B400000, half = power >> 1; /* 2^n as two factors: n goes from -150 to 128 */
+    *power = (ints)shifted - 0x4B400000;
+    return multiply_add(q, r * r, r) + 1.0f;
+}
+
+/* e^x, within 1 ulp; 0 below -104, infinity above 88.8, subnormal results too. e^0 is exactly 1. */
+INLINE floats exponential(floats x) {
+    ints power;
+    floats y = scaled_exponential(at_most(splat(89.0f), at_least(splat(-104.0f), x)), &power);
+    ints half = power >> 1; /* 2^n as two factors: n goes from -150 to 128 */
     return y * (floats)((half + 127) << 23) * (floats)((power - half + 127) << 23);
+}
+
+/* e^x of x <= 0, the same number as above down to -87, and e^-87 below. */
+INLINE floats decay(floats x) {
+    x = at_least(splat(-87.0f), x);
+    ints power;
+    floats y = scaled_exponential(x, &power);
+    return y * (floats)((power + 127) << 23);
 }
 
 /* tanh x, within 1.5 ulp, and of the sign of x. Up to 0.625 x + x^3 p(x^2), p's error is 4e-9; then

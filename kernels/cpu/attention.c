@@ -5,8 +5,8 @@
  *
  * A query sees the keys at its own position and before: of these, those in its window if there is one, and of a tree of
  * guesses at the end of the sequence its own ancestors. If attention is not causal it also sees the keys after it,
- * those in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias is
- * added; then ALiBi subtracts the head's slope times the distance.
+ * those in its window if there is one. A score may be bounded by a soft cap, cap * tanh(score / cap); then a bias by
+ * the distance is added; then ALiBi subtracts the head's slope times the distance.
  *
  * Keys and values are [pages, K, P, D] of float, of bfloat16 (its 16 bits), or of int8 with a float scale for each
  * vector, [pages, K, P]. Position i of a sequence is in page table[i / P] at offset i % P.
@@ -59,8 +59,7 @@ static float store_int8(const float *x, int64_t D, int8_t *out) {
         ints mask = size > highest;
         highest = (mask & size) | (~mask & highest);
     }
-    int32_t bits = 0;
-    for (int i = 0; i < LANES; i++) bits = highest[i] > bits ? highest[i] : bits;
+    int32_t bits = largest_int(highest);
     float most;
     memcpy(&most, &bits, sizeof most);
     bool finite = most < INFINITY, usable = finite && most > 1e-36f;
@@ -254,7 +253,8 @@ typedef struct {
     int64_t causal;           /* whether a query sees no key after it; else there are no trees */
     double scale;
     double cap;               /* soft cap of scores; 0: none */
-    const float *const *bias; /* [N]: [H, n, S] of each sequence, added to its scores; or NULL */
+    const float *bias;        /* [H, 2 M + 1]: added by distance from query to key, -M to M; or NULL */
+    int64_t distances;        /* M: beyond it the first or the last bias counts */
 } attention_arguments;
 
 /* A worker's memory for one tile. Vectors are padded with zeros to `width`, a multiple of LANES. */
@@ -399,6 +399,23 @@ static void mask_row(const attention_arguments *a, const span *s, int64_t query,
     }
 }
 
+/* Adds the bias of each key's distance: within M a piece of the table, beyond it one of its ends. */
+static void add_bias(const attention_arguments *a, const span *s, int64_t query, int64_t head, int64_t start,
+                     int64_t size, float *scores) {
+    int64_t M = a->distances, position = a->positions[s->start + query], tree = s->context - s->tree;
+    const float *bias = a->bias + head * (2 * M + 1) + M;
+    int64_t line = smaller(size, larger(0, tree - start));
+    int64_t low = smaller(line, larger(0, position - M - start));
+    int64_t high = smaller(line, larger(0, position + M + 1 - start));
+    for (int64_t j = 0; j < low; j++) scores[j] += bias[-M];
+    for (int64_t j = low; j < high; j++) scores[j] += bias[start + j - position];
+    for (int64_t j = high; j < line; j++) scores[j] += bias[M];
+    for (int64_t j = line; j < size; j++) {
+        int64_t distance = a->positions[s->start + s->n - s->tree + start + j - tree] - position;
+        scores[j] += bias[smaller(M, larger(-M, distance))];
+    }
+}
+
 /* Turns one row's scores into weights, exp(score - best). */
 static void softmax_row(const attention_arguments *a, const tile *t, const memory *m, int64_t row, int64_t start,
                         int64_t size) {
@@ -413,11 +430,7 @@ static void softmax_row(const attention_arguments *a, const tile *t, const memor
         for (int64_t j = 0; j < padded; j += LANES)
             store(scores + j, cap * hyperbolic_tangent(load(scores + j) / cap));
     }
-    if (a->bias) {
-        const float *bias = a->bias[s - a->spans] + (head * s->n + query) * s->context + start;
-        for (int64_t j = 0; j < size; j += LANES)
-            store(scores + j, load(scores + j) + load_part(bias + j, size - j));
-    }
+    if (a->bias) add_bias(a, s, query, head, start, size, scores);
     if (a->slopes) {
         floats slope = splat(a->slopes[head]);
         float position = (float)a->positions[s->start + query];

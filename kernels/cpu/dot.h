@@ -27,13 +27,14 @@ typedef struct {
 } octets;
 #endif
 
+/* SHORT4: sums of products of weights of 4 bits are of 16 bits until `total4`. */
 #if HAS_AVX512 && defined(__AVX512VNNI__)
 #define HAS_VNNI 1
-enum { STEP8 = 4, EXCESS8 = 128 };
+enum { STEP8 = 4, EXCESS8 = 128, SHORT4 = 0, PACKED = 1 };
 #elif HAS_AVX512 || HAS_AVX2
-enum { STEP8 = 2, EXCESS8 = 0 };
+enum { STEP8 = 2, EXCESS8 = 0, SHORT4 = 1, PACKED = 0 };
 #else
-enum { STEP8 = 4, EXCESS8 = 0 };
+enum { STEP8 = 4, EXCESS8 = 0, SHORT4 = 0, PACKED = 0 };
 #endif
 
 /* --- lanes along the inputs --------------------------------------------------------------------------------------- */
@@ -166,6 +167,45 @@ INLINE ints total4(ints s) {
 #endif
 }
 
+/* 16 bytes of each of LANES rows, those `at` bytes after its beginning: vector j has bytes 4 j to 4 j + 3 of each row. */
+INLINE void gather_16_bytes(const char *const *rows, int64_t at, ints *to) {
+#if HAS_AVX512 || HAS_AVX2
+    ints four[4], pair[4]; /* four[i]: 16 bytes of each fourth row, from row i on */
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m128i first = _mm_loadu_si128((const void *)(rows[i] + at));
+        __m128i second = _mm_loadu_si128((const void *)(rows[i + 4] + at));
+#if HAS_AVX512
+        __m128i third = _mm_loadu_si128((const void *)(rows[i + 8] + at));
+        __m128i fourth = _mm_loadu_si128((const void *)(rows[i + 12] + at));
+        __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(first), second, 1);
+        four[i] = (ints)_mm512_inserti32x4(_mm512_inserti32x4(two, third, 2), fourth, 3);
+#else
+        four[i] = (ints)_mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
+#endif
+    }
+#if HAS_AVX512
+#define LOW(SIZE, A, B) (ints)_mm512_unpacklo_epi##SIZE((__m512i)A, (__m512i)B)
+#define HIGH(SIZE, A, B) (ints)_mm512_unpackhi_epi##SIZE((__m512i)A, (__m512i)B)
+#else
+#define LOW(SIZE, A, B) (ints)_mm256_unpacklo_epi##SIZE((__m256i)A, (__m256i)B)
+#define HIGH(SIZE, A, B) (ints)_mm256_unpackhi_epi##SIZE((__m256i)A, (__m256i)B)
+#endif
+    pair[0] = LOW(32, four[0], four[1]), pair[1] = LOW(32, four[2], four[3]);
+    pair[2] = HIGH(32, four[0], four[1]), pair[3] = HIGH(32, four[2], four[3]);
+    to[0] = LOW(64, pair[0], pair[1]), to[1] = HIGH(64, pair[0], pair[1]);
+    to[2] = LOW(64, pair[2], pair[3]), to[3] = HIGH(64, pair[2], pair[3]);
+#undef LOW
+#undef HIGH
+#else
+    for (int o = 0; o < LANES; o++) {
+        int32_t four[4];
+        memcpy(four, rows[o] + at, sizeof four);
+        for (int j = 0; j < 4; j++) to[j][o] = four[j];
+    }
+#endif
+}
+
 /* [LANES, 8] -> [8, LANES]; rows of `from` are `stride` apart. */
 INLINE void transpose(const int32_t *from, int64_t stride, int32_t *to) {
 #if HAS_AVX512 || HAS_AVX2
@@ -198,4 +238,64 @@ INLINE void transpose(const int32_t *from, int64_t stride, int32_t *to) {
         for (int o = 0; o < LANES; o++) to[i * LANES + o] = from[o * stride + i];
 #endif
 }
+
+/* --- one row of x ------------------------------------------------------------------------------------------------- */
+
+#if HAS_VNNI
+/* The first `count` bytes, 0 to 64 or more, then zeros. */
+INLINE __m512i load_part_64(const void *p, int64_t count) {
+    return count >= 64 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(_bzhi_u64(~0ULL, count < 0 ? 0 : count), p);
+}
+
+/* The sums of each four neighbouring lanes, those of a, b, c and d side by side. */
+INLINE __m512i sum_fours(const __m512i *v) {
+    __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+}
+
+/* Of two vectors of four parts: parts 0 and 2 of each, or 1 and 3. */
+#define EVEN_PARTS(A, B) _mm512_shuffle_i32x4(A, B, 0x88)
+#define ODD_PARTS(A, B) _mm512_shuffle_i32x4(A, B, 0xDD)
+
+/* Sums of products of 2 groups (int8) or 4 (int4) of LANES rows of W with x, by row: sums[i] are those of group i.
+ * `left` bytes of each row exist. Weights are taken as much higher as packed ones. */
+INLINE void dot_row(const int format, const char *const *rows, int64_t at, int64_t left, const int8_t *x, ints *sums) {
+    const int64_t numbers = format == INT8 ? left : 2 * left;
+    __m512i first = load_part_64(x, numbers), second = first, quarter[4];
+    if (format == INT4) {
+        __m512i more = load_part_64(x + 64, numbers - 64);
+        second = ODD_PARTS(first, more), first = EVEN_PARTS(first, more);
+    }
+#pragma GCC unroll 4
+    for (int o = 0; o < LANES; o += 4) {
+        __m512i dots[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            __m512i w = load_part_64(rows[o + i] + at, left), zero = _mm512_setzero_si512();
+            if (format == INT8) {
+                dots[i] = _mm512_dpbusd_epi32(zero, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), first);
+            } else {
+                __m512i low = _mm512_and_si512(w, _mm512_set1_epi8(15));
+                __m512i high = _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15));
+                dots[i] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, low, first), high, second);
+            }
+        }
+        quarter[o / 4] = sum_fours(dots); /* its four parts: the halves of two groups, or four groups */
+    }
+    __m512i even[2], odd[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        even[i] = EVEN_PARTS(quarter[2 * i], quarter[2 * i + 1]);
+        odd[i] = ODD_PARTS(quarter[2 * i], quarter[2 * i + 1]);
+        if (format == INT8) even[i] = _mm512_add_epi32(even[i], odd[i]);
+    }
+    if (format == INT8) {
+        sums[0] = (ints)EVEN_PARTS(even[0], even[1]), sums[1] = (ints)ODD_PARTS(even[0], even[1]);
+    } else {
+        sums[0] = (ints)EVEN_PARTS(even[0], even[1]), sums[2] = (ints)ODD_PARTS(even[0], even[1]);
+        sums[1] = (ints)EVEN_PARTS(odd[0], odd[1]), sums[3] = (ints)ODD_PARTS(odd[0], odd[1]);
+    }
+}
+#endif
 #endif

@@ -9,10 +9,11 @@
  *
  * Order of summation. Floats: the inputs are divided into blocks of DEPTH, at fixed places; a block is summed by lane
  * and then across lanes, and the blocks by ascending place. So an output has the same bits in any batch and with any
- * number of workers. Integers: the same within `linear_few`, and within `linear_many`.
+ * number of workers. Integers: the same within `linear_few`, and within `linear_many`; with AVX-512 VNNI in both.
  *
  * Versions:
  * - `linear_few`: a register tile multiplies several rows by 4 rows of W as they are stored; lanes along the inputs.
+ *   Integers with AVX-512 VNNI: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
  *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache.
  * - `linear_many`, integers: INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs and
@@ -57,29 +58,12 @@ int64_t linear_scratch(void) {
     return of_floats > of_integers ? of_floats : of_integers;
 }
 
-/* For 1 to 16 rows, though correct for more. A share is some of the outputs of all rows. */
-void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
-    const linear *a = arguments;
-    int64_t first, last;
-    (void)worker;
-    share_of((a->outputs + 3) / 4, share, shares, &first, &last);
-    for (int64_t o = 4 * first, end = smaller(4 * last, a->outputs); o < end; o += FINISHED) {
-        int64_t until = smaller(o + FINISHED, end);
-        if (a->format >= INT8) {
-            integers_few(a, o, until);
-        } else {
-            floats_few(a, o, until);
-        }
-        finish(a, o, until);
-    }
-}
-
 /* For more rows, though correct for fewer. A share is some of the outputs of all rows. */
 void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear *a = arguments;
     char *scratch = a->scratch + worker * linear_scratch();
     const bool integers = a->format >= INT8;
-    int64_t first, last, unit = integers ? LANES : 4, size = integers ? INTEGER_OUTPUTS : FLOAT_OUTPUTS;
+    int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4, size = integers ? INTEGER_OUTPUTS : FLOAT_OUTPUTS;
     share_of((a->outputs + unit - 1) / unit, share, shares, &first, &last);
     for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += size) {
         int64_t until = smaller(o + size, end);
@@ -87,6 +71,23 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
             integers_many(a, o, until, scratch);
         } else {
             floats_many(a, o, until, scratch);
+        }
+        finish(a, o, until);
+    }
+}
+
+/* For 1 to 16 rows, though correct for more. A share is some of the outputs of all rows. */
+void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const linear *a = arguments;
+    int64_t first, last;
+    if (a->format >= INT8 && integers_packed()) return linear_many(arguments, share, shares, worker);
+    share_of((a->outputs + 3) / 4, share, shares, &first, &last);
+    for (int64_t o = 4 * first, end = smaller(4 * last, a->outputs); o < end; o += FINISHED) {
+        int64_t until = smaller(o + FINISHED, end);
+        if (a->format >= INT8) {
+            integers_few(a, o, until);
+        } else {
+            floats_few(a, o, until);
         }
         finish(a, o, until);
     }

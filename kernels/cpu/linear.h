@@ -10,10 +10,10 @@
 #include <stdbool.h>
 
 enum {
-    DEPTH = 768,                /* inputs of a block; divides into groups and vectors */
-    AHEAD = 16384,              /* bytes of W that `linear_few` fetches early */
-    FLOAT_OUTPUTS = 48,         /* outputs that `floats_many` multiplies together ... */
-    INTEGER_OUTPUTS = 2 * LANES /* ... and `integers_many` */
+    DEPTH = 768,                            /* inputs of a block; divides into groups and vectors */
+    AHEAD = 16384,                          /* bytes of W that `linear_few` fetches early */
+    FLOAT_OUTPUTS = LANES == 16 ? 192 : 48, /* outputs that `floats_many` multiplies together: W in the L2 cache ... */
+    INTEGER_OUTPUTS = 2 * LANES             /* ... and `integers_many` */
 };
 
 typedef struct {
@@ -28,8 +28,8 @@ typedef struct {
     float *out;             /* [rows, outputs] */
     int8_t *integers;       /* x rounded, [rows, inputs'] and 32 more; of int16 if `wide`. For integers only, as ... */
     float *x_scales;        /* [rows, inputs' / 32 rounded up to 16] */
-    float *x_sums;          /* 8 times the sum of each 32 integers, as x_scales */
-    char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; `linear_many` only */
+    int32_t *x_sums;        /* minus the sum of each 32 integers, times what packed weights are higher than they are */
+    char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; if weights are packed */
     int64_t rows, inputs, outputs, format, group, activation;
     int64_t zeros;          /* whether the offsets are zero points */
     int64_t wide;           /* whether the integers are int16: for int8 in `linear_many`, if wide_integers() */
@@ -45,6 +45,9 @@ void integers_many(const linear *a, int64_t first, int64_t last, char *scratch);
 int64_t floats_scratch(void);
 int64_t integers_scratch(void);
 
+/* Whether `integers_many` is also the faster one for few rows. */
+int64_t integers_packed(void);
+
 /* A register tile of each size is a function of its own: one function with all of them takes several times as long to
  * compile. */
 #define SEPARATE static __attribute__((noinline))
@@ -53,11 +56,16 @@ INLINE int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+INLINE int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
 /* Four rows of W that are read side by side are more streams than the hardware fetches early by itself. So what lies
- * AHEAD bytes further in memory is fetched, in the order in which it lies. */
+ * AHEAD bytes further in memory is fetched, in the order in which it lies: with AVX-512 into the L2 cache, since what
+ * an L1 cache waits for at once is less than what memory delivers meanwhile (measured on a Xeon). */
 INLINE void fetch_lines(const char *p, int64_t bytes) {
 #pragma GCC unroll 8
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, LANES == 16 ? 2 : 3);
 }
 
 /* The first `count` of four numbers, 1 to 4. */

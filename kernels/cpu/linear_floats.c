@@ -163,13 +163,14 @@ static void multiply_row(tile *lone, const linear *a, int64_t first, int64_t las
 /* Four outputs at a time meet all rows, one block of inputs after the other: W is read nearly as it lies. */
 void floats_few(const linear *a, int64_t first, int64_t last) {
     const int64_t each = bytes_of(a->format), stride = a->inputs * each;
-    if (a->rows == 1 && (a->format == FLOAT32 || a->inputs > DEPTH)) { /* short rows of 16 bits: measured slower */
+    const bool apart = a->inputs > DEPTH && LANES < 16; /* on AVX2 measured faster for long rows, on AVX-512 slower */
+    if (a->rows == 1 && (a->format == FLOAT32 || apart)) {
         multiply_row(a->format == FLOAT32 ? lone_float32 : a->format == FLOAT16 ? lone_float16 : lone_bfloat16, a,
                      first, last);
         return;
     }
     tile *const *tiles = a->format == FLOAT16 ? of_float16 : a->format == BFLOAT16 ? of_bfloat16 : of_float32;
-    if (a->format == FLOAT32 && a->inputs > DEPTH) tiles = unfetched_float32; /* measured faster for long rows */
+    if (a->format == FLOAT32 && apart) tiles = unfetched_float32;
     for (int64_t o = first; o < last; o += 4) {
         int64_t k = 0;
         do {

@@ -8,12 +8,14 @@
  * Order of summation: the products of 32 integers are summed exactly; then float sums of these, times both scales, by
  * ascending place, in each version its own way. Weights of 4 bits are stored as integers from 0 on; what is subtracted
  * from scale x integer, 8 x scale, zero point x scale or -offset, is the same in a group, so it is multiplied with the
- * sums of x' ("low" below).
+ * sums of x' ("low" below). What packed integers are higher than they are, 8 or EXCESS8, is subtracted from the sums as
+ * integers.
  *
  * Versions:
  * - `integers_few`: a register tile of up to FEW_ROWS rows by 4 outputs; lanes along the inputs.
  * - `integers_many`: a register tile of up to INT8_ROWS or INT4_ROWS rows by PANELS vectors of outputs; lanes along
- *   the outputs.
+ *   the outputs. With AVX-512 VNNI for any number of rows, but a single one:
+ * - `multiply_one`: a row by LANES outputs; lanes along the inputs, integers summed across lanes.
  */
 #include "dot.h"
 #include "linear.h"
@@ -25,8 +27,15 @@ enum {
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
     INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
-    SCALES = 96                                 /* groups of 4 rows of W whose scales are converted together */
+    SCALES = 96,                                /* groups of 4 rows of W whose scales are converted together */
+    SCALE_ROWS = DEPTH / GROUP                  /* groups of a panel */
 };
+
+INLINE ints load_ints(const void *p) {
+    ints v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 
 /* Scale i, at any address: weights may be mapped from a file. */
 INLINE uint16_t scale_at(const uint16_t *scales, int64_t i) {
@@ -38,14 +47,14 @@ INLINE uint16_t scale_at(const uint16_t *scales, int64_t i) {
 /* LANES numbers of float16, or of bytes, of the groups of 32 from g on, of which there are `count`; zeros beyond. A
  * number is that of 2^shift groups. */
 INLINE floats halves_of_groups(const uint16_t *from, int64_t g, int64_t count, int64_t shift) {
-    if (!shift && count >= LANES) return load_float16(from + g);
+    if (!shift) return load_part_float16(from + g, count);
     uint16_t part[LANES] = {0};
     for (int64_t i = 0; i < LANES && i < count; i++) part[i] = scale_at(from, (g + i) >> shift);
     return load_float16(part);
 }
 
 INLINE floats bytes_of_groups(const uint8_t *from, int64_t g, int64_t count, int64_t shift) {
-    if (!shift && count >= LANES) return __builtin_convertvector(load_bytes(from + g), floats);
+    if (!shift) return __builtin_convertvector(load_part_bytes(from + g, count), floats);
     uint8_t part[LANES] = {0};
     for (int64_t i = 0; i < LANES && i < count; i++) part[i] = from[(g + i) >> shift];
     return __builtin_convertvector(load_bytes(part), floats);
@@ -71,8 +80,7 @@ INLINE float round_group(const float *x, ints *integers) {
         ints size = (ints)magnitude(load(x + i * LANES)), mask = size > highest;
         highest = (mask & size) | (~mask & highest);
     }
-    int32_t bits = 0;
-    for (int i = 0; i < LANES; i++) bits = highest[i] > bits ? highest[i] : bits;
+    int32_t bits = largest_int(highest);
     float most;
     memcpy(&most, &bits, sizeof most);
     bool finite = most < INFINITY, usable = finite && most > 1e-36f;
@@ -92,10 +100,12 @@ typedef int16_t half_vector __attribute__((vector_size(2 * LANES)));
 void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear *a = arguments;
     int64_t groups = groups_of(a), stride = scale_stride(groups), first, last;
+    const int32_t excess = a->format == INT8 ? EXCESS8 : 8;
     (void)worker;
     share_of(a->rows, share, shares, &first, &last);
     for (int64_t row = first; row < last; row++) {
-        float *scales = a->x_scales + row * stride, *x_sums = a->x_sums + row * stride;
+        float *scales = a->x_scales + row * stride;
+        int32_t *x_sums = a->x_sums + row * stride;
         for (int64_t g = 0; g < stride; g++) {
             const float *x = a->x + row * a->inputs + g * GROUP;
             int64_t count = g < groups ? smaller(GROUP, a->inputs - g * GROUP) : 0;
@@ -116,7 +126,7 @@ void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t wo
                     memcpy(a->integers + at, &narrow, sizeof narrow);
                 }
             }
-            x_sums[g] = 8 * sum(__builtin_convertvector(total, floats));
+            x_sums[g] = -excess * (int32_t)sum(__builtin_convertvector(total, floats));
         }
     }
 }
@@ -169,33 +179,29 @@ static void load_strip(const linear *a, strip *s) {
 INLINE void multiply_strip(const int format, const int R, const linear *a, const strip *s, int64_t row) {
     const int64_t x_stride = groups_of(a) * GROUP, stride = scale_stride(groups_of(a));
     const char *next = s->w[0] + 3 * s->g * group_bytes(format) + AHEAD;
-    const float *lows = a->offsets ? s->lows[0] : s->scales[0]; /* x_sums are 8 sums */
+    const float *lows = a->offsets ? s->lows[0] : s->scales[0]; /* x_sums are -8 sums */
     const int8_t *x = a->integers + row * x_stride + s->g * GROUP;
     const char *w[4] = {s->w[0], s->w[1], s->w[2], s->w[3]};
-    floats total[4][4], excess[4][4];
+    floats total[4][4];
     float scales[4][4][SCALES];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) total[r][o] = excess[r][o] = (floats){0};
+        for (int o = 0; o < 4; o++) total[r][o] = (floats){0};
     for (int64_t g = 0; g < s->groups; g += LANES) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             floats own = load(a->x_scales + (row + r) * stride + s->g + g);
-            floats own_sums = load(a->x_sums + (row + r) * stride + s->g + g);
+            floats own_sums = __builtin_convertvector(load_ints(a->x_sums + (row + r) * stride + s->g + g), floats);
 #pragma GCC unroll 4
             for (int o = 0; o < 4; o++) {
                 floats both = own * load(s->scales[o] + g);
                 floats low = own * load(lows + o * SCALES + g);
-                if (format == INT4) excess[r][o] = multiply_add(low, own_sums, excess[r][o]);
+                if (format == INT4) total[r][o] = multiply_add(low, own_sums, total[r][o]);
                 store(scales[r][o] + g, both);
             }
         }
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) total[r][o] = -excess[r][o];
 #pragma GCC unroll 2
     for (int64_t g = 0; g < s->groups; g += GROUPS) {
         fetch_lines(next + 4 * g * group_bytes(format), 4 * GROUPS * group_bytes(format));
@@ -226,7 +232,7 @@ typedef void few_tile(const linear *a, const strip *s, int64_t row);
 
 #define FEW_TILE(NAME, FORMAT, R) \
     SEPARATE void NAME##_##R(const linear *a, const strip *s, int64_t row) { \
-        if (R <= FEW_ROWS) multiply_strip(FORMAT, R, a, s, row); \
+        if (R <= FEW_ROWS && !PACKED) multiply_strip(FORMAT, R, a, s, row); \
     }
 #define FEW_TILES(NAME, FORMAT) /* by their rows */ \
     FEW_TILE(NAME, FORMAT, 1) \
@@ -258,6 +264,12 @@ void integers_few(const linear *a, int64_t first, int64_t last) {
 
 /* --- many rows: lanes along the outputs --------------------------------------------------------------------------- */
 
+/* Whether also few rows are multiplied by packed weights: the products of bytes are then so fast that lanes along the
+ * inputs lose more by the scales, one for each product of a row and an output. */
+int64_t integers_packed(void) {
+    return PACKED;
+}
+
 /* Whether `linear_many` takes x as int16 for weights of int8. */
 int64_t wide_integers(void) {
     return STEP8 == 2;
@@ -268,76 +280,118 @@ INLINE int64_t panel_group(int64_t format) {
     return GROUP * LANES * (format == INT8 && STEP8 == 2 ? 2 : 1);
 }
 
-typedef uint8_t sixteen_bytes __attribute__((vector_size(16)));
-
-/* One group of one output, as panels hold it: 8 or 16 times 4 bytes. */
-INLINE void unpack_group(const int format, const char *w, int32_t *to) {
-    if (format == INT4) {
-        sixteen_bytes both;
-        memcpy(&both, w, sizeof both);
-        sixteen_bytes low = both & 15, high = both >> 4;
-        memcpy(to, &low, sizeof low);
-        memcpy(to + 4, &high, sizeof high);
-    } else if (STEP8 == 2) {
+/* One group of int8 weights of LANES rows as pairs of 16 bits. */
+INLINE void pack_pairs(const char *const *rows, int64_t at, char *to) {
+    int32_t pairs[LANES * 16];
+    for (int o = 0; o < LANES; o++) {
         int16_t numbers[GROUP];
-        for (int i = 0; i < GROUP; i++) numbers[i] = (int8_t)w[i];
-        memcpy(to, numbers, sizeof numbers);
-    } else {
-        uint8_t numbers[GROUP];
-        for (int i = 0; i < GROUP; i++) numbers[i] = (uint8_t)(w[i] + EXCESS8);
-        memcpy(to, numbers, sizeof numbers);
+        for (int i = 0; i < GROUP; i++) numbers[i] = (int8_t)rows[o][at + i];
+        memcpy(pairs + o * 16, numbers, sizeof numbers);
     }
+    for (int i = 0; i < 16; i += 8) transpose(pairs + i, 16, (int32_t *)to + i * LANES);
 }
 
-/* An eighth of what is subtracted in a group with this scale; i counts groups. */
-INLINE float low_at(const linear *a, int64_t i, float scale) {
-    if (a->zeros) return scale * (float)((const uint8_t *)a->offsets)[i] / 8;
-    return float16_to_float(scale_at(a->offsets, i)) / -8;
+/* What is multiplied after INTEGER_OUTPUTS outputs from `first` on, in the order in which it lies: as much of it as LANES
+ * rows have up to their group g. It is fetched while as much of this is multiplied, since LANES rows side by side are
+ * more streams than the hardware fetches early by itself. */
+INLINE const char *next_outputs(const linear *a, int64_t first, int64_t g) {
+    const int64_t each = group_bytes(a->format);
+    return (const char *)a->weight + ((first + INTEGER_OUTPUTS) * groups_of(a) + g * LANES) * each;
 }
 
-/* Packs LANES outputs from `first` on, `count` groups from g on, their scales [count, LANES] and, with offsets, their
- * lows. In place of outputs that do not exist the last one is repeated. */
-INLINE void pack_panel_as(const int format, const bool offsets, const linear *a, int64_t first, int64_t g,
-                          int64_t count, char *panel, float *scales, float *lows) {
-    const int64_t groups = groups_of(a), shift = a->group == 64, size = panel_group(format);
-    const int words_each = format == INT8 && STEP8 == 2 ? 16 : 8; /* of an output's group */
-    for (int64_t end = g + count; g < end; g++, panel += size, scales += LANES, lows += LANES) {
-        int32_t unpacked[LANES * 16];
-        for (int o = 0; o < LANES; o++) {
-            int64_t output = smaller(first + o, a->outputs - 1);
-            unpack_group(format, (const char *)a->weight + (output * groups + g) * group_bytes(format),
-                         unpacked + o * words_each);
-            int64_t i = output * (groups >> shift) + (g >> shift);
-            scales[o] = float16_to_float(scale_at(a->scales, i));
-            if (offsets) lows[o] = low_at(a, i, scales[o]);
+/* Packs LANES outputs from `first` on, `count` groups from g on. In place of outputs that do not exist the last one is
+ * repeated. */
+INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
+    const int64_t each = group_bytes(format);
+    const char *rows[LANES];
+    for (int o = 0; o < LANES; o++)
+        rows[o] = (const char *)a->weight + (smaller(first + o, a->outputs - 1) * groups_of(a) + g) * each;
+    const char *next = next_outputs(a, first, g);
+    for (int64_t at = 0; at < count * each; at += each, panel += panel_group(format)) {
+        fetch_lines(next + at * LANES, each * LANES);
+        ints numbers[8];
+        if (format == INT4) {
+            gather_16_bytes(rows, at, numbers);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                numbers[j + 4] = numbers[j] >> 4 & 0x0F0F0F0F;
+                numbers[j] &= 0x0F0F0F0F;
+            }
+        } else if (STEP8 == 4) {
+            gather_16_bytes(rows, at, numbers);
+            gather_16_bytes(rows, at + 16, numbers + 4);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) numbers[j] ^= EXCESS8 ? (int32_t)0x80808080 : 0; /* + 128 in each byte */
+        } else {
+            pack_pairs(rows, at, panel);
+            continue;
         }
-        for (int i = 0; i < words_each; i += 8)
-            transpose(unpacked + i, words_each, (int32_t *)panel + i * LANES);
+        memcpy(panel, numbers, sizeof numbers);
     }
 }
 
-#define PACK_PANEL(NAME, FORMAT, OFFSETS) \
-    SEPARATE void NAME(const linear *a, int64_t first, int64_t g, int64_t count, char *panel, float *scales, \
-                       float *lows) { \
-        pack_panel_as(FORMAT, OFFSETS, a, first, g, count, panel, scales, lows); \
-    }
+SEPARATE void pack_int8(const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
+    pack_panel_as(INT8, a, first, g, count, panel);
+}
 
-PACK_PANEL(pack_int8, INT8, false)
-PACK_PANEL(pack_int4, INT4, false)
-PACK_PANEL(pack_int4_offsets, INT4, true)
+SEPARATE void pack_int4(const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
+    pack_panel_as(INT4, a, first, g, count, panel);
+}
+
+/* Numbers of float16 of LANES outputs from `first` on, `count` from number i of a row on, which has `each` of them.
+ * -> [count, LANES] */
+static void pack_halves(const uint16_t *from, const linear *a, int64_t each, int64_t first, int64_t i, int64_t count,
+                        float *to) {
+    const char *rows[LANES];
+    for (int o = 0; o < LANES; o++)
+        rows[o] = (const char *)from + 2 * each * smaller(first + o, a->outputs - 1);
+    for (int64_t end = i + count, at = i; at < end; at += 8) {
+        int64_t eight = larger(0, smaller(at, each - 8)); /* the last of a row may be packed twice */
+        ints pairs[4];
+        char copied[LANES][16] = {{0}};
+        if (each < 8) { /* a short row */
+            for (int o = 0; o < LANES; o++) rows[o] = memcpy(copied[o], rows[o], 2 * each);
+        }
+        gather_16_bytes(rows, 2 * eight, pairs);
+        for (int64_t j = larger(0, at - eight); j < 8 && eight + j < end; j++)
+            store(to + (eight + j - i) * LANES, float16_of_lanes(j % 2 ? pairs[j / 2] >> 16 : pairs[j / 2]));
+    }
+}
+
+/* Scales of LANES outputs from `first` on, `count` groups from g on, [count, LANES], and with offsets an eighth of what
+ * is subtracted. Both count groups as they are stored, of 32 or 64. */
+static void pack_scales(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows) {
+    const int64_t each = groups_of(a) / (a->group / GROUP);
+    pack_halves(a->scales, a, each, first, g, count, scales);
+    if (!a->offsets) return;
+    if (!a->zeros) pack_halves(a->offsets, a, each, first, g, count, lows);
+    for (int64_t i = 0; i < count; i++) {
+        floats low = -load(lows + i * LANES);
+        if (a->zeros) {
+            for (int o = 0; o < LANES; o++) {
+                int64_t at = smaller(first + o, a->outputs - 1) * each + g + i;
+                low[o] = ((const uint8_t *)a->offsets)[at];
+            }
+            low *= load(scales + i * LANES);
+        }
+        store(lows + i * LANES, low / 8);
+    }
+}
+
+/* total + x' @ W in a group of LANES outputs: `dot` are the sums of integers. */
+INLINE floats add_group(const bool offsets, floats total, ints dot, const float *scales, const float *lows,
+                        float x_scale, int32_t x_sum) {
+    floats exact = __builtin_convertvector(dot, floats), own = load(scales), same = splat(x_scale);
+    if (!offsets) return multiply_add(exact, own * same, total);
+    return multiply_add(multiply_add(exact, own, load(lows) * (float)x_sum), same, total);
+}
 
 /* Outputs first to last of PANELS panels, with `count` groups from g on. */
 typedef struct {
     const char *panels;
-    const float *scales, *lows;
-    int64_t g, count, first, last;
+    const float *scales, *lows; /* [PANELS, SCALE_ROWS, LANES], of 2^shift groups each */
+    int64_t g, count, shift, first, last;
 } packed;
-
-INLINE ints load_ints(const void *p) {
-    ints v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
 
 INLINE ints splat_4_bytes(const void *p) {
     int32_t v;
@@ -351,9 +405,10 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
     const bool two_bytes = format == INT8 && STEP8 == 2;
     const int64_t size = panel_group(format), x_group = two_bytes ? 2 * GROUP : GROUP;
     const int64_t groups = groups_of(a), stride = scale_stride(groups);
-    const float excess = format == INT4 ? 1 : EXCESS8 / 8; /* of x_sums, which are 8 sums */
+    const bool excess = format == INT4 ? !offsets : EXCESS8 > 0, at_once = excess && !(format == INT4 && SHORT4);
     const char *x = (const char *)a->integers + (row * groups + m->g) * x_group;
-    const float *x_scales = a->x_scales + row * stride + m->g, *x_sums = a->x_sums + row * stride + m->g;
+    const float *x_scales = a->x_scales + row * stride + m->g;
+    const int32_t *x_sums = a->x_sums + row * stride + m->g;
     float *out = a->out + row * a->outputs + m->first;
     floats total[6][PANELS];
 #pragma GCC unroll 6
@@ -369,7 +424,8 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-            for (int p = 0; p < PANELS; p++) dots[r][p] = (ints){0};
+            for (int p = 0; p < PANELS; p++)
+                dots[r][p] = at_once ? splat_4_bytes(x_sums + r * stride + g) : (ints){0};
         const char *w = m->panels + g * size, *numbers = x + g * x_group;
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * x_group); /* of the next tile */
@@ -389,19 +445,13 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
         }
 #pragma GCC unroll 2
         for (int p = 0; p < PANELS; p++) {
-            floats own = load(m->scales + (p * m->count + g) * LANES);
+            int64_t scale = (p * SCALE_ROWS + (g >> m->shift)) * LANES;
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) {
-                ints dot = format == INT8 ? dots[r][p] : total4(dots[r][p]);
-                floats exact = __builtin_convertvector(dot, floats);
-                if (offsets) {
-                    floats low = load(m->lows + (p * m->count + g) * LANES);
-                    exact = exact * own - low * x_sums[r * stride + g];
-                    total[r][p] = multiply_add(exact, splat(x_scales[r * stride + g]), total[r][p]);
-                } else {
-                    if (excess) exact -= excess * x_sums[r * stride + g];
-                    total[r][p] = multiply_add(exact, own * x_scales[r * stride + g], total[r][p]);
-                }
+                ints dot = format == INT4 ? total4(dots[r][p]) : dots[r][p];
+                if (excess && !at_once) dot += x_sums[r * stride + g];
+                total[r][p] = add_group(offsets, total[r][p], dot, m->scales + scale, m->lows + scale,
+                                        x_scales[r * stride + g], x_sums[r * stride + g]);
             }
         }
     }
@@ -434,25 +484,72 @@ MANY_TILES(many_int4, INT4, false)
 MANY_TILES(many_int4_offsets, INT4, true)
 
 int64_t integers_scratch(void) {
-    return PANELS * (DEPTH / GROUP) * (panel_group(INT8) + 2 * (int64_t)sizeof(float) * LANES);
+    return PANELS * ((DEPTH / GROUP) * panel_group(INT8) + 2 * (int64_t)sizeof(float) * SCALE_ROWS * LANES);
 }
+
+#if HAS_VNNI
+/* A single row by LANES outputs, whose weights are not worth packing: integers are summed across lanes, which gives the
+ * same sums as lanes along the outputs. */
+INLINE void multiply_one(const int format, const bool offsets, const linear *a, int64_t first, int64_t last,
+                         float *scales, float *lows) {
+    const bool excess = format == INT8 || !offsets;
+    const int64_t groups = groups_of(a), each = group_bytes(format), shift = a->group == 64, step = 64 / each;
+    const char *rows[LANES];
+    floats total = {0};
+    for (int o = 0; o < LANES; o++)
+        rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * groups * each;
+    for (int64_t start = 0; start < groups; start += DEPTH / GROUP) {
+        int64_t end = smaller(start + DEPTH / GROUP, groups);
+        pack_scales(a, first, start >> shift, (end - start) >> shift, scales, lows);
+        for (int64_t g = start; g < end; g += step) {
+            ints dots[4];
+            fetch_lines(next_outputs(a, first, g), smaller(step, end - g) * each * LANES);
+            dot_row(format, rows, g * each, (groups - g) * each, a->integers + g * GROUP, dots);
+#pragma GCC unroll 4
+            for (int i = 0; i < step; i++) {
+                if (g + i >= end) break;
+                int64_t scale = (g + i - start) / (1 << shift) * LANES;
+                ints dot = excess ? dots[i] + a->x_sums[g + i] : dots[i];
+                total = add_group(offsets, total, dot, scales + scale, lows + scale, a->x_scales[g + i], a->x_sums[g + i]);
+            }
+        }
+    }
+    store_part(a->out + first, total, last - first);
+}
+
+#define ONE(NAME, FORMAT, OFFSETS) \
+    SEPARATE void NAME(const linear *a, int64_t first, int64_t last, float *scales, float *lows) { \
+        multiply_one(FORMAT, OFFSETS, a, first, last, scales, lows); \
+    }
+ONE(one_int8, INT8, false)
+ONE(one_int4, INT4, false)
+ONE(one_int4_offsets, INT4, true)
+#endif
 
 /* INTEGER_OUTPUTS outputs at most. */
 void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
+#if HAS_VNNI
+    if (a->rows == 1) {
+        for (int64_t o = first; o < last; o += LANES)
+            (a->format == INT8 ? one_int8 : a->offsets ? one_int4_offsets : one_int4)(
+                a, o, smaller(o + LANES, last), (float *)scratch, (float *)scratch + SCALE_ROWS * LANES);
+        return;
+    }
+#endif
     many_tile *const *tiles = a->format == INT8 ? many_int8 : a->offsets ? many_int4_offsets : many_int4;
-    void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *, float *, float *) =
-        a->format == INT8 ? pack_int8 : a->offsets ? pack_int4_offsets : pack_int4;
+    void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *) = a->format == INT8 ? pack_int8 : pack_int4;
     const int64_t groups = groups_of(a), size = panel_group(a->format);
-    const int64_t most = a->format == INT8 ? INT8_ROWS : INT4_ROWS;
-    float *scales = (float *)(scratch + PANELS * (DEPTH / GROUP) * size);
-    float *lows = scales + PANELS * (DEPTH / GROUP) * LANES;
+    const int64_t most = a->format == INT8 ? INT8_ROWS : INT4_ROWS, shift = a->group == 64;
+    float *scales = (float *)(scratch + PANELS * (DEPTH / GROUP) * size), *lows = scales + PANELS * SCALE_ROWS * LANES;
     int64_t g = 0;
     do {
         int64_t depth = smaller(DEPTH / GROUP, groups - g), count = (a->rows + most - 1) / most;
-        for (int p = 0; p < PANELS; p++)
-            pack(a, first + p * LANES, g, depth, scratch + p * depth * size, scales + p * depth * LANES,
-                 lows + p * depth * LANES);
-        packed m = {scratch, scales, lows, g, depth, first, last};
+        for (int p = 0; p < PANELS; p++) {
+            pack(a, first + p * LANES, g, depth, scratch + p * depth * size);
+            pack_scales(a, first + p * LANES, g >> shift, depth >> shift, scales + p * SCALE_ROWS * LANES,
+                        lows + p * SCALE_ROWS * LANES);
+        }
+        packed m = {scratch, scales, lows, g, depth, shift, first, last};
         for (int64_t i = 0; i < count; i++) {
             int64_t row = a->rows * i / count;
             tiles[a->rows * (i + 1) / count - row](a, &m, row);

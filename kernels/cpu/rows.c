@@ -3,9 +3,11 @@
  *     layer_norm    y = x - x.mean(); out = y / sqrt((y * y).mean() + epsilon) * gain + bias
  *     rms_norm      out = x / sqrt((x * x).mean() + epsilon) * gain + residual, over the row; or over each head's D numbers
  *     glu           out = activation(x[:, :F]) * x[:, F:]
- *     embed         out = scale * table[ids] + position_table[positions]
+ *     embed         out = scale * table[ids] + position_table[positions] + type_table[types]; table[id] is 0 for ids of
+ *                   other ranks
  *     rotary        out[j], out[j + h] = x[j] c[j] - x[j + h] s[j], x[j + h] c[j] + x[j] s[j], by head, h = r / 2
  *     take_rows     out = x[rows]
+ *     add_changes   out = activation(y + changes) + residual
  *     scale_logits  logits = cap * tanh(scale * logits / cap), or scale * logits
  *
  * Bytes moved: each row is read once and its result written once; a row is in the L1 cache from its second pass on.
@@ -158,11 +160,13 @@ typedef struct {
 
 typedef struct {
     const int64_t *ids; /* [T] */
-    table words;
+    table words;        /* of tokens `first` to `stop`; the vectors of others are zero */
     const int64_t *positions; /* [T] */
     table places;             /* without a position table its values are NULL */
+    const int64_t *types;     /* [T] */
+    table kinds;              /* of token types, likewise */
     float *out;               /* [T, E] */
-    int64_t T, E;
+    int64_t T, E, first, stop;
     double scale; /* of the token's vector */
 } embed_arguments;
 
@@ -228,10 +232,15 @@ void embed(const void *arguments, int64_t share, int64_t shares, int64_t worker)
     share_of(a->T, share, shares, &first, &last);
     for (int64_t t = first; t < last; t++) {
         float *out = a->out + t * a->E;
-        look_up(&a->words, a->ids[t], a->E, false, out);
+        if (a->ids[t] >= a->first && a->ids[t] < a->stop) {
+            look_up(&a->words, a->ids[t] - a->first, a->E, false, out);
+        } else {
+            memset(out, 0, sizeof(float) * a->E);
+        }
         if (a->scale != 1)
             for (int64_t i = 0; i < a->E; i++) out[i] *= (float)a->scale;
         if (a->places.values) look_up(&a->places, a->positions[t], a->E, true, out);
+        if (a->kinds.values) look_up(&a->kinds, a->types[t], a->E, true, out);
     }
 }
 
@@ -321,6 +330,32 @@ void take_rows(const void *arguments, int64_t share, int64_t shares, int64_t wor
     (void)worker;
     share_of(a->R, share, shares, &first, &last);
     for (int64_t r = first; r < last; r++) memcpy(a->out + r * a->E, a->x + a->rows[r] * a->E, sizeof(float) * a->E);
+}
+
+/* --- changes of some rows ----------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *y;              /* [T, width] */
+    const float *const *changes; /* [T]: [width] each, or NULL: what low-rank matrices add to a row */
+    const float *residual;       /* [T, width], or NULL */
+    float *out;                  /* [T, width] */
+    int64_t T, width, activation;
+} add_changes_arguments;
+
+void add_changes(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
+    const add_changes_arguments *a = arguments;
+    int64_t first, last;
+    (void)worker;
+    share_of(a->T, share, shares, &first, &last);
+    for (int64_t t = first; t < last; t++)
+        for (int64_t i = 0; i < a->width; i += LANES) {
+            int64_t count = a->width - i, at = t * a->width + i;
+            floats y = load_part(a->y + at, count);
+            if (a->changes[t]) y += load_part(a->changes[t] + i, count);
+            y = activate(y, a->activation);
+            if (a->residual) y += load_part(a->residual + at, count);
+            store_part(a->out + at, y, count);
+        }
 }
 
 /* --- logits ------------------------------------------------------------------------------------------------------- */

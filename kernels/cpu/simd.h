@@ -32,6 +32,7 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef float four_floats __attribute__((vector_size(16)));
+typedef double four_doubles __attribute__((vector_size(32)));
 typedef uint16_t vector_of_16_bits __attribute__((vector_size(2 * LANES)));
 typedef uint8_t vector_of_bytes __attribute__((vector_size(LANES)));
 
@@ -47,12 +48,23 @@ INLINE void store(float *p, floats v) {
     memcpy(p, &v, sizeof v);
 }
 
-/* The first `count` numbers, 0 to LANES, then zeros. */
+#if HAS_AVX512
+/* The first `count` lanes, 0 to LANES or more. */
+INLINE uint16_t first_lanes(int64_t count) {
+    return count >= LANES ? 0xFFFF : (1u << count) - 1;
+}
+#endif
+
+/* The first `count` numbers, 0 to LANES or more, then zeros. */
 INLINE floats load_part(const float *p, int64_t count) {
-    floats v = {0};
     if (count >= LANES) return load(p);
+#if HAS_AVX512
+    return (floats)_mm512_maskz_loadu_ps(first_lanes(count), p);
+#else
+    floats v = {0};
     memcpy(&v, p, sizeof(float) * count);
     return v;
+#endif
 }
 
 INLINE void store_part(float *p, floats v, int64_t count) {
@@ -60,7 +72,11 @@ INLINE void store_part(float *p, floats v, int64_t count) {
         store(p, v);
         return;
     }
+#if HAS_AVX512
+    _mm512_mask_storeu_ps(p, first_lanes(count), (__m512)v);
+#else
     memcpy(p, &v, sizeof(float) * count);
+#endif
 }
 
 INLINE floats splat(float x) {
@@ -147,6 +163,24 @@ INLINE four_floats fold(floats v) {
 #endif
 }
 
+/* The same in double. */
+INLINE four_doubles folded(floats v) {
+#if HAS_AVX512
+    __m256 low = _mm512_castps512_ps256((__m512)v), high = _mm512_extractf32x8_ps((__m512)v, 1);
+    __m512d eight = _mm512_add_pd(_mm512_cvtps_pd(low), _mm512_cvtps_pd(high));
+    return (four_doubles)_mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
+#elif HAS_AVX2
+    __m128 low = _mm256_castps256_ps128((__m256)v), high = _mm256_extractf128_ps((__m256)v, 1);
+    return (four_doubles)_mm256_add_pd(_mm256_cvtps_pd(low), _mm256_cvtps_pd(high));
+#else
+    four_floats part[LANES / 4];
+    four_doubles found = {0};
+    memcpy(part, &v, sizeof v);
+    for (int i = 0; i < LANES / 4; i++) found += __builtin_convertvector(part[i], four_doubles);
+    return found;
+#endif
+}
+
 INLINE float sum(floats v) {
     four_floats s = fold(v);
     return (s[0] + s[2]) + (s[1] + s[3]);
@@ -171,11 +205,29 @@ INLINE four_floats sums(floats a, floats b, floats c, floats d) {
 #endif
 }
 
-/* The largest number; NaN if any is and `v` has no other NaN to lose: see at_least. */
+/* The largest number of a vector without NaN. */
 INLINE float largest(floats v) {
+#if HAS_AVX512
+    return _mm512_reduce_max_ps((__m512)v);
+#elif HAS_AVX2
+    __m128 four = _mm_max_ps(_mm256_extractf128_ps((__m256)v, 1), _mm256_castps256_ps128((__m256)v));
+    four = _mm_max_ps(_mm_movehl_ps(four, four), four);
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(four), four));
+#else
     float x = v[0];
     for (int i = 1; i < LANES; i++) x = v[i] > x ? v[i] : x;
     return x;
+#endif
+}
+
+INLINE int32_t largest_int(ints v) {
+#if HAS_AVX512
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t x = v[0];
+    for (int i = 1; i < LANES; i++) x = v[i] > x ? v[i] : x;
+    return x;
+#endif
 }
 
 /* --- stored numbers ----------------------------------------------------------------------------------------------- */
@@ -241,6 +293,40 @@ INLINE floats load_float16(const uint16_t *p) {
     floats scaled = (floats)rest * 0x1p112f; /* moves the exponent, and makes subnormal numbers normal */
     words special = (words)((ints)rest >= 0x0F800000) & 0x7F800000; /* infinity and NaN */
     return (floats)((words)scaled | special | (bits & 0x8000) << 16);
+#endif
+}
+
+/* Of the lower 16 bits of each lane; the others are ignored. */
+INLINE floats float16_of_lanes(ints v) {
+#if HAS_AVX512
+    return (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)v));
+#else
+    uint16_t part[LANES];
+    for (int i = 0; i < LANES; i++) part[i] = (uint16_t)v[i];
+    return load_float16(part);
+#endif
+}
+
+/* The first `count` numbers, 0 to LANES or more, then zeros. */
+INLINE floats load_part_float16(const uint16_t *p, int64_t count) {
+    if (count >= LANES) return load_float16(p);
+#if HAS_AVX512
+    return (floats)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count), p));
+#else
+    uint16_t part[LANES] = {0};
+    memcpy(part, p, sizeof(uint16_t) * count);
+    return load_float16(part);
+#endif
+}
+
+INLINE ints load_part_bytes(const uint8_t *p, int64_t count) {
+    if (count >= LANES) return load_bytes(p);
+#if HAS_AVX512
+    return (ints)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first_lanes(count), p));
+#else
+    uint8_t part[LANES] = {0};
+    memcpy(part, p, count);
+    return load_bytes(part);
 #endif
 }
 

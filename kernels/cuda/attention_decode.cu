@@ -4,15 +4,16 @@
 //
 //   out[n, h] = softmax(keys[n, :S, k] @ q[n, h] * scale) @ values[n, :S, k]          zeros where S = 0
 //
-// With WINDOWED only the last `window` of the S positions count, and nothing before them is read; with BIASED the score
-// of position s loses slopes[h] * (S - 1 - s). Other builds have no code for either.
+// With WINDOWED only the last `window` of the S positions count, and nothing before them is read; with CAPPED a score s is
+// cap tanh(s / cap); with BIASED the score of position s loses slopes[h] * (S - 1 - s). Other builds have no code for any
+// of them.
 //
 // A context, or its window, is cut into splits of SPLIT positions. A block computes GROUP heads that share one K/V head
 // over one split (so K and V are read once for all of them) and leaves the maximum, the sum of weights and the weighted
 // values. The block that comes last merges all splits of its sequence in their order. What a split holds depends on
 // nothing but its sequence, so the result has the same bits in any batch and under any grid.
 //
-// Grid (splits, H / GROUP, N), block 128. Blocks beyond a sequence's end leave at once, and a block takes every
+// Grid (splits, H / GROUP, N), block 128; dynamic shared memory: `Staged`. Blocks beyond a sequence's end leave at once, and a block takes every
 // gridDim.x-th split: a grid made for a bucket of sequences stays right while they grow, as a captured graph needs.
 //
 // Why SPLIT = 128: the merge writes and reads 2 * 4 G (D + 2) bytes a split and K/V head, the split itself 2 b SPLIT D:
@@ -26,10 +27,16 @@
 // Versions, none measured on a GPU yet:
 //   1. one block per head and sequence: batch 1 of OPT-125m runs on 12 of 132 multiprocessors
 //   2. splits, merged by a second kernel: one launch more a layer, about 1.3 us inside a graph
-//   3. this one: the last block merges. For G >= 8 tensor cores are expected to win: the additions and shuffles of a
-//      row take about as long as its bytes.
+//   3. the last block merges
+//   4. this one: a split is copied to shared memory asynchronously, keys and values, all of it at once (a part at a time
+//      beyond D = 128 in 16 bits); before, eight latencies of device memory came one after the other at D = 128. One
+//      split needs no merge, no fence and no atomic addition. Expected at context 160, by the same model: 3 us instead
+//      of 5 for OPT-125m at batch 1, 4 instead of 8 for OPT-6.7B. For G >= 8 tensor cores are expected to win: the
+//      additions and shuffles of a row take about as long as its bytes.
 #include "paged.cuh"
 #include "mask.cuh"
+#include "splits.cuh"
+#include "tensor_core.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
@@ -49,29 +56,50 @@ constexpr int LANES = lanes_of_a_row(PIECES);        // lanes that share a row
 constexpr int TURNS = (PIECES + LANES - 1) / LANES;  // pieces of one lane
 constexpr int WIDTH = TURNS * VECTOR;                // numbers of a row in one lane
 constexpr int ROWS = THREADS / LANES;                // rows that the block reads at once
-constexpr int BATCH = min_of(SPLIT / ROWS, 4 / TURNS);  // rows under way in each thread
+constexpr int BATCH = min_of(SPLIT / ROWS, 16 / TURNS);  // rows under way in each thread: 32 kB of keys, 32 of values
 
 static_assert(BATCH > 0 && SPLIT % (ROWS * BATCH) == 0, "a split must be a whole number of batches");
+
+// Blocks that are to fit on a processor; named, so that the compiler takes the registers that this leaves it. Shared
+// memory has room for 3 of the largest on an H100.
+constexpr int RESIDENT = GROUP < 4 ? 3 : 2;
 
 constexpr int PARTIAL = HEAD_DIM + 2;  // weighted values, maximum, sum of weights
 
 struct Shared {
-    float weights[GROUP][SPLIT];         // scores first
-    float sums[WARPS][GROUP][HEAD_DIM];  // each warp's share of the weighted values
-    bool last;
+    float weights[GROUP][SPLIT];  // scores first
+    float totals[GROUP];          // sums of weights
 };
+
+// Each thread's part of a batch of rows, which no other thread reads: so they need no barrier.
+using Slots = uint4[BATCH][TURNS][THREADS];
+
+// Dynamic shared memory. The keys are used up when each warp's share of the weighted values takes their place.
+struct Staged {
+    union {
+        Slots keys;
+        float sums[WARPS][GROUP][HEAD_DIM];
+    };
+    Slots values;
+};
+
+static_assert(sizeof(Staged) == 2 * sizeof(Slots), "attention.py asks for so much");
 
 // A lane's part of a row as it lies in memory; zeros past the row's end.
 struct Piece {
     uint4 raw[TURNS];
 
-    __device__ __forceinline__ void load(const storage_t* row, bool valid) {
+    __device__ __forceinline__ void load(const storage_t* row) {
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
             int piece = threadIdx.x % LANES + i * LANES;
-            bool inside = valid && piece < PIECES;
-            raw[i] = inside ? reinterpret_cast<const uint4*>(row)[piece] : make_uint4(0, 0, 0, 0);
+            raw[i] = piece < PIECES ? reinterpret_cast<const uint4*>(row)[piece] : make_uint4(0, 0, 0, 0);
         }
+    }
+
+    __device__ __forceinline__ void load(const uint4 slots[TURNS][THREADS]) {
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) raw[i] = slots[i][threadIdx.x];
     }
 
     __device__ __forceinline__ float operator[](int i) const {
@@ -84,45 +112,75 @@ struct Split {
     const int* block_row;
     int first, count, head, K, pages;
 
-    // The part of rows base + this thread's row, + ROWS, ...: BATCH loads under way at once hide the memory's latency.
-    __device__ __forceinline__ void load(Piece pieces[BATCH], const storage_t* cache, int base) const {
+    // Begin to copy a batch of this thread's rows, base + its row, + ROWS, ..., of keys or of values. Asynchronous
+    // copies take no registers, so the compiler has no reason to put any of them off.
+    __device__ __forceinline__ void copy(Slots& to, const storage_t* cache, const long long places[BATCH],
+                                         int base) const {
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            int row = base + b * ROWS + threadIdx.x / LANES;
-            bool valid = row < count;
-            pieces[b].load(valid ? cache + cache_row(block_row, first + row, head, K, pages) : cache, valid);
+            bool valid = base + b * ROWS + (int)threadIdx.x / LANES < count;
+#pragma unroll
+            for (int i = 0; i < TURNS; i++) {
+                int piece = threadIdx.x % LANES + i * LANES;
+                bool inside = piece < PIECES;  // zeros past the row's end, and for rows past the split's
+                cp_async_16(&to[b][i][threadIdx.x], cache + places[b] + (inside ? piece * VECTOR : 0), inside && valid);
+            }
+        }
+        cp_async_commit();
+    }
+
+    // Where the rows of a batch lie. Beyond the end it is the last row, which the block table has for certain, so that
+    // no load of a page waits for another, or for a branch.
+    __device__ __forceinline__ void find(long long places[BATCH], int base) const {
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            int row = min(base + b * ROWS + (int)threadIdx.x / LANES, count - 1);
+            places[b] = cache_row(block_row, first + row, head, K, pages);
         }
     }
 };
 
-// weights[g][row] = q[g] . keys[row]; `query` and `slopes` are scaled. S: of the sequence.
-__device__ __forceinline__ void score_keys(Shared& shared, const float query[GROUP][WIDTH], const float slopes[GROUP],
-                                           const storage_t* keys, const Split& split, int S) {
-    for (int base = 0; base < split.count; base += ROWS * BATCH) {
-        Piece pieces[BATCH];
-        split.load(pieces, keys, base);
+// weights[g][row] = q[g] . keys[row] for a batch of rows; `query` and `slopes` are scaled. S: of the sequence.
+__device__ __forceinline__ void score_keys(Shared& shared, const Slots& keys, const float query[GROUP][WIDTH],
+                                           const float slopes[GROUP], int base, const Split& split, int S) {
+    constexpr int SIDE = min_of(BATCH, GROUP == 1 ? 8 : GROUP < 4 ? 4 : GROUP < 8 ? 2 : 1);  // rows side by side: their shuffles overlap
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
+    for (int b = 0; b < BATCH; b += SIDE) {
+        float scores[SIDE][GROUP];
+#pragma unroll
+        for (int side = 0; side < SIDE; side++) {
+            Piece key;
+            key.load(keys[b + side]);
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
                 float score = 0.0f;
 #pragma unroll
-                for (int i = 0; i < WIDTH; i++) score += query[g][i] * pieces[b][i];
-                score = neighbours_sum<LANES>(score);
-                int row = base + b * ROWS + threadIdx.x / LANES;
-                if (BIASED) score -= slopes[g] * (S - 1 - split.first - row);
-                if (threadIdx.x % LANES == 0) shared.weights[g][row] = score;
+                for (int i = 0; i < WIDTH; i++) score += query[g][i] * key[i];
+                scores[side][g] = neighbours_sum<LANES>(score);
+            }
+        }
+#pragma unroll
+        for (int side = 0; side < SIDE; side++) {
+            int row = base + (b + side) * ROWS + threadIdx.x / LANES;
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                if (BIASED) scores[side][g] -= slopes[g] * (S - 1 - split.first - row);
+                if (threadIdx.x % LANES == 0) shared.weights[g][row] = scores[side][g];
             }
         }
     }
 }
 
-// Scores to weights; their maximum and sum go to the partial result. A warp takes every WARPS-th head.
-__device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int head_stride, int count) {
+// Scores, capped, to weights and their sum, which goes with their maximum to the partial result too, unless that is
+// null. A warp takes every WARPS-th head.
+__device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int head_stride, int count, float cap) {
     int lane = threadIdx.x % WARP;
     for (int g = threadIdx.x / WARP; g < GROUP; g += WARPS) {
         float maximum = minus_infinity(), total = 0.0f;
-        for (int row = lane; row < count; row += WARP) maximum = fmaxf(maximum, shared.weights[g][row]);
+        for (int row = lane; row < count; row += WARP) {
+            if (CAPPED) shared.weights[g][row] = capped(shared.weights[g][row], cap);
+            maximum = fmaxf(maximum, shared.weights[g][row]);
+        }
         maximum = warp_max(maximum);
         for (int row = lane; row < count; row += WARP) {
             float weight = exp2f(shared.weights[g][row] - maximum);
@@ -130,30 +188,33 @@ __device__ __forceinline__ void weigh_scores(Shared& shared, float* partial, int
             total += weight;
         }
         total = warp_sum(total);
-        if (lane == 0) {
+        if (lane == 0) shared.totals[g] = total;
+        if (lane == 0 && partial != nullptr) {
             partial[g * head_stride + HEAD_DIM] = maximum;
             partial[g * head_stride + HEAD_DIM + 1] = total;
         }
     }
 }
 
-// sums[warp][g] = the sum over the warp's rows of weights[g][row] * values[row]
-__device__ __forceinline__ void sum_values(Shared& shared, const storage_t* values, const Split& split) {
-    float sums[GROUP][WIDTH] = {};
-    for (int base = 0; base < split.count; base += ROWS * BATCH) {
-        Piece pieces[BATCH];
-        split.load(pieces, values, base);
+// sums[g] += the sum over a batch of this thread's rows of weights[g][row] * values[row]
+__device__ __forceinline__ void add_values(float sums[GROUP][WIDTH], const Shared& shared, const Slots& values,
+                                           int base, int count) {
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            int row = base + b * ROWS + threadIdx.x / LANES;
+    for (int b = 0; b < BATCH; b++) {
+        int row = base + b * ROWS + threadIdx.x / LANES;
+        Piece value;
+        value.load(values[b]);
 #pragma unroll
-            for (int g = 0; g < GROUP; g++) {
-                float weight = row < split.count ? shared.weights[g][row] : 0.0f;
+        for (int g = 0; g < GROUP; g++) {
+            float weight = row < count ? shared.weights[g][row] : 0.0f;
 #pragma unroll
-                for (int i = 0; i < WIDTH; i++) sums[g][i] += weight * pieces[b][i];
-            }
+            for (int i = 0; i < WIDTH; i++) sums[g][i] += weight * value[i];
         }
     }
+}
+
+// to[warp][g] = the sum of a warp's `sums`
+__device__ __forceinline__ void share_sums(float to[WARPS][GROUP][HEAD_DIM], float sums[GROUP][WIDTH]) {
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
 #pragma unroll
@@ -163,41 +224,53 @@ __device__ __forceinline__ void sum_values(Shared& shared, const storage_t* valu
             for (int offset = LANES; offset < WARP; offset *= 2)
                 sums[g][i] += __shfl_xor_sync(ALL_LANES, sums[g][i], offset);
             if (threadIdx.x % WARP < LANES && piece < PIECES)
-                shared.sums[threadIdx.x / WARP][g][piece * VECTOR + i % VECTOR] = sums[g][i];
+                to[threadIdx.x / WARP][g][piece * VECTOR + i % VECTOR] = sums[g][i];
         }
     }
 }
 
-// All of one split: partial[g] = weighted values, maximum, sum of weights.
-__device__ __forceinline__ void attend_split(Shared& shared, float* partial, int head_stride,
-                                             const float query[GROUP][WIDTH], const float slopes[GROUP],
-                                             const storage_t* keys, const storage_t* values, const Split& split,
-                                             int S) {
-    score_keys(shared, query, slopes, keys, split, S);
+// All of one split: partial[g] = weighted values, maximum, sum of weights; or, where `partial` is null because there is
+// no other split, `out`.
+__device__ __forceinline__ void attend_split(Shared& shared, Staged& staged, storage_t* out, float* partial,
+                                             int head_stride, const float query[GROUP][WIDTH],
+                                             const float slopes[GROUP], const storage_t* keys,
+                                             const storage_t* values, const Split& split, int S, float cap) {
+    constexpr int STEP = ROWS * BATCH;  // all of SPLIT, but for wide heads
+    long long places[BATCH];
+    split.find(places, 0);
+    split.copy(staged.keys, keys, places, 0);
+    split.copy(staged.values, values, places, 0);  // under way while the scores are taken
+    cp_async_wait<1>();
+    score_keys(shared, staged.keys, query, slopes, 0, split, S);
+    for (int base = STEP; STEP < SPLIT && base < split.count; base += STEP) {
+        split.find(places, base);
+        split.copy(staged.keys, keys, places, base);
+        cp_async_wait<0>();
+        score_keys(shared, staged.keys, query, slopes, base, split, S);
+    }
     __syncthreads();
-    weigh_scores(shared, partial, head_stride, split.count);
+    weigh_scores(shared, partial, head_stride, split.count, cap);
+    cp_async_wait<0>();
     __syncthreads();
-    sum_values(shared, values, split);
+    float sums[GROUP][WIDTH] = {};
+    add_values(sums, shared, staged.values, 0, split.count);
+    for (int base = STEP; STEP < SPLIT && base < split.count; base += STEP) {
+        split.find(places, base);
+        split.copy(staged.values, values, places, base);
+        cp_async_wait<0>();
+        add_values(sums, shared, staged.values, base, split.count);
+    }
+    share_sums(staged.sums, sums);
     __syncthreads();
     for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
         float sum = 0.0f;
 #pragma unroll
-        for (int warp = 0; warp < WARPS; warp++) sum += shared.sums[warp][i / HEAD_DIM][i % HEAD_DIM];
-        partial[i / HEAD_DIM * head_stride + i % HEAD_DIM] = sum;
+        for (int warp = 0; warp < WARPS; warp++) sum += staged.sums[warp][i / HEAD_DIM][i % HEAD_DIM];
+        if (partial != nullptr)
+            partial[i / HEAD_DIM * head_stride + i % HEAD_DIM] = sum;
+        else
+            out[i] = from_float(sum / shared.totals[i / HEAD_DIM]);
     }
-}
-
-// Whether this block is the last of `blocks` to get here; then it sees all that the others wrote.
-__device__ __forceinline__ bool arrives_last(Shared& shared, int* arrived, int blocks) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        shared.last = atomicAdd(arrived, 1) == blocks - 1;
-        if (shared.last) *arrived = 0;  // as the next launch wants it
-    }
-    __syncthreads();
-    __threadfence();
-    return shared.last;
 }
 
 // Partial results of one head to the result: each split weighs as much as its share of the log-sum-exp.
@@ -218,12 +291,18 @@ __device__ __forceinline__ void merge_splits(storage_t* out, const float* partia
 // q, out: [N, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. context_lens: [N].
 // block_table: [N, table_width]. partials: [N, H, max_splits, D + 2]. arrived: [N, H / GROUP], zeros before and after.
 // slopes: [H], or null where nothing is biased.
-extern "C" __global__ __launch_bounds__(THREADS) void attention_decode(
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_decode(
     storage_t* out, float* partials, int* arrived, const storage_t* q, const storage_t* keys, const storage_t* values,
     const int* context_lens, const int* block_table, const float* slopes, int H, int K, int pages, int table_width,
-    int max_splits, int q_stride, int out_stride, int window, float scale) {
+    int max_splits, int q_stride, int out_stride, int window, float scale, float cap) {
     __shared__ Shared shared;
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    Staged& staged = *reinterpret_cast<Staged*>(dynamic_shared);
     int n = blockIdx.z, first_head = blockIdx.y * GROUP;
+    follow();
+    Piece queries[GROUP];  // under way while the length is read, and the pages
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) queries[g].load(q + (long long)n * q_stride + (first_head + g) * HEAD_DIM);
     int S = context_lens[n], begin = first_seen(S - 1, window), splits = (S - begin + SPLIT - 1) / SPLIT;
     storage_t* result = out + (long long)n * out_stride + first_head * HEAD_DIM;
     if (S == 0 && blockIdx.x == 0)
@@ -234,19 +313,21 @@ extern "C" __global__ __launch_bounds__(THREADS) void attention_decode(
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
         scaled_slopes[g] = BIASED ? slopes[first_head + g] * LOG2_E : 0.0f;
-        Piece piece;
-        piece.load(q + (long long)n * q_stride + (first_head + g) * HEAD_DIM, true);
 #pragma unroll
-        for (int i = 0; i < WIDTH; i++) query[g][i] = piece[i] * (scale * LOG2_E);
+        for (int i = 0; i < WIDTH; i++) query[g][i] = queries[g][i] * (scale * LOG2_E);
     }
     int head_stride = max_splits * PARTIAL;
     partials += ((long long)n * H + first_head) * head_stride;
     Split split{block_table + (long long)n * table_width, 0, 0, first_head / (H / K), K, pages};
+    bool alone = splits == 1;  // nothing to merge, and nobody to wait for
     for (int i = blockIdx.x; i < splits; i += gridDim.x) {
         split.first = begin + i * SPLIT;
         split.count = min(SPLIT, S - split.first);
-        attend_split(shared, partials + i * PARTIAL, head_stride, query, scaled_slopes, keys, values, split, S);
+        float* partial = alone ? nullptr : partials + i * PARTIAL;
+        if (i != blockIdx.x) __syncthreads();  // the sums of the split before are read, where keys are to lie
+        attend_split(shared, staged, result, partial, head_stride, query, scaled_slopes, keys, values, split, S,
+                     cap * LOG2_E);
     }
-    if (arrives_last(shared, arrived + n * gridDim.y + blockIdx.y, min((int)gridDim.x, splits)))
+    if (!alone && arrives_last(arrived + n * gridDim.y + blockIdx.y, min((int)gridDim.x, splits)))
         merge_splits(result, partials, head_stride, splits);
 }

@@ -7,8 +7,8 @@
 //   out[start + i, h] = softmax(keys[: p + 1, k] @ q[start + i, h] * scale) @ values[: p + 1, k]         k = h // G
 //
 // With WINDOWED a query sees only the last `window` of those positions, and tiles that lie before the windows of all of
-// a block's queries are not read; with BIASED the score of position s loses slopes[h] * (p - s). Other builds have no
-// code for either.
+// a block's queries are not read; with CAPPED a score s is cap tanh(s / cap); with BIASED the score of position s loses
+// slopes[h] * (p - s). Other builds have no code for any of them.
 //
 // A sequence without a context (padding) gets zeros; rows past query_starts[N] are left alone.
 //
@@ -26,8 +26,10 @@
 //
 // Versions, none measured on a GPU yet:
 //   1. attention_fma.cuh: the same walk with FMAs. It is what float32 storage runs.
-//   2. attention_mma.cuh: tensor cores; the weights go from one product to the next in registers. Expected next: 32
-//      queries a warp, which halves what is read from shared memory.
+//   2. attention_mma.cuh: tensor cores; the weights go from one product to the next in registers.
+//   3. the same, with RESIDENT blocks of 4 warps to a multiprocessor: 12 of them at D = 128, 16 at D = 64, in place of 8.
+//      Expected: a third less time where shared memory is not the limit. Expected next: 32 queries a warp, which halves
+//      what is read from shared memory.
 #include "paged.cuh"
 #include "tensor_core.cuh"
 
@@ -35,6 +37,17 @@
 #include "attention_fma.cuh"
 #else
 #include "attention_mma.cuh"
+#endif
+
+// Blocks that are to fit on a multiprocessor: as many as registers allow without a spill, so that more warps hide each
+// other's waiting. 0 leaves it to the compiler: builds that would spill or fit anyway, and sm_120 with its shared memory.
+// With a cap it is 1: left to itself the compiler saves registers until a number spills.
+#if CAPPED
+constexpr int RESIDENT = 1;
+#elif MINILLM_STORAGE == 32 || BIASED || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200)
+constexpr int RESIDENT = 0;
+#else
+constexpr int RESIDENT = HEAD_DIM <= 64 ? 4 : 96 < HEAD_DIM && HEAD_DIM <= 128 ? 3 : 0;
 #endif
 
 // The sequence whose range of tile numbers holds `tile`: the last n with query_starts[n] / QUERIES + n <= tile.
@@ -69,10 +82,10 @@ __device__ __forceinline__ void begin_tile(storage_t* key_tile, storage_t* value
 
 // q, out: [T, H, D], rows q_stride and out_stride apart. keys, values: [pages, K, P, D]. query_starts: [N + 1].
 // context_lens: [N]. block_table: [N, table_width]. slopes: [H], or null where nothing is biased.
-extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT) void attention_prefill(
     storage_t* out, const storage_t* q, const storage_t* keys, const storage_t* values, const int* query_starts,
     const int* context_lens, const int* block_table, const float* slopes, int N, int H, int K, int pages,
-    int table_width, int q_stride, int out_stride, int window, float scale) {
+    int table_width, int q_stride, int out_stride, int window, float scale, float cap) {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     constexpr int TILE = KEYS * STRIDE;
     storage_t* tiles = reinterpret_cast<storage_t*>(dynamic_shared);  // [2][keys, values][KEYS, STRIDE]
@@ -98,7 +111,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void attention_prefill(
     storage_t* first_tile = tiles + begin / KEYS % 2 * 2 * TILE;
     begin_tile(first_tile, first_tile + TILE, keys, values, block_row, begin, stop, kv_head, K, pages);
     QueryTile queries(q + (long long)(start + first) * q_stride + head * HEAD_DIM, q_stride, rows, tiles + 4 * TILE);
-    Mask mask{window, BIASED ? slopes[head] / scale : 0.0f};
+    Mask mask{window, BIASED ? slopes[head] / scale : 0.0f, cap / scale};
     for (int first_key = begin; first_key < stop; first_key += KEYS) {
         storage_t* key_tile = tiles + first_key / KEYS % 2 * 2 * TILE;
         cp_async_wait<0>();

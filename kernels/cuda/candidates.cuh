@@ -59,6 +59,16 @@ __device__ __forceinline__ void for_each_candidate(const Row& row, int begin, in
     }
 }
 
+// Add a mass in shared memory. Of 64 bits at once that would be a loop of compare and swap, in which the threads of a
+// full bin wait for each other; of 32 bits it is one instruction. The sums of both halves, with what the lower one
+// carries, are exact in any order. What is less than e^-30.5 as likely as the best has no mass, and adds nothing.
+__device__ __forceinline__ void add_mass(Mass* to, Mass mass) {
+    unsigned* halves = reinterpret_cast<unsigned*>(to);
+    unsigned low = (unsigned)mass, high = (unsigned)(mass >> 32);
+    if (low != 0) high += atomicAdd(&halves[0], low) > ~low;
+    if (high != 0) atomicAdd(&halves[1], high);
+}
+
 // The sums over a warp, for all its lanes.
 __device__ __forceinline__ Sums warp_total(Sums x) {
 #pragma unroll
@@ -156,7 +166,7 @@ __device__ __forceinline__ void divide(Search& search, const Row& row, unsigned 
         unsigned rank = rank_of(score);
         if (rank < low || rank > high) return;
         int b = (rank - low) >> shift;
-        atomicAdd(&search.mass[b], row.mass(score));
+        add_mass(&search.mass[b], row.mass(score));
         atomicAdd(&search.count[b], 1u);
         atomicMin(&search.first[b], (unsigned)id);
     });

@@ -9,6 +9,8 @@
 #include <cuda_fp16.h>
 #endif
 
+#include "dependent.cuh"
+
 #ifndef MINILLM_STORAGE
 #error "compile with -DMINILLM_STORAGE=32, 16 or 17"
 #endif
@@ -37,7 +39,9 @@ constexpr int VECTOR = 16 / sizeof(storage_t);
 
 // A kernel built with -DMINILLM_CUDA_DEBUG checks indices from block tables, ids and slots against their bounds.
 #ifdef MINILLM_CUDA_DEBUG
-#include <cstdio>
+#ifndef __CUDACC_RTC__
+#include <cstdio>  // NVRTC has no headers of the C++ library, and knows printf without one
+#endif
 #ifdef MINILLM_EMULATED
 #define CHECK_INDEX(index, size) emulated_check((index), (size), #index, __FILE__, __LINE__)
 #else

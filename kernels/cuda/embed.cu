@@ -3,7 +3,10 @@
 //     out = scale * tokens[ids]                               # [V, E], [T] -> [T, E]
 //     out = scale * tokens[ids] + positions_table[positions + offset]
 //
-// Ids and positions are read from the device, so that a captured step follows them.
+// Ids and positions are read from the device, so that a captured step follows them. Where the host launches a step
+// before it has read the tokens of the one before, known_ids puts these in their places:
+//
+//     ids[t] = ids[t] < 0 ? chosen[-1 - ids[t]] : ids[t]      # [T], [rows] -> [T]
 //
 // Grid: (T, vectors of a row / threads of a block); block: up to 256 threads, 16 bytes of the row each.
 // Moved: T rows of each table and T rows of the result, 4 T bytes of ids (and of positions); no arithmetic to speak of.
@@ -17,6 +20,7 @@
 extern "C" __global__ void embed(storage_t* out, const storage_t* table, const int* ids,
                                  const storage_t* position_table, const int* positions, int E, int table_rows,
                                  int table_stride, int position_rows, int position_offset, float scale) {
+    follow();
     int t = blockIdx.x;
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR;
     if (at >= E) return;
@@ -38,4 +42,12 @@ extern "C" __global__ void embed(storage_t* out, const storage_t* table, const i
         for (int i = 0; i < VECTOR; i++) x[i] += y[i];
     }
     store_vector(out + (long long)t * E + at, x, E - at, wide);
+}
+
+// Grid: blocks of at most 256 threads, one for each id. Moved: 8 T bytes; a launch costs far more.
+extern "C" __global__ void known_ids(int* ids, const int* chosen, int T, int rows) {
+    int t = blockIdx.x * blockDim.x + threadIdx.x;
+    if (t >= T || ids[t] >= 0) return;
+    CHECK_INDEX(-1 - ids[t], rows);
+    ids[t] = chosen[-1 - ids[t]];
 }

@@ -29,11 +29,24 @@ struct Epilogue {
     int outputs, out_stride, residual_stride, activation;
 };
 
-__device__ __forceinline__ void finish(const Epilogue& e, int row, int output, float sum) {
-    if (e.bias) sum += e.bias[output];
-    sum = activate(sum, e.activation);
-    if (e.residual) sum += to_float(e.residual[(size_t)row * e.residual_stride + output]);
-    write(e.out + (size_t)row * e.out_stride + output, sum);
+// What is added to one sum, 0 where it is absent. A kernel may load it long before the sum is there; to convert the
+// residual is to wait for it, and so is left to the end.
+struct Addends {
+    float bias;
+    storage_t residual;
+};
+
+// Of an output beyond the last row or column those of the last: they are not used, and a branch would have to be waited
+// for.
+__device__ __forceinline__ Addends load_addends(const Epilogue& e, int rows, int row, int output) {
+    row = min(row, rows - 1), output = min(output, e.outputs - 1);
+    return {e.bias ? e.bias[output] : 0.0f,
+            e.residual ? e.residual[(size_t)row * e.residual_stride + output] : storage_t(0.0f)};
+}
+
+__device__ __forceinline__ void finish(const Epilogue& e, int row, int output, float sum, Addends addends) {
+    float y = activate(sum + addends.bias, e.activation) + to_float(addends.residual);
+    write(e.out + (size_t)row * e.out_stride + output, y);
 }
 
 // COUNT numbers as floats, 16 bytes a load where the address allows it; zeros from `left` on.

@@ -19,15 +19,20 @@
 //               into registers. This is also the path of float storage, which is not rounded to tf32.
 //   gemm_mma    16-bit storage on tensor cores (m16n8k16): four warps, each a quarter of the tile; cp.async keeps
 //               STAGES - 1 steps of k under way; ldmatrix reads swizzled shared memory without bank conflicts. Expected
-//               at best: mma.sync is said to reach about 60 % of what Hopper's wgmma does. That is the next rung, and
-//               why the engine also times the library's product.
+//               at best: mma.sync is said to reach about 60 % of what Hopper's wgmma does, which is the next version, in
+//               gemm_wgmma.cu. The engine times both, and the library's product. Up to 128 rows, a decode step of many
+//               sequences, there are too few tiles to keep W under way on every processor; blocks then share a tile,
+//               each with a part of k, and the last to arrive adds their sums in order: equal input gives equal bits.
+//               Expected: a product of 32 to 128 rows takes what the bytes of W take and 2 us; before, OPT-1.3B's `fc2`
+//               at 32 rows had 32 blocks and 65 us, six times that.
 //
 // What should limit gemm_mma: at 128 x 128, 16 steps of k keep shared memory busy for 192 cycles (16 kB read by
 // ldmatrix, 8 kB written by cp.async, 128 bytes a cycle) and the tensor cores for about 205 (60 % of 2,048
-// multiply-adds a cycle): 64 x 64 a warp is what keeps the first below. Fewer than 132 tiles leave processors idle; k
-// is not split here.
+// multiply-adds a cycle): 64 x 64 a warp is what keeps the first below. Fewer than 132 tiles of more than 128 rows leave
+// processors idle.
 
 #include "epilogue.cuh"
+#include "splits.cuh"
 #include "tensor_core.cuh"
 
 // ---- naive ------------------------------------------------------------------------------------------------------
@@ -42,7 +47,8 @@ extern "C" __global__ __launch_bounds__(256) void gemm_naive(
     for (int k = 0; k < inputs; ++k) {
         sum = fmaf(to_float(x[(size_t)row * x_stride + k]), to_float(weight[(size_t)output * inputs + k]), sum);
     }
-    finish(Epilogue{out, bias, residual, outputs, out_stride, residual_stride, activation}, row, output, sum);
+    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    finish(e, row, output, sum, load_addends(e, rows, row, output));
 }
 
 // ---- after the library's product --------------------------------------------------------------------------------
@@ -137,6 +143,7 @@ extern "C" __global__ __launch_bounds__(tiled::THREADS, 2) void gemm_tiled(
     out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
     int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation) {
     int row = threadIdx.x / 16 * tiled::ROWS, four = threadIdx.x % 16 * 4;
+    follow();
     __shared__ __align__(16) float xs[tiled::DEPTH][TILE_ROWS];
     __shared__ __align__(16) float ws[tiled::DEPTH][TILE_OUTS];
     float sums[tiled::ROWS][tiled::OUTS] = {};
@@ -229,15 +236,17 @@ template <bool ALIGNED>
 __device__ __forceinline__ void pipeline(float (&sums)[WARP_ROWS / 16][WARP_OUTS / 8][4], uint4* stages,
                                          const storage_t* x, const storage_t* weight, int rows, int inputs, int outputs,
                                          int x_stride, int warp_row, int warp_out) {
-    int steps = (inputs + DEPTH - 1) / DEPTH;
+    // Of the steps of k this block takes its share: gridDim.z blocks compute a tile together.
+    int all = (inputs + DEPTH - 1) / DEPTH, share = (all + gridDim.z - 1) / gridDim.z, first = blockIdx.z * share;
+    int steps = min(share, all - first);
 
     auto begin = [&](int step) {
         uint4* stage = stages + step % STAGES * STAGE;
+        int k = (first + step) * DEPTH;
         if (step < steps) {
-            copy_tile<TILE_ROWS, x_piece, ALIGNED>(stage, x, blockIdx.x * TILE_ROWS, rows, x_stride, step * DEPTH,
-                                                   inputs);
+            copy_tile<TILE_ROWS, x_piece, ALIGNED>(stage, x, blockIdx.x * TILE_ROWS, rows, x_stride, k, inputs);
             copy_tile<TILE_OUTS, w_piece, ALIGNED>(stage + TILE_ROWS * PER_ROW, weight, blockIdx.y * TILE_OUTS,
-                                                   outputs, inputs, step * DEPTH, inputs);
+                                                   outputs, inputs, k, inputs);
         }
         cp_async_commit();  // an empty group too, so that the number of groups tells the step
     };
@@ -255,20 +264,39 @@ __device__ __forceinline__ void pipeline(float (&sums)[WARP_ROWS / 16][WARP_OUTS
 
 }  // namespace mma
 
-// Grid: (ceil(rows / TILE_ROWS), ceil(outputs / TILE_OUTS)); block: 128; dynamic shared memory: STAGES *
-// (TILE_ROWS + TILE_OUTS) * 64 bytes.
+// Grid: (ceil(rows / TILE_ROWS), ceil(outputs / TILE_OUTS), splits); block: 128; dynamic shared memory: STAGES *
+// (TILE_ROWS + TILE_OUTS) * 64 bytes. With more than one split `partials` holds TILE_ROWS * TILE_OUTS numbers for each
+// block, and `arrived` a zero for each tile, which is there again afterwards.
 extern "C" __global__ __launch_bounds__(mma::THREADS, 2) void gemm_mma(
     out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
-    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation) {
+    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation,
+    float* partials, int* arrived) {
     using namespace mma;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     uint4* stages = reinterpret_cast<uint4*>(dynamic_shared);
+    follow();
     int warp = threadIdx.x / WARP, warp_row = warp / 2 * WARP_ROWS, warp_out = warp % 2 * WARP_OUTS;
     float sums[WARP_ROWS / 16][WARP_OUTS / 8][4] = {};
     if (rows_are_aligned(x, weight, inputs, x_stride)) {
         pipeline<true>(sums, stages, x, weight, rows, inputs, outputs, x_stride, warp_row, warp_out);
     } else {
         pipeline<false>(sums, stages, x, weight, rows, inputs, outputs, x_stride, warp_row, warp_out);
+    }
+
+    if (gridDim.z > 1) {  // each thread's sums go where the same thread of the tile's last block finds them, in order
+        constexpr int SUMS = WARP_ROWS * WARP_OUTS / WARP;
+        int tile = blockIdx.y * gridDim.x + blockIdx.x;
+        float* own = partials + (size_t)tile * gridDim.z * SUMS * THREADS + threadIdx.x;
+        float(&flat)[SUMS] = reinterpret_cast<float(&)[SUMS]>(sums);
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) own[(blockIdx.z * SUMS + i) * THREADS] = flat[i];
+        if (!arrives_last(arrived + tile, gridDim.z)) return;
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) flat[i] = own[i * THREADS];
+        for (int split = 1; split < gridDim.z; ++split) {
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) flat[i] += own[(split * SUMS + i) * THREADS];
+        }
     }
 
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};

@@ -1,8 +1,8 @@
-// A product of few rows, the decode step's: y[t, o] = activation(sum_k x[t, k] W[o, k] + b[o]) + r[t, o], t < 16.
+// A product of few rows, the decode step's: y[t, o] = activation(sum_k x[t, k] W[o, k] + b[o]) + r[t, o], t < 64.
 //
 //   y = activation(x @ W.T + b) + r
 //
-// Constants: ROWS (1, 2, 4, 8, 16), the rows that the code is unrolled for; a launch may have fewer.
+// Constants: ROWS (1 to 64, a power of two), the rows that the code is unrolled for; a launch may have fewer.
 //            OUTS, the outputs of one warp: 1, 2, 4 for gemv_fma, 8, 16, 32 for gemv_mma.
 //            FLOAT_OUT, see epilogue.cuh.
 //
@@ -21,15 +21,37 @@
 //   gemv_fma  Multiply-adds in float. At 4.3 TB/s 2.15 T 16-bit weights arrive a second; with R rows they need R times
 //             as many multiply-adds, of about 29 T a second that 132 processors have. Meant for R up to 4, and for
 //             float storage (half as many weights arrive).
-//   gemv_mma  For 5 to 16 rows of 16-bit storage: the same loads feed tensor cores, m16n8k16 with x as the 16 rows and
-//             W as the 8 columns. A lane's 16 bytes hold 8 neighbouring k of one row, where mma wants two pairs 8
-//             apart; but a sum may be taken in any order, so x and W are given to mma in the same permutation of k and
-//             nothing is moved. Expected: the arithmetic hides behind the loads, and 16 rows take what one takes.
+//   gemv_mma  For 5 to 64 rows of 16-bit storage: the same loads feed tensor cores, m16n8k16 with x as the 16 rows and
+//             W as the 8 columns; 32 and 64 rows are 2 and 4 such tiles of a warp, for which W is still read once. A
+//             lane's 16 bytes hold 8 neighbouring k of one row, where mma wants two pairs 8 apart; but a sum may be
+//             taken in any order, so x and W are given to mma in the same permutation of k and nothing is moved.
+//             Expected: the arithmetic hides behind the loads, and 16 rows take what one takes. Of 32 and 64 rows each
+//             block reads x from L2: ROWS / OUTS as many bytes as of W, so 64 rows are expected at 60 % of the memory's
+//             rate, and narrow products (OUTS of 8: fewer than 2,816 outputs) of many rows less. With gemm_mma, which
+//             took more than 16 rows before, 12 to 80 blocks of OPT's narrow products had 132 processors: expected, a
+//             step of OPT-1.3B at batch 32 in 1.7 ms instead of 3.7.
 //
 // What limits it: bandwidth for large matrices; for small ones (OPT-125m) latency of launch, first load and reduction.
 
 #include "epilogue.cuh"
+#ifdef BITS
+#include "integers.cuh"
+// W as a kernel is given it, and as `accumulate` takes it.
+#define WEIGHT const unsigned char* weight
+#define MORE_WEIGHT , const __half *scales, const void *offsets
+#define MATRIX (Integers{weight, scales, offsets, inputs})
+#else
 #include "tensor_core.cuh"
+#define WEIGHT const storage_t* weight
+#define MORE_WEIGHT
+#define MATRIX weight
+#endif
+
+// gemv_fused.cu includes this file for its sums (FUSED), and deals the rows of W out in another order (PAIRED).
+#ifndef PAIRED
+// The row of W of a block's output.
+__device__ __forceinline__ int weight_row(int output, int outputs) { return min(output, outputs - 1); }
+#endif
 
 #if OUTS < 8
 
@@ -37,6 +59,14 @@ constexpr int WARPS = 4;
 // Blocks that are to fit on a processor. Named, because else the compiler saves registers for more of them, and puts
 // off the loads that should be under way together.
 constexpr int RESIDENT = ROWS <= 4 ? 4 : 2;
+
+// Bring the vectors k and k + stride of this lane's rows of W to L2, while the block still waits for x.
+__device__ __forceinline__ void prefetch_weights(const storage_t* weight, int first, int inputs, int outputs, int k,
+                                                 int stride) {
+    for (int at = k; at < min(inputs, k + 2 * stride); at += stride) {
+        for (int o = 0; o < OUTS; ++o) prefetch(weight + (size_t)weight_row(first + o, outputs) * inputs + at);
+    }
+}
 
 // The sums over this lane's part of k: vectors k, k + stride, ... of OUTS rows of W and ROWS rows of x.
 template <bool ALIGNED>
@@ -50,7 +80,7 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROWS][OUTS], const stor
         for (int d = 0; d < DEPTH; ++d) {
 #pragma unroll
             for (int o = 0; o < OUTS; ++o) {  // outputs beyond the last repeat it, and are not stored
-                const storage_t* row = weight + (size_t)min(first + o, outputs - 1) * inputs;
+                const storage_t* row = weight + (size_t)weight_row(first + o, outputs) * inputs;
                 w[d][o] = load_vector<ALIGNED, true>(row, k + d * stride, inputs);
             }
         }
@@ -73,6 +103,8 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROWS][OUTS], const stor
     }
 }
 
+#ifndef FUSED
+
 // Grid: ceil(outputs / (OUTS * WARPS / splits)); block: WARPS warps; splits (1, 2, 4): the warps that share a row of W.
 extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
     out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
@@ -83,6 +115,18 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
     int first = (blockIdx.x * groups + warp / splits) * OUTS;
     int k = (warp % splits * WARP + lane) * VECTOR, stride = splits * WARP * VECTOR;
 
+    // In the end each thread finishes one sum at most. What is added to it is under way while W is read.
+    constexpr int SUMS = ROWS * OUTS;  // of a group
+    static_assert(SUMS <= WARP, "a thread finishes one sum");
+    int group = threadIdx.x / SUMS, value = threadIdx.x % SUMS, row = value / OUTS;
+    int output = (blockIdx.x * groups + group) * OUTS + value % OUTS;
+    bool finishes = group < groups && row < rows && output < outputs;
+    launch_dependents();
+    if (DEPENDENT) prefetch_weights(weight, first, inputs, outputs, k, stride);
+    wait_for_results();
+    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    Addends addends = load_addends(e, rows, row, output);
+
     float sums[ROWS][OUTS] = {};
     if (rows_are_aligned(x, weight, inputs, x_stride)) {
         accumulate<true>(sums, x, weight, first, rows, inputs, outputs, x_stride, k, stride);
@@ -91,31 +135,49 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
     }
 
 #pragma unroll
-    for (int i = 0; i < ROWS * OUTS; ++i) {
+    for (int i = 0; i < SUMS; ++i) {
         float sum = warp_sum(sums[i / OUTS][i % OUTS]);
         if (lane == 0) partial[warp][i] = sum;
     }
     __syncthreads();
-
-    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    for (int i = threadIdx.x; i < groups * ROWS * OUTS; i += WARPS * WARP) {
-        int group = i / (ROWS * OUTS), value = i % (ROWS * OUTS);
-        int row = value / OUTS, output = (blockIdx.x * groups + group) * OUTS + value % OUTS;
-        float sum = 0.0f;
-        for (int split = 0; split < splits; ++split) sum += partial[group * splits + split][value];
-        if (row < rows && output < outputs) finish(e, row, output, sum);
-    }
+    if (!finishes) return;
+    float sum = 0.0f;
+    for (int split = 0; split < splits; ++split) sum += partial[group * splits + split][value];
+    finish(e, row, output, sum, addends);
 }
+
+#endif
 
 #elif MINILLM_STORAGE != 32
 
 constexpr int WARPS = 8;
-constexpr int TILES = OUTS / 8;  // tiles of mma side by side
+constexpr int TILES = OUTS / 8;                       // tiles of mma side by side
+constexpr int ROW_TILES = (ROWS + 15) / 16;           // and one below the other
+// Blocks on a processor, by the registers that they need.
+#ifdef BITS
+constexpr int RESIDENT = ROWS > 16 ? 1 : 2;
+#else
+constexpr int RESIDENT = ROWS > 32 ? 1 : 2;
+#endif
+
+#ifdef BITS
+#include "gemv_integers.cuh"
+#else
+
+// Bring this lane's first vectors of W to L2, while the block still waits for x.
+__device__ __forceinline__ void prefetch_weights(const storage_t* weight, int first, int inputs, int outputs) {
+    int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    for (int tile = 0; tile < TILES; ++tile) {
+        int at = warp * 8 * VECTOR + t * 2 * VECTOR;
+        if (at < inputs) prefetch(weight + (size_t)weight_row(first + tile * 8 + g, outputs) * inputs + at);
+    }
+}
 
 // The sums over this warp's part of k. A lane loads 16 bytes of a row, twice; four lanes together 128 bytes of it.
 template <bool ALIGNED>
-__device__ __forceinline__ void accumulate(float (&sums)[TILES][4], const storage_t* x, const storage_t* weight,
-                                           int first, int rows, int inputs, int outputs, int x_stride) {
+__device__ __forceinline__ void accumulate(float (&sums)[ROW_TILES][TILES][4], const storage_t* x,
+                                           const storage_t* weight, int first, int rows, int inputs, int outputs,
+                                           int x_stride) {
     constexpr int HALF = 4 * VECTOR, STEP = 2 * HALF;
     int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;  // as in tensor_core.cuh
     for (int k = warp * STEP; k < inputs; k += WARPS * STEP) {
@@ -125,7 +187,7 @@ __device__ __forceinline__ void accumulate(float (&sums)[TILES][4], const storag
             int at = k + half * HALF + t * VECTOR;
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {  // outputs beyond the last repeat it, and are not stored
-                const storage_t* row = weight + (size_t)min(first + tile * 8 + g, outputs - 1) * inputs;
+                const storage_t* row = weight + (size_t)weight_row(first + tile * 8 + g, outputs) * inputs;
                 w[half][tile] = load_vector<ALIGNED, true>(row, at, inputs);
             }
 #pragma unroll
@@ -136,49 +198,93 @@ __device__ __forceinline__ void accumulate(float (&sums)[TILES][4], const storag
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            // Of its k, 8t .. 8t + 7, a lane gives the first four to the first mma and the rest to the second.
-            uint4 low = v[half][0], high = ROWS > 8 ? v[half][ROWS / 8 - 1] : make_uint4(0, 0, 0, 0);
-            unsigned a0[4] = {low.x, high.x, low.y, high.y}, a1[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) {
-                unsigned b0[2] = {w[half][tile].x, w[half][tile].y}, b1[2] = {w[half][tile].z, w[half][tile].w};
-                mma_16816(sums[tile], a0, b0);
-                mma_16816(sums[tile], a1, b1);
+            for (int r = 0; r < ROW_TILES; ++r) {
+                // Of its k, 8t .. 8t + 7, a lane gives the first four to the first mma and the rest to the second.
+                uint4 low = v[half][2 * r], high = ROWS > 8 ? v[half][(2 * r + 1) % (ROWS / 8)] : make_uint4(0, 0, 0, 0);
+                unsigned a0[4] = {low.x, high.x, low.y, high.y}, a1[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile) {
+                    unsigned b0[2] = {w[half][tile].x, w[half][tile].y}, b1[2] = {w[half][tile].z, w[half][tile].w};
+                    mma_16816(sums[r][tile], a0, b0);
+                    mma_16816(sums[r][tile], a1, b1);
+                }
             }
         }
     }
 }
 
-// Grid: ceil(outputs / OUTS); block: WARPS warps, which split `in`.
-extern "C" __global__ __launch_bounds__(WARPS * WARP, 2) void gemv_mma(
-    out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
-    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation) {
-    __shared__ float partial[WARPS][ROWS][OUTS];
-    int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    int first = blockIdx.x * OUTS;
+#endif
 
-    float sums[TILES][4] = {};
-    if (rows_are_aligned(x, weight, inputs, x_stride)) {
-        accumulate<true>(sums, x, weight, first, rows, inputs, outputs, x_stride);
-    } else {
-        accumulate<false>(sums, x, weight, first, rows, inputs, outputs, x_stride);
-    }
-
+// Visit each of a lane's sums with its place among those of the warp.
+template <class Visit>
+__device__ __forceinline__ void for_each_sum(float (&sums)[ROW_TILES][TILES][4], Visit visit) {
+    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
+    for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
-        for (int i = 0; i < ROWS / 4; ++i) partial[warp][g + i / 2 * 8][tile * 8 + 2 * t + i % 2] = sums[tile][i];
-    }
-    __syncthreads();
-
-    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    for (int i = threadIdx.x; i < rows * OUTS; i += WARPS * WARP) {
-        int row = i / OUTS, output = first + i % OUTS;
-        float sum = 0.0f;
+        for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) sum += partial[w][row][i % OUTS];
-        if (output < outputs) finish(e, row, output, sum);
+            for (int i = 0; i < (ROWS > 8 ? 4 : 2); ++i)
+                visit(r * 16 + g + i / 2 * 8, tile * 8 + 2 * t + i % 2, sums[r][tile][i]);
+        }
     }
 }
+
+#ifndef FUSED
+
+// Grid: ceil(outputs / OUTS), with BITS (that, ceil(rows / ROWS)); block: WARPS warps, which split `in`.
+extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
+    out_t* out, const storage_t* x, WEIGHT, const float* bias, const storage_t* residual, int rows, int inputs,
+    int outputs, int x_stride, int out_stride, int residual_stride, int activation MORE_WEIGHT) {
+#ifdef BITS
+    x += (size_t)blockIdx.y * ROWS * x_stride;
+    out += (size_t)blockIdx.y * ROWS * out_stride;
+    if (residual) residual += (size_t)blockIdx.y * ROWS * residual_stride;
+    rows = min(rows - (int)blockIdx.y * ROWS, ROWS);
+#endif
+    // As many warps' sums as 32 kB hold; with 64 x 32 of them the upper half of the warps adds to the lower first.
+    constexpr int HELD = ROWS * OUTS > 1024 ? WARPS / 2 : WARPS;
+    __shared__ float partial[HELD][ROWS][OUTS];
+    constexpr int THREADS = WARPS * WARP, EACH = (ROWS * OUTS + THREADS - 1) / THREADS;  // sums that a thread finishes
+    int warp = threadIdx.x / WARP;
+    int first = blockIdx.x * OUTS, row = threadIdx.x / OUTS, output = first + threadIdx.x % OUTS;
+    launch_dependents();
+    if (DEPENDENT) prefetch_weights(MATRIX, first, inputs, outputs);
+    wait_for_results();
+    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    Addends addends[EACH];  // under way while W is read
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) addends[i] = load_addends(e, rows, row + i * (THREADS / OUTS), output);
+
+    float sums[ROW_TILES][TILES][4] = {};
+    if (rows_are_aligned(x, MATRIX, inputs, x_stride)) {
+        accumulate<true>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
+    } else {
+        accumulate<false>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
+    }
+
+    auto put = [&](int of, int column, float& sum) { partial[warp % HELD][of][column] = sum; };
+    auto add = [&](int of, int column, float& sum) { sum += partial[warp][of][column]; };
+    if (HELD < WARPS) {
+        if (warp >= HELD) for_each_sum(sums, put);
+        __syncthreads();
+        if (warp < HELD) for_each_sum(sums, add);
+    }
+    if (warp < HELD) for_each_sum(sums, put);  // where the same thread has just read
+    __syncthreads();
+
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        int of = row + i * (THREADS / OUTS);
+        if (of >= rows || output >= outputs) break;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < HELD; ++w) sum += partial[w][of][threadIdx.x % OUTS];
+        finish(e, of, output, sum, addends[i]);
+    }
+}
+
+#endif
 
 #endif

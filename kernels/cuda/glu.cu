@@ -9,13 +9,14 @@
 //
 // Versions:
 //   1. activation and product apart: 5 T F numbers, two launches.
-//   2. this one, in one pass: 3 T F numbers, one launch. Not yet measured on a GPU. Expected next: gate and up
-//      interleaved in the projection's rows, so that its own epilogue multiplies them: no launch, and T F numbers.
+//   2. this one, in one pass: 3 T F numbers, one launch. Not yet measured on a GPU.
+//   3. for a decode step that is recorded: in the projection, whose epilogue multiplies (gemv_fused.cu): T F numbers.
 #include "activation.cuh"
 #include "rows.cuh"
 
 // x: [T, 2 F], rows x_stride apart. out: [T, F], contiguous.
 extern "C" __global__ void glu(storage_t* out, const storage_t* x, int F, int x_stride, int activation) {
+    follow();
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = F - at;
     if (left <= 0) return;
     const storage_t* row = x + (long long)blockIdx.x * x_stride;

@@ -11,8 +11,8 @@
 // written, twice for keys and values). At 4.3 TB/s one decode step of OPT-6.7B in 16 bits (K D = 4096, one token) has a
 // floor of 8 ns a layer: the launch itself costs a hundred times as much.
 //
-// Versions: one block per token, 16-byte pieces. Not yet measured on a GPU. Expected next: the Q/K/V projection
-// stores K and V itself while decoding, which saves the launch.
+// Versions: one block per token, 16-byte pieces. Not yet measured on a GPU. The Q/K/V projection
+// of a recorded decode step stores K and V itself (gemv_fused.cu), which saves the launch.
 #include "paged.cuh"
 
 __device__ __forceinline__ bool aligned(const void* address) { return ((unsigned long long)address & 15) == 0; }
@@ -31,6 +31,7 @@ __device__ __forceinline__ void store_row(storage_t* cache, const storage_t* row
 // k, v: [T, K, D] with rows k_stride and v_stride apart. slots: [T], page * P + offset, or -1
 extern "C" __global__ void store_kv(storage_t* keys, storage_t* values, const storage_t* k, const storage_t* v,
                                     const int* slots, int K, int pages, int k_stride, int v_stride) {
+    follow();
     int slot = slots[blockIdx.x];
     if (slot < 0) return;
     bool is_value = blockIdx.y == 1;

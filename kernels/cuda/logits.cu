@@ -13,6 +13,7 @@
 
 extern "C" __global__ void __launch_bounds__(256)
     scale_logits(float* logits, long long count, float scale, float cap) {
+    follow();
     long long step = (long long)gridDim.x * blockDim.x * 4;
     for (long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * 4; at < count; at += step) {
 #pragma unroll

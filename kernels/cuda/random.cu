@@ -35,3 +35,14 @@ extern "C" __global__ void fill_normal(storage_t* out, unsigned long long size, 
         }
     }
 }
+
+// Random bits, four words at a time: the numbers of matrices of 8 and 4 bits.
+extern "C" __global__ void fill_bits(unsigned* out, unsigned long long quads, unsigned long long seed) {
+    unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < quads; i += step) {
+        unsigned word[4] = {(unsigned)i, 0, 0, 0}, key[2] = {(unsigned)seed, (unsigned)(seed >> 32)};
+        philox4x32(word, key);
+#pragma unroll
+        for (int j = 0; j < 4; j++) out[4 * i + j] = word[j];
+    }
+}

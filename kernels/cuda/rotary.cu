@@ -20,8 +20,9 @@
 //
 // Versions:
 //   1. queries and keys apart, an angle for each number: two launches, and as many sines as numbers.
-//   2. this one: one launch, r / 2 sines a token. Not yet measured on a GPU. Expected next: the store of keys into the
-//      cache in the same launch.
+//   2. this one: one launch, r / 2 sines a token. Not yet measured on a GPU.
+//   3. for a decode step that is recorded: in the product that makes the queries and keys (gemv_fused.cu).
+#include "rotary.cuh"
 #include "rows.cuh"
 
 // `heads` rows of D, side by side in `x` and `out`: `half` pairs of each turn, the rest is copied.
@@ -37,9 +38,7 @@ __device__ __forceinline__ void turn(storage_t* out, const storage_t* x, const f
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
             if (j >= left) break;
-            float cosine = cosines[at + j], sine = sines[at + j], before = first[j];
-            first[j] = before * cosine - second[j] * sine;
-            second[j] = second[j] * cosine + before * sine;
+            rotate(first[j], second[j], cosines[at + j], sines[at + j]);
         }
         store_vector(out + head, first, left, wide);
         store_vector(out + head + half, second, left, wide);
@@ -50,19 +49,6 @@ __device__ __forceinline__ void turn(storage_t* out, const storage_t* x, const f
         load_vector(same, x + place, rest - at, wide);
         store_vector(out + place, same, rest - at, wide);
     }
-}
-
-// The sequence that a token belongs to: the last n with query_starts[n] <= t.
-__device__ __forceinline__ int sequence_of(const int* query_starts, int N, int t) {
-    int low = 0, high = N - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (query_starts[middle] <= t)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
 }
 
 // q: [T, H, D] and k: [T, K, D], heads side by side, rows q_stride and k_stride apart; q_out, k_out: contiguous.
@@ -76,21 +62,10 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     float* cosines = reinterpret_cast<float*>(dynamic_shared);  // [half]
     float* sines = cosines + half;
     int t = blockIdx.x;
-    float growth = 1.0f;
-    if (text_lens != nullptr) {
-        int length = text_lens[sequence_of(query_starts, N, t)];
-        if (length > original && factor == 0.0) frequencies += half;
-        if (length > original && factor != 0.0) growth = (float)(factor * length / original - (factor - 1.0));
-    }
-    float position = (float)positions[t];
-    for (int j = threadIdx.x; j < half; j += blockDim.x) {
-        float frequency = frequencies[j];
-        if (growth != 1.0f) frequency /= powf(growth, (float)j / (float)max(half - 1, 1));
-        float cosine, sine;
-        sincosf(__fmul_rn(position, frequency), &sine, &cosine);
-        cosines[j] = cosine * scale;
-        sines[j] = sine * scale;
-    }
+    follow();
+    Rotation rotation{positions, frequencies, text_lens, query_starts, N, half, original, scale, factor};
+    float growth = rotation.stretch(t);
+    for (int j = threadIdx.x; j < half; j += blockDim.x) rotation.turn(t, j, growth, cosines[j], sines[j]);
     __syncthreads();
     bool wide = rows_aligned(q, q_stride) && rows_aligned(q_out, D);
     turn(q_out + (long long)t * H * D, q + (long long)t * q_stride, cosines, sines, H, D, half, wide);

@@ -14,22 +14,36 @@ __device__ __forceinline__ bool rows_aligned(const T* pointer, int stride) {
 __device__ __forceinline__ float to_float(float x) { return x; }  // gains and biases are float beside any storage_t
 #endif
 
-// x = p[0 .. VECTOR), of which only the first `left` are there; the others are 0.
+// p[0 .. VECTOR) as they lie in memory, of which only the first `left` are there; the others are 0. To convert a number
+// is to wait for it: what is to be under way together is loaded so, and converted where it is used.
+template <class T>
+struct __align__(16) Loaded {
+    T numbers[VECTOR];
+
+    __device__ __forceinline__ void load(const T* p, int left, bool wide) {
+        if (!wide || left < VECTOR) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++) numbers[i] = i < left ? p[i] : T(0.0f);
+            return;
+        }
+        constexpr int PER_PIECE = 16 / sizeof(T);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i += PER_PIECE)
+            *reinterpret_cast<uint4*>(numbers + i) = *reinterpret_cast<const uint4*>(p + i);
+    }
+
+    __device__ __forceinline__ void convert(float x[VECTOR]) const {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) x[i] = to_float(numbers[i]);
+    }
+};
+
+// The same as floats.
 template <class T>
 __device__ __forceinline__ void load_vector(float x[VECTOR], const T* p, int left, bool wide) {
-    if (!wide || left < VECTOR) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) x[i] = i < left ? to_float(p[i]) : 0.0f;
-        return;
-    }
-    constexpr int PER_PIECE = 16 / sizeof(T);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i += PER_PIECE) {
-        uint4 piece = *reinterpret_cast<const uint4*>(p + i);
-        const T* numbers = reinterpret_cast<const T*>(&piece);
-#pragma unroll
-        for (int j = 0; j < PER_PIECE; j++) x[i + j] = to_float(numbers[j]);
-    }
+    Loaded<T> loaded;
+    loaded.load(p, left, wide);
+    loaded.convert(x);
 }
 
 // p[0 .. VECTOR) = x, of which only the first `left` have a place.

@@ -31,7 +31,9 @@
 // Versions (none measured on a GPU yet):
 //   1. one block for each row does it all: a row of 256k leaves all multiprocessors but one idle in every pass.
 //   2. this one: the passes with an atomic addition for each logit are spread over chunks. draw keeps one block a row:
-//      its passes add only what lies in one bin, and spread they would cost a launch each.
+//      its passes add only what lies in one bin, and spread they would cost a launch each. Masses are added in shared
+//      memory as two halves of 32 bits (`add_mass`), as the 64-bit addition there is a loop; expected: rows with most
+//      candidates in few bins, peaked ones and flat ones, then take as long as others.
 #include "candidates.cuh"
 #include "philox.cuh"
 
@@ -60,6 +62,7 @@ __device__ __forceinline__ Row row_of(const float* logits, const unsigned long l
 extern "C" __global__ void best_of_chunks(unsigned long long* best, Mass* masses, unsigned* counts,
                                           const float* logits, int V, int stride) {
     __shared__ unsigned long long of_warps[WARP];
+    follow();
     int r = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int begin = blockIdx.y * CHUNK, end = min(begin + CHUNK, V);
     const float* row = logits + (long long)r * stride;
@@ -87,6 +90,7 @@ extern "C" __global__ void best_of_chunks(unsigned long long* best, Mass* masses
 
 // The argmax of each row, and whether the row has NaN or +inf.
 extern "C" __global__ void take_best(int* ids, int* not_finite, const unsigned long long* best, int chunks) {
+    follow();
     int r = blockIdx.x;
     unsigned long long found = best_of_row(best + (long long)r * chunks, chunks);
     if (threadIdx.x == 0) {
@@ -119,7 +123,7 @@ extern "C" __global__ void count_scores(Mass* masses, unsigned* counts, const fl
     for_each_candidate(row, begin, min(begin + CHUNK, V), [&](int, float score) {
         Mass mass = row.mass(score);
         int b = row.bin(score);
-        atomicAdd(&bin_mass[b], mass);
+        add_mass(&bin_mass[b], mass);
         atomicAdd(&bin_count[b], 1u);
         all.mass += mass;
         all.count += 1;
@@ -129,7 +133,7 @@ extern "C" __global__ void count_scores(Mass* masses, unsigned* counts, const fl
 
     for (int b = threadIdx.x; b < BINS; b += blockDim.x) {
         if (bin_count[b] == 0) continue;
-        atomicAdd(&masses[b], bin_mass[b]);
+        if (bin_mass[b] != 0) atomicAdd(&masses[b], bin_mass[b]);
         atomicAdd(&counts[b], bin_count[b]);
     }
     all = warp_total(all);

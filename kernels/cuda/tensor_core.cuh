@@ -1,6 +1,6 @@
 // The instructions of tensor cores and of asynchronous copies, each behind a small function.
 //
-// This file holds all PTX there is. Where there is no GPU the emulator runs a body of its own (`emulated_*`), which
+// This file, wgmma.cuh and dependent.cuh hold all PTX there is. Where there is no GPU the emulator runs a body of its own (`emulated_*`), which
 // follows the same tables of the PTX manual: ldmatrix 9.7.14.5.15, mma.m16n8k16 9.7.14.5.8, cp.async 9.7.9.25.3.
 #pragma once
 
@@ -87,5 +87,12 @@ __device__ __forceinline__ void cp_async_wait() {
     emulated_cp_async_wait(GROUPS);
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}
+
+// Begin to bring the 32 bytes at `address` in device memory to the L2 cache; nothing waits for them.
+__device__ __forceinline__ void prefetch(const void* address) {
+#ifndef MINILLM_EMULATED
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 #endif
 }

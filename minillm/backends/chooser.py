@@ -1,11 +1,25 @@
-"""The choice of tokens from logits, on the device that computed them or on the host."""
+"""The choice of tokens from logits, and their log-probabilities, on the device that computed them or on the host."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import reference
 from ..reference.philox import Keys
+from ..reference.softmax import chosen_log_probs, top_indices
+
+
+class LogProbs(NamedTuple):
+    """Log-probabilities of tokens in R rows of logits, on the host."""
+
+    chosen: NDArray[np.float32]
+    """[R], of one given token of each row"""
+    top_ids: NDArray[np.int64]
+    """[R, n], the most likely tokens, best first, ties by ascending id"""
+    top: NDArray[np.float32]
+    """[R, n], their log-probabilities"""
 
 
 class Chooser:
@@ -19,9 +33,18 @@ class Chooser:
         """The chooser for decoding strategies that process logits on the host."""
         return self
 
+    @property
+    def on_host(self) -> bool:
+        """True if the logits are in the host's memory, so that others may change them in place."""
+        return True
+
     def to_host(self, array: Any) -> Any:
         """A result as a host array, for `host` and its users; valid as long as the result is."""
         return array
+
+    def copied(self, logits: Any, rows: Sequence[int]) -> Any:
+        """A copy of some rows, valid until the next one. [R, V] -> [rows, V]"""
+        return self.xp.take(logits, self.xp.asarray(rows), axis=0)
 
     def finite(self, logits: Any) -> bool:
         """Whether no logit is NaN or plus infinity. [R, V]"""
@@ -32,7 +55,37 @@ class Chooser:
         """The most likely token of each row, as an array or a list; the smallest id among equals. [R, V] -> [R]"""
         return logits.argmax(axis=-1)
 
-    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """Sample one token per row from its filtered distribution, with the uniform number of its key. [R, V] -> [R]"""
+    def sample(self, logits: Any, keys: Keys, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+        """Sample one token per row from its filtered distribution, with the uniform number of its key. [R, V] -> [R]
+
+        The parameters are those of all rows, or [R]. A temperature of 0 takes the row's most likely token.
+
+        Raises:
+            NumericalError: a row has NaN or +inf, or only -inf.
+        """
         filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         return reference.sample(logits, keys.uniforms(), **filters, xp=self.xp)
+
+    def log_probs(self, logits: Any, tokens: Any, top: int = 0) -> LogProbs:
+        """Log-probabilities of one token of each row, and of its `top` most likely ones. [R, V], [R] -> `LogProbs`"""
+        ids = np.empty((len(logits), 1 + top), np.int64)
+        ids[:, 0] = tokens
+        for i, row in enumerate(logits if top else ()):
+            ids[i, 1:] = top_indices(row, top, self.xp)
+        values = chosen_log_probs(logits, ids, self.xp)
+        return LogProbs(values[:, 0], ids[:, 1:], values[:, 1:])
+
+    def keep_allowed(self, logits: Any, rows: Sequence[int], masks: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Set tokens whose bit is 0 to -inf, in place. Returns whether each row has any other token left.
+
+        Args:
+            logits: [R, V], on the host
+            rows: [G], the row of each mask
+            masks: [G, W], one bit for each token, the first in the lowest bit; 32 W >= V
+        """
+        left = np.zeros(len(masks), np.bool_)
+        for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+            bits = np.unpackbits(mask.view(np.uint8), count=logits.shape[-1], bitorder="little")  # [W] -> [V]
+            logits[row][bits == 0] = -np.inf
+            left[i] = logits[row].max() > -np.inf
+        return left

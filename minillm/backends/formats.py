@@ -8,9 +8,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-Role = Literal["projection", "vocabulary", "positions", "router"]
-"""The use of a matrix: projection; token embeddings and LM head; position embeddings; choice of experts."""
-LOGITS: tuple[Role, ...] = ("vocabulary", "router")
+Role = Literal["projection", "vocabulary", "positions", "router", "labels"]
+"""The use of a matrix: projection; token embeddings and LM head; embeddings of positions and token types; choice of
+experts; classification."""
+LOGITS: tuple[Role, ...] = ("vocabulary", "router", "labels")
 """Roles of matrices whose products are logits, which are always float32."""
 
 
@@ -82,7 +83,7 @@ class WeightFormats:
     projection: Format | None
     vocabulary: Format | None
     positions: Format | None
-    """Also of routers, which are as small, and choose other experts if they are rounded much"""
+    """Also of routers, which are as small, and choose other experts if they are rounded much; and of labels"""
 
     def of(self, role: Role) -> Format | None:
         """The format of a matrix with this role."""
@@ -91,6 +92,7 @@ class WeightFormats:
             "vocabulary": self.vocabulary,
             "positions": self.positions,
             "router": self.positions,
+            "labels": self.positions,
         }
         return formats[role]
 

@@ -38,7 +38,7 @@ def adapted(
 
 
 class AdaptedBackend(WrappedBackend):
-    """Adds to each projection what the adapters of its rows change. Its passes are not recorded.
+    """Adds to each projection what the adapters of its rows change.
 
     Every other operation is that of the wrapped backend, in which observers see the products and the additions apart.
     """
@@ -46,6 +46,7 @@ class AdaptedBackend(WrappedBackend):
     def __init__(self, inner: Backend, adapters: Mapping[str, AdapterWeights], of_rows: Sequence[str | None]) -> None:
         """Set the adapters by name, and the name of each row's adapter, or None. [T]"""
         super().__init__(inner)
+        self.replays = inner.replays and inner.memory.records_adapters and not isinstance(inner, WrappedBackend)
         names = np.asarray(of_rows, object)
         self._groups = [
             (inner.xp.asarray(np.flatnonzero(names == name)), adapters[name])

@@ -5,12 +5,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..batch import Batch
+from ..batch import Batch, IntArray
 from ..reference.sampling import Draw
 from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
 from .pages import Pages, Shape
@@ -50,6 +52,10 @@ class Arena:
         """Begin the next layer: free all arrays except the one taken last."""
         self._next = 0
         self._kept = self._last
+
+    def give_back(self) -> None:
+        """Free the array taken last: the next one may have its memory."""
+        self._next -= 1
 
     def take(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         """An uninitialised array, valid until the next `turn`; the last one of a layer until the turn after that."""
@@ -137,11 +143,40 @@ class MemoryUse(NamedTuple):
     """The most rows of logits in one forward pass so far"""
 
 
+@dataclass(frozen=True, eq=False)
+class DecodeStep:
+    """A step of N sequences with one new token each, of which the host need not know the tokens."""
+
+    token_ids: IntArray
+    """[N]; -1 - r stands for the token chosen from row r of the pass before, which is read on the device"""
+    positions: IntArray
+    """[N], of these tokens"""
+    pages: IntArray
+    """[N, B]: each sequence's pages, in order; what follows them is not read"""
+    draws: NDArray[Any]
+    """[N] of type `DRAWS`: how each row's token is chosen"""
+
+
+TokensRead = Callable[[], IntArray | None]
+"""Waits for a step's tokens, [N]; None: some row's logits are no distribution, and nothing can be chosen from them"""
+
+
 class Memory:
     """The memory that a backend computes in, on the host unless a subclass has a device."""
 
-    page_size = 256
-    """P, positions in a page; large on a CPU, where each page costs a call."""
+    page_size = 128
+    """P, positions in a page: large on a CPU, where attention reads long pieces of memory faster than short ones."""
+    max_batched_tokens = 128
+    """Tokens of a step in which sequences decode, unless the engine's user says otherwise"""
+    max_prompt_tokens = 512
+    """Prompt tokens of a forward pass in which no sequence decodes, at least; on a CPU more are hardly faster"""
+    records_adapters = False
+    """Whether also passes with LoRA adapters of single requests are recorded"""
+    stage_tokens = 0
+    """Tokens of the largest pass that `run` may record of a pipeline stage; what the stage receives is then always at
+    the same address"""
+    runs_ahead = False
+    """Whether `launch` may launch a step while the one before it runs"""
     clock: Clock = HostClock()
     """Used by `observe.py` to time operations; a device that runs asynchronously has another."""
 
@@ -191,3 +226,14 @@ class Memory:
         are known. They change no result; a backend may sample within the pass, so that the host waits once.
         """
         return compute(*self.upload(batch, rows))
+
+    def launch(self, owner: object, step: DecodeStep) -> TokensRead | None:
+        """Launch a decode step that `run` has recorded for this owner, without waiting for it.
+
+        At most two steps may be under way: before the next launch the host must have read the tokens of the first.
+
+        Returns:
+            A function that reads its tokens. None, and nothing was launched, if the step is not recorded, or if it
+            refers to tokens of a pass that was not the last.
+        """
+        return None

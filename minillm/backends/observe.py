@@ -107,15 +107,20 @@ def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
 class CheckingBackend(WrappedBackend):
     """Checks every result for NaN and infinity; the error names the first operation and its layer."""
 
+    found: NumericalError | None = None
+    """The error of the first number that is not finite; not raised, since other ranks may wait for the rest"""
+
     def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
-        """Raise `NumericalError` where a number is not finite."""
+        """Note the first number that is not finite."""
+        if self.found is not None:
+            return
         results = result if isinstance(result, tuple) else () if result is None else (result,)
         if all(np.isfinite(self.chooser.to_host(each)).all() for each in results):
             return
         where = "before the first layer" if self.layer is None else f"in layer {self.layer}"
         weights = [w.name for w in (weight, *arguments.values()) if isinstance(w, Weight)]
         what = f"{operation} with {' and '.join(weights)}" if weights else operation
-        raise NumericalError(
+        self.found = NumericalError(
             f"NaN or infinity {where}, made by {what}: the weights hold such a value or their numbers outgrow float32"
         )
 
@@ -163,10 +168,20 @@ def counting(runner: Runs) -> AbstractContextManager[CountingBackend]:
     return put_between(runner, CountingBackend(runner.backend))
 
 
-def _embed(_: Backend, table: Weight, result: Any, *, position_table: Weight | None, scale: float, **__: Any) -> Cost:
-    learned = 0 if position_table is None else position_table.nbytes // position_table.shape[0]
+def _embed(
+    _: Backend,
+    table: Weight,
+    result: Any,
+    *,
+    position_table: Weight | None,
+    type_table: Weight | None,
+    scale: float,
+    **__: Any,
+) -> Cost:
+    tables = (table, position_table, type_table)
+    row, *learned = (0 if each is None else each.data.nbytes // each.shape[0] for each in tables)
     rows, width = result.shape
-    return embed_cost(rows, width, table.nbytes // table.shape[0], learned, result.itemsize, scaled=scale != 1)
+    return embed_cost(rows, width, row, learned[0], result.itemsize, type_row_bytes=learned[1], scaled=scale != 1)
 
 
 def _linear(_: Backend, weight: Weight, result: Any, *, x: Any, activation: str | None, residual: Any) -> Cost:
@@ -246,7 +261,10 @@ def _attend(
     backend: Backend, _: None, __: Any, *, q: Any, cache: Any, layer: int, batch: Batch, scale: float, **variant: Any
 ) -> Cost:
     _, H, D = q.shape
-    variant |= {name: variant[name] is not None for name in ("slopes", "bias", "softcap")}
+    variant |= {name: variant[name] is not None for name in ("slopes", "softcap")}
+    variant["bias"] = 0 if variant["bias"] is None else variant["bias"].shape[1]
+    if variant.pop("cross"):
+        batch, variant["causal"] = batch.over_sources, False
     return attention_cost(batch, H, D, backend.memory.position_bytes(cache.heads, D), q.itemsize, **variant)
 
 

@@ -4,7 +4,6 @@ A backend overrides those it has a faster implementation of, so a missing kernel
 done by the objects it carries: `loader` (weights), `memory` (results, cache, recording), `chooser` (tokens).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from .. import reference
@@ -12,9 +11,10 @@ from ..batch import Batch
 from ..reference.experts import Routing
 from ..reference.rotary import Rotation
 from .chooser import Chooser
+from .group import Group
 from .memory import Memory
 from .pages import Pages
-from .weights import Loader, Weight, expand
+from .weights import Loader, Weight, expand, look_up
 
 
 class Backend:
@@ -28,8 +28,8 @@ class Backend:
     replays = True
     """Whether a forward pass may be replayed by the memory; otherwise its operations are called each time"""
     rank, ranks = 0, 1
-    """This process's number and the number of processes that share each layer (tensor parallelism). Those of more than
-    one override `reduce` and do not replay."""
+    group: Group | None = None
+    """The processes that share each layer (tensor parallelism), this one's number among them, and how many they are"""
 
     def __init__(
         self, loader: Loader | None = None, memory: Memory | None = None, chooser: Chooser | None = None
@@ -40,19 +40,34 @@ class Backend:
         self.loader = loader or Loader(xp=self.xp)
         self.chooser = chooser or Chooser(self.xp)
 
+    def join(self, group: Group) -> None:
+        """Share each layer with the processes of a group: `reduce` sums over them. Passes are no longer replayed."""
+        self.group, self.rank, self.ranks, self.replays = group, group.rank, group.size, group.size == 1
+
     def enter_layer(self, layer: int) -> None:
         """Announce the beginning of layer number `layer`; L stands for what follows the last one."""
         self.memory.arena.turn()
 
     def embed(
-        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        scale: float = 1.0,
+        types: Any = None,
+        type_table: Weight | None = None,
     ) -> Any:
-        """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+        """scale * table[ids], plus position_table[positions], plus type_table[types]. 3 x [T] -> [T, E]
+
+        Where ranks share the table, the vectors of other ranks' tokens are zero.
+        """
         out = self.memory.arena.take((len(ids), table.shape[1]))
-        looked_up = expand(table.data, ids)  # converts only the rows that are looked up
-        learned = None if position_table is None else expand(position_table.data, positions)
+        word = look_up(table, ids, self.ranks, self.xp)  # only rows that are looked up
+        tables = (position_table, positions), (type_table, types)
+        place, kind = (each and expand(each.data, rows) for each, rows in tables)
         rows = self.xp.arange(len(ids))
-        return reference.embed(looked_up, rows, self.xp, out, rows, learned, scale=scale)
+        return reference.embed(word, rows, self.xp, out, rows, place, rows, kind, scale=scale)
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual; logits are float32. [T, in] -> [T, out]"""
@@ -63,7 +78,7 @@ class Backend:
         )
 
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
-        """activation(y + (x A^T) B^T) + residual, into y; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]"""
+        """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]"""
         arrays = [(rows, change.down.data, change.up.data) for rows, change in parts]
         return reference.add_low_rank(y, x, arrays, self.xp, activation=activation, residual=residual)
 
@@ -121,21 +136,22 @@ class Backend:
         causal: bool = True,
         window: int | None = None,
         slopes: Weight | None = None,
-        bias: Sequence[Any] | None = None,
+        bias: Weight | None = None,
         softcap: float | None = None,
+        cross: bool = False,
     ) -> Any:
-        """Attention over the cache, sequence by sequence: see `reference.attend`. [T, H, D] -> [T, H, D]"""
+        """Attention over the cache, if `cross` over each one's source: `reference.attend`. [T, H, D] -> [T, H, D]"""
         return reference.attend(
             q,
             *cache.layer(layer),
-            batch,
+            batch.over_sources if cross else batch,
             scale,
             self.xp,
             self.memory.arena.take(q.shape),
-            causal=causal,
+            causal=causal and not cross,
             window=window,
             slopes=None if slopes is None else slopes.data,
-            bias=bias,
+            bias=None if bias is None else bias.data,
             softcap=softcap,
         )
 
@@ -149,9 +165,18 @@ class Backend:
 
     def reduce(self, x: Any) -> Any:
         """The sum of x over all ranks, on each of them; on one rank x itself. [T, E] -> [T, E]"""
-        return x
+        return x if self.group is None else self.group.all_reduce(x)
 
     # --- what ranks share -----------------------------------------------------------------------------------------
+
+    def embed_reduced(
+        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
+    ) -> Any:
+        """As `embed`, where each rank has some of the rows, and rank 0 adds the positions. [T], [T] -> [T, E]"""
+        if self.rank:
+            positions, position_table = None, None
+        x = self.embed(ids, table, positions, position_table, scale)
+        return x if self.ranks == 1 else self.reduce(x)
 
     def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
         """x W^T + b + residual, where each rank has some of the inputs: x and the columns of W. [T, in] -> [T, out]

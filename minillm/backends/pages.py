@@ -33,6 +33,9 @@ class Pages:
     values: Any
     first_layer = 0
     """Number of the first of the layers held, where a model is split into stages"""
+    shared = False
+    """True if all layers take turns in the memory of one, as they may where a pass computes whole texts: each layer
+    then reads only what it has just written"""
 
     def __init__(self, xp: Any, shape: Shape, form: Format = FLOAT32) -> None:
         """Reserve the memory; on a CPU the system provides it as pages are first used."""
@@ -53,7 +56,7 @@ class Pages:
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
-        held = layer - self.first_layer
+        held = 0 if self.shared else layer - self.first_layer
         if isinstance(self.keys, StoredVectors):
             return self.keys.layer(held), self.values.layer(held)
         return self.keys[held], self.values[held]

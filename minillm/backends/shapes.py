@@ -113,10 +113,8 @@ class ShapeBackend(Backend):
         memory.arena = Arena(np, activations.dtype, lambda shape, dtype: _Buffer(shape[0], dtype))
         super().__init__(ShapeLoader(weights, checkpoint), memory)
 
-    def embed(
-        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
-    ) -> Any:
-        """[T], [T] -> [T, E]"""
+    def embed(self, ids: Any, table: Weight, *rows: Any, **others: Any) -> Any:
+        """[T] -> [T, E]"""
         return self.memory.arena.take((len(ids), table.shape[1]))
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..progress import tick
 from ..reference.quantize import Quantized, dequantize, quantize, widened, with_zeros
 from .formats import (
     FLOAT16,
@@ -180,6 +181,13 @@ class Weight:
     bias: Any | None = None
     """[out]"""
     role: Role = "projection"
+    first: int = 0
+    """Row of the whole table that is this one's first, where ranks share a table"""
+
+    @property
+    def stop(self) -> int:
+        """The row after its last, as `first`."""
+        return self.first + self.shape[0]
 
     @property
     def makes_logits(self) -> bool:
@@ -252,6 +260,10 @@ class Loader:
         """A weight of given values, which are in no checkpoint. [n]"""
         return Weight(name, self.xp.asarray(values))
 
+    def computed_table(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """A table of given vectors, for `embed`. [n, E]"""
+        return self.constant(name, values)
+
     def random(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
         """A tensor of normal random numbers, the same for the same backend, seed and name."""
         return RandomTensor(name, shape, seed, std)
@@ -290,6 +302,7 @@ class RandomTensor:
         for chunk in self.chunks():
             out[first : first + len(chunk)] = chunk
             first += len(chunk)
+            tick()
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The numbers, some rows at a time."""
@@ -311,6 +324,27 @@ def expand(data: Any, rows: Any = slice(None)) -> Any:
     if picked.dtype == np.uint16:
         return np.left_shift(picked, 16, dtype=np.uint32).view(np.float32)
     return picked.astype(np.float32, copy=False)
+
+
+def look_up(table: Weight, ids: Any, ranks: int, xp: Any) -> Any:
+    """Rows of a table in float32; zeros for the ids of other ranks, where several share it. [T] -> [T, E]"""
+    if ranks == 1:
+        return expand(table.data, ids)
+    here = (ids >= table.first) & (ids < table.stop)
+    rows = expand(table.data, xp.where(here, ids - table.first, 0))
+    return xp.where(here[:, None], rows, xp.float32(0))
+
+
+def format_of(data: Any) -> Format:
+    """The format that a weight's data is in."""
+    if isinstance(data, Experts):
+        return format_of(data.matrices[0])
+    if isinstance(data, Quantized):
+        form = INT8 if data.bits == 8 else INT4
+        if data.offsets is not None:
+            form = INT4_ZEROS if data.has_zeros else INT4_OFFSETS
+        return replace(form, group=data.group)
+    return STORED_FORMATS["bfloat16" if data.dtype == np.uint16 else str(data.dtype)]
 
 
 def gather(
@@ -397,6 +431,7 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
         for chunk in tensor.chunks():
             out[first : first + len(chunk)] = narrow(chunk, wanted)
             first += len(chunk)
+            tick()
     return out
 
 
@@ -422,6 +457,7 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
             if whole.offsets is not None:
                 whole.offsets[first : first + part.shape[0]] = part.offsets
             first += part.shape[0]
+            tick()
     assert whole is not None  # no model has a matrix without rows
     return whole
 

@@ -14,7 +14,7 @@ from minillm.models import published
 
 from ..shapes import BASE
 
-UNCOUNTED = {"enter_layer", "linear_reduced", "combine_reduced"}
+UNCOUNTED = {"enter_layer", "join", "embed_reduced", "linear_reduced", "combine_reduced"}
 """What computes nothing, and what is made of other operations."""
 
 
@@ -28,7 +28,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 def test_results_stay_the_same_and_the_back_end_comes_back(engine: Engine) -> None:
     plain, backend = engine.forward([1, 2, 3]), engine.runner.backend
     with counting(engine.runner):
-        np.testing.assert_array_equal(engine.forward([1, 2, 3]), plain)
+        np.testing.assert_allclose(engine.forward([1, 2, 3]), plain, rtol=1e-4, atol=1e-4)
     assert engine.runner.backend is backend
 
 

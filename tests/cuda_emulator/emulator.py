@@ -25,7 +25,7 @@ class LaunchError(RuntimeError):
 class _Extent(ctypes.Structure):
     """emulation::Extent of include/runtime.h."""
 
-    _fields_ = (("start", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
+    _fields_ = (("start", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("is_result", ctypes.c_int))
 
 
 class _Launch(ctypes.Structure):
@@ -40,6 +40,7 @@ class _Launch(ctypes.Structure):
         ("watched", ctypes.POINTER(_Extent)),
         ("watched_number", ctypes.c_size_t),
         ("find_races", ctypes.c_int),
+        ("dependent", ctypes.c_int),
     )
 
 
@@ -53,9 +54,13 @@ class Emulator:
         between threads or blocks, at a load that is not aligned, and at an index outside an array.
         Without, a kernel that writes elsewhere damages this very process: give a new kernel to the checks first.
         """
+        self.architecture = "90"
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
         self.checks = checks
+        self.results: list[tuple[int, int]] | None = None
+        """Not None: what follows is launched dependently (kernels/cuda/dependent.cuh), and checked for it. Memory that
+        the launches so far may have written, first byte and the one after the last"""
 
     def module(self, path: Path, options: tuple[str, ...] = ()) -> "EmulatedModule":
         """Compile a `.cu` file with options such as -DNAME=VALUE."""
@@ -134,6 +139,12 @@ class EmulatedKernel:
         launch.watched_number = len(guarded.extents)
         launch.watched = (_Extent * len(guarded.extents))(*((e.copy, e.size) for e in guarded.extents))
         launch.find_races = 1
+        if (results := self._emulator.results) is not None:
+            launch.dependent = bool(results)
+            for watched, extent in zip(launch.watched, guarded.extents, strict=False):
+                end = extent.start + extent.size
+                watched.is_result = any(first < end and extent.start < last for first, last in results)
+            results += [(each.start, each.start + each.size) for each in guarded.extents if each.is_written]
         try:
             self._run(launch, *pack(args, guarded.address))
         except LaunchError as error:

@@ -49,6 +49,11 @@ class Extent:
         """The arguments, for messages."""
         return "argument " + ", ".join(str(position) for position, _, _ in self.arrays)
 
+    @property
+    def is_written(self) -> bool:
+        """Whether an argument in it may be written."""
+        return any(may_be_written for _, _, may_be_written in self.arrays)
+
     def distance(self, address: int) -> int:
         """How far an address is from the copy; 0 inside."""
         return max(self.copy - address, address - (self.copy + self.size - 1), 0)
@@ -67,7 +72,7 @@ class Extent:
 
     def restore(self) -> None:
         """Write the copy back to where it came from."""
-        if any(may_be_written for _, _, may_be_written in self.arrays):
+        if self.is_written:
             ctypes.memmove(self.start, self.copy, self.size)
 
     def _original(self) -> Array:

@@ -5,6 +5,7 @@ that are not overridden here run as in the reference.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,17 +18,20 @@ from ...reference.experts import Routing
 from ...reference.philox import Keys
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
-from ..chooser import Chooser
+from ..chooser import Chooser, LogProbs
 from ..formats import Format, WeightFormats
+from ..group import Group
 from ..operations import Backend
 from ..pages import Pages, StoredVectors
 from ..weights import Experts, Loader, Weight
 from .launching import (
     DRAW,
+    AddChanges,
     Attention,
     Combine,
     Embed,
     Glu,
+    KeepAllowed,
     Linear,
     LinearExperts,
     Norm,
@@ -39,7 +43,10 @@ from .launching import (
     StoreKV,
     Table,
     TakeRows,
+    TokenLogProbs,
+    Uniforms,
     address,
+    call,
     filled,
     kernels,
     launch,
@@ -73,15 +80,24 @@ class CpuBackend(Backend):
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
 
     def embed(
-        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        scale: float = 1.0,
+        types: Any = None,
+        type_table: Weight | None = None,
     ) -> Any:
-        """scale * table[ids], plus position_table[positions]. [T], [T] -> [T, E]"""
+        """scale * table[ids], plus position_table[positions], plus type_table[types]. 3 x [T] -> [T, E]"""
         T, E = len(ids), table.shape[1]
         out = self.memory.arena.take((T, E))
-        places = None if position_table is None else position_table.data
+        words, places, kinds = (
+            _table(None if each is None else each.data) for each in (table, position_table, type_table)
+        )
         arguments = filled(
-            Embed, ids=ids, words=_table(table.data), positions=positions, places=_table(places), out=out, T=T, E=E,
-            scale=float(scale),
+            Embed, ids=ids, words=words, positions=positions, places=places, types=types, kinds=kinds, out=out, T=T,
+            E=E, first=table.first, stop=table.stop, scale=float(scale),
         )  # fmt: skip
         launch("embed", arguments, shares_of(T))
         return out
@@ -115,10 +131,30 @@ class CpuBackend(Backend):
                 address(scratch.take(name, T * (-(-groups // 16) * 16))) for name in ("x scales", "x sums")
             )
             launch("round_rows", arguments, shares_of(T))
-        if many:
+        if many or scales is not None:
             arguments.scratch = address(scratch.take("panels", num_threads() * kernels().linear_scratch(), np.uint8))
         arguments.kept += scratch.buffers()
         return arguments
+
+    def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
+        """activation(y + (x A^T) B^T) + residual; `parts`: rows and `LowRankWeight`s. [T, out], [T, in] -> [T, out]"""
+        if activation not in ACTIVATIONS:
+            not_recorded()
+            return super().add_low_rank(y, x, parts, activation=activation, residual=residual)
+        T, width = y.shape
+        changes, products = np.zeros(T, np.uint64), []
+        for rows, change in parts:
+            some = x if len(rows) == T else self.take_rows(x, rows)  # [T, in] -> [n, in]
+            products.append(self.linear(self.linear(some, change.down), change.up))  # -> [n, r] -> [n, out]
+            changes[rows] = address(products[-1]) + 4 * width * np.arange(len(rows))
+        out = self.memory.arena.take(y.shape)  # last: the arena keeps a layer's last result
+        arguments = filled(
+            AddChanges, y=y, changes=changes, residual=_contiguous(residual), out=out, T=T, width=width,
+            activation=ACTIVATIONS[activation],
+        )  # fmt: skip
+        arguments.kept += products
+        launch("add_changes", arguments, shares_of(T))
+        return out
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
@@ -229,28 +265,28 @@ class CpuBackend(Backend):
         causal: bool = True,
         window: int | None = None,
         slopes: Weight | None = None,
-        bias: Sequence[Any] | None = None,
+        bias: Weight | None = None,
         softcap: float | None = None,
+        cross: bool = False,
     ) -> Any:
-        """Attention over the cache, sequence by sequence. [T, H, D] -> [T, H, D]"""
+        """Attention over the cache, sequence by sequence, or over their sources. [T, H, D] -> [T, H, D]"""
+        sequences = self.memory.workspace.sequences
+        if cross:
+            batch, causal, sequences = batch.over_sources, False, self.memory.workspace.sources
         if not causal and batch.has_tree:  # a combination that no model has: no kernel
             not_recorded()
             variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes}
             return super().attend(q, cache, layer, batch, scale=scale, **variant, bias=bias, softcap=softcap)
         _, H, D = q.shape
         out = self.memory.arena.take(q.shape)
-        added = [np.ascontiguousarray(each, np.float32) for each in bias or ()]
-        if added:
-            not_recorded()  # its shape changes with each step
         q, stride = _rows(q)
         arguments = filled(
             Attention, q=q, out=out, **_cached(*cache.layer(layer)), slopes=None if slopes is None else slopes.data,
             N=len(batch.spans), H=H, K=cache.heads, D=D, stride=stride, out_stride=H * D, window=window or 0,
             causal=causal, scale=float(scale), cap=softcap or 0.0,
-            bias=np.array([address(each) for each in added]) if added else None,
+            bias=None if bias is None else bias.data, distances=0 if bias is None else bias.shape[1] // 2,
         )  # fmt: skip
-        arguments.kept += added
-        self.memory.workspace.sequences.add(batch, arguments)
+        sequences.add(batch, arguments)
         launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))
         return out
 
@@ -268,24 +304,49 @@ class CpuBackend(Backend):
         launch("scale_logits", arguments, shares_of(-(-logits.size // PIECE)))
         return logits
 
+    def reduce(self, x: Any) -> Any:
+        """The sum of x over all ranks, on each of them; between the launches of a recorded pass. [T, E] -> [T, E]"""
+        if self.group is not None and self.ranks > 1:
+            call(partial(self.group.all_reduce, x))
+        return x
+
+    def join(self, group: Group) -> None:
+        """Share each layer with the processes of a group; passes are still replayed."""
+        super().join(group)
+        self.replays = True
+
+
+def _uniforms(keys: Keys, R: int) -> NDArray[Any]:
+    """`Keys.uniforms` of R draws, without NumPy's many small operations. [R]"""
+    columns = {"seeds": np.uint64, "sequences": np.int64, "positions": np.int64}
+    arrays = {name: np.ascontiguousarray(getattr(keys, name), kind) for name, kind in columns.items()}
+    numbers = np.empty(R)
+    launch("uniforms", filled(Uniforms, numbers=numbers, R=R, purpose=keys.purpose, **arrays))
+    return numbers
+
 
 class CpuHost(Chooser):
-    """The chooser of the host, with sampling by a kernel."""
+    """The chooser of the host, with kernels for sampling and log-probabilities."""
 
     def __init__(self) -> None:
         super().__init__()
         self._scratch = Scratch()
 
-    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
-        """Sample one token per row from its filtered distribution. [R, V], [R] -> [R]"""
+    def sample(self, logits: Any, keys: Keys, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+        """Sample one token per row from its filtered distribution. [R, V], [R] -> [R]
+
+        Raises:
+            NumericalError: a row has NaN or +inf, or only -inf.
+        """
         logits = np.ascontiguousarray(logits, np.float32)
         R, V = logits.shape
         draws, tokens = np.empty(R, DRAW), np.empty(R, np.int64)
         for name, value in {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}.items():
             draws[name] = value
-        draws["uniform"] = keys.uniforms()
+        draws["uniform"] = _uniforms(keys, R)
         scratch = self._scratch.take("sample", num_threads() * kernels().sample_scratch(V), np.float64)
-        arguments = filled(Sample, logits=logits, draws=draws, tokens=tokens, scratch=scratch, R=R, V=V)
+        packed = draws.view(np.int64)  # an address is found faster than of structures
+        arguments = filled(Sample, logits=logits, draws=packed, tokens=tokens, scratch=scratch, R=R, V=V)
         launch("sample", arguments, shares_of(R))
         if (tokens < 0).any():
             row = int(np.argmin(tokens))
@@ -294,6 +355,34 @@ class CpuHost(Chooser):
                 "not finite"
             )
         return tokens
+
+    def copied(self, logits: Any, rows: Sequence[int]) -> Any:
+        """A copy of some rows, in memory that the next copy uses again: new memory costs more than the copy."""
+        copy = self._scratch.take("copied", len(rows) * logits.shape[1], logits.dtype).reshape(len(rows), -1)
+        return np.take(logits, rows, axis=0, out=copy, mode="clip")  # without a mode NumPy buffers
+
+    def log_probs(self, logits: Any, tokens: Any, top: int = 0) -> LogProbs:
+        """Log-probabilities of one token of each row, and of its `top` most likely ones. [R, V], [R] -> `LogProbs`"""
+        logits = np.ascontiguousarray(logits, np.float32)
+        R, V = logits.shape
+        ids, sums = np.empty((R, top), np.int64), np.empty(R)
+        scratch = self._scratch.take("log_probs", num_threads() * kernels().log_probs_scratch(V), np.uint8)
+        arguments = filled(TokenLogProbs, logits=logits, sums=sums, ids=ids, scratch=scratch, R=R, V=V, n=top)
+        launch("log_probs", arguments, shares_of(R))
+        rows = np.arange(R)
+        chosen = (logits[rows, tokens] - sums).astype(np.float32)  # [R, V] -> [R]
+        return LogProbs(chosen, ids, (logits[rows[:, None], ids] - sums[:, None]).astype(np.float32))
+
+    def keep_allowed(self, logits: Any, rows: Sequence[int], masks: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Set tokens whose bit is 0 to -inf, in place. Returns whether each row has any other token left."""
+        if not logits.flags.c_contiguous or logits.dtype != np.float32:
+            return super().keep_allowed(logits, rows, masks)
+        (G, W), V = masks.shape, logits.shape[1]
+        left: NDArray[np.int64] = np.zeros(G, np.int64)
+        places = np.asarray(rows, np.int64)
+        arguments = filled(KeepAllowed, logits=logits, rows=places, masks=masks, left=left, G=G, V=V, W=W)
+        launch("keep_allowed", arguments, shares_of(G))
+        return left.astype(np.bool_)
 
 
 class CpuChooser(CpuHost):

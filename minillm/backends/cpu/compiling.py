@@ -25,14 +25,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from ...errors import DeviceError, one_line, shown
 from ...output_files import replace_file, undone_by_signals
-from .. import kernel_sources
+from ...progress import Work, work
+from .. import compiling, kernel_sources
 
 _LOGGER = logging.getLogger("minillm.kernels")
 _LOGGER.addFilter(one_line)
@@ -41,6 +42,9 @@ SOURCES = kernel_sources("cpu")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 """Contraction is off: kernels name their fused multiply-adds, so that a sum has the same bits in every loop."""
+
+POLL_SECONDS = 0.25
+"""Interval at which the compilers that have ended are counted."""
 
 KEPT = 8
 RECENT = 14 * 24 * 3600.0
@@ -109,11 +113,14 @@ def _load() -> ctypes.CDLL:
         _LOGGER.warning(
             "compiling kernels, in every run, since none are kept: %s; XDG_CACHE_HOME names another folder", why
         )
-    with _private_folder() as scratch:
+    with _private_folder() as scratch, compiling():
         began = time.perf_counter()
-        compiled = _compile(compiler, scratch)
-        _LOGGER.info("compiled the kernels by %s in %.1f s", compiler[0], time.perf_counter() - began)
-        _test(compiled, compiler)
+        with work("compiling kernels", len(list(SOURCES.glob("*.c"))) + 2, "steps") as progress:
+            compiled = _compile(compiler, scratch, progress)
+            seconds = time.perf_counter() - began
+            _test(compiled, compiler)
+            progress.advance()
+        _LOGGER.info("compiled the kernels by %s in %.1f s", compiler[0], seconds)
         stored = _store(folder, key, compiled) if why is None else compiled
         try:
             return ctypes.CDLL(str(stored))
@@ -151,14 +158,14 @@ def _flags(compiler: Collection[str] = ()) -> tuple[str, ...]:
     return (*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native")
 
 
-def _compile(compiler: list[str], scratch: Path) -> Path:
+def _compile(compiler: list[str], scratch: Path, progress: Work) -> Path:
     """Compile every source by a process of its own, and link the library. -> its path, in `scratch`"""
     names = sorted(path.name for path in SOURCES.glob("*.c"))
     objects = [str(scratch / f"{name}.o") for name in names]
     library = scratch / "kernels.so"
     flags = _flags(compiler)
-    _run(compiler, [[*flags, "-c", name, "-o", to] for name, to in zip(names, objects, strict=True)], scratch)
-    _run(compiler, [[*flags, "-shared", *objects, "-o", str(library), "-lm"]], scratch)
+    _run(compiler, [[*flags, "-c", name, "-o", to] for name, to in zip(names, objects, strict=True)], scratch, progress)
+    _run(compiler, [[*flags, "-shared", *objects, "-o", str(library), "-lm"]], scratch, progress)
     return library
 
 
@@ -169,8 +176,10 @@ def _identity(compiler: list[str]) -> str:
     return hashlib.sha256(repr((version, compiler[1:])).encode()).hexdigest()[:8]
 
 
-def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path) -> str:
+def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path, progress: Work | None = None) -> str:
     """Run a compiler among the sources, with the arguments of all calls at once. -> its output
+
+    `progress` counts the calls that are done.
 
     The processes form a group, which is killed with their children on Ctrl-C or when one fails. Temporary files go to
     `scratch`.
@@ -181,6 +190,14 @@ def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path) -> str:
     folders = dict.fromkeys(("TMPDIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(scratch))
     environment = os.environ | folders | {"LC_ALL": "C"}
     running: list[subprocess.Popen[str]] = []
+    told = 0
+
+    def tell() -> None:
+        nonlocal told
+        if progress is not None:
+            done = sum(process.poll() is not None for process in running)
+            progress.advance(done - told)
+            told = done
 
     def kill() -> None:
         if any(process.returncode is None for process in running):
@@ -202,15 +219,22 @@ def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path) -> str:
                     stderr=subprocess.PIPE,
                 )
                 running.append(ended.enter_context(process))
-            return "".join(_output_of(process, compiler) for process in running)
+            return "".join(_output_of(process, compiler, tell) for process in running)
         except OSError as error:
             raise DeviceError(f"the C compiler {shlex.join(compiler)} cannot be run: {error.strerror}") from None
         finally:
             kill()
 
 
-def _output_of(process: subprocess.Popen[str], compiler: list[str]) -> str:
-    output, messages = process.communicate()
+def _output_of(process: subprocess.Popen[str], compiler: list[str], tell: Callable[[], None]) -> str:
+    """The output of a compiler when it ends; `tell` is called every `POLL_SECONDS` and then."""
+    while True:
+        try:
+            output, messages = process.communicate(timeout=POLL_SECONDS)
+            break
+        except subprocess.TimeoutExpired:
+            tell()
+    tell()
     if process.returncode:
         reason = _first_error(messages) or f"exit code {process.returncode}"
         raise DeviceError(f"the C kernels do not compile by {shlex.join(compiler)}: {reason}")

@@ -2,13 +2,14 @@
 
 A kernel is a C function of its arguments and of a share of its work (`kernels/cpu/pool.h`). The structures below are
 its arguments, field by field as in C: all have 8 bytes. A recorded program is an array of launches in memory, run by
-one call without the GIL.
+one call without the GIL; where ranks share a pass, functions in Python run between its launches.
 """
 
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -33,13 +34,14 @@ Norm = _structure("Norm", ("p", "x gain bias residual out"), ("i", "T heads widt
 Glu = _structure("Glu", ("p", "x out"), ("i", "T F activation"))
 Table = _structure("Table", ("p", "values scales offsets"), ("i", "format group zeros"))
 Embed = _structure(
-    "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "out"), ("i", "T E"),
-    ("d", "scale"),
+    "Embed", ("p", "ids"), (Table, "words"), ("p", "positions"), (Table, "places"), ("p", "types"),
+    (Table, "kinds"), ("p", "out"), ("i", "T E first stop"), ("d", "scale"),
 )  # fmt: skip
 Angles = _structure("Angles", ("p", "positions frequencies growth cosines sines"), ("i", "T half rows"), ("d", "scale"))
 Heads = _structure("Heads", ("p", "x out"), ("i", "heads stride out_stride"))
 Rotary = _structure("Rotary", (Heads, "q k"), ("p", "cosines sines"), ("i", "T D half"))
 TakeRows = _structure("TakeRows", ("p", "x rows out"), ("i", "R E"))
+AddChanges = _structure("AddChanges", ("p", "y changes residual out"), ("i", "T width activation"))
 ScaleLogits = _structure("ScaleLogits", ("p", "logits"), ("i", "count"), ("d", "scale cap"))
 StoreKV = _structure(
     "StoreKV",
@@ -52,6 +54,7 @@ Attention = _structure(
     ("i", "N H K P D stride out_stride table_stride format window causal"),
     ("d", "scale cap"),
     ("p", "bias"),
+    ("i", "distances"),
 )
 Linear = _structure(
     "Linear",
@@ -65,6 +68,9 @@ LinearExperts = _structure(
 Combine = _structure("Combine", ("p", "y weights rows residual out"), ("i", "T E k"))
 Argmax = _structure("Argmax", ("p", "logits tokens finite pieces done"), ("i", "R V"))
 Sample = _structure("Sample", ("p", "logits draws tokens scratch"), ("i", "R V"))
+Uniforms = _structure("Uniforms", ("p", "seeds sequences positions numbers"), ("i", "R purpose"))
+TokenLogProbs = _structure("TokenLogProbs", ("p", "logits sums ids scratch"), ("i", "R V n"))
+KeepAllowed = _structure("KeepAllowed", ("p", "logits rows masks left"), ("i", "G V W"))
 DRAW = np.dtype([(name, np.float64) for name in ("temperature", "top_p", "min_p", "uniform")] + [("top_k", np.int64)])
 
 _LAUNCH = np.dtype(
@@ -85,9 +91,11 @@ def kernels() -> Any:
         DeviceError: it cannot be compiled.
     """
     library = load()
-    for name in ("attention_scratch", "attention_parts", "sample_scratch", "linear_scratch", "wide_integers"):
+    of_one_size = ("attention_scratch", "sample_scratch", "log_probs_scratch")
+    for name in (*of_one_size, "attention_parts", "linear_scratch", "wide_integers", "integers_packed"):
         getattr(library, name).restype = ctypes.c_int64
-    library.sample_scratch.argtypes = library.attention_scratch.argtypes = [ctypes.c_int64]
+    for name in of_one_size:
+        getattr(library, name).argtypes = [ctypes.c_int64]
     return library
 
 
@@ -118,7 +126,7 @@ def shares_of(pieces: int) -> int:
 
 
 class Program:
-    """A sequence of launches, run repeatedly with the same addresses."""
+    """A sequence of launches and functions, run repeatedly with the same addresses."""
 
     def __init__(self) -> None:
         self.complete = True
@@ -126,7 +134,11 @@ class Program:
         self.threads = num_threads()
         self._kept: list[Any] = []
         self._launches: list[tuple[int, int, int, int]] = []
+        self._functions: dict[int, Callable[[], object]] = {}
+        """By their numbers among the launches, where they have an entry without a kernel"""
         self._array = _aligned(0)
+        self._pieces: list[tuple[int, int, int | None]] = []
+        """Address and number of launches that follow one another, and the number of the function after them"""
 
     def __len__(self) -> int:
         return len(self._launches)
@@ -136,15 +148,34 @@ class Program:
         self._kept.append(arguments)
         self._launches.append((kernel, ctypes.addressof(arguments), shares, 0))
 
+    def add_function(self, function: Callable[[], object]) -> None:
+        """Append a function."""
+        self._functions[len(self._launches)] = function
+        self._launches.append((0, 0, 0, 0))
+
     def run(self, *, watched: bool = False) -> None:
-        """Run all launches in order; if `watched`, the end of each is recorded."""
+        """Run everything in order; if `watched`, the end of each launch and function is recorded."""
         if len(self._array) < len(self._launches):
-            self._array = _aligned(len(self._launches))
-            self._array[:] = self._launches
-        _run(self._array, self.threads, watched=watched)
+            self._assemble()
+        for where, length, function in self._pieces:
+            if length:
+                _run_at(where, length, self.threads, watched=watched)
+            if function is not None:
+                self._functions[function]()
+                if watched:
+                    self._array["ended"][function] = time.perf_counter_ns()
+
+    def _assemble(self) -> None:
+        self._array = _aligned(len(self._launches))
+        self._array[:] = self._launches
+        self._pieces, first = [], 0
+        for stop in (*self._functions, len(self._launches)):
+            where = address(self._array) + first * _LAUNCH.itemsize
+            self._pieces.append((where, stop - first, stop if stop in self._functions else None))
+            first = stop + 1
 
     def ended(self) -> NDArray[np.int64]:
-        """End of each launch of the last watched run, in ns of `time.perf_counter_ns`. [n]"""
+        """End of each launch and function of the last watched run, in ns of `time.perf_counter_ns`. [n]"""
         return self._array["ended"].copy()
 
 
@@ -168,7 +199,7 @@ def recording(program: Program) -> Iterator[None]:
 
 
 def recorded_so_far() -> int:
-    """Number of launches in the program being recorded; 0 if none is."""
+    """Number of launches and functions in the program being recorded; 0 if none is."""
     return 0 if _open.program is None else len(_open.program)
 
 
@@ -193,6 +224,17 @@ def launch(kernel: str, arguments: Any, shares: int = 1) -> None:
     _run(one, num_threads() if shares > 1 else 1, watched=False)
 
 
+def call(function: Callable[[], object]) -> None:
+    """Call a function, and record it between the launches if a program is being recorded.
+
+    It may read and write the arrays of launches, which have the same addresses each time, and nothing else that changes
+    from pass to pass.
+    """
+    if _open.program is not None:
+        _open.program.add_function(function)
+    function()
+
+
 def filled(structure: Any, **values: Any) -> Any:
     """A structure with these fields; arrays, also of inner ones, give addresses and are kept; None is NULL."""
     kept = [value for value in values.values() if isinstance(value, np.ndarray)]
@@ -210,9 +252,13 @@ def address(array: NDArray[Any]) -> int:
 
 
 def _run(launches: NDArray[Any], threads: int, *, watched: bool) -> None:
+    _run_at(address(launches), len(launches), threads, watched=watched)
+
+
+def _run_at(where: int, length: int, threads: int, *, watched: bool) -> None:
     kernels().run_program(
-        ctypes.c_void_p(address(launches)),
-        ctypes.c_int64(len(launches)),
+        ctypes.c_void_p(where),
+        ctypes.c_int64(length),
         ctypes.c_int64(threads),
         ctypes.c_int64(watched),
     )

@@ -44,11 +44,11 @@ MOST_STEPS = 8
 PIECE = 4096
 """Logits that the kernel `argmax` searches as one piece of work."""
 
-Kind = tuple[int, ...]
-"""Threads, and the new tokens of each sequence."""
+Kind = tuple[int | str | None, ...]
+"""Threads, the new tokens of each sequence, and if any has one the adapter of each."""
 
-_READ = ("token_ids", "positions", "slot_pages", "slot_offsets")
-"""The arrays of a batch that kernels read."""
+_READ = ("token_ids", "positions", "slot_pages", "slot_offsets", "types")
+"""The arrays of a batch that kernels read; without token types the last is None."""
 
 
 class BatchArrays:
@@ -120,13 +120,15 @@ class Workspace:
     def __init__(self) -> None:
         self.arena = Arena(np)
         self.scratch = Scratch()
-        self.sequences = BatchArrays()
+        self.sequences, self.sources = BatchArrays(), BatchArrays()
         self._angles: dict[int, tuple[Rotation, NDArray[np.float32], NDArray[np.float32], Any]] = {}
         self._turned: Batch | None = None
 
     def refill(self, batch: Batch) -> None:
         """Set what follows from the next batch of a recorded step."""
         self.sequences.fill(batch)
+        if batch.sources:
+            self.sources.fill(batch.over_sources)
         for rotation, *_, growth in self._angles.values():
             if growth is not None:
                 growth[...] = rotation.growth(batch)
@@ -183,7 +185,7 @@ class RecordedStep(Generic[Result]):
         self.likeliest: Likeliest | None = None
         """Argmax and finiteness of its logits, found by the program"""
         self._program = Program()
-        self._read: list[Any] = []
+        self._read: dict[str, Any] = {}
         self._began = 0
         self._result: Result | None = None
 
@@ -194,18 +196,19 @@ class RecordedStep(Generic[Result]):
 
     def record(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
         """Run `compute` on the step's own workspace, and record what it launches."""
-        self._read = [getattr(batch, name).copy() for name in _READ]
+        self._read = {name: getattr(batch, name).copy() for name in _READ if getattr(batch, name) is not None}
         with recording(self._program):
-            self._result = compute(replace(batch, **dict(zip(_READ, self._read, strict=True))), rows)
-            self.likeliest = Likeliest(self._result[0])
+            self._result = compute(replace(batch, **self._read), rows)
+            if self._result[0] is not None:  # else of a pipeline stage that is not the last
+                self.likeliest = Likeliest(self._result[0])
         return self._result
 
     def run(self, batch: Batch, *, watched: bool = False) -> Result:
         """Run the program on another batch of the kind."""
         assert self._result is not None
-        for target, name in zip(self._read, _READ, strict=True):
+        for name, target in self._read.items():
             target[...] = getattr(batch, name)
-        self.workspace.refill(replace(batch, positions=self._read[1]))
+        self.workspace.refill(replace(batch, positions=self._read["positions"]))
         self._began = time.perf_counter_ns()
         self._program.run(watched=watched)
         return self._result
@@ -218,6 +221,8 @@ class RecordedStep(Generic[Result]):
 class CpuMemory(Memory):
     """The host's memory; small passes are recorded as programs."""
 
+    records_adapters = True
+    stage_tokens = FEW_ROWS
     tells_moments = sys.platform == "linux"  # where the clock of kernels is that of `time.perf_counter_ns`
 
     def __init__(self, cache: str | Format) -> None:
@@ -259,7 +264,7 @@ class CpuMemory(Memory):
         self.likeliest = None
         if not 0 < batch.num_tokens <= FEW_ROWS or len(rows) != batch.num_tokens:  # large, or not all rows are wanted
             return compute(*self.upload(batch, rows)), None
-        kind = num_threads(), *(span.stop - span.start for span in batch.spans)
+        kind = num_threads(), *(span.stop - span.start for span in batch.spans), *batch.adapters
         steps = self._steps.setdefault(owner, {})
         step: RecordedStep[Result] | None = steps.pop(kind, None)
         moments: Moments | None = None

@@ -26,6 +26,7 @@ from ...reference.philox import Keys
 from ...reference.quantize import quantize
 from ...reference.rotary import Rotation
 from ..formats import CACHE_FORMATS, STORED_FORMATS, Format
+from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
 from ..weights import Experts, Weight, narrow
@@ -102,6 +103,13 @@ def _cases() -> Iterator[Case]:
     yield "layer_norm", methodcaller("layer_norm", x, Weight("", gain, bias), 1e-5)
     yield "rms_norm", methodcaller("rms_norm", x, Weight("", gain), 1e-5)
     yield "take_rows", methodcaller("take_rows", x, np.array([2, 0]))
+    down, up = (Weight("", rng.standard_normal(shape, np.float32)) for shape in ((5, 100), (100, 5)))
+    yield (
+        "add_low_rank",
+        lambda on: on.add_low_rank(
+            x.copy(), x, [(np.array([2]), LowRankWeight(down, up))], activation="relu", residual=x
+        ),
+    )
     ids, places = np.array([4, 0, 4]), Weight("", rng.standard_normal((9, 100), np.float32))
     for form in STORED_FORMATS.values():
         table = Weight("", _stored(rng.standard_normal((5, 100), np.float32), form))
@@ -114,6 +122,7 @@ def _cases() -> Iterator[Case]:
     experts = Experts(tuple(rng.standard_normal((7, 100), np.float32) for _ in range(5)))
     yield "experts", partial(_experts, x=x, logits=logits[:3, :5], weight=Weight("", experts))
     keys, filters = Keys(np.arange(4, dtype=np.uint64), np.arange(4), np.arange(4)), {"top_p": 0.9, "min_p": 0.01}
+    yield "log_probs", lambda on: np.hstack(on.chooser.log_probs(logits, keys.positions, 7)[1:])
     yield "sample", lambda on: on.chooser.sample(logits, keys, temperature=0.8, top_k=50, **filters)
 
 
@@ -143,7 +152,7 @@ def _attention(rng: np.random.Generator) -> Iterator[Case]:
     q, k, v = (rng.standard_normal((batch.num_tokens, heads, D), np.float32) for heads in (H, K, K))
     rotation = Rotation(frequencies=Weight("", rng.uniform(0, 1, D // 2).astype(np.float32)))
     slopes = Weight("", rng.uniform(0.01, 0.5, H).astype(np.float32))
-    bias = [rng.standard_normal((H, new, S), np.float32) for new, S in ((70, 70), (1, 300))]
+    bias = Weight("", rng.standard_normal((H, 2 * 40 + 1), np.float32))
     variants: list[dict[str, Any]] = [
         {}, {"window": 50}, {"slopes": slopes, "bias": bias}, {"softcap": 0.7, "causal": False},
     ]  # fmt: skip

@@ -5,7 +5,6 @@ can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, 
 `attend_by_reference`.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,14 +12,16 @@ import numpy as np
 from ...batch import Batch
 from ...reference.attention import attention_scores, merge_values
 from ...reference.softmax import softmax
-from .kernels import NULL, STORAGE, Kernels, row_stride
+from .kernels import STORAGE, Kernels, or_null, row_stride
 
 SPLIT = 128
 """Positions that a block of the decode kernel takes at a time; the head of its source gives the reason."""
 
 DECODE_BLOCKS = 2048
-"""The most blocks of a launch, twice what a GPU of 132 multiprocessors holds; more would only wait. A smaller batch
-gets more blocks for each sequence."""
+"""The most blocks of a launch, four to five times what a GPU of 132 multiprocessors holds; more would only wait. A
+smaller batch gets more blocks for each sequence."""
+
+DECODE_THREADS = 128
 
 MAX_GROUP = 8
 """Query heads of one K/V head that a block of the decode kernel computes together; a thread holds a part of each."""
@@ -82,6 +83,7 @@ def attend(
     max_queries: int,
     window: int | None = None,
     slopes: Any | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Causal attention of every sequence of a ragged batch (`reference.attend`).
 
@@ -99,10 +101,11 @@ def attend(
         max_queries: an upper bound of the queries of one sequence. With 1 every sequence must have one, so that T = N.
         window: number of positions a query sees, its own included; None: all before it
         slopes: [H] float32, ALiBi's; None: no bias
+        softcap: bounds the scores; not with slopes; None: no bound
     """
     if len(q) == 0:
         return
-    mask = Mask.of(window, slopes, positions=batch.block_table.shape[1] * keys.shape[2])
+    mask = Mask.of(window, slopes, softcap, positions=batch.block_table.shape[1] * keys.shape[2])
     if max_queries == 1 and len(q) == len(batch.context_lens):
         decode(kernels, q, keys, values, batch, out, workspace, mask, scale=scale)
     else:
@@ -110,19 +113,21 @@ def attend(
 
 
 class Mask(NamedTuple):
-    """Window and ALiBi slopes, applied in addition to the causal mask (`kernels/cuda/mask.cuh`)."""
+    """Window, ALiBi slopes and soft cap, applied in addition to the causal mask (`kernels/cuda/mask.cuh`)."""
 
     window: int
     slopes: Any
+    cap: np.float32
     constants: dict[str, int]
     """Macros for the compiler: without one, the build has no code for its feature"""
 
     @classmethod
-    def of(cls, window: int | None, slopes: Any | None, positions: int) -> "Mask":
+    def of(cls, window: int | None, slopes: Any | None, softcap: float | None, positions: int) -> "Mask":
         """`positions`: an upper bound of all contexts. A window at least that long counts as none."""
         seen = reach(window, positions)
-        switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None}
-        return cls(seen, NULL if slopes is None else slopes, {name: 1 for name, on in switches.items() if on})
+        switches = {"WINDOWED": seen < positions, "BIASED": slopes is not None, "CAPPED": softcap is not None}
+        assert slopes is None or softcap is None, "no kernel has both"
+        return cls(seen, or_null(slopes), np.float32(softcap or 0), {name: 1 for name, on in switches.items() if on})
 
 
 def decode(
@@ -144,12 +149,14 @@ def decode(
     splits, group = _splits(mask.window), _group(H // K)
     assert workspace.partials.size >= N * H * splits * (D + 2) and workspace.arrived.size >= N * H // group
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": SPLIT, **mask.constants}
-    kernel = kernels.get("attention_decode", "attention_decode", **constants)
+    shared = staged_bytes(D, q.dtype.itemsize)
+    kernel = kernels.get("attention_decode", "attention_decode", shared_mem=shared, **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
     sizes = map(np.int32, (H, K, pages, B, splits))
     strides = row_stride(q), row_stride(out), np.int32(mask.window)
-    kernel((blocks, H // group, N), (128,), (*arrays, mask.slopes, *sizes, *strides, np.float32(scale)))
+    arguments = (*arrays, mask.slopes, *sizes, *strides, np.float32(scale), mask.cap)
+    kernel((blocks, H // group, N), (DECODE_THREADS,), arguments, shared_mem=shared)
 
 
 def prefill(
@@ -166,7 +173,7 @@ def prefill(
     sizes = map(np.int32, (N, H, K, pages, B))
     grid = T // tile.queries + N, H
     strides = row_stride(q), row_stride(out), np.int32(mask.window)
-    arguments = (*arrays, *sizes, *strides, np.float32(scale))
+    arguments = (*arrays, *sizes, *strides, np.float32(scale), mask.cap)
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
 
@@ -199,21 +206,18 @@ def attend_by_reference(
     scale: float,
     xp: Any,
     out: Any,
-    *,
-    bias: Sequence[Any] | None = None,
     **variant: Any,
 ) -> Any:
     """`reference.attend` in float32, each sequence's pages first gathered into one.
 
     Pages are small here, and a loop over them would take a launch for each. Arguments as of `reference.attend`.
     """
-    for i, span in enumerate(batch.spans):
+    for span in batch.spans:
         n = span.stop - span.start
         alone = span._replace(start=0, stop=n, pages=(0,))
         queries = q[span.start : span.stop].astype(xp.float32)
         paged = _gathered(keys, span.pages, xp)
-        own = None if bias is None else bias[i]
-        scores = attention_scores(queries, paged, alone, n, scale, xp, **variant, bias=own)  # -> [K, G n, S]
+        scores = attention_scores(queries, paged, alone, n, scale, xp, **variant)  # -> [K, G n, S]
         softmax(scores, xp, out=scores)
         z = xp.empty(queries.shape, xp.float32)
         merge_values(scores, _gathered(values, span.pages, xp), alone, z, xp)
@@ -270,6 +274,15 @@ def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target
 
 def _splits(positions: int) -> int:
     return -(-positions // SPLIT)
+
+
+def staged_bytes(D: int, itemsize: int) -> int:
+    """Shared memory in which the decode kernel keeps keys and values (`Staged`): all of a split, 64 KiB at most."""
+    pieces = D * itemsize // 16
+    lanes = min(1 << (pieces - 1).bit_length(), 32)
+    turns = -(-pieces // lanes)
+    batch = min(SPLIT * lanes // DECODE_THREADS, 16 // turns)
+    return 2 * 16 * batch * turns * DECODE_THREADS
 
 
 def _group(G: int) -> int:

@@ -1,12 +1,12 @@
 """The CUDA backend: runs every operation by a kernel of `kernels/cuda/`, and decode steps as CUDA graphs.
 
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator without one. The kernels
-are compiled for one storage type, so weights, activations and K/V cache have the same format; sums and logits are
-float32. Attention over a tree of guesses, with heads of an unsupported width, or in a variant other than windows and
-ALiBi has no kernel, nor has the choice of experts: they run as in the reference, on the device's array module.
+are compiled for one storage type, so activations and K/V cache have the same format, and weights too unless they have
+8 or 4 bits; sums and logits are float32. Attention over a tree of guesses, with heads of an unsupported width, or in a
+variant other than windows, ALiBi and soft caps has no kernel, nor has the choice of experts: they run as in the
+reference, on the device's array module.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,19 +15,20 @@ import numpy as np
 from ... import reference
 from ...batch import Batch
 from ...reference.experts import Routing
+from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
-from ..formats import FORMATS, Format, WeightFormats
+from ..formats import WEIGHT_FORMATS, Format
 from ..operations import Backend
 from ..pages import Pages
 from ..weights import Weight
 from . import attention, rows
 from .batches import DeviceBatch
 from .choosing import CudaChooser
-from .device import Device
+from .device import WORKSPACE, Device
 from .kernels import Kernels, Launcher
-from .linear import Products, linear
+from .linear import Products, expand, linear
 from .memory import CudaMemory
-from .weights import CudaLoader
+from .weights import CudaLoader, number_type
 
 AUTO = "auto"
 
@@ -41,46 +42,84 @@ class CudaBackend(Backend):
     chooser: CudaChooser
 
     def __init__(
-        self, device: Device, launcher: Launcher, storage: str = AUTO, *, max_batch_size: int = 16, debug: bool = False
+        self,
+        device: Device,
+        launcher: Launcher,
+        weights: str = AUTO,
+        *,
+        max_batch_size: int = 16,
+        debug: bool = False,
+        dependent: bool = False,
     ) -> None:
         """Set the device and the launcher of its kernels.
 
         Args:
             device: memory, copies and recording of steps
             launcher: compiles and launches
-            storage: "float32", "float16" or "bfloat16"; or "auto": by the first matrix that is loaded (`storage_of`)
+            weights: a name in `WEIGHT_FORMATS`. With "auto", "int8" and "int4" the type of activations and cache is by
+                the first matrix that is loaded (`storage_of`)
             max_batch_size: decode steps of more sequences are not recorded
             debug: check indices on the device
+            dependent: kernels of a recorded step may begin before those before them have ended (`dependent.py`)
         """
         self.device = device
-        self.kernels = Kernels(launcher, debug=debug)
-        self.products = Products(self.kernels, device.xp, device.timer)
-        loader, chooser = CudaLoader(device, self.kernels, self._settle), CudaChooser(device, self.kernels)
+        self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
+        self.products = Products(self.kernels, device.xp, device.timer, self._empty)
+        loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
+        chooser = CudaChooser(device, self.kernels)
         memory = CudaMemory(device, self.kernels, loader.uploader, chooser, self.products, max_batch_size)
         super().__init__(loader, memory, chooser)
-        if storage != AUTO:
-            self._settle(FORMATS[storage])
+        form = loader.formats.projection
+        if form is not None and not form.scale_bits:
+            self._settle(form)
 
     def _settle(self, form: Format) -> None:
-        """Set the format of weights, activations and cache: the one that the kernels are compiled for."""
+        """Set the format of activations, cache and expanded weights: the one that the kernels are compiled for."""
         self.kernels.storage = form.name
-        self.loader.formats = WeightFormats(form, form, form)
+        self.loader.storage = form
         self.memory.settle(form)
 
+    def _empty(self, numbers: int) -> Any:
+        return self.device.empty((numbers,), number_type(self.kernels.storage), WORKSPACE)
+
     def embed(
-        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        scale: float = 1.0,
+        types: Any = None,
+        type_table: Weight | None = None,
     ) -> Any:
-        """One launch. [T], [T] -> [T, E]"""
+        """One launch, unless ranks share the table; token types are added by the array library. 3 x [T] -> [T, E]"""
+        if self.ranks > 1:
+            return super().embed(ids, table, positions, position_table, scale, types, type_table)
         out = self.memory.arena.take((len(ids), table.shape[1]))
         learned = None if position_table is None else position_table.data
-        rows.embed(self.kernels, table.data, ids, out, position_table=learned, positions=positions, scale=scale)
+        if isinstance(table.data, Quantized):
+            expand(self.kernels, table.data, out, ids=ids, position_table=learned, positions=positions, scale=scale)
+        else:
+            rows.embed(self.kernels, table.data, ids, out, position_table=learned, positions=positions, scale=scale)
+        if type_table is not None:
+            self._not_recorded()
+            out += type_table.data[types]
         return out
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
-        """One launch, or the library's product and one launch. Logits are float32. [T, in] -> [T, out]"""
+        """One launch, or the library's product and one launch. Logits are float32. [T, in] -> [T, out]
+
+        A head's tanh, which has no kernel, is the array library's.
+        """
+        if activation == "tanh":
+            self._not_recorded()
+            y = self.linear(x, weight)
+            y = self.xp.tanh(y, out=y)
+            return y if residual is None else self.xp.add(y, residual, out=y)
         dtype = np.float32 if weight.makes_logits else None
         out = self.memory.arena.take((len(x), weight.shape[0]), dtype)
-        return self.products.linear(x, weight.data, weight.bias, out, activation=activation, residual=residual)
+        added: dict[str, Any] = {"activation": activation, "residual": residual}
+        return self.products.linear(x, weight.data, weight.bias, out, **added, room=self.memory.workspace.splits)
 
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """One launch. [T, E] -> [T, E]"""
@@ -144,8 +183,9 @@ class CudaBackend(Backend):
         causal: bool = True,
         window: int | None = None,
         slopes: Weight | None = None,
-        bias: Sequence[Any] | None = None,
+        bias: Weight | None = None,
         softcap: float | None = None,
+        cross: bool = False,
     ) -> Any:
         """One launch for all sequences; variants without a kernel run as in the reference. [T, H, D] -> [T, H, D]"""
         assert isinstance(batch, DeviceBatch)
@@ -153,17 +193,19 @@ class CudaBackend(Backend):
         keys, values = cache.layer(layer)
         _, H, D = q.shape
         alibi = None if slopes is None else slopes.data
-        without_kernel = not causal or bias is not None or softcap is not None or batch.has_tree
+        both = slopes is not None and softcap is not None
+        without_kernel = cross or not causal or bias is not None or both or batch.has_tree
         if without_kernel or not attention.has_kernel(self.kernels.storage, D):
             self._not_recorded()
-            variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": alibi}
+            variant: dict[str, Any] = {"causal": causal and not cross, "window": window, "slopes": alibi}
+            variant |= {"bias": None if bias is None else bias.data, "softcap": softcap}
             return attention.attend_by_reference(
-                q, keys, values, batch, scale, self.xp, out, **variant, bias=bias, softcap=softcap
+                q, keys, values, batch.over_sources if cross else batch, scale, self.xp, out, **variant
             )
         N, B = batch.block_table.shape
         seen = attention.reach(window, B * self.memory.page_size)
         room = self.memory.workspace.attention(N if batch.max_queries == 1 else 0, H, D, seen)
-        sight: dict[str, Any] = {"scale": scale, "window": window, "slopes": alibi}
+        sight: dict[str, Any] = {"scale": scale, "window": window, "slopes": alibi, "softcap": softcap}
         attention.attend(self.kernels, q, keys, values, batch, out, room, max_queries=batch.max_queries, **sight)
         return out
 

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...batch import Batch, Span
+from ..memory import DecodeStep
 from .device import Device, StagingBuffer
+from .kernels import Kernels
 
 LEAST_PAGES = 16
 """The fewest columns of a block table; larger ones are a power of two, so that there are few shapes."""
@@ -60,8 +62,10 @@ class BatchBuffers:
         R = len(rows)
         padded_T, padded_N, padded_R = (T, N, R) if bucket is None else (bucket.sequences,) * 3
         B = pages_of(batch.spans) if bucket is None else bucket.pages
-        self._lay_out(padded_T, padded_N, padded_R, B)
+        self._lay_out(padded_T, padded_N, padded_R, B, types=batch.types is not None)
         host = self._staging.host
+        if batch.types is not None:
+            host["types"][:T], host["types"][T:] = batch.types, 0
         host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
         host["positions"][:T], host["positions"][T:] = batch.positions, 0
         host["slots"][:T], host["slots"][T:] = batch.slot_pages * page_size + batch.slot_offsets, -1
@@ -82,14 +86,34 @@ class BatchBuffers:
             slot_pages=batch.slot_pages,
             slot_offsets=batch.slot_offsets,
             spans=batch.spans,
+            sources=batch.sources,
             slots=there["slots"],
             block_table=there["block_table"],
             max_queries=max(span.stop - span.start for span in batch.spans),
+            types=None if batch.types is None else there["types"],
         ), there["rows"]
 
-    def _lay_out(self, T: int, N: int, R: int, B: int) -> None:
+    def fill_step(self, step: DecodeStep, page_size: int, bucket: Bucket) -> Any:
+        """Send a decode step. Returns its token ids on the device, [N]."""
+        N, padded = len(step.positions), bucket.sequences
+        self._lay_out(padded, padded, padded, bucket.pages)
+        host, B = self._staging.host, min(bucket.pages, step.pages.shape[1])
+        host["token_ids"][:N], host["token_ids"][N:] = step.token_ids, 0
+        host["positions"][:N], host["positions"][N:] = step.positions, 0
+        current = step.pages[np.arange(N), step.positions // page_size]  # [N, B] -> [N]
+        host["slots"][:N], host["slots"][N:] = current * page_size + step.positions % page_size, -1
+        host["query_starts"][:] = np.arange(padded + 1)
+        host["context_lens"][:N], host["context_lens"][N:] = step.positions + 1, 0
+        host["text_lens"][:] = host["context_lens"]
+        host["rows"][:] = np.arange(padded)
+        host["block_table"][:N, :B] = step.pages[:, :B]
+        self._pages = [()] * padded  # `fill` writes them anew
+        self._staging.send()
+        return self._staging.there["token_ids"][:N]
+
+    def _lay_out(self, T: int, N: int, R: int, B: int, *, types: bool = False) -> None:
         sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
-        sizes |= {"context_lens": N, "text_lens": N}
+        sizes |= {"context_lens": N, "text_lens": N} | ({"types": T} if types else {})
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
         self._staging.lay_out(**fields, block_table=((N, B), np.int32))
         if self._shape != (T, N, R, B):
@@ -104,6 +128,26 @@ def bucket_of(batch: Batch, rows: Any, max_batch_size: int) -> Bucket | None:
     if batch.num_tokens > N or len(rows) < N or not 0 < N <= max_batch_size or batch.has_tree:
         return None
     return Bucket(min(_power_of_two(N), max_batch_size), pages_of(batch.spans))
+
+
+def bucket_of_step(step: DecodeStep, page_size: int, max_batch_size: int) -> Bucket:
+    """The bucket of a decode step of at most `max_batch_size` sequences."""
+    N, last = len(step.positions), int(step.positions.max())
+    return Bucket(min(_power_of_two(N), max_batch_size), max(LEAST_PAGES, _power_of_two(last // page_size + 1)))
+
+
+def known_ids(kernels: Kernels, token_ids: Any, chosen: Any) -> None:
+    """Replace ids that stand for tokens of the pass before, in place: -1 - r by `chosen[r]`.
+
+    Args:
+        kernels: of any storage type
+        token_ids: [N] int32
+        chosen: [R] int32, the tokens chosen by the pass before
+    """
+    N = len(token_ids)
+    threads = min(256, -(-N // 32) * 32)
+    arguments = token_ids, chosen, np.int32(N), np.int32(len(chosen))
+    kernels.get("embed", "known_ids")((-(-N // threads),), (threads,), arguments)
 
 
 def pages_of(spans: tuple[Span, ...]) -> int:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...batch import IntArray
 from ...errors import NumericalError
 from ...reference.philox import Keys
-from ...reference.sampling import Draw
-from ..chooser import Chooser
+from ...reference.sampling import DRAWS, Draw
+from ..chooser import Chooser, LogProbs
+from ..memory import TokensRead
 from .device import WORKSPACE, Device, StagingBuffer
 from .kernels import Kernels
 from .sampling import Draws, Workspace, argmax, sample
@@ -34,6 +36,7 @@ class Choice:
         self._workspace: Workspace | None = None
         self._chosen: Any = None  # on the device: ids and flags, then those of draws, [4, rows] int32
         self._pinned: NDArray[np.int32] | None = None
+        self._ahead: list[NDArray[np.int32]] = []  # of the two steps that may be under way, the next one first
         self._fetched: NDArray[np.int32] | None = None
         self._logits: Any = None  # [R, V]
         self._drawn: list[Draw | None] = []  # of the first rows
@@ -52,7 +55,8 @@ class Choice:
         if self._workspace is None or self._chosen.shape[1] < R or self._logits.shape[1] != V:
             workspace = Workspace.allocate(_Empty(self._device), R, V)
             chosen = self._device.empty((4, R), np.int32, WORKSPACE)
-            self._workspace, self._chosen, self._pinned = workspace, chosen, self._device.pinned((4, R), np.int32)
+            self._workspace, self._chosen = workspace, chosen
+            self._pinned, *self._ahead = (self._device.pinned((4, R), np.int32) for _ in range(3))
         self._logits, self._drawn, self._fetched = logits, [], None
         return self._workspace
 
@@ -67,16 +71,45 @@ class Choice:
 
     def draw(self, kernels: Kernels, draws: Sequence[Draw | None]) -> None:
         """Launch a draw from each of the first rows of the current logits."""
+        self._launch_draws(kernels, np.array([draw or _LIKELIEST for draw in draws], DRAWS))
+        self._drawn, self._fetched = list(draws), None
+
+    def _launch_draws(self, kernels: Kernels, table: NDArray[Any]) -> None:
         assert self._workspace is not None
-        R = len(draws)
-        table = np.array([draw or _LIKELIEST for draw in draws], _COLUMNS)
-        self._draws.lay_out(**{name: ((R,), dtype) for name, dtype in _COLUMNS})
-        for name, _ in _COLUMNS:
-            self._draws.host[name][:] = table[name]
+        R = len(table)
+        self._draws.lay_out(**{f"{name}s": ((R,), table.dtype[name]) for name in Draw._fields})
+        for name in Draw._fields:
+            self._draws.host[f"{name}s"][:] = table[name]
         self._draws.send()
         there = Draws(**self._draws.there)
         sample(kernels, self._logits[:R], there, self._workspace, self._chosen[2, :R], self._chosen[3, :R])
-        self._drawn, self._fetched = list(draws), None
+
+    def send(self, kernels: Kernels, draws: NDArray[Any]) -> tuple[Any, TokensRead]:
+        """Choose the tokens of a step that has just been replayed, and queue their copy to the host.
+
+        Args:
+            kernels: of any storage type
+            draws: [N] of type `DRAWS`, of the first rows
+
+        Returns:
+            The tokens on the device, [N], and a function that reads them. Two copies may be under way at a time.
+        """
+        self.repeated()
+        N, drawn = len(draws), bool(draws["temperature"].any())
+        if drawn:
+            self._launch_draws(kernels, draws)
+        pinned = self._ahead.pop(0)
+        self._ahead.append(pinned)
+        self._device.fetch(self._chosen, pinned)
+        wait = self._device.mark()
+
+        def read() -> IntArray | None:
+            wait()
+            if pinned[1, :N].any() or (drawn and pinned[3, :N].any()):
+                return None
+            return pinned[2 if drawn else 0, :N].astype(np.int64)
+
+        return self._chosen[2 if drawn else 0, :N], read
 
     def rows_of(self, logits: Any) -> slice | None:
         """The rows that these logits are, if they are part of the same memory; else None."""
@@ -109,18 +142,6 @@ class Choice:
         return self._fetched
 
 
-_COLUMNS: list[tuple[str, Any]] = [
-    ("temperatures", np.float32),
-    ("top_ks", np.int32),
-    ("top_ps", np.float64),
-    ("min_ps", np.float32),
-    ("seeds", np.uint64),
-    ("sequences", np.int32),
-    ("positions", np.int32),
-]
-"""The fields of `Draw`, under the names and types of `Draws`."""
-
-
 class CudaChooser(Chooser):
     """Chooses tokens from logits on the device; what the last pass has chosen in advance is already known."""
 
@@ -151,31 +172,56 @@ class CudaChooser(Chooser):
         """The chooser on NumPy."""
         return self._host
 
+    @property
+    def on_host(self) -> bool:
+        """False: the logits are in the device's memory."""
+        return False
+
     def to_host(self, array: Any) -> Any:
         """A copy on the host, as float32."""
         return self._device.copy_of(array).astype(np.float32, copy=False)
 
     def finite(self, logits: Any) -> bool:
-        """Whether no logit is NaN or plus infinity. The chosen tokens arrive in the same copy. [R, V]"""
+        """Whether no logit is NaN or plus infinity. The chosen tokens arrive in the same copy. [R, V]
+
+        Hidden states, which a model without a head has in place of logits, may be in the storage type.
+        """
+        if logits.dtype != np.float32:
+            return bool(self.xp.isfinite(logits).all())
         return not len(logits) or not self._likeliest(logits)[1].any()
 
     def argmax(self, logits: Any) -> Any:
         """The most likely token of each row, on the host; already known for the last pass's logits. [R, V] -> [R]"""
         return self._likeliest(logits)[0]
 
-    def sample(self, logits: Any, keys: Keys, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Any:
+    def sample(self, logits: Any, keys: Keys, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
         """Sample one token per row, returned on the host; already known if in the `draws` of `run`. [R, V] -> [R]
 
         Raises:
             NumericalError: a row holds NaN or +inf, or nothing but -inf.
         """
         assert keys.purpose == 0, "the kernel draws tokens; other draws are made on the host"
-        columns = keys.seeds.tolist(), keys.sequences.tolist(), keys.positions.tolist()
-        draws: list[Draw | None] = [Draw(temperature, top_k, top_p, min_p, *key) for key in zip(*columns, strict=True)]
+        filters = (np.broadcast_to(each, len(logits)).tolist() for each in (temperature, top_k, top_p, min_p))
+        columns = *filters, keys.seeds.tolist(), keys.sequences.tolist(), keys.positions.tolist()
+        draws = [Draw(*row) if row[0] > 0 else None for row in zip(*columns, strict=True)]  # None: the most likely
         ids, flags = self._drawn(logits, draws)
         if flags.any():
             raise NumericalError(f"row {int(flags.argmax())} of the logits cannot be sampled from: it is not finite")
         return ids
+
+    def log_probs(self, logits: Any, tokens: Any, top: int = 0) -> LogProbs:
+        """As `Chooser.log_probs`, by the array module on the device; the results are on the host."""
+        self._device.activate()
+        xp, R = self.xp, len(logits)
+        ids = xp.empty((R, 1 + top), xp.int64)
+        ids[:, 0] = xp.asarray(tokens)
+        if top:
+            ids[:, 1:] = xp.argsort(-logits, axis=-1, kind="stable")[:, :top]  # [R, V] -> [R, top]
+        best = logits.max(axis=-1, keepdims=True, initial=-xp.inf)
+        sums = best + xp.log(xp.exp(logits - best).sum(axis=-1, keepdims=True, dtype=xp.float64))  # [R, V] -> [R, 1]
+        values = (xp.take_along_axis(logits, ids, axis=-1) - sums).astype(xp.float32)  # [R, 1 + top]
+        ids, values = self._device.copy_of(ids), self._device.copy_of(values)
+        return LogProbs(values[:, 0], ids[:, 1:], values[:, 1:])
 
     def _likeliest(self, logits: Any) -> Answer:
         """The most likely tokens, with flags for NaN and plus infinity. [R, V] -> [R], [R]"""

@@ -12,12 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ...errors import DeviceError
+from ...errors import DeviceError, install
 from .kernels import Kernel, Module
 
-OPTIONS = ("--std=c++17",)
+OPTIONS = ("--std=c++17", "-lineinfo")
+"""With line numbers, which cost nothing when a kernel runs, and which profilers and sanitizers name"""
 _FIRST_ERROR = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.+)$", re.MULTILINE)
 _NO_HEADER = re.compile(r"(?:could not|cannot) open source file \"(?P<name>[^\"]+)\"")
+
+_MISSING = re.compile(r"failed to (load|find)|not found", re.IGNORECASE)
+"""In CuPy's RuntimeErrors about a library that it opens, or headers that it looks for, when they are first needed"""
 
 
 class CupyLauncher:
@@ -36,6 +40,7 @@ class CupyLauncher:
             raise DeviceError(f"device 'cuda' needs an NVIDIA GPU and its driver: {error}") from None
         if count == 0:
             raise DeviceError("device 'cuda' needs an NVIDIA GPU: the driver shows none")
+        self.architecture = str(self._cupy.cuda.Device().compute_capability)
 
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
         """The module of a `.cu` file, with options such as -DNAME=VALUE; compiled when a kernel is first requested."""
@@ -97,7 +102,7 @@ def import_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise DeviceError(
-            f"device 'cuda' needs CuPy ({error}): pip install 'minillm[cuda13]', or [cuda12] for a driver before 580"
+            f"device 'cuda' needs CuPy ({error}): {install('cuda13')}, or cuda12 for a driver before 580"
         ) from None
     return cupy
 
@@ -116,9 +121,10 @@ def _errors_in_one_line(path: Path) -> Iterator[None]:
     except CompileException as error:
         raise DeviceError(_first_error(path, error.get_message())) from None
     except RuntimeError as error:
-        if "failed to load" not in str(error):  # of a library that CuPy opens when it is first needed
+        if not _MISSING.search(str(error)):
             raise
-        raise DeviceError(f"a part of the CUDA toolkit is missing ({error}): {_install()}") from None
+        said = " ".join(str(error).split())
+        raise DeviceError(f"a part of the CUDA toolkit is missing ({said}): {_install()}") from None
 
 
 def _first_error(path: Path, log: str) -> str:
@@ -135,5 +141,5 @@ def _install() -> str:
     try:
         version("cupy-cuda12x")
     except PackageNotFoundError:
-        return "pip install 'minillm[cuda13]'"
-    return "pip install 'minillm[cuda12]'"
+        return install("cuda13")
+    return install("cuda12")

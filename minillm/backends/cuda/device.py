@@ -5,7 +5,7 @@ GPU, its kernels through an emulator. `CupyDevice` is a real GPU.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from ...errors import DeviceError
 from ..memory import Clock, HostClock, free_memory
 from .compiling import import_cupy
+from .dependent import Driver, begins_early
+from .kernels import Launch
 from .linear import Timer
 
 Wait = Callable[[], None]
@@ -117,6 +119,11 @@ class Device:
         """The address of an array's first element."""
         return int(array.__array_interface__["data"][0])
 
+    def launch_all(self, launches: Sequence[Launch], *, dependent: bool = False) -> None:
+        """Launch kernels in order; `dependent`: each may begin before the one before it has ended, if it can wait."""
+        for launch in launches:
+            launch()
+
     def record(self, launch: Callable[[], object]) -> Callable[[], object] | None:
         """Record what `launch` launches, without running it. Returns a function that replays it, or None."""
         return None
@@ -175,6 +182,19 @@ class CupyDevice(Device):
         """The address of an array's first element."""
         return int(array.data.ptr)
 
+    def launch_all(self, launches: Sequence[Launch], *, dependent: bool = False) -> None:
+        """As `Device.launch_all`.
+
+        Raises:
+            DeviceError: the driver has no dependent launches, or refuses one.
+        """
+        driver = Driver(self.address) if dependent else None
+        for i, launch in enumerate(launches):
+            if driver is not None and begins_early(launches, i):
+                driver.launch(launch, self.stream.ptr)
+            else:
+                launch()
+
     def record(self, launch: Callable[[], object]) -> Callable[[], object]:
         """Capture a CUDA graph."""
         self.stream.begin_capture()
@@ -226,6 +246,7 @@ class StagingBuffer:
         self._layout: tuple[Any, ...] = ()
         self._used = 0
         self._waits = -1
+        self._sent: Wait = lambda: None
         self.host: dict[str, NDArray[Any]] = {}
         """Host arrays by name, to be filled before `send`."""
         self.there: dict[str, Any] = {}
@@ -260,12 +281,13 @@ class StagingBuffer:
         """Copy all arrays to the device."""
         assert self._host is not None
         self._device.send(self._host[: self._used], self._there)
+        self._sent = self._device.mark()
         self._waits = self._device.waits
 
     def _before_writing(self) -> None:
-        """Wait for the last copy, unless the host has waited since."""
+        """Wait for the last copy, not for what was queued after it, unless the host has waited since."""
         if self._waits == self._device.waits:
-            self._device.wait()
+            self._sent()
 
 
 def _mib(size: int) -> str:

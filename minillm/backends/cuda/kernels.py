@@ -6,17 +6,20 @@ Nothing here imports cupy.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .. import kernel_sources
+from .. import compiling, kernel_sources
 
 STORAGE = {"float32": 32, "float16": 16, "bfloat16": 17}
 """dtype of weights, activations and K/V cache -> its number in `common.cuh`."""
+
+ARCHITECTURES = {"gemm_wgmma": "90a"}
+"""Modules with instructions of one architecture only, which has no successor that runs them."""
 
 NULL = np.uintp(0)
 """Passed to a kernel for an absent array."""
@@ -42,22 +45,64 @@ class Module(Protocol):
 class Launcher(Protocol):
     """Compiles source files into modules."""
 
+    architecture: str
+    """Compute capability of the device, such as "90" """
+
     def module(self, path: Path, options: tuple[str, ...]) -> Module:
         """Compile `path` with options such as -DNAME=VALUE."""
+
+
+class Launch(NamedTuple):
+    """One call of a kernel."""
+
+    name: str
+    constants: dict[str, int]
+    kernel: Kernel
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    args: Sequence[Any]
+    shared_mem: int
+
+    def __call__(self) -> None:
+        """Launch it."""
+        self.kernel(self.grid, self.block, self.args, shared_mem=self.shared_mem)
+
+
+class _Collecting:
+    """A kernel whose calls are noted."""
+
+    def __init__(self, launches: list[Launch], name: str, constants: dict[str, int], kernel: Kernel) -> None:
+        self._note = launches.append
+        self._what = name, constants, kernel
+        self.max_dynamic_shared_size_bytes = kernel.max_dynamic_shared_size_bytes
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0
+    ) -> None:
+        self._note(Launch(*self._what, grid, block, tuple(args), shared_mem))
 
 
 class Kernels:
     """All kernels for one storage type, compiled when first asked for."""
 
-    def __init__(self, launcher: Launcher, storage: str = "float32", *, debug: bool = False) -> None:
+    def __init__(
+        self, launcher: Launcher, storage: str = "float32", *, debug: bool = False, dependent: bool = False
+    ) -> None:
         """`storage` is a key of `STORAGE`, and may be set until a kernel is asked for; `debug` enables index checks on
-        the device.
+        the device; `dependent` kernels may be launched before those before them have ended (`dependent.py`).
         """
         self.storage = storage
+        self.dependent = dependent
         self._launcher = launcher
-        self._debug = ("-DMINILLM_CUDA_DEBUG",) if debug else ()
+        switches = {"-DMINILLM_CUDA_DEBUG": debug, "-DDEPENDENT=1": dependent}
+        self._switches = tuple(switch for switch, on in switches.items() if on)
         self._modules: dict[tuple[str, tuple[str, ...]], Module] = {}
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
+        self._collected: list[Launch] | None = None
+
+    def has(self, module: str) -> bool:
+        """Whether the device runs a module: all but those of another architecture."""
+        return ARCHITECTURES.get(module, self._launcher.architecture).removesuffix("a") == self._launcher.architecture
 
     def get(self, module: str, kernel: str, *, shared_mem: int = 0, **constants: int) -> Kernel:
         """A kernel of `kernels/cuda/{module}.cu`, compiled with `constants` as macros.
@@ -67,15 +112,28 @@ class Kernels:
         key = (module, kernel, *constants.items())
         if key not in self._kernels:
             defines = tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
-            if (module, defines) not in self._modules:
-                storage = f"-DMINILLM_STORAGE={STORAGE[self.storage]}"
-                options = (storage, *self._debug, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
-                self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
-            self._kernels[key] = self._modules[module, defines].get_function(kernel)
+            with compiling():
+                if (module, defines) not in self._modules:
+                    storage = f"-DMINILLM_STORAGE={STORAGE[self.storage]}"
+                    # First, since the compiler takes the first of several, and CuPy adds the one of the device.
+                    own = (f"-arch=sm_{ARCHITECTURES[module]}",) if module in ARCHITECTURES else ()
+                    options = (*own, storage, *self._switches, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
+                    self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
+                self._kernels[key] = self._modules[module, defines].get_function(kernel)
         found = self._kernels[key]
         if shared_mem > found.max_dynamic_shared_size_bytes:
             found.max_dynamic_shared_size_bytes = shared_mem
-        return found
+        return found if self._collected is None else _Collecting(self._collected, kernel, constants, found)
+
+    def collect(self, call: Callable[[], object]) -> list[Launch]:
+        """The launches that a function makes, which are not run."""
+        collected: list[Launch] = []
+        self._collected = collected
+        try:
+            call()
+        finally:
+            self._collected = None
+        return collected
 
 
 @cache
@@ -91,6 +149,11 @@ def sources_digest() -> str:
     for path in sorted([*kernel_folder().glob("*.cu"), *kernel_folder().glob("*.cuh")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"0x{digest.hexdigest()[:8]}"
+
+
+def or_null(array: Any | None) -> Any:
+    """An array as a kernel's argument, which may be absent."""
+    return NULL if array is None else array
 
 
 def row_stride(array: Any) -> np.int32:

@@ -1,31 +1,62 @@
 """The products of every projection on a GPU: y = activation(x W^T + b) + residual.
 
-Few rows (a decode step) go to `kernels/cuda/gemv.cu`, which reads each weight once; many (a prefill) to `gemm.cu`.
-Both finish in one launch. The constants they are compiled for are chosen here, from the shapes alone.
+Few rows (a decode step) go to `kernels/cuda/gemv.cu`, which reads each weight once; many (a prefill) to `gemm.cu`,
+whose blocks share a tile where there are too few tiles (up to SPLIT_ROWS rows: a decode step of many sequences), or to
+`gemm_wgmma.cu` on Hopper. Each finishes in one launch. The constants they are compiled for are chosen here, from the
+shapes alone.
 
-`Products` replaces our GEMM by the library's (cuBLAS, through CuPy's matmul) for the shapes at which that is faster.
+A matrix of 8 or 4 bits (`Quantized`, its arrays on the device) goes to `gemv.cu` too, up to INTEGER_ROWS rows; for more
+it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`).
+
+For many rows `Products` takes the fastest of ours and the library's product (cuBLAS, through CuPy's matmul), by shape.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .kernels import NULL, STORAGE, Kernels, row_stride
+from ...reference.quantize import Quantized
+from .kernels import NULL, STORAGE, Kernels, or_null, row_stride
+
+Room = Callable[[int, int], tuple[Any, Any]]
+"""Gives scratch memory: so many float32 numbers, and so many int32 zeros, which are zeros again after each launch."""
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Name of an activation in config.json -> its number in `kernels/cuda/activation.cuh`."""
 
 FEW_ROWS = 16
-"""The most rows that gemv.cu takes."""
+"""Up to so many rows gemv.cu is taken without a comparison with the library."""
+
+MOST_ROWS = {"float32": 16, "float16": 64, "bfloat16": 64}
+"""Storage type -> the most rows that gemv.cu takes; of 16 bits with tensor cores. More go to gemm.cu."""
+
+INTEGER_ROWS = 128
+"""Up to so many rows a matrix of 8 or 4 bits is read as it is: twice, beyond 64."""
+
+EXPANDED = 16 << 20
+"""Numbers of such a matrix that are expanded at a time: 32 MiB, which is still in the L2 cache of an H100 mostly."""
+
+SPLIT_ROWS = 128
+"""Up to so many rows several blocks of gemm_mma may share a tile, each with a part of `in`."""
+
+SPLIT_INPUTS = 128
+"""The least part of `in` that such a block takes."""
 
 PROCESSORS = 132
 """Multiprocessors of an H100 or H200: a launch should make about as many blocks, or more."""
 
 TILES = ((128, 128), (64, 64), (32, 64))
 """Rows and outputs of one block of gemm.cu, the most economical first."""
+
+WGMMA_STAGES = 4
+"""Steps of k that gemm_wgmma.cu keeps in shared memory."""
+
+WGMMA_TILES = ((128, 256), (128, 128))
+"""The same of gemm_wgmma.cu."""
 
 
 def linear(
@@ -37,6 +68,7 @@ def linear(
     *,
     activation: str | None = None,
     residual: Any | None = None,
+    room: Room | None = None,
 ) -> Any:
     """y = activation(x W^T + b) + residual, by our kernels.
 
@@ -48,9 +80,13 @@ def linear(
         out: [T, out], of x's type or float32, filled and returned; the row stride may be larger
         activation: a name in `ACTIVATIONS`, or None
         residual: [T, out] of x's type, or None; not changed, so it must not be `out`
+        room: gives scratch memory, with which several blocks may share a tile of up to SPLIT_ROWS rows
     """
-    product = gemv if len(x) <= FEW_ROWS else gemm
-    return product(kernels, x, weight, bias, out, activation=activation, residual=residual)
+    if isinstance(weight, Quantized):
+        return gemv(kernels, x, weight, bias, out, activation=activation, residual=residual)
+    if len(x) <= FEW_ROWS or (len(x) <= MOST_ROWS[kernels.storage] and (room is None or _is_wide(len(x), len(weight)))):
+        return gemv(kernels, x, weight, bias, out, activation=activation, residual=residual)
+    return gemm(kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
 
 
 def gemv(
@@ -63,9 +99,11 @@ def gemv(
     activation: str | None = None,
     residual: Any | None = None,
 ) -> Any:
-    """`linear` for at most FEW_ROWS rows."""
+    """`linear` for at most MOST_ROWS rows, or for a matrix of 8 or 4 bits."""
     rows, outputs = out.shape
-    assert rows <= FEW_ROWS, f"{rows} rows, and gemv takes {FEW_ROWS}"
+    if isinstance(weight, Quantized):
+        return _integer_gemv(kernels, x, weight, bias, out, activation, residual)
+    assert rows <= MOST_ROWS[kernels.storage], f"{rows} rows of {kernels.storage}, and gemv takes {MOST_ROWS}"
     if not (rows and outputs):
         return out
     args = _arguments(kernels, x, weight, bias, out, activation, residual)
@@ -76,10 +114,71 @@ def gemv(
         kernel((_ceil(outputs, outs * 4 // splits),), (128,), (*args, np.int32(splits)))
     else:
         constants["ROWS"] = max(constants["ROWS"], 8)
-        outs = next((outs for outs in (32, 16) if outputs >= outs * PROCESSORS * 2 // 3), 8)
+        outs = _mma_outs(outputs)
         kernel = kernels.get("gemv", "gemv_mma", OUTS=outs, **constants)
         kernel((_ceil(outputs, outs),), (256,), args)
     return out
+
+
+def _integer_gemv(
+    kernels: Kernels,
+    x: Any,
+    matrix: Quantized,
+    bias: Any | None,
+    out: Any,
+    activation: str | None,
+    residual: Any | None,
+) -> Any:
+    """`linear` by tensor cores for a matrix of 8 or 4 bits, which is read once for each 64 rows."""
+    rows, outputs = out.shape
+    if not (rows and outputs):
+        return out
+    most, kind = min(max(_power_of_two(rows), 8), 64), integer_constants(matrix)
+    sums = 512 if kind["OFFSETS"] == 16 else 1024  # of a warp; more would not fit in registers
+    constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs), sums // most)}
+    args = _arguments(kernels, x, matrix, bias, out, activation, residual)
+    kernel = kernels.get("gemv", "gemv_mma", **constants, **kind, **_float_out(x, out))
+    blocks = _ceil(outputs, constants["OUTS"]), _ceil(rows, constants["ROWS"])
+    kernel(blocks, (256,), (*args, matrix.scales, or_null(matrix.offsets)))
+    return out
+
+
+def integer_constants(matrix: Quantized) -> dict[str, int]:
+    """The macros of `kernels/cuda/integers.cuh` for a matrix."""
+    offset_bits = 0 if matrix.offsets is None else 8 * int(matrix.offsets.dtype.itemsize)
+    return {"BITS": matrix.bits, "GROUP": matrix.group, "OFFSETS": offset_bits}
+
+
+def expand(
+    kernels: Kernels,
+    matrix: Quantized,
+    out: Any,
+    *,
+    ids: Any | None = None,
+    position_table: Any | None = None,
+    positions: Any | None = None,
+    scale: float = 1.0,
+) -> None:
+    """out = scale * matrix[ids], plus position_table[positions] where that is given.
+
+    Args:
+        kernels: for the storage type of `out`, of 16 bits
+        matrix: [V, E], of 8 or 4 bits, its arrays on the device
+        out: [T, E], contiguous
+        ids: [T] int32; None: the first T rows
+        position_table: [positions, E], contiguous, of `out`'s type
+        positions: [T] int32
+        scale: factor of the matrix's rows
+    """
+    T, E = out.shape
+    if T == 0:
+        return
+    vectors = _ceil(E, 16 // out.dtype.itemsize)
+    threads = min(256, 32 * _ceil(vectors, 32))
+    arrays = (or_null(each) for each in (matrix.offsets, ids, position_table, positions))
+    sizes = E, len(matrix.scales), 0 if position_table is None else len(position_table), 0
+    args = (out, matrix.values.view(np.uint8), matrix.scales, *arrays, *map(np.int32, sizes), np.float32(scale))
+    kernels.get("expand", "expand", **integer_constants(matrix))((T, _ceil(vectors, threads)), (threads,), args)
 
 
 def gemm(
@@ -93,16 +192,26 @@ def gemm(
     residual: Any | None = None,
     version: str | None = None,
     tile: tuple[int, int] | None = None,
+    room: Room | None = None,
 ) -> Any:
     """`linear` for any number of rows.
 
-    `version` ("naive", "tiled" or "mma") and `tile` (one of `TILES`) are chosen by type and shape where they are None.
+    `version` ("naive", "tiled", "mma" or "wgmma") and `tile` (one of `TILES` or `WGMMA_TILES`) are chosen by type and
+    shape where they are None: "tiled" for float32, else "mma".
     """
     rows, outputs = out.shape
     if not (rows and outputs):
         return out
-    tile_rows, tile_outs = tile or _tile(rows, outputs)
+    if version == "wgmma":
+        tile_rows, tile_outs = tile or _tile(rows, outputs, WGMMA_TILES)
+        shared = WGMMA_STAGES * (tile_rows + tile_outs) * 128
+        kernel = kernels.get("gemm_wgmma", "gemm_wgmma", shared_mem=shared, TILE_OUTS=tile_outs, **_float_out(x, out))
+        args = _arguments(kernels, x, weight, bias, out, activation, residual)
+        kernel((_ceil(rows, tile_rows), _ceil(outputs, tile_outs)), (256,), args, shared_mem=shared)
+        return out
     version = version or ("tiled" if kernels.storage == "float32" else "mma")
+    shared_by_blocks = room is not None and version == "mma" and rows <= SPLIT_ROWS
+    tile_rows, tile_outs = tile or (TILES[2 if rows <= 32 else 1] if shared_by_blocks else _tile(rows, outputs))
     constants = {"TILE_ROWS": tile_rows, "TILE_OUTS": tile_outs, **_float_out(x, out)}
     args = _arguments(kernels, x, weight, bias, out, activation, residual)
     shared = 4 * (tile_rows + tile_outs) * 64 if version == "mma" else 0
@@ -110,8 +219,14 @@ def gemm(
     if version == "naive":
         kernel((_ceil(rows, 8), _ceil(outputs, 32)), (256,), args)
     else:
-        block = 128 if version == "mma" else 256
-        kernel((_ceil(rows, tile_rows), _ceil(outputs, tile_outs)), (block,), args, shared_mem=shared)
+        tiles = _ceil(rows, tile_rows), _ceil(outputs, tile_outs)
+        splits = _splits(tiles[0] * tiles[1], x.shape[1]) if shared_by_blocks else 1
+        if version == "mma":
+            blocks = tiles[0] * tiles[1] * splits
+            scratch = room(blocks * tile_rows * tile_outs, blocks // splits) if room and splits > 1 else (NULL, NULL)
+            kernel((*tiles, splits), (128,), (*args, *scratch), shared_mem=shared)
+        else:
+            kernel(tiles, (256,), args)
     return out
 
 
@@ -125,7 +240,7 @@ def finish_product(
     rows, outputs = out.shape
     if not (rows and outputs) or (bias is None and activation is None and residual is None):
         return out
-    pointers = (out, *(NULL if array is None else array for array in (bias, residual)))
+    pointers = (out, or_null(bias), or_null(residual))
     numbers = (outputs, row_stride(out), 0 if residual is None else row_stride(residual), ACTIVATIONS[activation])
     kernel = kernels.get("gemm", "finish_product", TILE_ROWS=TILES[0][0], TILE_OUTS=TILES[0][1])
     vector = 16 // out.dtype.itemsize
@@ -139,33 +254,49 @@ Timer = Callable[[Callable[[], object]], float]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds for one product of `rows` rows, epilogue included."""
+    """Seconds of one product of `rows` rows by each implementation, epilogue included."""
 
     rows: int
-    ours: float
-    theirs: float
+    seconds: Mapping[str, float]
+    """By "ours", "wgmma" and "library", those that there are"""
 
     @property
     def chosen(self) -> str:
-        """The faster one: "ours" or "library"."""
-        return "ours" if self.ours <= self.theirs else "library"
+        """The fastest; of equals the first."""
+        return min(self.seconds, key=self.seconds.__getitem__)
 
 
 class Products:
-    """The matrix products of a backend, each by the faster implementation.
+    """The matrix products of a backend, each by the fastest implementation.
 
-    Both are timed once, on the first call of a shape with more rows than gemv takes; the result is kept for all row
+    All are timed once, on the first call of a shape with more rows than gemv takes; the result is kept for all row
     counts up to the next power of two.
     """
 
-    def __init__(self, kernels: Kernels, xp: Any, timer: Timer | None) -> None:
-        """`xp` is the array module whose matmul is the library's; without a `timer` only our kernels run."""
+    def __init__(
+        self, kernels: Kernels, xp: Any, timer: Timer | None, empty: Callable[[int], Any] | None = None
+    ) -> None:
+        """Set the kernels and the library.
+
+        Args:
+            kernels: ours
+            xp: the array module whose matmul is the library's
+            timer: times a product; without one only our kernels run
+            empty: allocates so many numbers of the kernels' type, for matrices to be expanded
+        """
         self.timings: dict[tuple[int, int, int], Timing] = {}
         """Measured times, by (rows rounded up to a power of two, out, in)."""
         self._kernels = kernels
         self._xp = xp
         self._timer = timer
         self._only_ours = False
+        self._empty = empty
+        self._expanded: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in which matrices are expanded."""
+        return 0 if self._expanded is None else int(self._expanded.nbytes)
 
     @contextmanager
     def only_ours(self) -> Iterator[None]:
@@ -188,31 +319,70 @@ class Products:
         *,
         activation: str | None = None,
         residual: Any | None = None,
+        room: Room | None = None,
     ) -> Any:
         """y = activation(x W^T + b) + residual; arguments and result as those of the function `linear`."""
 
-        def ours() -> Any:
-            return linear(self._kernels, x, weight, bias, out, activation=activation, residual=residual)
+        def ours(version: str | None = None) -> Any:
+            product: Callable[..., Any] = linear if version is None else partial(gemm, version=version)
+            return product(self._kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
 
         def library() -> Any:
             self._xp.matmul(x, weight.T, out=out)  # [T, in] x [in, out] -> [T, out]
             return finish_product(self._kernels, bias, out, activation=activation, residual=residual)
 
-        # The library has no product of 16-bit inputs with float outputs.
-        if self._timer is None or self._only_ours or len(x) <= FEW_ROWS or out.dtype != x.dtype:
+        if isinstance(weight, Quantized) and len(x) > INTEGER_ROWS and self._empty is not None:
+            return self._by_parts(x, weight, bias, out, activation, residual, room)
+        if isinstance(weight, Quantized):
             return ours()
+        if self._timer is None or self._only_ours or len(x) <= FEW_ROWS:
+            return ours()
+        products: dict[str, Callable[[], Any]] = {"ours": ours}
+        if self._kernels.storage != "float32" and self._kernels.has("gemm_wgmma"):
+            products["wgmma"] = partial(ours, "wgmma")
+        if out.dtype == x.dtype:  # the library has no product of 16-bit inputs with float outputs
+            products["library"] = library
         shape = (1 << (len(x) - 1).bit_length(), *weight.shape)
-        if shape not in self.timings:
-            self.timings[shape] = Timing(len(x), self._timer(ours), self._timer(library))
-        return ours() if self.timings[shape].chosen == "ours" else library()
+        if len(products) > 1 and shape not in self.timings:
+            self.timings[shape] = Timing(len(x), {name: self._timer(run) for name, run in products.items()})
+        return products[self.timings[shape].chosen if len(products) > 1 else "ours"]()
+
+    def _by_parts(
+        self,
+        x: Any,
+        matrix: Quantized,
+        bias: Any | None,
+        out: Any,
+        activation: str | None,
+        residual: Any | None,
+        room: Room | None,
+    ) -> Any:
+        """`linear` with as many rows of a matrix at a time as there is room to expand."""
+        assert self._empty is not None
+        if self._expanded is None:
+            self._expanded = self._empty(EXPANDED)  # and never another: recorded steps hold its address
+        outputs, inputs = matrix.shape
+        most = EXPANDED // inputs
+        assert most, f"a row of {inputs} numbers is longer than {EXPANDED}"
+        for first in range(0, outputs, most):
+            part = slice(first, min(first + most, outputs))
+            expanded = self._expanded[: (part.stop - first) * inputs].reshape(-1, inputs)  # [n] -> [part, in]
+            expand(self._kernels, matrix.each(lambda array, part=part: array[part]), expanded)  # type: ignore[misc]
+            added = {"activation": activation, "residual": None if residual is None else residual[:, part]}
+            self.linear(x, expanded, None if bias is None else bias[part], out[:, part], **added, room=room)
+        return out
 
     def table(self) -> str:
-        """The measured times as text: a line for each shape, with both times and the rate of the faster one."""
-        lines = [f"{'rows':>6} {'out':>6} {'in':>6} {'ours us':>9} {'library us':>10} {'TFLOP/s':>8}  chosen"]
+        """The measured times as text: a line for each shape, with all times and the rate of the fastest one."""
+        names = ("ours", "wgmma", "library")
+        columns = " ".join(f"{name + ' us':>10}" for name in names)
+        lines = [f"{'rows':>6} {'out':>6} {'in':>6} {columns} {'TFLOP/s':>8}  chosen"]
         for (_, outputs, inputs), timing in sorted(self.timings.items()):
-            rate = 2e-12 * timing.rows * outputs * inputs / min(timing.ours, timing.theirs)
-            times = f"{timing.ours * 1e6:9.1f} {timing.theirs * 1e6:10.1f} {rate:8.1f}"
-            lines.append(f"{timing.rows:6} {outputs:6} {inputs:6} {times}  {timing.chosen}")
+            rate = 2e-12 * timing.rows * outputs * inputs / timing.seconds[timing.chosen]
+            times = " ".join(
+                f"{timing.seconds[name] * 1e6:10.1f}" if name in timing.seconds else f"{'-':>10}" for name in names
+            )
+            lines.append(f"{timing.rows:6} {outputs:6} {inputs:6} {times} {rate:8.1f}  {timing.chosen}")
         return "\n".join(lines)
 
 
@@ -220,15 +390,25 @@ def _arguments(
     kernels: Kernels, x: Any, weight: Any, bias: Any | None, out: Any, activation: str | None, residual: Any | None
 ) -> tuple[Any, ...]:
     """The arguments of every product kernel, in order; asserts the shapes and types it expects."""
-    (rows, inputs), outputs = x.shape, len(weight)
+    (rows, inputs), outputs = x.shape, weight.shape[0]
     assert weight.shape == (outputs, inputs) and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
-    assert weight.strides == (inputs * weight.dtype.itemsize, weight.dtype.itemsize), "weight is not contiguous"
-    typed = [x, weight, *([] if residual is None else [residual])]
+    typed = [x, *([] if residual is None else [residual])]
+    if isinstance(weight, Quantized):
+        weight = weight.values.view(np.uint8)
+        assert weight.flags.c_contiguous, "weight is not contiguous"
+    else:
+        assert weight.strides == (inputs * weight.dtype.itemsize, weight.dtype.itemsize), "weight is not contiguous"
+        typed.append(weight)
     assert all(array.dtype.name == kernels.storage for array in typed), [array.dtype for array in typed]
     assert kernels.storage in STORAGE and out.dtype.name in (kernels.storage, "float32"), out.dtype
-    pointers = (out, x, weight, NULL if bias is None else bias, NULL if residual is None else residual)
+    pointers = (out, x, weight, or_null(bias), or_null(residual))
     strides = (row_stride(x), row_stride(out), 0 if residual is None else row_stride(residual))
     return (*pointers, *map(np.int32, (rows, inputs, outputs, *strides, ACTIVATIONS[activation])))
+
+
+def _mma_outs(outputs: int) -> int:
+    """OUTS of gemv_mma: the most that still occupies two thirds of the processors."""
+    return next((outs for outs in (32, 16) if outputs >= outs * PROCESSORS * 2 // 3), 8)
 
 
 def _float_out(x: Any, out: Any) -> dict[str, int]:
@@ -246,10 +426,26 @@ def _fma_shape(rows: int, outputs: int) -> tuple[int, int]:
     return outs, splits
 
 
-def _tile(rows: int, outputs: int) -> tuple[int, int]:
+def _is_wide(rows: int, outputs: int) -> bool:
+    """Whether gemv_mma reads no more of x than of W: up to 32 rows, and outputs for 32 in each of its blocks.
+
+    Otherwise gemm_mma with several blocks for a tile is expected to be faster.
+    """
+    return rows <= 32 and outputs >= 32 * PROCESSORS * 2 // 3
+
+
+def _splits(tiles: int, inputs: int) -> int:
+    """Blocks that share a tile of gemm_mma: a power of two that makes one and a half to three for each processor."""
+    splits = 1
+    while tiles * splits < PROCESSORS * 3 // 2 and inputs >= 2 * splits * SPLIT_INPUTS:
+        splits *= 2
+    return splits
+
+
+def _tile(rows: int, outputs: int, tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[int, int]:
     """The largest tile that still occupies two thirds of the processors, else the smallest."""
-    enough = (tile for tile in TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 2 // 3)
-    return next(enough, TILES[-1])
+    enough = (tile for tile in tiles if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 2 // 3)
+    return next(enough, tiles[-1])
 
 
 def _power_of_two(n: int) -> int:

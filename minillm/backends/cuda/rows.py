@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import DeviceError
 from ...reference.rotary import Rotation
-from .kernels import NULL, Kernels, row_stride
+from .kernels import NULL, Kernels, or_null, row_stride
 from .linear import ACTIVATIONS
 
 WARP = 32
@@ -60,8 +60,8 @@ def embed(
             out,
             table,
             ids,
-            _or_null(position_table),
-            _or_null(positions),
+            or_null(position_table),
+            or_null(positions),
             np.int32(E),
             np.int32(table.shape[0]),
             row_stride(table),
@@ -91,7 +91,7 @@ def layer_norm(kernels: Kernels, x: Any, gain: Any | None, bias: Any | None, eps
     Raises:
         DeviceError: the row is wider than a block keeps in registers (32,768).
     """
-    _norm(kernels, "layer_norm", x, (_or_null(gain), _or_null(bias)), epsilon, out)
+    _norm(kernels, "layer_norm", x, (or_null(gain), or_null(bias)), epsilon, out)
 
 
 def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: Any, residual: Any | None = None) -> None:
@@ -100,7 +100,7 @@ def rms_norm(kernels: Kernels, x: Any, gain: Any | None, epsilon: float, out: An
     Other arguments as of `layer_norm`; or x and out are [T, heads, D], and gain is [D].
     """
     assert residual is None or residual.flags.c_contiguous
-    _norm(kernels, "rms_norm", x, (_or_null(gain), _or_null(residual)), epsilon, out)
+    _norm(kernels, "rms_norm", x, (or_null(gain), or_null(residual)), epsilon, out)
 
 
 def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
@@ -194,10 +194,6 @@ def _norm(kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsi
     threads = _warps(-(-E // (vector * vectors)))
     args = (out, x, *parameters, np.int32(E), row_stride(x), np.float32(epsilon))
     kernels.get("norm", name, VECTORS=vectors)((T, *heads), (threads,), args)
-
-
-def _or_null(array: Any | None) -> Any:
-    return NULL if array is None else array
 
 
 def _vector(array: Any) -> int:

@@ -1,4 +1,4 @@
-"""The loader of the GPU: rounds parameters to the storage type, and sends them while the next ones are read."""
+"""The loader of the GPU: rounds parameters to the storage type, or to 8 or 4 bits, and sends them as it reads more."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -6,30 +6,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DeviceError
-from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, Format, Role
-from ..weights import Loader, RandomTensor, Tensor, Weight, join, narrow
+from ...errors import DeviceError, install
+from ...reference.quantize import Quantized
+from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, Format, Role, WeightFormats
+from ..weights import INTEGERS, Loader, RandomTensor, Tensor, Weight, gather, join, kept_format, narrow
 from .device import WEIGHTS, Device, Wait
 from .kernels import Kernels
-from .random import DrawnTensor, draw
+from .random import DrawnTensor, draw, draw_integers
 
 STAGE_BYTES = 8 << 20
 """Bytes of one copy, and of each of two staging buffers: one is filled while the other is sent."""
 
 
 class CudaLoader(Loader):
-    """Rounds matrices to the storage type of the kernels and sends them to the device."""
+    """Rounds matrices to the storage type of the kernels, or to 8 or 4 bits, and sends them to the device."""
 
-    def __init__(self, device: Device, kernels: Kernels, settle: Callable[[Format], None]) -> None:
-        """`settle` is called with the format of the first matrix, if no format has been set."""
-        super().__init__("auto", kept=(), xp=device.xp)
+    def __init__(
+        self, device: Device, kernels: Kernels, settle: Callable[[Format], None], weights: WeightFormats
+    ) -> None:
+        """Set the formats of matrices.
+
+        Args:
+            device: where they go
+            kernels: compiled for the storage type, when it is settled
+            settle: called with the storage type of the first matrix, if it has not been set
+            weights: a format for each role; None keeps 8 and 4 bits as a checkpoint has them, where activations have 16
+                bits, and is otherwise the storage type
+        """
+        super().__init__(weights, kept=(), xp=device.xp)
+        self.storage: Format | None = None
+        """Of activations, and of matrices that are not quantised; None: not settled"""
         self.uploader = Uploader(device)
         self._device, self._kernels, self._settle = device, kernels, settle
 
     def prepare(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
     ) -> Weight:
-        """Round to the storage type and send to the device. Vectors (biases, gains) stay float32.
+        """Round to the format of its role and send to the device. Vectors (biases, gains) stay float32.
 
         Raises:
             DeviceError: the device lacks the memory.
@@ -38,14 +51,33 @@ class CudaLoader(Loader):
         bias = self.uploader.vector(biases) if biases else None
         if len(tensors[0].shape) == 1:
             return Weight(name, self.uploader.vector(tensors), bias, role)
-        if self.formats.projection is None:
-            self._settle(storage_of(FORMATS.get(tensors[0].dtype)))
+        if self.storage is None:
+            rounded = self.formats.projection is not None  # to 8 or 4 bits
+            self._settle(storage_of(FORMATS.get(tensors[0].dtype), rounded=rounded))
+        form = self._format(tensors, role)
+        if form.scale_bits:
+            return Weight(name, self.uploader.integers(tensors, form, self._kernels), bias, role)
         return Weight(name, self.uploader.matrix(tensors, self._kernels), bias, role)
+
+    def _format(self, tensors: Sequence[Tensor], role: Role) -> Format:
+        """The format of a matrix: the storage type, or one of 8 or 4 bits."""
+        assert self.storage is not None
+        wanted = self.formats.of(role)
+        if wanted is None and role in ("projection", "vocabulary") and self.storage != FLOAT32:
+            wanted = kept_format(tensors, tuple(INTEGERS))
+        return wanted if wanted is not None and wanted.scale_bits else self.storage
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A vector on the device."""
         self._device.activate()
         return super().constant(name, values)
+
+    def computed_table(self, name: str, values: NDArray[np.float32]) -> Weight:
+        """As the base class, in the format of activations, in which the kernel looks vectors up."""
+        if self.storage is None or self.storage == FLOAT32:
+            return self.constant(name, values)
+        self._device.activate()
+        return Weight(name, self.uploader.table(narrow(values, self.storage), self._kernels))
 
     def random(self, name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
         """Random numbers: matrices are drawn on the device, with other values than on the host; vectors on the host."""
@@ -76,6 +108,25 @@ class Uploader:
         out = self._empty(shape, dtype)
         draw(kernels, drawn, out)
         return out
+
+    def table(self, values: NDArray[Any], kernels: Kernels) -> Any:
+        """A matrix that is in the storage type of `kernels` already, bfloat16 as its bits."""
+        return self._send(values.shape, number_type(kernels.storage), [values])
+
+    def integers(self, tensors: Sequence[Tensor], form: Format, kernels: Kernels) -> Quantized:
+        """Concatenate tensors [out_i, in] along the first axis, in 8 or 4 bits: rounded if they are not stored so."""
+        if all(isinstance(tensor, DrawnTensor) for tensor in tensors):
+            return self._drawn_integers(tensors, form, kernels)
+        matrix = gather(tensors, form)
+        return matrix.each(lambda array: self._send(array.shape, array.dtype, [array]))  # type: ignore[no-any-return]
+
+    def _drawn_integers(self, tensors: Sequence[Tensor], form: Format, kernels: Kernels) -> Quantized:
+        rows, inputs = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+        groups = -(-inputs // form.group)
+        values = self._empty((rows, groups * form.group * form.bits // 8), form.dtype)
+        scales = self._empty((rows, groups), np.dtype(np.float16))
+        draw_integers(kernels, [tensor for tensor in tensors if isinstance(tensor, DrawnTensor)], values, scales)
+        return Quantized(values, scales, inputs)
 
     def vector(self, tensors: Sequence[Tensor]) -> Any:
         """Concatenate tensors [n_i], as float32."""
@@ -121,9 +172,12 @@ def stored_as(tensor: Tensor, storage: str) -> Iterator[NDArray[Any]]:
         yield chunk if storage == FLOAT32.name else narrow(chunk, FORMATS[storage])
 
 
-def storage_of(stored: Format | None) -> Format:
-    """The storage type for weights of a checkpoint: their own, or float16 for 8 and 4 bits, which have no kernel."""
-    return stored if stored in (FLOAT32, BFLOAT16) else FLOAT16
+def storage_of(stored: Format | None, *, rounded: bool = False) -> Format:
+    """The storage type for weights of a checkpoint: their own, or float16 for 8 and 4 bits.
+
+    Where matrices are `rounded` to 8 or 4 bits, it has 16: bfloat16, or float16 for float32.
+    """
+    return stored if stored == BFLOAT16 or (stored == FLOAT32 and not rounded) else FLOAT16
 
 
 def number_type(storage: str) -> Any:
@@ -136,6 +190,6 @@ def number_type(storage: str) -> Any:
         try:
             import ml_dtypes  # NumPy and CuPy have no bfloat16 of their own
         except ImportError as error:
-            raise DeviceError(f"dtype 'bfloat16' needs ml_dtypes ({error}): pip install 'minillm[cuda13]'") from None
+            raise DeviceError(f"dtype 'bfloat16' needs ml_dtypes ({error}): {install('cuda13')}") from None
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(storage)

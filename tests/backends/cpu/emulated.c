@@ -15,9 +15,10 @@ typedef struct {
 } request;
 
 kernel round_rows, linear_few, linear_many, layer_norm, rms_norm, glu, embed, rotary_angles, rotary, take_rows, store_kv,
-    attention, argmax, sample, scale_logits, route, linear_experts, combine;
-int64_t linear_scratch(void), wide_integers(void), attention_scratch(int64_t), sample_scratch(int64_t),
-    attention_parts(const void *);
+    attention, argmax, sample, scale_logits, route, linear_experts, combine, uniforms, add_changes,
+    keep_allowed;
+int64_t linear_scratch(void), wide_integers(void), integers_packed(void), attention_scratch(int64_t),
+    sample_scratch(int64_t), attention_parts(const void *);
 
 #define NAMED(name) {#name, name}
 static const struct {
@@ -26,11 +27,13 @@ static const struct {
 } kernels[] = {NAMED(round_rows), NAMED(linear_few), NAMED(linear_many), NAMED(layer_norm), NAMED(rms_norm),
                NAMED(glu), NAMED(embed), NAMED(rotary_angles), NAMED(rotary), NAMED(take_rows), NAMED(store_kv),
                NAMED(attention), NAMED(argmax), NAMED(sample), NAMED(scale_logits), NAMED(route),
-               NAMED(linear_experts), NAMED(combine)};
+               NAMED(linear_experts), NAMED(combine), NAMED(uniforms), NAMED(add_changes),
+               NAMED(keep_allowed)};
 
 static int64_t call(const request *r, const char *memory) {
     if (!strcmp(r->name, "linear_scratch")) return linear_scratch();
     if (!strcmp(r->name, "wide_integers")) return wide_integers();
+    if (!strcmp(r->name, "integers_packed")) return integers_packed();
     if (!strcmp(r->name, "attention_scratch")) return attention_scratch(r->arguments);
     if (!strcmp(r->name, "sample_scratch")) return sample_scratch(r->arguments);
     if (!strcmp(r->name, "attention_parts")) return attention_parts(memory + r->arguments);

@@ -120,12 +120,12 @@ class Image:
             elif kind is POINTER and value is not None:
                 places.append(place)
                 self.content[place : place + 8] = self.offset(value).to_bytes(8, "little")
-                if name == "bias" and hasattr(structure, "spans"):  # an array of pointers
-                    for i in range(structure.N):
+                if name == "changes":  # an array of pointers
+                    for i in range(structure.T):
                         inner = self.offset(value) + 8 * i
-                        places.append(inner)
-                        address = int.from_bytes(self.content[inner : inner + 8], "little")
-                        self.content[inner : inner + 8] = self.offset(address).to_bytes(8, "little")
+                        if address := int.from_bytes(self.content[inner : inner + 8], "little"):
+                            places.append(inner)
+                            self.content[inner : inner + 8] = self.offset(address).to_bytes(8, "little")
         self._before = bytes(self.content)
         return places
 

@@ -100,7 +100,8 @@ def test_a_narrower_cache_moves_the_logits_a_little(
 def test_an_activation_without_a_kernel_runs_as_the_reference_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from minillm import reference
 
-    monkeypatch.setitem(reference.activation.ACTIVATIONS, "cube", lambda y, xp: xp.power(y, 3, out=y))
+    for table in (reference.activation.ACTIVATIONS, reference.activation.LINEAR_ACTIVATIONS):
+        monkeypatch.setitem(table, "cube", lambda y, xp: xp.power(y, 3, out=y))
     backend, rng = CpuBackend(weights="float32"), np.random.default_rng(0)
     x, residual = rng.standard_normal((2, 64)).astype(np.float32), rng.standard_normal((2, 6)).astype(np.float32)
     weight = backend.loader.prepare("w", [backend.loader.random("w", (6, 64), 0, 0.1)])

@@ -47,7 +47,7 @@ class Product:
         self.rounds, groups = form.startswith("int"), -(-inputs // group) * group // 32
         wide = int(form == "int8" and kernel == MANY and kernels.loaded().wide_integers())
         integers = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8)
-        x_scales, x_sums = (aligned(rows * (-(-groups // 16) * 16), np.float32) for _ in range(2))
+        x_scales, x_sums = (aligned(rows * (-(-groups // 16) * 16), kind) for kind in (np.float32, np.int32))
         scratch = aligned(kernels.loaded().linear_scratch() * workers, np.uint8)
         arrays = [values, scales, offsets, bias, residual, x, self.out, integers, x_scales, x_sums, scratch]
         self.kept = arrays
@@ -207,7 +207,7 @@ def test_the_same_bits_for_any_number_of_rows_shares_and_threads(form: str) -> N
                 part = slice(first, first + rows)
                 some = linear(kernel, x[part], weight, bias, "gelu", residual[part], shares=3)
                 np.testing.assert_array_equal(some, together[part], err_msg=f"{kernel}, {rows} rows")
-        if form in FLOATS:
+        if form in FLOATS or kernels.loaded().integers_packed():
             np.testing.assert_array_equal(results[FEW], results[MANY])
 
 

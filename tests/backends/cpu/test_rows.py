@@ -194,11 +194,22 @@ def as_table(data: Any, kept: list[Any]) -> Any:
 
 
 def embed(
-    ids: Any, words: Any, E: int, positions: Any = None, places: Any = None, shares: int = 1, scale: float = 1.0
+    ids: Any,
+    words: Any,
+    E: int,
+    positions: Any = None,
+    places: Any = None,
+    shares: int = 1,
+    scale: float = 1.0,
+    types: Any = None,
+    kinds: Any = None,
+    first: int = 0,
+    stop: int = 11,
 ) -> np.ndarray:
     out, kept = np.full((len(ids), E), np.nan, np.float32), []
     arguments = fill(kernels.EmbedArguments, ids=ids, words=as_table(words, kept), positions=positions,
-                     places=as_table(places, kept), out=out, T=len(ids), E=E, scale=scale)  # fmt: skip
+                     places=as_table(places, kept), types=types, kinds=as_table(kinds, kept), out=out, T=len(ids), E=E,
+                     first=first, stop=stop, scale=scale)  # fmt: skip
     arguments.kept += kept
     run("embed", arguments, shares)
     return out
@@ -215,11 +226,27 @@ def test_embeddings_are_looked_up_in_every_format(form: str, E: int) -> None:
     np.testing.assert_array_equal(embed(ids, tokens, E), expand(tokens, ids))
     both = embed(ids, tokens, E, positions, places, shares=2)
     np.testing.assert_allclose(both, expand(tokens, ids) + expand(places, positions), rtol=1e-6, atol=1e-6)
+    kinds, types = table("bfloat16", 2, E, 2), np.array([0, 1, 1, 0])
+    np.testing.assert_allclose(
+        embed(ids, tokens, E, positions, places, types=types, kinds=kinds),
+        expand(tokens, ids) + expand(places, positions) + expand(kinds, types),
+        rtol=1e-6, atol=1e-6,
+    )  # fmt: skip
     assert embed(ids[:0], tokens, E).shape == (0, E)
     scaled = embed(ids, tokens, E, positions, places, scale=2.5)
     np.testing.assert_allclose(
         scaled, np.float32(2.5) * expand(tokens, ids) + expand(places, positions), rtol=1e-6, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_of_a_shared_table_the_tokens_of_other_ranks_are_zeros(form: str) -> None:
+    tokens, places = table(form, 11, 64, 0), table("float16", 5, 64, 1)
+    ids, positions = np.array([7, 10, 6, 17, 18, 0]), np.array([4, 0, 1, 1, 2, 3])
+    whole = np.zeros((20, 64), np.float32)
+    whole[7:18] = expand(tokens)
+    ours = embed(ids, tokens, 64, positions, places, shares=2, scale=2.5, first=7, stop=18)
+    np.testing.assert_allclose(ours, 2.5 * whole[ids] + expand(places, positions), rtol=1e-6, atol=1e-6)
 
 
 # --- rotary embedding and selection -----------------------------------------------------------------------------------
@@ -296,6 +323,27 @@ def test_take_rows() -> None:
     out = np.full((4, 7), np.nan, np.float32)
     run("take_rows", fill(kernels.TakeRowsArguments, x=x, rows=rows, out=out, R=4, E=7), 2)
     np.testing.assert_array_equal(out, x[rows])
+
+
+# --- changes of some rows ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("width", [1, 19, 64])
+def test_some_rows_change_by_what_lies_elsewhere(width: int, activation: str | None) -> None:
+    y, residual, change = RNG(0).standard_normal((3, 5, width)).astype(np.float32)
+    changed, out = [1, 4, 2], np.full((5, width), np.nan, np.float32)
+    for added in (None, residual):
+        changes = np.zeros(5, np.uint64)
+        changes[changed] = change.ctypes.data + 4 * width * np.arange(3)
+        arguments = fill(kernels.AddChangesArguments, y=y, changes=changes, residual=added, out=out, T=5, width=width,
+                         activation=kernels.ACTIVATIONS[activation])  # fmt: skip
+        arguments.kept.append(change)
+        run("add_changes", arguments, 3, 2)
+        expected = y.astype(np.float64)
+        expected[changed] += change[:3]
+        expected = expected if activation is None else exact(activation, expected)
+        np.testing.assert_allclose(out, expected if added is None else expected + added, rtol=0, atol=3e-6)
 
 
 # --- logits -----------------------------------------------------------------------------------------------------------

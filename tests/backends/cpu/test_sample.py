@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from minillm import reference
+from minillm.backends.cpu import launching
+from minillm.reference.philox import uniform
 from minillm.reference.sampling import sample_by_sorting
 
 from . import kernels
@@ -141,6 +143,26 @@ def test_a_vocabulary_of_real_size_and_uniforms_at_the_ends() -> None:
         np.testing.assert_array_equal(ours, reference.sample(logits, uniforms, xp=np, **filters))
 
 
+def steep(V: int, *, levels: float = 0.0) -> np.ndarray:
+    """A row [V] as a model's: likelihoods fall with a power of the rank, most of them far below the best."""
+    rng = np.random.default_rng(V)
+    logits = rng.permutation(-1.7 * np.log1p(np.arange(V))) + rng.standard_normal(V) * 0.1
+    logits[rng.random(V) < 0.05] = -np.inf
+    return np.asarray((np.round(logits / levels) * levels if levels else logits)[None], np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("levels", [0.0, 0.5, 1e-5], ids=["all different", "many equal", "nearly equal"])
+@pytest.mark.parametrize("V", [64 * 100, 6417])
+def test_candidates_far_below_the_best_are_found_too(V: int, levels: float) -> None:
+    uniforms = np.concatenate([np.linspace(1e-6, 1 - 1e-6, 60), 1 - 10.0 ** -np.arange(3, 9)])
+    logits = np.repeat(steep(V, levels=levels), len(uniforms), axis=0)
+    for filters in ({}, {"temperature": 0.7}, {"top_p": 0.5}, {"top_p": 0.99}, {"min_p": 0.01}, {"min_p": 1e-7}):
+        given = NOTHING | filters
+        expected = sample_by_sorting(logits, uniforms, xp=np, **given)
+        np.testing.assert_array_equal(sample(logits, uniforms, given), expected, str(filters))
+
+
 def test_each_row_has_its_own_filters() -> None:
     logits = (np.random.default_rng(0).standard_normal((len(FILTERS), 700)) * 2).astype(np.float32)
     uniforms = np.random.default_rng(1).random(len(FILTERS))
@@ -165,5 +187,34 @@ def test_a_row_that_is_no_distribution_is_marked(bad: float) -> None:
     assert (sample(logits, np.full(4, 0.5), NOTHING) == -1).tolist() == [False, True, False, True]
 
 
+def test_the_uniform_numbers_are_philoxs() -> None:
+    rng = np.random.default_rng(3)
+    seeds = np.concatenate([rng.integers(0, 2**64, 200, np.uint64), np.array([0, 1, 2**32 - 1, 2**64 - 1], np.uint64)])
+    sequences, positions = (rng.integers(0, 2**32, len(seeds)) for _ in range(2))
+    for purpose in (0, 1, 2**32 - 1):
+        numbers = np.zeros(len(seeds))
+        given = {"seeds": seeds, "sequences": sequences, "positions": positions, "numbers": numbers}
+        run("uniforms", fill(launching.Uniforms, **given, R=len(seeds), purpose=purpose), 3, 2)
+        np.testing.assert_array_equal(numbers, uniform(seeds, sequences, positions, purpose))
+
+
 def test_no_rows_are_no_tokens() -> None:
     assert sample(np.empty((0, 9), np.float32), np.empty(0), NOTHING).shape == (0,)
+
+
+@pytest.mark.parametrize("V", [1, 31, 33, 100, 4100])
+def test_a_mask_leaves_the_tokens_whose_bit_is_set(V: int) -> None:
+    rng = np.random.default_rng(V)
+    logits, rows = rng.standard_normal((5, V)).astype(np.float32), np.array([4, 0, 2])
+    allowed = rng.random((3, V)) < 0.3
+    allowed[0, -1], allowed[1] = True, False
+    masks, left = np.zeros((3, 4 * -(-V // 32)), np.uint8), np.full(3, -1)
+    packed = np.packbits(allowed, axis=-1, bitorder="little")
+    masks[:, : packed.shape[1]] = packed
+    expected = logits.copy()
+    expected[rows] = np.where(allowed, logits[rows], -np.inf)
+    words = masks.view(np.uint32)
+    run("keep_allowed", fill(launching.KeepAllowed, logits=logits, rows=rows, masks=words, left=left, G=3, V=V,
+                             W=words.shape[1]), 2, 2)  # fmt: skip
+    np.testing.assert_array_equal(logits, expected)
+    assert left.tolist() == allowed.any(axis=-1).tolist()

@@ -1,6 +1,7 @@
 """With which constants each module of kernels/cuda/*.cu is built, for the tests that compile all of them.
 
-A module that needs no constants need not be listed. `"storage"` names the storage types where not all make sense.
+A module that needs no constants need not be listed. `"storage"` names the storage types where not all make sense, and
+`"arch"` the architectures where it is for these alone.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ from minillm.backends.cuda.attention import SPLIT, PrefillTile
 
 STORAGES = ("float32", "float16", "bfloat16")
 
-WINDOW, SLOPES = {"WINDOWED": 1}, {"BIASED": 1}
+WINDOW, SLOPES, CAP = {"WINDOWED": 1}, {"BIASED": 1}, {"CAPPED": 1}
 
 ATTENTION_DECODE = [
     {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": SPLIT, **mask}
@@ -17,6 +18,7 @@ ATTENTION_DECODE = [
         *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))),
         *((128, 4, mask) for mask in (WINDOW, WINDOW | SLOPES)),
         *((D, 1, SLOPES) for D in (64, 128)),
+        *((256, 2, mask) for mask in (CAP, CAP | WINDOW)),
     )
 ]
 ATTENTION_PREFILL = [
@@ -26,12 +28,18 @@ ATTENTION_PREFILL = [
         *((128, mask) for mask in (WINDOW, SLOPES, WINDOW | SLOPES)),
         (64, SLOPES),
         (256, WINDOW | SLOPES),
+        *((256, mask) for mask in (CAP, CAP | WINDOW)),
     )
     for storage in STORAGES
     for tile in [PrefillTile.of(storage, D)]
 ]
 
 SIXTEEN_BITS = ("float16", "bfloat16")
+INTEGERS = {
+    name: dict(zip(("BITS", "GROUP", "OFFSETS"), kind, strict=True))
+    for name, kind in {"int8": (8, 32, 0), "int4": (4, 32, 0), "zeros": (4, 64, 8), "offsets": (4, 32, 16)}.items()
+}
+"""Kinds of matrices of 8 and 4 bits"""
 
 BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention_decode": ATTENTION_DECODE,
@@ -40,16 +48,59 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         *({"TILE_ROWS": rows, "TILE_OUTS": outs} for rows, outs in ((128, 128), (64, 64), (32, 64))),
         {"TILE_ROWS": 128, "TILE_OUTS": 128, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS},
     ],
+    "gemm_wgmma": [
+        {"TILE_OUTS": outs, "storage": SIXTEEN_BITS, "arch": ("90a",), **more}
+        for outs in (128, 256)
+        for more in ({}, {"FLOAT_OUT": 1})
+    ],
     "gemv": [
         *({"ROWS": rows, "OUTS": outs} for rows in (1, 2, 4) for outs in (1, 2, 4)),
         *({"ROWS": rows, "OUTS": outs, "storage": ("float32",)} for rows in (8, 16) for outs in (1, 2)),
-        *({"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS} for rows in (8, 16) for outs in (8, 16, 32)),
-        *({"ROWS": rows, "OUTS": outs, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS} for rows, outs in ((1, 4), (16, 32))),
+        *({"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS} for rows in (8, 16, 32, 64) for outs in (8, 16, 32)),
+        *(
+            {"ROWS": rows, "OUTS": outs, "FLOAT_OUT": 1, "storage": SIXTEEN_BITS}
+            for rows, outs in ((1, 4), (16, 32), (64, 32))
+        ),
+        *(
+            {"ROWS": rows, "OUTS": outs, "storage": SIXTEEN_BITS, **INTEGERS[name]}
+            for rows, outs in ((8, 8), (16, 32), (32, 32), (64, 16))
+            for name in ("int8", "int4")
+        ),
+        *(
+            {"ROWS": rows, "OUTS": outs, "storage": ("float16",), **INTEGERS[name]}
+            for name, rows, outs in (
+                *(("zeros", rows, outs) for rows, outs in ((16, 32), (32, 32), (64, 16))),
+                *(("offsets", rows, outs) for rows, outs in ((16, 32), (32, 16), (64, 8))),
+            )
+        ),
+    ],
+    "expand": [{"storage": SIXTEEN_BITS, **INTEGERS[name]} for name in ("int8", "offsets")],
+    "gemv_fused": [
+        {"ROWS": rows, "OUTS": outs, "storage": storages, **more}
+        for rows, outs, storages in ((1, 2, STORAGES), (4, 4, STORAGES), (16, 32, SIXTEEN_BITS))
+        for more in (
+            {"NORM": 1},
+            {"NORM": 1, "STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
+            {"NORM": 2, "STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},
+            {"NORM": 2, "GATED": 1},
+        )
+    ]
+    + [
+        {"ROWS": 16, "OUTS": 32, "storage": ("float16",), "NORM": 2, **INTEGERS[name], **more}
+        for name, more in (
+            ("int8", {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}),
+            ("int4", {"GATED": 1}),
+            ("offsets", {"GATED": 1}),
+        )
     ],
     "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],
     "norm": [*({"VECTORS": n} for n in (1, 2, 4, 8)), {"VECTORS": 16, "storage": ("float32",)}],
 }
 """Module -> list of constants, given to the compiler as macros."""
 
-TENSOR_CORE: dict[str, tuple[str, ...]] = {"attention_prefill": (), "gemm": (), "gemv": ("ROWS=8", "ROWS=16")}
+TENSOR_CORE: dict[str, tuple[str, ...]] = {
+    "attention_prefill": (),
+    "gemm": (),
+    "gemv": tuple(f"ROWS={rows}" for rows in (8, 16, 32, 64)),
+}
 """Modules whose 16-bit builds must use the tensor cores; of gemv those for more than four rows."""

@@ -40,7 +40,10 @@ def checking_emulator() -> Emulator:
     return Emulator(checks=True)
 
 
-@pytest.fixture(params=["gpu"] if ON_GPU else ["checks", *SCHEDULES])
+ORDERS = [pytest.param(name, marks=[pytest.mark.slow] if name != SCHEDULES[0] else []) for name in SCHEDULES]
+
+
+@pytest.fixture(params=["gpu"] if ON_GPU else ["checks", *ORDERS])
 def any_emulator(request: pytest.FixtureRequest) -> Launcher:
     """One emulated GPU after another: one that checks memory and races, then one for each order of threads; or the
     real one.

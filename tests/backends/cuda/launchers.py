@@ -41,6 +41,7 @@ class GpuLauncher:
         from minillm.backends.cuda.compiling import CupyLauncher
 
         self._inner = CupyLauncher()
+        self.architecture = self._inner.architecture
         if UNPOOLED:
             import cupy
 

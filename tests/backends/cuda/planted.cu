@@ -1,6 +1,6 @@
 // Kernels with a fault that the argument `plant` brings about: the tests of test_emulator.py see each fault found, and
 // the same kernel pass without it. No kernel of the engine is here.
-#include "../../../kernels/cuda/tensor_core.cuh"
+#include "../../../kernels/cuda/wgmma.cuh"
 
 enum Plant {
     NONE,
@@ -24,6 +24,19 @@ enum Plant {
     WRONG_INDEX,
     MISALIGNED,
     PLAIN_ADD,
+    NOT_SWIZZLED,
+    NO_PROXY_FENCE,
+    NO_REGISTER_FENCE,
+    PRODUCT_NOT_WAITED_FOR,
+    PRODUCT_NEVER_WAITED_FOR,
+    WRITES_WHAT_A_PRODUCT_READS,
+    OTHER_PRODUCTS,
+    BETWEEN_TILES,
+    READ_BEFORE_THE_WAIT,
+    WRITTEN_BEFORE_THE_WAIT,
+    COPIED_BEFORE_THE_WAIT,
+    NO_WAIT_FOR_RESULTS,
+    ONE_THREAD_WAITS,
 };
 
 // out [n] = x [n] reversed within each block, twice (so x again), through one shared buffer.
@@ -97,6 +110,36 @@ extern "C" __global__ void tile(float* d, const storage_t* a, const storage_t* b
     int g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
 }
+
+// d [64, 128] = a [64, 64] b [128, 64]^T by one warpgroup, in two products of 64 x 128 x 16 of a group, and two more.
+extern "C" __global__ void warpgroup(float* d, const storage_t* a, const storage_t* b, int plant) {
+    extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+    auto* rows = reinterpret_cast<uint4*>(dynamic_shared);  // [64 + 128, 8 pieces]
+    for (int i = threadIdx.x; i < (64 + 128) * 8; i += 128) {
+        int row = i / 8, c = i % 8;
+        const storage_t* from = row < 64 ? a + row * 64 : b + (row - 64) * 64;
+        cp_async_16(rows + row * 8 + (plant == NOT_SWIZZLED ? c : c ^ row % 8), from + c * 8);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    if (plant != NO_PROXY_FENCE) fence_proxy_async();
+    __syncthreads();
+    float sums[64];
+    for (float& sum : sums) sum = 1;
+    if (plant != NO_REGISTER_FENCE) wgmma_fence();
+    for (int k = 0; k < 4; k++) {
+        const uint4* right = rows + (plant == BETWEEN_TILES ? 65 : 64) * 8 + 2 * k;
+        bool other = plant == OTHER_PRODUCTS && k == 3 && threadIdx.x >= 96;
+        wgmma_64xNx16<128>(sums, swizzled_tile(rows + (other ? 0 : 2 * k)), swizzled_tile(right));
+        if (k % 2 == 1) wgmma_commit();
+    }
+    if (plant == WRITES_WHAT_A_PRODUCT_READS && threadIdx.x == 5) rows[100] = make_uint4(0, 0, 0, 0);
+    if (plant == PRODUCT_NOT_WAITED_FOR) wgmma_wait<1>();
+    else if (plant != PRODUCT_NEVER_WAITED_FOR) wgmma_wait<0>();
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    for (int i = 0; i < 64; i++) d[(row + i / 2 % 2 * 8) * 128 + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
+    if (plant == PRODUCT_NOT_WAITED_FOR) wgmma_wait<0>();
+}
 #endif
 
 // out [threads] = the block's sum of x [threads].
@@ -161,4 +204,19 @@ extern "C" __global__ void warp_operations(int* out, const int* x) {
     out[32 * n++ + lane] = __reduce_add_sync(ALL_LANES, value);
     if (lane < 16) out[32 * n + lane] = __shfl_xor_sync(0x0000ffffu, value, 1);  // half a warp by itself
     else out[32 * n + lane] = __shfl_xor_sync(0xffff0000u, value, 2);
+}
+
+// out [threads] = weight * x [threads], where kernels before this one have written x and read out.
+extern "C" __global__ void follows(float* out, const float* x, const float* weight, int plant) {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    float own = *weight;  // a parameter: nobody writes it
+    float early = plant == READ_BEFORE_THE_WAIT ? x[threadIdx.x] : 0.0f;
+    if (plant == WRITTEN_BEFORE_THE_WAIT) out[threadIdx.x] = 0.0f;
+    if (plant == COPIED_BEFORE_THE_WAIT) cp_async_16(dynamic_shared + 16 * threadIdx.x, x + 4 * threadIdx.x);
+    bool waits = plant != NO_WAIT_FOR_RESULTS && (plant != ONE_THREAD_WAITS || threadIdx.x == 0);
+    if (waits) wait_for_results();
+    if (plant == COPIED_BEFORE_THE_WAIT) cp_async_wait<0>();
+    if (plant == NO_WAIT_FOR_RESULTS) return;
+    if (plant == ONE_THREAD_WAITS) __syncthreads();
+    out[threadIdx.x] = own * (early + x[threadIdx.x]);
 }

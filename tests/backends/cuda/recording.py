@@ -24,6 +24,7 @@ class Recorder:
 
     def __init__(self, inner: Launcher) -> None:
         self.inner = inner
+        self.architecture = inner.architecture
         self.launches: list[Launch] = []
         """All that ran since the beginning or the last `clear`"""
         self.recording: list[Launch] | None = None

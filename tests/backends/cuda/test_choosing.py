@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends.chooser import Chooser
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.observe import counting
 from minillm.batch import TokenSequence
@@ -24,7 +25,9 @@ PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 @pytest.fixture
 def runner(device: RecordingDevice) -> Runner:
+    """With each step read before the next one is launched."""
     backend = CudaBackend(device, device.recorder, "float32", max_batch_size=8)
+    backend.memory.runs_ahead = False
     return runner_of(tiny_model(seed=2, backend=backend), backend=backend)
 
 
@@ -76,6 +79,7 @@ def test_a_step_of_requests_that_choose_in_many_ways_waits_once(runner: Runner, 
     assert device.replays >= 4, "recorded steps are among them"
 
 
+@pytest.mark.slow
 def test_a_prompt_with_several_continuations_is_drawn_from_apart(runner: Runner, device: RecordingDevice) -> None:
     def requests() -> list[Request]:
         several = {"do_sample": True, "seed": 5, "num_return_sequences": 3, **PLAIN}
@@ -238,10 +242,11 @@ def test_a_number_that_is_none_is_named_before_a_drawn_token_is_used(
 class Allow:
     """A guide to which two tokens are all there is."""
 
-    def allowed(self, vocab_size: int) -> np.ndarray:
-        allowed = np.zeros(vocab_size, np.bool_)
-        allowed[[40, 41]] = True
-        return allowed
+    words = 4
+
+    def fill(self, mask: np.ndarray) -> None:
+        mask[:] = 0
+        mask[1] = 1 << 8 | 1 << 9
 
     def push(self, token_id: int) -> None:
         assert token_id in (40, 41)
@@ -259,3 +264,17 @@ def test_a_guide_is_followed_and_others_are_not_led(way: dict[str, Any], runner:
     assert tokens == numpys(requests())
     assert set(tokens[0][0]) <= {40, 41}
     assert not set(tokens[1][0]) <= {40, 41}
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top", [0, 1, 7])
+def test_log_probabilities_come_from_the_device_and_are_the_references(top: int, runner: Runner) -> None:
+    logits = np.random.default_rng(3).integers(-40, 40, (5, 300)).astype(np.float32) / 8  # with ties
+    tokens = np.array([0, 7, 299, 100, 5])
+    found = runner.backend.chooser.log_probs(runner.backend.xp.asarray(logits), tokens, top)
+    expected = Chooser().log_probs(logits, tokens, top)
+    np.testing.assert_array_equal(found.top_ids, expected.top_ids)
+    np.testing.assert_allclose(found.chosen, expected.chosen, rtol=1e-6)
+    np.testing.assert_allclose(found.top, expected.top, rtol=1e-6)

@@ -4,13 +4,17 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import astuple, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minillm.backends.cuda.compiling import CupyLauncher, compile_for
+from minillm.backends.cuda.attention import DECODE_THREADS, staged_bytes
+from minillm.backends.cuda.compiling import CupyLauncher, _CupyModule, compile_for
+from minillm.backends.cuda.dependent import WAITING
 from minillm.errors import DeviceError
 from scripts import kernel_budget
 from scripts.kernel_budget import Build, builds, measure, read_table
@@ -48,6 +52,26 @@ def test_kernels_take_what_their_table_says(build: Build) -> None:
         )
 
 
+def one_of_each_kernel() -> list[Build]:
+    """Builds for one GPU and 16 bits that together have every kernel; one where several would do."""
+    found = {}
+    for build in builds():
+        kernels = frozenset(key[4] for key in TABLE if key[:4] == astuple(build))
+        if (build.storage, build.arch) == ("float16", "90"):
+            found.setdefault((build.module, kernels), build)
+    return list(found.values())
+
+
+@needs_cupy
+@pytest.mark.slow
+@pytest.mark.parametrize("build", one_of_each_kernel(), ids=name)
+def test_kernels_that_check_their_indices_compile(build: Build) -> None:
+    """What MINILLM_CUDA_DEBUG=1 asks for. Kernels with an index from a table stop with the device's printf and trap."""
+    ptx, _ = compile_for(build.arch, build.path, (*build.options, "-DMINILLM_CUDA_DEBUG"), "ptx")
+    checks = build.module in ("attention_decode", "attention_prefill", "embed", "expand", "kv")
+    assert (b"vprintf" in ptx) == checks
+
+
 def test_table_has_no_builds_that_are_gone() -> None:
     known = {(build.module, build.constants, build.storage, build.arch) for build in builds()}
     assert {key[:4] for key in TABLE} == known
@@ -71,11 +95,107 @@ def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [build for build in builds() if wants_tensor_cores(build)], ids=name)
 def test_tensor_core_kernels_run_hmma(build: Build, tmp_path: Path) -> None:
+    assert re.search(r"\bHMMA\b", sass(build, tmp_path))
+
+
+def sass(build: Build, folder: Path) -> str:
+    """The instructions of a build's kernels for the GPU itself."""
     if not shutil.which("nvdisasm"):
         pytest.skip("nvdisasm is not installed")
-    (tmp_path / "module.cubin").write_bytes(compile_for(build.arch, build.path, build.options)[0])
-    command = ["nvdisasm", str(tmp_path / "module.cubin")]
-    assert re.search(r"\bHMMA\b", subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    compiled, _ = compile_for(build.arch, build.path, build.options)
+    (folder / "module.cubin").write_bytes(compiled + b"\0")  # CuPy leaves out the last byte
+    command = ["nvdisasm", "-c", str(folder / "module.cubin")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+PREFETCHING = [
+    build
+    for build in builds()
+    if (build.storage, build.arch) == ("float16", "90")
+    and build.module in ("gemv", "norm")
+    and build.constants not in ("VECTORS=4", "VECTORS=8")
+]
+
+
+@needs_cupy
+@pytest.mark.slow
+@pytest.mark.parametrize("build", PREFETCHING, ids=name)
+def test_what_is_added_after_a_sum_is_loaded_before_it(build: Build, tmp_path: Path) -> None:
+    """No load from global memory stands behind the first barrier of a reduction, where its latency would show."""
+    for kernel in sass(build, tmp_path).split("//--------------------- .text.")[1:]:
+        assert kernel.rindex("LDG.E") < kernel.index("BAR.SYNC"), kernel.splitlines()[0]
+
+
+DEPENDENT = [
+    build
+    for build in builds()
+    if (build.storage, build.arch) in (("float16", "90"), ("float32", "90"))
+    and {key[4] for key in TABLE if key[:4] == astuple(build)} & WAITING
+    and (build.storage == "float16" or build.module == "gemm")
+]
+"""Builds of kernels that wait for those before them; of float32 those that 16 bits do not have"""
+BEFORE_THE_WAIT = re.compile(r"\b(ld\.global|st\.global|cp\.async|atom|red)\b")
+"""What no kernel does in PTX before it has waited"""
+BEFORE_ITS_INSTRUCTION = re.compile(r"\b(LDG|LDGSTS|STG|ATOMG|RED)\b")
+"""The same in a GPU's own instructions, of which ACQBULK waits"""
+
+
+@needs_cupy
+@pytest.mark.slow
+@pytest.mark.parametrize("build", DEPENDENT, ids=name)
+def test_dependent_kernels_wait_before_they_touch_memory(build: Build, tmp_path: Path) -> None:
+    """They let the next one begin first, and spill nothing; in PTX, and in instructions where nvdisasm is installed."""
+    build = replace(build, constants=f"DEPENDENT=1 {build.constants}")
+    ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
+    kernels = {part[: part.index("(")]: part for part in ptx.decode().split(".visible .entry ")[1:]}
+    for kernel in kernels.keys() & WAITING:
+        before, _ = kernels[kernel].split("griddepcontrol.wait", maxsplit=1)
+        assert "griddepcontrol.launch_dependents" in before, kernel
+        assert not BEFORE_THE_WAIT.search(before), kernel
+    assert not any(use.spilled for use in measure(build))
+    if shutil.which("nvdisasm"):
+        for text in sass(build, tmp_path).split("//--------------------- .text.")[1:]:
+            if text.split()[0] in WAITING:
+                before, _ = text.split("ACQBULK", maxsplit=1)
+                assert "PREEXIT" in before and not BEFORE_ITS_INSTRUCTION.search(before), text.split()[0]
+
+
+@needs_cupy
+@pytest.mark.slow
+@pytest.mark.parametrize("D", [64, 128])
+def test_a_split_of_keys_and_values_is_copied_before_a_score_is_taken(D: int, tmp_path: Path) -> None:
+    build = next(
+        build
+        for build in builds()
+        if (build.module, build.storage, build.arch) == ("attention_decode", "float16", "90")
+        and f"GROUP=1 HEAD_DIM={D}" in build.constants
+        and "BIASED" not in build.constants
+    )
+    before_scores, _ = sass(build, tmp_path).split("SHFL", maxsplit=1)
+    assert before_scores.count("LDGSTS") == staged_bytes(D, 2) // (16 * DECODE_THREADS)
+
+
+@needs_cupy
+@pytest.mark.slow
+def test_masses_are_added_in_shared_memory_without_a_loop() -> None:
+    """An addition of 64 bits there is a loop of compare and swap; 32 bits are one instruction."""
+    build = next(build for build in builds() if (build.module, build.arch) == ("sampling", "90"))
+    ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
+    assert set(re.findall(rb"atom\.shared\.[\w.]+", ptx)) == {b"atom.shared.add.u32", b"atom.shared.min.u32"}
+
+
+@needs_cupy
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [build for build in builds() if build.module == "gemm_wgmma"], ids=name)
+def test_products_of_warpgroups_are_not_put_in_a_row(build: Build) -> None:
+    """The assembler does so, and says it, where registers of a product under way might be used."""
+    kind = "f16.f16" if build.storage == "float16" else "bf16.bf16"
+    columns = re.search(r"TILE_OUTS=(\d+)", build.constants)[1]  # type: ignore[index]
+    ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
+    assert ptx.decode().count(f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}") >= 4
+    # As on a GPU, where CuPy adds the device's architecture after ours.
+    _, report = compile_for("90", build.path, ("-arch=sm_90a", *build.options))
+    assert "serialized" not in report
 
 
 @needs_cupy
@@ -104,7 +224,7 @@ class TestErrors:
 
     def test_missing_headers_of_the_toolkit(self, tmp_path: Path) -> None:
         with pytest.raises(
-            DeviceError, match=r"toolkit are missing \(cuda_gone\.h\): pip install 'minillm\[cuda1[23]\]'"
+            DeviceError, match=r"toolkit are missing \(cuda_gone\.h\): pip install -e '.*\[cuda1[23]\]'"
         ):
             self.compile(tmp_path, "#include <cuda_gone.h>\n")
 
@@ -115,7 +235,7 @@ class TestErrors:
             raise RuntimeError("CuPy failed to load libnvrtc.so.13: OSError: no such file")
 
         monkeypatch.setattr(compiler, "_NVRTCProgram", create)
-        with pytest.raises(DeviceError, match=r"libnvrtc.*pip install 'minillm\[cuda1[23]\]'"):
+        with pytest.raises(DeviceError, match=r"libnvrtc.*pip install -e '.*\[cuda1[23]\]'"):
             self.compile(tmp_path, "")
 
     def test_no_gpu(self) -> None:
@@ -125,6 +245,42 @@ class TestErrors:
             pytest.skip("there is a GPU")
         with pytest.raises(DeviceError, match=r"^device 'cuda' needs an NVIDIA GPU and its driver: [^\n]+$"):
             CupyLauncher()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CuPy failed to load libnvrtc.so.13: OSError: no such file",
+        "Failed to find CUDA headers.\n\nInstall them",
+    ],
+    ids=["library", "headers"],
+)
+def test_a_missing_part_of_the_toolkit_is_one_line(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CuPy says it, with or without CuPy."""
+
+    class Module:
+        def get_function(self, name: str) -> Any:
+            raise RuntimeError(words)
+
+    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
+    monkeypatch.setitem(sys.modules, "cupy.cuda.compiler", compiler)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(compiler=compiler))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    with pytest.raises(DeviceError, match=r"^a part of the CUDA toolkit is missing \([^\n]*\): pip install [^\n]*$"):
+        _CupyModule(Path("embed.cu"), Module()).get_function("embed")
+
+
+def test_another_error_of_cupy_is_not_taken_for_a_missing_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        def get_function(self, name: str) -> Any:
+            raise RuntimeError("the graph is empty")
+
+    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
+    monkeypatch.setitem(sys.modules, "cupy.cuda.compiler", compiler)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(compiler=compiler))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    with pytest.raises(RuntimeError, match="the graph is empty"):
+        _CupyModule(Path("embed.cu"), Module()).get_function("embed")
 
 
 def test_budget_says_what_changed(tmp_path: Path) -> None:
@@ -139,5 +295,5 @@ def test_budget_says_what_changed(tmp_path: Path) -> None:
 
 def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match=r"^device 'cuda' needs CuPy [^\n]*pip install 'minillm\[cuda13\]'[^\n]*$"):
+    with pytest.raises(DeviceError, match=r"^device 'cuda' needs CuPy [^\n]*pip install -e '.*\[cuda13\]'[^\n]*$"):
         CupyLauncher()

@@ -1,5 +1,6 @@
 """Where there is no GPU, and CuPy as far as it can be seen without one."""
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,12 +10,12 @@ import pytest
 
 from minillm import Engine
 from minillm.backends.cuda.device import CupyDevice
-from minillm.errors import DeviceError
+from minillm.errors import DeviceError, install
 
 
 def test_a_machine_without_cupy_or_gpu_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match=r"device 'cuda' needs CuPy .*: pip install 'minillm\[cuda13\]'"):
+    with pytest.raises(DeviceError, match=f"device 'cuda' needs CuPy .*: {re.escape(install('cuda13'))}"):
         Engine(device="cuda")
     monkeypatch.undo()
     cupy = pytest.importorskip("cupy", reason="the other half needs CuPy")

@@ -1,6 +1,7 @@
 """The emulated GPU itself: what it computes is right, and faults planted in kernels are found, with their lines."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,12 @@ pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
     pytest.mark.skipif(ON_GPU, reason="is about the emulator; faults planted in kernels end the process on a GPU"),
 ]
+
+
+def warpgroup(storage: str = "float16") -> tuple[Any, Any, Any]:
+    """The matrices of the kernel `warpgroup`: a [64, 64], b [128, 64] and d [64, 128]."""
+    a, b = random(64, 64, dtype=DTYPES[storage]), random(128, 64, seed=1, dtype=DTYPES[storage])
+    return a, b, np.zeros((64, 128), np.float32)
 
 
 class TestRight:
@@ -52,6 +59,12 @@ class TestRight:
         d = np.zeros((16, 8), np.float32)
         kernel(any_emulator, "tile", storage)((1,), (32,), (d, a, b, np.int32(transposed)))
         np.testing.assert_allclose(d, 1 + a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-5)
+
+    @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+    def test_products_of_a_warpgroup(self, any_emulator: Emulator, storage: str) -> None:
+        a, b, d = warpgroup(storage)
+        kernel(any_emulator, "warpgroup", storage)((1,), (128,), (d, a, b, NONE), shared_mem=192 * 128)
+        np.testing.assert_allclose(d, 1 + a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-4)
 
     def test_atomics_over_blocks(self, any_emulator: Emulator) -> None:
         total = np.zeros(1, np.int32)
@@ -153,6 +166,44 @@ class TestRaces:
             run((1,), (64,), (out, x, plant("NEVER_WAITED_FOR")), shared_mem=16 * 64)
 
 
+class TestProductsOfAWarpgroup:
+    """wgmma: what its operands and its registers want, and by what the checks see that it is missing."""
+
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("NO_REGISTER_FENCE", r"wgmma\.cuh:\d+: wgmma without wgmma\.fence"),
+            ("PRODUCT_NEVER_WAITED_FOR", "a thread ended with this wgmma never waited for"),
+            ("OTHER_PRODUCTS", "warp 3 issued other products than the first of its warpgroup"),
+            ("BETWEEN_TILES", "begins at a multiple of 1024"),
+        ],
+    )
+    def test_found_in_any_case(self, any_emulator: Emulator, fault: str, message: str) -> None:
+        a, b, d = warpgroup()
+        with pytest.raises(LaunchError, match=message):
+            kernel(any_emulator, "warpgroup", "float16")((1,), (128,), (d, a, b, plant(fault)), shared_mem=192 * 128)
+
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("NO_PROXY_FENCE", r"wgmma reads what thread \d+ wrote without a fence\.proxy\.async since"),
+            ("WRITES_WHAT_A_PRODUCT_READS", "writes to shared memory that a wgmma is still reading"),
+        ],
+    )
+    def test_found_by_the_checks(self, checking_emulator: Emulator, fault: str, message: str) -> None:
+        a, b, d = warpgroup()
+        run = kernel(checking_emulator, "warpgroup", "float16")
+        with pytest.raises(LaunchError, match=message):
+            run((1,), (128,), (d, a, b, plant(fault)), shared_mem=192 * 128)
+
+    @pytest.mark.parametrize("fault", ["NOT_SWIZZLED", "PRODUCT_NOT_WAITED_FOR", "WRITES_WHAT_A_PRODUCT_READS"])
+    def test_wrong_numbers(self, emulator: Emulator, fault: str) -> None:
+        a, b, d = warpgroup()
+        kernel(emulator, "warpgroup", "float16")((1,), (128,), (d, a, b, plant(fault)), shared_mem=192 * 128)
+        assert np.isnan(d).all() == (fault == "PRODUCT_NOT_WAITED_FOR")
+        assert not np.allclose(d, 1 + a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-2)
+
+
 class TestMemory:
     @pytest.mark.parametrize(
         ("fault", "message"),
@@ -213,6 +264,38 @@ class TestMemory:
         with pytest.raises(LaunchError, match=r"planted\.cu:\d+: numbers is 64, should be from 0 to below 32"):
             run((1,), (32,), arguments, shared_mem=256)
         kernel(emulator, "through_shared")((1,), (32,), arguments, shared_mem=256)  # not in another
+
+
+class TestDependentLaunches:
+    """A kernel that begins before the one before it has ended may not touch results, or what that one still reads."""
+
+    def follow(self, fault: str, *, dependent: bool = True) -> Any:
+        checking = Emulator(checks=True)
+        x, y, weight, out = random(32), np.zeros(32, np.float32), np.full(1, 3, np.float32), np.zeros(32, np.float32)
+        checking.results = [] if dependent else None
+        kernel(checking, "twice")((1,), (32,), (y, x, np.int32(32), np.int32(32), NONE))
+        run = kernel(checking, "follows", "float32", "-DDEPENDENT=1")
+        run((1,), (32,), (out, y, weight, plant(fault)), shared_mem=512)
+        return out, 6 * x
+
+    def test_a_parameter_may_be_read_early(self) -> None:
+        np.testing.assert_array_equal(*self.follow("NONE"))
+
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("READ_BEFORE_THE_WAIT", r"planted\.cu:\d+: .*reads a result of a kernel before this one"),
+            ("COPIED_BEFORE_THE_WAIT", "reads a result of a kernel before this one"),
+            ("WRITTEN_BEFORE_THE_WAIT", "writes before it has waited for the kernels before this one"),
+            ("ONE_THREAD_WAITS", "reads a result of a kernel before this one"),
+            ("NO_WAIT_FOR_RESULTS", "no thread waits for the kernels before this one"),
+        ],
+    )
+    def test_what_comes_too_early(self, fault: str, message: str) -> None:
+        with pytest.raises(LaunchError, match=message):
+            self.follow(fault)
+        if fault != "COPIED_BEFORE_THE_WAIT":
+            self.follow(fault, dependent=False)
 
 
 class TestWaiting:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.backends import compile_seconds
 from minillm.backends.chooser import Chooser
 from minillm.backends.cuda import batches
 from minillm.backends.cuda.backend import CudaBackend
@@ -20,6 +21,7 @@ from minillm.models import load_adapter
 from minillm.reference.philox import Keys, uniform
 from minillm.reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from minillm.runner import Output, Runner
+from minillm.scheduler import Limits
 from tests.adapters import write_adapter
 from tests.comparing import assert_same_draws, assert_same_tokens
 from tests.tiny import (
@@ -73,6 +75,26 @@ def test_greedy_tokens_are_numpys(variant: str, backend: CudaBackend, device: Re
     for prompt, tokens, expected in zip(prompts, ours, reference, strict=True):
         assert_same_tokens(tokens, expected, scores_after(prompt, variant))
     assert device.replays == 8, "of nine decode steps the first runs plainly, and the second is recorded"
+
+
+def test_kernels_are_compiled_outside_of_the_times_of_steps(runner: Runner) -> None:
+    loop, before = loop_of(target=runner), compile_seconds()
+    run(loop, [request_for(PROMPTS[0], max_new_tokens=4)])
+    assert loop.stats.compile_seconds == pytest.approx(compile_seconds() - before)
+    assert loop.stats.compile_seconds > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"lookahead_window": 2}], ids=str)
+def test_preempted_requests_say_what_numpy_says(fields: dict[str, Any], backend: CudaBackend) -> None:
+    """Pages for two of three at their ends."""
+    pages = 4 * fields.get("num_beams", 1)
+    loop = loop_of(target=runner_on(backend, pages=pages), headroom=0)
+    requests = [request_for([5 + i] * 9, max_new_tokens=22, **fields) for i in range(3)]
+    ours, reference = run(loop, requests), run(loop_of(target=tiny_runner(seed=2)), requests)
+    assert [result[0].token_ids for result in ours] == [result[0].token_ids for result in reference]
+    assert loop.stats.preemptions > 0
+    assert loop.load().free_pages == pages
 
 
 def test_a_batch_that_shrinks_within_and_below_its_bucket(runner: Runner, device: RecordingDevice) -> None:
@@ -183,6 +205,25 @@ def test_a_context_that_outgrows_its_block_table_gets_a_larger_one(
     assert len(device.records) == 3, "contexts within 1, 2 and 4 pages"
 
 
+@pytest.mark.parametrize("max_rows", [4, 128])
+def test_log_probabilities_of_prompts_out_of_the_batch(
+    runner: Runner, max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm.scheduler.MAX_ROWS", max_rows)
+    plain, loop = tiny_runner(seed=2), loop_of(target=runner)
+    requests = [request_for(prompt, echo=True, top_logprobs=2, max_new_tokens=2) for prompt in PROMPTS[:3]]
+    prompts = {loop.add(request, strategy_for(request.settings)): request.prompt_ids for request in requests}
+    found = {}
+    while loop.busy:
+        found |= {i: p.prompt_scores for i, p in loop.step_or_raise() if p.prompt_scores is not None}
+    assert found.keys() == prompts.keys()
+    for request_id, scores in found.items():
+        prompt = prompts[request_id]
+        np.testing.assert_allclose(scores.log_probs[1:], score_tokens(plain, prompt)[1:], atol=1e-4)
+        likeliest = [[token for token, _ in position.next] for position in next_tokens(plain, prompt, 2)]
+        assert [[token for token, _ in top] for top in scores.top_log_probs[1:]] == likeliest[:-1]
+
+
 def test_logits_scores_and_attention_maps(runner: Runner) -> None:
     line, plain = PROMPTS[0] + PROMPTS[1], tiny_runner(seed=2)
     np.testing.assert_allclose(all_logits(runner, line), all_logits(plain, line), atol=1e-4)
@@ -238,6 +279,21 @@ def test_a_row_that_is_no_distribution_is_not_drawn_from(backend: CudaBackend) -
         backend.chooser.sample(logits, keys, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_host_waits_once_for_all_chunks_of_a_prompt(runner: Runner, device: RecordingDevice) -> None:
+    """So while the device computes one chunk, the host launches the next."""
+    prompt = [1 + i % 90 for i in range(45)]
+    generate(runner, [prompt], chunk=10, max_new_tokens=1)
+    assert device.waits == 1
+
+
+def test_a_prompt_alone_is_computed_in_larger_chunks_than_one_beside_others(backend: CudaBackend) -> None:
+    assert Limits.of(backend.memory, 8) == Limits(8, 512, 2048)
+    assert Limits.of(backend.memory, 8, 4096) == Limits(8, 4096, 4096)
+
+
 # --- the decode step --------------------------------------------------------------------------------------------------
 
 
@@ -264,10 +320,12 @@ def test_a_decode_step_reserves_nothing_launches_the_same_and_waits_once(
         )
         assert device.waits == waits + 1
         assert not (step and device.reserved)
-    assert launched[1:] == launched[:-1]
-    names = [name for name, *_ in launched[0]]
-    layer = ["layer_norm", "gemv_fma", "store_kv", "attention_decode", "gemv_fma", "layer_norm", "gemv_fma", "gemv_fma"]
-    assert names == ["embed", *layer * 2, "layer_norm", "gemv_fma", "best_of_chunks", "take_best"]
+    assert launched[2:] == launched[1:-1]
+    plain = ["layer_norm", "gemv_fma", "store_kv", "attention_decode", "gemv_fma", "layer_norm", "gemv_fma", "gemv_fma"]
+    fused = ["fused_fma", "attention_decode", "gemv_fma", "fused_fma", "gemv_fma"]
+    for found, layer in zip(launched[:2], (plain, fused), strict=True):
+        expected = ["embed", *layer * 2, "layer_norm", "gemv_fma", "best_of_chunks", "take_best"]
+        assert [name for name, *_ in found] == expected
 
 
 def addresses(args: Sequence[Any]) -> list[int]:
@@ -291,7 +349,7 @@ def test_attention_in_a_variant_without_a_kernel_is_the_references(runner: Runne
     plain = tiny_runner(seed=2)
     for backend in (runner.backend, plain.backend):
         attend = backend.attend
-        backend.attend = lambda *given, own=attend, **named: own(*given, **named | {"softcap": 0.5})
+        backend.attend = lambda *given, own=attend, **named: own(*given, **named | {"softcap": 0.5, "causal": False})
     sequences = TokenSequence(list(PROMPTS[0])), TokenSequence(list(PROMPTS[0]))
     for token in (5, 6, 7, 8):
         ours, theirs = (r.forward([s], [s.pending]).logits for r, s in zip((runner, plain), sequences, strict=True))

@@ -15,11 +15,23 @@ import pytest
 
 from minillm import reference
 from minillm.backends.cuda.kernels import Kernels, kernel_folder
-from minillm.backends.cuda.linear import ACTIVATIONS, TILES, finish_product, gemm, gemv, linear
+from minillm.backends.cuda.linear import (
+    ACTIVATIONS,
+    MOST_ROWS,
+    TILES,
+    WGMMA_TILES,
+    _is_wide,
+    _splits,
+    finish_product,
+    gemm,
+    gemv,
+    linear,
+)
 from tests.cuda_emulator import Emulator
 
 from .activations import EXACT
 from .launchers import launcher
+from .recording import Recorder
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 in NumPy needs ml_dtypes")
 
@@ -39,6 +51,9 @@ FEW = [
     (16, 136, 70),
 ]
 """Rows, in, out: at and below ROWS; `in` odd, a multiple of 4 and of 8, longer than one round of the block's loads."""
+
+MORE = [(17, 72, 50), (32, 1032, 21), (33, 513, 19), (64, 136, 70)]
+"""Rows that 16-bit storage has on two and on four tiles of a warp."""
 
 MANY = [(1, 8, 3), (33, 40, 69), (65, 100, 133), (67, 513, 33), (130, 328, 64), (140, 31, 150)]
 """Rows, in, out: less than a tile and more; rows of `out` that are aligned (69, 133 with their gaps) and not."""
@@ -141,17 +156,20 @@ def test_few_rows_float(rows: int, inputs: int, outputs: int) -> None:
     run(gemv, kernels("float32"), problem("float32", rows, inputs, outputs))
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [*FEW[:2], *FEW[3:]])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [*FEW[:2], *FEW[3:], *MORE])
 def test_few_rows_half(rows: int, inputs: int, outputs: int) -> None:
     run(gemv, kernels("float16"), problem("float16", rows, inputs, outputs))
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [FEW[1], FEW[-1]])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [FEW[1], FEW[-1], MORE[0], MORE[-1]])
 def test_few_rows_bfloat16(rows: int, inputs: int, outputs: int) -> None:
     run(gemv, kernels("bfloat16"), problem("bfloat16", rows, inputs, outputs))
 
 
-@pytest.mark.parametrize(("storage", "rows", "outputs"), [("float32", 4, 50), ("float16", 1, 39), ("float16", 14, 77)])
+@pytest.mark.parametrize(
+    ("storage", "rows", "outputs"),
+    [("float32", 4, 50), ("float16", 1, 39), ("float16", 14, 77), ("float16", 31, 77), ("float16", 59, 77)],
+)
 def test_few_rows_and_many_outputs(storage: str, rows: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warp then has several outputs: 4, or 32 with tensor cores. So has it here, on a GPU of one processor."""
     monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 1)
@@ -159,8 +177,44 @@ def test_few_rows_and_many_outputs(storage: str, rows: int, outputs: int, monkey
 
 
 def test_few_rows_in_any_order_of_threads(any_emulator: Emulator) -> None:
-    for storage, rows in ("float32", 2), ("float16", 1), ("float16", 9):
+    for storage, rows in ("float32", 2), ("float16", 1), ("float16", 9), ("float16", 21):
         run(gemv, Kernels(any_emulator, storage), problem(storage, rows, 776, 21))
+
+
+def test_64_rows_in_any_order_of_threads(any_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 32 outputs shared memory holds half of the warps' sums at a time."""
+    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 1)
+    run(gemv, Kernels(any_emulator, "float16"), problem("float16", 60, 776, 37))
+
+
+@pytest.mark.parametrize(
+    ("storage", "rows", "kernel"),
+    [
+        ("float32", 16, "gemv_fma"),
+        ("float32", 17, "gemm_tiled"),
+        ("float16", 4, "gemv_fma"),
+        ("float16", 5, "gemv_mma"),
+        ("float16", 64, "gemv_mma"),
+        ("float16", 65, "gemm_mma"),
+    ],
+)
+def test_the_kernel_is_chosen_by_type_and_rows(emulator: Emulator, storage: str, rows: int, kernel: str) -> None:
+    recorder = Recorder(emulator)
+    run(linear, Kernels(recorder, storage), problem(storage, rows, 8, 3))
+    assert [launch.name for launch in recorder.launches] == [kernel]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "kernel"),
+    [(16, 24, "gemv_mma"), (17, 24, "gemm_mma"), (32, 64, "gemv_mma"), (33, 64, "gemm_mma"), (33, 24, "gemm_mma")],
+)
+def test_with_room_for_splits_narrow_products_go_to_gemm(
+    emulator: Emulator, rows: int, outputs: int, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 2)
+    recorder = Recorder(emulator)
+    run(linear, Kernels(recorder, "float16"), problem("float16", rows, 8, outputs), room=Rooms())
+    assert [launch.name for launch in recorder.launches] == [kernel]
 
 
 # ---- many rows --------------------------------------------------------------------------------------------------
@@ -177,6 +231,8 @@ def test_few_rows_in_any_order_of_threads(any_emulator: Emulator) -> None:
         ("float16", "mma", TILES[0]),
         ("float16", "mma", TILES[2]),
         ("bfloat16", "mma", TILES[1]),
+        ("float16", "wgmma", WGMMA_TILES[1]),
+        ("bfloat16", "wgmma", WGMMA_TILES[0]),
     ],
 )
 def test_many_rows(storage: str, version: str, tile: tuple[int, int], rows: int, inputs: int, outputs: int) -> None:
@@ -187,6 +243,67 @@ def test_many_rows(storage: str, version: str, tile: tuple[int, int], rows: int,
 def test_many_rows_in_any_order_of_threads(storage: str, version: str, any_emulator: Emulator) -> None:
     """Seven steps of 32, so that each of the four stages of gemm_mma is filled again while it may still be read."""
     run(gemm, Kernels(any_emulator, storage), problem(storage, 40, 224, 69), version=version, tile=TILES[2])
+
+
+@pytest.mark.parametrize("inputs", [64, 456])
+def test_warpgroups_in_any_order_of_threads(inputs: int, any_emulator: Emulator) -> None:
+    """One step, and eight of 64: each of the four stages is filled again while products may still read it."""
+    case = problem("float16", 70, inputs, 69)
+    run(gemm, Kernels(any_emulator, "float16"), case, version="wgmma", tile=WGMMA_TILES[1])
+
+
+def test_warpgroups_need_a_hopper(emulator: Emulator) -> None:
+    for architecture, there in ("80", False), ("90", True), ("120", False):
+        emulator.architecture = architecture
+        assert Kernels(emulator).has("gemm_wgmma") == there
+        assert Kernels(emulator).has("gemm")
+
+
+# ---- several blocks for a tile --------------------------------------------------------------------------------------
+
+
+class Rooms:
+    """Scratch memory as a step has it: NaNs, and zeros that must be there again after each launch."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int]] = []
+        self.counters = np.zeros(0, np.int32)
+
+    def __call__(self, size: int, counters: int) -> tuple[np.ndarray, np.ndarray]:
+        self.sizes.append((size, counters))
+        self.counters = np.zeros(counters, np.int32)
+        return np.full(size, np.nan, np.float32), self.counters
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "splits"),
+    [(17, 256, 21, 2), (40, 552, 69, 4), (64, 1026, 64, 8), (65, 260, 130, 2), (128, 512, 33, 4)],
+)
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+def test_blocks_that_share_a_tile(storage: str, rows: int, inputs: int, outputs: int, splits: int) -> None:
+    """`in` is a whole number of steps for each block or not; float32 sums of 16-bit products."""
+    room, case = Rooms(), problem(storage, rows, inputs, outputs)
+    run(gemm, kernels(storage), case, room=room)
+    tile_rows = 32 if rows <= 32 else 64
+    tiles = -(-rows // tile_rows) * -(-outputs // 64)
+    assert room.sizes == [(tiles * splits * tile_rows * 64, tiles)]
+    assert not room.counters.any()
+
+
+def test_blocks_that_share_a_tile_in_any_order_of_threads(any_emulator: Emulator) -> None:
+    case = problem("float16", 35, 512, 69)
+    run(gemm, Kernels(any_emulator, "float16"), case, room=Rooms())
+    bits = case.out.copy()
+    run(gemm, kernels("float16"), case, room=Rooms())
+    assert (case.out == bits).all()
+
+
+def test_as_many_blocks_share_a_tile_as_processors_want() -> None:
+    """OPT's products of 32 rows: of 125m, 1.3b, 6.7b and 13b, from the residual's width and from the MLP's."""
+    widths = [(768, 768), (3072, 768), (2048, 2048), (8192, 2048), (4096, 4096), (16384, 4096), (20480, 5120)]
+    blocks = [outputs // 64 * _splits(outputs // 64, inputs) for inputs, outputs in widths]
+    assert blocks == [48, 192, 256, 256, 256, 256, 320]
+    assert [_is_wide(32, outputs) for outputs in (768, 2304, 2815, 2816, 12288)] == [False, False, False, True, True]
 
 
 # ---- what both can do -------------------------------------------------------------------------------------------
@@ -215,21 +332,22 @@ def test_every_activation_has_an_epilogue() -> None:
         assert name is None or re.search(rf"\b{name.upper()} = {number}\b", source)
 
 
-@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("rows", [1, 40, 70])
 def test_logits_are_float(rows: int) -> None:
     """Products of 16-bit numbers are exact in float, so nearly all of float's precision must be left."""
     run(linear, kernels("float16"), problem("float16", rows, 136, 69, float_out=True))
 
 
 @pytest.mark.parametrize(
-    ("storage", "rows"), [("float32", 4), ("float32", 40), ("float16", 1), ("float16", 16), ("float16", 40)]
+    ("storage", "rows"),
+    [("float32", 4), ("float32", 40), ("float16", 1), ("float16", 16), ("float16", 40), ("float16", 70)],
 )
 def test_weights_at_an_odd_address(storage: str, rows: int) -> None:
     """16 bytes cannot be loaded at once, though all sizes are multiples of 8."""
     run(linear, kernels(storage), problem(storage, rows, 64, 72, shift=1))
 
 
-@pytest.mark.parametrize("rows", [1, 16, 40])
+@pytest.mark.parametrize("rows", [1, 16, 40, 70])
 def test_a_nan_is_not_hidden_by_relu(rows: int) -> None:
     case = problem("float16", rows, 48, 37, residual=False)
     case.x[rows - 1, 5] = np.nan
@@ -274,7 +392,7 @@ OPT = [(768, 768), (768, 2304), (768, 3072), (3072, 768)]
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", list(STORAGE))
 @pytest.mark.parametrize(("inputs", "outputs"), OPT)
-@pytest.mark.parametrize("rows", [1, 4, 16, 100])
+@pytest.mark.parametrize("rows", [1, 4, 16, 32, 64, 100])
 def test_opt_125m(storage: str, inputs: int, outputs: int, rows: int) -> None:
     run(linear, kernels(storage), problem(storage, rows, inputs, outputs))
 
@@ -282,11 +400,13 @@ def test_opt_125m(storage: str, inputs: int, outputs: int, rows: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", list(STORAGE))
 @pytest.mark.parametrize("processors", [1, 4, 132])
-@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("float_out", [False, True])
 def test_every_build_for_few_rows(
     storage: str, processors: int, rows: int, float_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if rows > MOST_ROWS[storage]:
+        pytest.skip("gemm takes them")
     monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", processors)
     run(gemv, kernels(storage), problem(storage, rows, 520, 69, float_out=float_out))
 

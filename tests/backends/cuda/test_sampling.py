@@ -196,6 +196,7 @@ def rows_and_settings(V: int, seed: int = 0) -> tuple[np.ndarray, dict[str, list
 
 
 @pytest.mark.parametrize("V", [1, 7, 1000])
+@pytest.mark.slow
 def test_draws_are_those_of_the_reference(emulator: Emulator, V: int) -> None:
     logits, settings = rows_and_settings(V)
     before = logits.copy()
@@ -233,6 +234,25 @@ def test_draws_from_a_whole_vocabulary_are_those_of_the_reference(emulator: Emul
         assert likeliest(emulator, logits)[0] == logits.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize(
+    "spread", [1 / 64, 3.0, 200.0], ids=["all in one bin", "over some hundred bins", "most without mass"]
+)
+def test_the_masses_of_the_bins_add_up_exactly(any_emulator: Emulator, spread: float) -> None:
+    """To that of the row, which is summed apart; and each is the sum of its candidates' whole numbers, to the bit."""
+    logits = np.random.default_rng(8).uniform(-spread, 0, (1, 4500)).astype(np.float32)
+    logits[0, 77] = 0
+    settings = draws(settings_of_rows(1), np.ones(1), np.zeros(1))
+    workspace = Workspace.allocate(np, 1, logits.shape[1])
+    ids, flags = np.zeros((2, 1), np.int32)
+    sample_on_device(Kernels(any_emulator, "float32"), logits, settings, workspace, ids, flags)
+    *bins, of_row, kept = workspace.masses[0].tolist()
+    assert sum(bins) == of_row == kept > 0
+    masses = (np.exp(logits[0]).astype(np.float32) * np.float32(2**44)).astype(np.uint64)
+    expected = np.zeros(len(bins))
+    np.add.at(expected, np.minimum(-logits[0] * np.float32(64), len(bins) - 1).astype(int), masses.astype(float))
+    np.testing.assert_allclose(bins, expected, rtol=1e-6, atol=5000)  # exp is rounded otherwise
+
+
 def test_top_p_keeps_as_many_equal_scores_as_the_reference(emulator: Emulator) -> None:
     """Where the share falls on a candidate exactly, float32 would keep one more: float32(0.8) > 0.8."""
     shares = np.repeat(np.arange(1, 10) / 10, 40)
@@ -251,6 +271,7 @@ def test_top_p_keeps_as_many_equal_scores_as_the_reference(emulator: Emulator) -
     ],
     ids=["temperature", "top-k", "all"],
 )
+@pytest.mark.slow
 def test_tokens_are_drawn_with_their_exact_probabilities(emulator: Emulator, setting: dict[str, float]) -> None:
     R = 2000
     logits = np.broadcast_to(np.array(SMALL, np.float32), (R, len(SMALL)))

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector_types.h>
 
 #define EMULATED_API __attribute__((visibility("default")))
@@ -52,6 +53,18 @@ EMULATED_API void wait_copies(int groups_left);
 EMULATED_API void multiply_tiles(float* d, const unsigned* a, const unsigned* b, bool is_bfloat16, Place place);
 EMULATED_API void load_tiles(unsigned* result, const void* row, bool transposed, Place place);
 
+// wgmma: `sums` [columns / 2] += a b for the 64 rows of four warps; a and b are matrix descriptors.
+EMULATED_API unsigned shared_address(const void* address);
+EMULATED_API void issue_product(float* sums, int columns, uint64_t a, uint64_t b, bool is_bfloat16, Place place);
+EMULATED_API void fence_products(Place place);
+EMULATED_API void commit_products(Place place);
+EMULATED_API void wait_products(int groups_left, Place place);
+// fence.proxy.async: what this thread has written to shared memory is visible to wgmma.
+EMULATED_API void fence_writes();
+
+// griddepcontrol.wait: what kernels before this one wrote is visible to this thread.
+EMULATED_API void wait_for_results();
+
 // An atomic operation on `bytes` at `address` is about to be done.
 EMULATED_API void note_atomic(const void* address, size_t bytes);
 
@@ -59,6 +72,7 @@ EMULATED_API void note_atomic(const void* address, size_t bytes);
 struct Extent {
     const void* start;
     size_t bytes;
+    int is_result;  // of a kernel before this one in a step that is launched dependently
 };
 struct Launch {
     unsigned grid[3], block[3];
@@ -68,6 +82,7 @@ struct Launch {
     const Extent* watched;  // where races in global memory are looked for
     size_t watched_number;
     int find_races;
+    int dependent;  // may begin before the kernels before it have ended
 };
 
 // Run `kernel(arguments)` once for each thread of the grid. `anchor` is a thread_local of the module: all __shared__

@@ -1,4 +1,4 @@
-// The host bodies of kernels/cuda/tensor_core.cuh.
+// The host bodies of kernels/cuda/tensor_core.cuh, wgmma.cuh and dependent.cuh.
 #pragma once
 
 inline void emulated_mma_16816(float d[4], const unsigned a[4], const unsigned b[2], bool is_bfloat16, EMULATED_PLACE) {
@@ -14,3 +14,13 @@ inline void emulated_cp_async(void* shared, const void* global, int bytes, int v
 }
 inline void emulated_cp_async_commit() { emulation::commit_copies(); }
 inline void emulated_cp_async_wait(int groups) { emulation::wait_copies(groups); }
+
+inline unsigned emulated_shared_address(const void* address) { return emulation::shared_address(address); }
+inline void emulated_wgmma(float* sums, int columns, uint64_t a, uint64_t b, bool is_bfloat16, EMULATED_PLACE) {
+    emulation::issue_product(sums, columns, a, b, is_bfloat16, {file, line});
+}
+inline void emulated_wgmma_fence(EMULATED_PLACE) { emulation::fence_products({file, line}); }
+inline void emulated_wgmma_commit(EMULATED_PLACE) { emulation::commit_products({file, line}); }
+inline void emulated_wgmma_wait(int groups, EMULATED_PLACE) { emulation::wait_products(groups, {file, line}); }
+inline void emulated_fence_proxy_async() { emulation::fence_writes(); }
+inline void emulated_wait_for_results() { emulation::wait_for_results(); }

@@ -85,7 +85,9 @@ void watch_memory(const Launch& launch) {
     if (!launch.find_races) return;
     watch(dynamic_memory, dynamic_bytes, true);
     watch(statics.start, statics.bytes, true);
-    for (size_t i = 0; i < launch.watched_number; i++) watch(launch.watched[i].start, launch.watched[i].bytes, false);
+    for (size_t i = 0; i < launch.watched_number; i++)
+        watch(launch.watched[i].start, launch.watched[i].bytes, false, launch.watched[i].is_result);
+    if (launch.dependent) watch_order();
 }
 
 bool within(const void* address, const void* start, size_t bytes) {
@@ -98,6 +100,14 @@ bool in_shared_memory(const void* address) {
     // The red zone counts: a write there is reported as what it is.
     return within(address, dynamic_memory, dynamic_bytes + RED_ZONE) || within(address, statics.start, statics.bytes);
 }
+
+unsigned shared_address(const void* address) {
+    if (!within(address, dynamic_memory, dynamic_bytes))
+        fail_at(describe_instruction(EMULATED_CALLER), "a matrix for wgmma is not in dynamic shared memory");
+    return static_cast<const unsigned char*>(address) - dynamic_memory;
+}
+
+void* shared_memory_at(unsigned address) { return dynamic_memory + address; }
 
 const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, const void* anchor) {
     if (const char* reason = refuse(*launch)) return reason;
@@ -129,6 +139,8 @@ const char* run(const Launch* launch, void (*kernel)(void*), void* arguments, co
         if (!good) break;
     }
     restore_signals();
+    if (good && launch->find_races && launch->dependent && !has_waited())
+        return "no thread waits for the kernels before this one, so what comes later would not either";
     return good ? nullptr : block.error;
 }
 

@@ -36,17 +36,25 @@ struct Grain {
     Cell cells[KEPT];
 };
 
+// By whom a grain was last written, and how often that thread had fenced its writes for wgmma before.
+struct Written {
+    uint32_t thread;  // 0: by nobody; else 1 + its number
+    uint32_t fences;
+};
+
 struct Region {
     const char* start;
     size_t bytes;
-    bool shared;
+    bool shared, is_result;
     Grain* grains;
     uint8_t* copying;  // per grain of shared memory: a cp.async is under way
+    uint8_t* reading;  // likewise: warps whose wgmma are under way, once for each
+    Written* written;  // likewise
 };
 
 std::vector<Region> regions;
-bool watching;
-uint32_t epoch = 1, warp_epochs[32], block_number;
+bool watching, in_order, some_waited;
+uint32_t epoch = 1, warp_epochs[32], fences[1024], block_number;
 uint32_t first_epoch_of_block = 1;
 std::vector<bool> used_atomics;  // by block number
 unsigned next_victim;
@@ -94,6 +102,11 @@ void note(Region& region, size_t offset, size_t bytes, uint8_t access, const voi
         if (region.shared && region.copying[number])
             fail_at(describe_instruction(instruction), "this thread %s shared memory that a cp.async is still writing",
                     verb(access));
+        if (region.shared && access & WRITE) {
+            if (region.reading[number])
+                fail_at(describe_instruction(instruction), "this thread writes to shared memory that a wgmma is still reading");
+            region.written[number] = {thread_number() + 1u, fences[thread_number()]};
+        }
         Grain& grain = region.grains[number];
         for (const Cell& cell : grain.cells) {
             bool live = cell.epoch >= (region.shared ? first_epoch_of_block : 1);
@@ -107,6 +120,17 @@ Region* region_of(const void* address) {
     for (Region& region : regions)
         if (size_t(static_cast<const char*>(address) - region.start) < region.bytes) return &region;
     return nullptr;
+}
+
+// Hold an access to global memory to the order of kernels that are launched dependently.
+void check_order(const Region& region, uint8_t access, const void* instruction) {
+    if (!in_order || region.shared || self().waited) return;
+    if (access & WRITE)
+        fail_at(describe_instruction(instruction), "this thread %s before it has waited for the kernels before this one, "
+                "which may still read there", verb(access));
+    if (region.is_result)
+        fail_at(describe_instruction(instruction), "this thread reads a result of a kernel before this one, and has not "
+                "waited for it");
 }
 
 template <class T>
@@ -123,26 +147,35 @@ void watch_nothing() {
         size_t grains = region.bytes / GRAIN + 1;
         munmap(region.grains, grains * sizeof(Grain));
         munmap(region.copying, grains);
+        munmap(region.reading, grains);
+        munmap(region.written, grains * sizeof(Written));
     }
     regions.clear();
     used_atomics.clear();
-    watching = false;
+    watching = in_order = some_waited = false;
     epoch = 1;
     block_number = ~0u;
 }
 
-void watch(const void* start, size_t bytes, bool shared) {
+void watch_order() { in_order = true; }
+bool has_waited() { return some_waited; }
+void wait_for_results() { self().waited = some_waited = true; }
+
+void watch(const void* start, size_t bytes, bool shared, bool is_result) {
     if (bytes == 0) return;
     size_t grains = bytes / GRAIN + 1;
-    regions.push_back({static_cast<const char*>(start), bytes, shared, zeroed<Grain>(grains), zeroed<uint8_t>(grains)});
+    regions.push_back({static_cast<const char*>(start), bytes, shared, is_result, zeroed<Grain>(grains), zeroed<uint8_t>(grains),
+                       zeroed<uint8_t>(grains), zeroed<Written>(grains)});
     watching = true;
 }
 
 void note_access(const void* address, size_t bytes, Access access, const void* instruction) {
     if (!watching || !current) return;
     if (access & ATOMIC) used_atomics[block_number] = true;
-    if (Region* region = region_of(address))
+    if (Region* region = region_of(address)) {
+        if (bytes) check_order(*region, access, instruction);
         note(*region, static_cast<const char*>(address) - region->start, bytes, access, instruction);
+    }
 }
 
 void note_atomic(const void* address, size_t bytes) {
@@ -162,6 +195,28 @@ void note_copy_done(const void* shared, size_t bytes) {
     size_t first = (static_cast<const char*>(shared) - region->start) / GRAIN;
     for (size_t i = 0; i < bytes / GRAIN; i++) region->copying[first + i] = 0;
 }
+
+void note_product_begins(const void* shared, size_t bytes, const void* instruction) {
+    Region* region = watching ? region_of(shared) : nullptr;
+    if (!region || !region->shared) return;
+    size_t first = (static_cast<const char*>(shared) - region->start) / GRAIN;
+    for (size_t i = first; i < first + bytes / GRAIN; i++) {
+        const Written& written = region->written[i];
+        if (written.thread && fences[written.thread - 1] == written.fences)
+            fail_at(describe_instruction(instruction), "wgmma reads what thread %u wrote without a fence.proxy.async since",
+                    written.thread - 1);
+        region->reading[i]++;
+    }
+}
+
+void note_product_ends(const void* shared, size_t bytes) {
+    Region* region = watching ? region_of(shared) : nullptr;
+    if (!region || !region->shared) return;
+    size_t first = (static_cast<const char*>(shared) - region->start) / GRAIN;
+    for (size_t i = first; i < first + bytes / GRAIN; i++) region->reading[i]--;
+}
+
+void fence_writes() { fences[thread_number()]++; }
 
 void note_block_begins() {
     if (!watching) return;

@@ -9,13 +9,22 @@ enum Access : unsigned char { READ = 0, WRITE = 1, ATOMIC = 2 };  // flags; an a
 
 // A stretch of memory that all accesses are noted for. At most SHADOWED of them: shared memory, and the arguments.
 void watch_nothing();
-void watch(const void* start, size_t bytes, bool shared);
+void watch(const void* start, size_t bytes, bool shared, bool is_result = false);
+
+// From here on a thread that has not called wait_for_results() may neither read results nor write anywhere.
+void watch_order();
+// Whether some thread has called it since.
+bool has_waited();
 
 void note_access(const void* address, size_t bytes, Access access, const void* instruction);
 
 // cp.async: nobody may touch the destination until it has been waited for.
 void note_copy_begun(const void* shared, size_t bytes);
 void note_copy_done(const void* shared, size_t bytes);
+
+// wgmma: nobody may write to what one reads until it has been waited for, and what it reads must be visible to it.
+void note_product_begins(const void* shared, size_t bytes, const void* instruction);
+void note_product_ends(const void* shared, size_t bytes);
 
 // All before is ordered before all that follows: in the block, or in one warp.
 void note_block_begins();

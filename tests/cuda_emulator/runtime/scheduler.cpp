@@ -89,6 +89,7 @@ void end_of_thread(Fiber& fiber) {
     fiber.alive = false;
     block.warps[fiber.warp].alive &= ~(1u << fiber.lane);
     block.alive--;
+    end_products();
     release_lanes_if_all_there(fiber.warp);
     release_barrier_if_all_there();
 }
@@ -184,12 +185,14 @@ bool run_block() {
         fiber.alive = true;
         fiber.barrier = 0;
         fiber.group = 0;
+        fiber.waited = false;
         fiber.copies.clear();
     }
     block.alive = block.threads;
     block.arrived = 0;
     block.barriers = 0;
     block.votes = {0, 1, 0};
+    begin_products();
     // As if the thread before the first had just ended.
     bool down = block.schedule == REVERSE || block.schedule == WARPS_REVERSED;
     Fiber* first = down ? next_after(0, 0) : next_after(block.warps.size() - 1, 31);

@@ -25,6 +25,7 @@ struct Fiber : Thread {
     bool alive;            // in this block
     unsigned barrier;      // the number of the last barrier it came to
     int group;             // cp.async groups committed
+    bool waited;           // for the results of the kernels before this one
     std::vector<Copy> copies;
 };
 
@@ -82,6 +83,13 @@ bool prepare_block(int threads);
 
 // Whether an address is in the dynamic shared memory of the launch, or in a __shared__ variable.
 bool in_shared_memory(const void* address);
+
+// The address that the hardware would have for one in the dynamic shared memory, and back.
+void* shared_memory_at(unsigned address);
+
+// Products of warpgroups: none is under way when a block begins, nor when one of its threads ends.
+void begin_products();
+void end_products();
 
 // Where the lane that runs now meets others.
 Place meeting_place();

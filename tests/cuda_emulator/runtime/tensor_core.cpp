@@ -2,6 +2,7 @@
 #include "scheduler.h"
 
 #include "faults.h"
+#include "numbers.h"
 #include "races.h"
 
 #include <cstdint>
@@ -10,21 +11,6 @@
 namespace emulation {
 
 namespace {
-
-float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-float from_bfloat16(uint16_t bits) { return from_bits(uint32_t(bits) << 16); }
-
-float from_half(uint16_t bits) {
-    uint32_t magnitude = bits & 0x7fffu, sign = uint32_t(bits & 0x8000u) << 16;
-    if (magnitude >= 0x7c00u) return from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);  // infinity, NaN
-    float x = from_bits(magnitude << 13) * from_bits(0x77800000u);  // 2^112 mends the exponent, of subnormals too
-    return sign ? -x : x;
-}
 
 bool aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 

@@ -81,7 +81,7 @@ class RawModule:
         name = re.match(r'#line 1 "([^"]+)"', code)
         (folder,) = (option[2:] for option in options if option.startswith("-I"))
         assert name is not None
-        defines = tuple(option for option in options if not option.startswith(("-I", "--std")))
+        defines = tuple(option for option in options if not option.startswith(("-I", "--std", "-lineinfo")))
         self._path, self._options = Path(folder) / name[1], defines
 
     def get_function(self, name: str) -> "RawKernel":

@@ -42,6 +42,8 @@ class Graph:
 class Stream:
     """An order of work."""
 
+    ptr = 0
+
     def __init__(self, non_blocking: bool = False) -> None:
         self.non_blocking = non_blocking
 
@@ -88,6 +90,12 @@ class Event:
         assert self.at is not None
 
 
+class Device:
+    """The only one, of the architecture of an H100."""
+
+    compute_capability = "90"
+
+
 def get_elapsed_time(start: Event, stop: Event) -> float:
     """Milliseconds."""
     assert start.at is not None
@@ -101,9 +109,12 @@ runtime = SimpleNamespace(
     getDeviceProperties=lambda device: {"name": b"no GPU: emulated", "totalGlobalMem": 8 << 30},
     driverGetVersion=lambda: 0,
     runtimeGetVersion=lambda: 0,
+    profilerStart=lambda: None,
+    profilerStop=lambda: None,
 )
 
 __all__ = [
+    "Device",
     "Event",
     "Graph",
     "Stream",

@@ -1,0 +1,55 @@
+// Rows of a matrix of 8 or 4 bits as 16-bit numbers: tokens' vectors from a table, or a matrix before a product of many
+// rows.
+//
+//   out[t] = scale * w[ids[t]]                                     w as in integers.cuh; ids may be null: row t
+//   out[t] = scale * w[ids[t]] + position_table[positions[t] + offset]
+//
+// Grid: (T, vectors of a row / threads of a block); block: up to 256 threads, 8 numbers each.
+// Moved: BITS / 8 bytes read and 2 written for each number, scales and positions beside them; a few operations each.
+// Floor: (2 + BITS / 8) T E / bandwidth. A matrix of OPT-6.7B, 4096 x 16384 of 4 bits: 168 MB, 39 us at 4.3 TB/s, where the
+// product of 2,000 rows that follows takes 350.
+//
+// Versions: this one. Not measured on a GPU.
+#include "integers.cuh"
+#include "rows.cuh"
+
+#if MINILLM_STORAGE == 32
+#error "activations of a model with such matrices have 16 bits"
+#endif
+
+extern "C" __global__ void expand(storage_t* out, const unsigned char* values, const __half* scales,
+                                  const void* offsets, const int* ids, const storage_t* position_table,
+                                  const int* positions, int E, int table_rows, int position_rows, int position_offset,
+                                  float scale) {
+    follow();
+    int t = blockIdx.x, at = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, left = E - at;
+    if (left <= 0) return;
+    int row = ids == nullptr ? t : ids[t];
+    CHECK_INDEX(row, table_rows);
+
+    Integers w{values, scales, offsets, E};
+    size_t group = (size_t)row * w.groups + at / GROUP;
+    float own = __half2float(w.scales[group]), zero = BITS == 4 && OFFSETS == 0 ? 8.0f : 0.0f, offset = 0.0f;
+    if (OFFSETS == 8) zero = (float)w.offsets[group];
+    if (OFFSETS == 16) offset = (float)w.offsets[group];
+    // 8 bytes: of 4 bits their low halves, or their high ones.
+    int first = BITS == 4 ? at / 32 * 16 + at % 16 : at;
+    uint2 bytes = *reinterpret_cast<const uint2*>(values + (size_t)row * w.row_bytes() + first);
+    float x[VECTOR];
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        unsigned byte = reinterpret_cast<const unsigned char*>(&bytes)[i];
+        float q = BITS == 8 ? (float)(signed char)byte : (float)(byte >> at % 32 / 16 * 4 & 15);
+        x[i] = scale * (own * (q - zero) + offset);
+    }
+    bool wide = rows_aligned(out, E) && rows_aligned(position_table, E);
+    if (position_table != nullptr) {
+        int position = positions[t] + position_offset;
+        CHECK_INDEX(position, position_rows);
+        float y[VECTOR];
+        load_vector(y, position_table + (size_t)position * E + at, left, wide);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) x[i] += y[i];
+    }
+    store_vector(out + (size_t)t * E + at, x, left, wide);
+}

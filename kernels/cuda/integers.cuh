@@ -1,0 +1,85 @@
+// Matrices of 8 and 4 bits in memory, and their numbers as tensor cores take them (minillm/reference/quantize.py):
+//
+//   w[o, k] = scales[o, k / GROUP] * (q[o, k] - zeros[o, k / GROUP])             # [out, in]
+//   w[o, k] = scales[o, k / GROUP] * q[o, k] + offsets[o, k / GROUP]             with OFFSETS of 16
+//
+// Constants: BITS, 8 (q from -128 to 127) or 4 (from 0 to 15); GROUP, 32 or 64; OFFSETS, the bits of `offsets`: 0 (none;
+//            a zero of 4 bits is 8), 8 (zero points) or 16 (float16 offsets).
+//
+// A row is padded to whole groups. Of 4 bits 16 bytes hold 32 numbers: byte j has number j in its low half and number
+// j + 16 in its high half.
+#pragma once
+
+#include "tensor_core.cuh"
+
+#if BITS != 8 && BITS != 4 || GROUP != 32 && GROUP != 64
+#error "compile with -DBITS=8 or 4, -DGROUP=32 or 64 and -DOFFSETS=0, 8 or 16"
+#endif
+
+#if OFFSETS == 16
+using offset_t = __half;
+#else
+using offset_t = unsigned char;
+#endif
+
+struct Integers {
+    const unsigned char* values;  // [out, row_bytes]
+    const __half* scales;         // [out, groups]
+    const offset_t* offsets;      // likewise, or null
+    int groups;
+
+    __device__ __forceinline__ Integers(const unsigned char* values, const __half* scales, const void* offsets,
+                                        int inputs)
+        : values(values), scales(scales), offsets(static_cast<const offset_t*>(offsets)),
+          groups((inputs + GROUP - 1) / GROUP) {}
+
+    __device__ __forceinline__ int row_bytes() const { return groups * (GROUP * BITS / 8); }
+};
+
+#if MINILLM_STORAGE != 32
+
+#if MINILLM_STORAGE == 16
+using pair_t = __half2;
+constexpr unsigned MAGIC = 0x64006400u;  // twice 1,024: the lowest bits of such a number count ones
+#else
+using pair_t = __nv_bfloat162;
+constexpr unsigned MAGIC = 0x43004300u;  // twice 128
+#endif
+
+// Two numbers of up to 10 bits (bfloat16: 7), each in the low bits of a half of `bits`, less those of `less`; exact.
+__device__ __forceinline__ unsigned difference(unsigned bits, unsigned less) {
+    bits |= MAGIC, less |= MAGIC;
+    pair_t result = __hsub2(*reinterpret_cast<pair_t*>(&bits), *reinterpret_cast<pair_t*>(&less));
+    return *reinterpret_cast<unsigned*>(&result);
+}
+
+// The numbers in a word as right operands of mma: with 4 bits of two, the second for the high halves of its bytes; with
+// 8 bits of one. `zero` is that of their group.
+__device__ __forceinline__ void unpack(unsigned (&to)[8 / BITS][2], unsigned word, unsigned zero) {
+#if BITS == 4
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+        unsigned bytes = __byte_perm(word, 0, pair ? 0x4342 : 0x4140);  // two bytes, each with a zero byte after it
+        to[0][pair] = difference(bytes & 0x000f000fu, zero * 0x00010001u);
+        to[1][pair] = difference(bytes >> 4 & 0x000f000fu, zero * 0x00010001u);
+    }
+#elif MINILLM_STORAGE == 16
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair)
+        to[0][pair] = difference(__byte_perm(word ^ 0x80808080u, 0, pair ? 0x4342 : 0x4140), 0x00800080u);
+#else
+    // bfloat16 has 8 significant bits: enough for the number, not for 128 more. So by way of float, where 2^23 + n has n
+    // in its lowest bits.
+    word ^= 0x80808080u;
+    float n[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) n[i] = __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 | i)) - 8388736.0f;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+        pair_t both = __floats2bfloat162_rn(n[2 * pair], n[2 * pair + 1]);
+        to[0][pair] = *reinterpret_cast<unsigned*>(&both);
+    }
+#endif
+}
+
+#endif

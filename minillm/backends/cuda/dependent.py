@@ -1,0 +1,112 @@
+"""Launches kernels of a recorded step dependently: each may begin while the one before it still runs.
+
+`kernels/cuda/dependent.cuh` says what a kernel has to do for it. The attribute is one of the driver's cuLaunchKernelEx,
+which CuPy does not bind, so it is called through ctypes, and only while a step is recorded: the graph repeats it.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import DeviceError
+from .kernels import Launch
+
+LIBRARY = "libcuda.so.1"
+LEAST_ARCHITECTURE = 90
+PROGRAMMATIC = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h"""
+
+WAITING = frozenset({
+    "embed", "expand", "layer_norm", "rms_norm", "rotary", "glu", "store_kv", "scale_logits",
+    "gemv_fma", "gemv_mma", "fused_fma", "fused_mma", "gemm_tiled", "gemm_mma", "attention_decode",
+    "best_of_chunks", "take_best",
+})  # fmt: skip
+"""Kernels that wait for the results of those before them; any other begins when these have ended"""
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+def begins_early(launches: Sequence[Launch], i: int) -> bool:
+    """Whether launch i may begin before the one before it has ended."""
+    return i > 0 and launches[i].name in WAITING
+
+
+def check_architecture(architecture: str) -> None:
+    """Refuse a GPU without such launches.
+
+    Raises:
+        DeviceError: its compute capability is below 9.0.
+    """
+    if int(architecture) < LEAST_ARCHITECTURE:
+        raise DeviceError(
+            f"MINILLM_CUDA_DEPENDENT=1 needs a GPU of compute capability 9.0 or later; this one has "
+            f"{architecture[:-1]}.{architecture[-1]}: leave it unset"
+        )
+
+
+class Driver:
+    """The driver's launch with attributes."""
+
+    def __init__(self, address: Callable[[Any], int], library: Any = None) -> None:
+        """`address` gives that of an array's first element; `library` is the driver's.
+
+        Raises:
+            DeviceError: the driver has no such launch.
+        """
+        try:
+            self._launch = (library or ctypes.CDLL(LIBRARY)).cuLaunchKernelEx
+        except (OSError, AttributeError) as error:
+            raise DeviceError(
+                f"MINILLM_CUDA_DEPENDENT=1 needs a driver with cuLaunchKernelEx ({error}): leave it unset"
+            ) from None
+        self._address = address
+
+    def launch(self, launch: Launch, stream: int) -> None:
+        """Launch a kernel of CuPy's in a stream, such that it may begin before what is before it there has ended.
+
+        Raises:
+            DeviceError: the driver refuses it.
+        """
+        values = [self._value(argument) for argument in launch.args]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        attribute = Attribute(PROGRAMMATIC)
+        attribute.value[0] = 1
+        config = Config(
+            _three(launch.grid),
+            _three(launch.block),
+            launch.shared_mem,
+            stream,
+            ctypes.pointer(attribute),
+            1,
+        )
+        function = ctypes.c_void_p(launch.kernel.kernel.ptr)  # type: ignore[attr-defined]  # of a RawKernel
+        if code := self._launch(ctypes.byref(config), function, pointers, None):
+            raise DeviceError(f"the driver refuses to launch {launch.name} dependently: CUresult {code}")
+
+    def _value(self, argument: Any) -> Any:
+        """An argument in memory: an array's address, or the bytes of a NumPy scalar."""
+        if hasattr(argument, "nbytes") and argument.shape:
+            return ctypes.c_void_p(self._address(argument))
+        data = argument.tobytes()
+        return (ctypes.c_char * len(data)).from_buffer_copy(data)
+
+
+def _three(sizes: tuple[int, ...]) -> Any:
+    return (ctypes.c_uint * 3)(*sizes, *(1,) * (3 - len(sizes)))

@@ -1,0 +1,191 @@
+"""Dependent launches: what the driver is given, what of a step is launched so, and that every kernel waits in time."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda import device as devices
+from minillm.backends.cuda.attention import store_kv
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.dependent import WAITING, Driver, begins_early, check_architecture
+from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.kernels import NULL, Kernels, Launch
+from minillm.backends.cuda.linear import gemm, gemv
+from minillm.backends.cuda.rows import embed, glu, layer_norm, rms_norm, scale_logits
+from minillm.batch import TokenSequence
+from minillm.errors import DeviceError
+from tests.cuda_emulator import Emulator
+from tests.cuda_emulator.toolkit import compiler, cuda_headers, missing
+from tests.families import CONFIGS
+from tests.tiny import model_of, runner_of
+
+from .launchers import ON_GPU
+from .recording import Recorder, RecordingDevice
+
+DRIVER = """
+#include <cuda.h>
+#include <string.h>
+long long seen[16];
+int answer;
+CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction f, void** p, void** extra) {
+    unsigned bits;
+    memcpy(&bits, p[2], 4);
+    long long now[] = {c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+        c->sharedMemBytes, (long long)c->hStream, c->numAttrs,
+        c->attrs[0].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        c->attrs[0].value.programmaticStreamSerializationAllowed, (long long)f,
+        *(long long*)p[0], *(int*)p[1], bits, *(long long*)p[3]};
+    memcpy(seen, now, sizeof now);
+    return (CUresult)answer;
+}
+"""
+"""A driver that notes a launch, by NVIDIA's own declarations."""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Any:
+    if reason := missing():
+        pytest.skip(reason)
+    if not (cuda_headers() / "cuda.h").is_file():
+        pytest.skip("cuda.h is not installed")
+    (tmp_path / "driver.c").write_text(DRIVER)
+    target = tmp_path / "driver.so"
+    command = [str(compiler()), "-x", "c", "-shared", "-fPIC", f"-I{cuda_headers()}", str(tmp_path / "driver.c")]
+    subprocess.run([*command, "-o", str(target)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+def launch_of(name: str, *args: Any, pointer: int = 0) -> Launch:
+    kernel: Any = SimpleNamespace(kernel=SimpleNamespace(ptr=pointer))
+    return Launch(name, {}, kernel, (7, 8), (128,), args, 4096)
+
+
+def test_the_driver_is_given_grid_block_stream_attribute_and_arguments(driver: Any) -> None:
+    array = np.zeros((2, 3), np.float16)
+    args = array, np.int32(-5), np.float32(1.5), NULL
+    address = 0x7000_1234_5678
+    Driver(lambda one: address if one is array else 0, driver).launch(launch_of("embed", *args, pointer=99), 0x55)
+    seen = (ctypes.c_longlong * 16).in_dll(driver, "seen")
+    assert list(seen) == [7, 8, 1, 128, 1, 1, 4096, 0x55, 1, 1, 1, 99, address, -5, 0x3FC00000, 0]
+    ctypes.c_int.in_dll(driver, "answer").value = 701
+    with pytest.raises(DeviceError, match=r"^the driver refuses to launch embed dependently: CUresult 701$"):
+        Driver(lambda _: 0, driver).launch(launch_of("embed", *args), 0)
+
+
+def test_a_driver_without_such_launches_is_one_line() -> None:
+    with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_DEPENDENT=1 needs a driver with cuLaunchKernelEx [^\n]*$"):
+        Driver(lambda _: 0, SimpleNamespace())
+
+
+def test_gpus_before_hopper_are_refused() -> None:
+    for architecture in "90", "100", "120":
+        check_architecture(architecture)
+    with pytest.raises(DeviceError, match=r"needs a GPU of compute capability 9\.0 or later; this one has 8\.9: "):
+        check_architecture("89")
+
+
+def test_the_first_launch_and_kernels_that_do_not_wait_begin_when_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    class Noting:
+        def __init__(self, address: Any) -> None: ...
+
+        def launch(self, launch: Launch, stream: int) -> None:
+            ran.append(f"{launch.name} early, in stream {stream}")
+
+    monkeypatch.setattr(devices, "Driver", Noting)
+    device: Any = SimpleNamespace(stream=SimpleNamespace(ptr=5), address=None)
+    launches = [launch_of(name) for name in ("embed", "layer_norm", "draw", "embed")]
+    plain = [each._replace(kernel=lambda *_, n=each.name, **__: ran.append(n)) for each in launches]
+    CupyDevice.launch_all(device, plain, dependent=True)
+    assert ran == ["embed", "layer_norm early, in stream 5", "draw", "embed early, in stream 5"]
+    ran.clear()
+    CupyDevice.launch_all(device, plain)
+    assert ran == ["embed", "layer_norm", "draw", "embed"]
+
+
+class InOrder(RecordingDevice):
+    """Its replays are held to the order of dependent launches."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        super().__init__(Recorder(emulator))
+        self.emulator, self.names = emulator, set[str]()
+
+    def record(self, launch: Any) -> Any:
+        replay = super().record(launch)
+        self.names |= {each.name for each in self.records[-1]}
+
+        def checked() -> None:
+            self.emulator.results = []
+            try:
+                replay()
+            finally:
+                self.emulator.results = None
+
+        return checked
+
+
+needs_emulator = pytest.mark.skipif(ON_GPU or missing() is not None, reason="is checked by the emulator")
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "batch"), [("opt", 1), ("llama", 1), ("qwen3", 6), ("gemma3_text", 1)])
+def test_no_kernel_of_a_recorded_step_touches_a_result_too_early(family: str, batch: int) -> None:
+    device = InOrder(Emulator(checks=True))
+    backend = CudaBackend(device, device.recorder, "float16", max_batch_size=8, dependent=True)
+    raw = next(iter(CONFIGS[family].values())) | ({"head_dim": 16} if family in ("qwen3", "gemma3_text") else {})
+    runner = runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
+    sequences = [TokenSequence([5 + i, 9, 11, 30 + i]) for i in range(batch)]
+    for sequence in sequences:
+        runner.prefill(sequence)
+    for _ in range(3):
+        for sequence in sequences:
+            sequence.token_ids.append(7)
+        runner.decode(sequences)
+    assert device.replays > 0
+    assert device.names <= WAITING
+
+
+@needs_emulator
+@pytest.mark.slow
+def test_other_kernels_of_larger_steps_wait_too() -> None:
+    """Each after a kernel that writes all that it reads but for the weights."""
+    rng, emulator = np.random.default_rng(0), Emulator(checks=True)
+    kernels = {storage: Kernels(emulator, storage, dependent=True) for storage in ("float32", "float16")}
+
+    def random(*shape: int, dtype: Any = np.float16) -> Any:
+        return rng.standard_normal(shape).astype(dtype)
+
+    table, ids, gain = random(50, 24), np.arange(40, dtype=np.int32), random(24, dtype=np.float32)
+    x, y, weight, out = random(40, 24), random(40, 24), random(24, 24), random(40, 24)
+    keys, values, slots = random(4, 3, 16, 8), random(4, 3, 16, 8), np.arange(40, dtype=np.int32)
+
+    def room(size: int, counters: int) -> tuple[Any, Any]:
+        return np.zeros(size, np.float32), np.zeros(counters, np.int32)
+
+    wide, logits = random(40, 48), random(40, 24, dtype=np.float32)
+    single = {name: array.astype(np.float32) for name, array in (("x", x), ("weight", weight), ("out", out))}
+    emulator.results = []
+    half = kernels["float16"]
+    embed(half, table, ids, x)
+    layer_norm(half, x, gain, gain, 1e-5, y)
+    rms_norm(half, y, gain, 1e-5, x, y)
+    gemv(half, x[:3], weight, gain, y[:3], residual=out[:3])
+    gemv(half, x[:30], weight, gain, y[:30], residual=out[:30])
+    gemm(half, y, weight, gain, out, room=room)
+    store_kv(half, out.reshape(40, 3, 8), y.reshape(40, 3, 8), keys, values, slots)
+    glu(half, wide, "silu", out)
+    scale_logits(half, logits, 2.0, 3.0)
+    embed(kernels["float32"], table.astype(np.float32), ids, single["x"])
+    gemm(kernels["float32"], single["x"], single["weight"], gain, single["out"])
+
+
+def test_what_begins_early_is_told_by_its_name() -> None:
+    launches = [launch_of("embed"), launch_of("embed"), launch_of("take_rows")]
+    assert [begins_early(launches, i) for i in range(3)] == [False, True, False]

@@ -1,0 +1,53 @@
+"""Encoder-decoders on the emulated GPU: NumPy's tokens, and logits within the rounding of 16 bits.
+
+Attention with a bias by distance and over a source has no kernel yet: it runs as in the reference, so that decode steps
+are launched call by call.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.runner import Runner
+from tests.comparing import assert_same_tokens
+from tests.seq2seq import CASES, CONFIGS, generate, logits_of
+from tests.tiny import model_of, random_prompts, runner_of
+
+from .recording import RecordingDevice
+
+SOURCES = random_prompts(2, seed=3, longest=30)
+
+
+@pytest.fixture(params=[CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])], ids="-".join)
+def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    family, name = request.param
+    return CONFIGS[family][name]
+
+
+def runner_on(device: RecordingDevice, raw: dict[str, Any], storage: str = "float32") -> Runner:
+    backend = CudaBackend(device, device.recorder, storage, max_batch_size=4)
+    return runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
+
+
+@pytest.mark.parametrize("fields", [{}, pytest.param({"num_beams": 3}, marks=pytest.mark.slow)], ids=str)
+def test_ragged_tokens_are_numpys(raw: dict[str, Any], device: RecordingDevice, fields: dict[str, Any]) -> None:
+    reference = runner_of(model_of(raw, seed=2))
+    start = [reference.model.config.decoder_start_token_id]
+    ours, expected = (
+        generate(runner, SOURCES, max_new_tokens=6, **fields) for runner in (runner_on(device, raw), reference)
+    )
+    for source, tokens, line in zip(SOURCES, ours, expected, strict=True):
+        if fields:
+            assert tokens == line
+        assert_same_tokens(tokens, line, lambda said, s=source: logits_of(reference, s, start + said)[-1])
+
+
+@pytest.mark.parametrize("storage", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_logits_in_16_bits(raw: dict[str, Any], device: RecordingDevice, storage: str) -> None:
+    source, line = SOURCES[0], [5, 9, 7]
+    ours = logits_of(runner_on(device, raw, storage), source, line)
+    expected = logits_of(runner_of(model_of(raw, seed=2)), source, line)
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[storage]
+    assert np.abs(ours - expected).max() < 30 * unit * np.abs(expected).max()

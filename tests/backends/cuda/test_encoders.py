@@ -1,0 +1,29 @@
+"""Encoders on the kernels, run by the emulator: NumPy's hidden states and logits of labels."""
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.numpy import NumpyBackend
+from tests.encoders import CONFIGS, runner_over, states, texts
+from tests.tiny import model_of
+
+from .recording import RecordingDevice
+
+QUICK = "bert, pairs"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == QUICK else [pytest.mark.slow]) for name in CONFIGS]
+)
+@pytest.mark.parametrize(("storage", "tolerance"), [("float32", 1e-4), ("float16", 0.1)])
+def test_states_and_labels_are_numpys(name: str, storage: str, tolerance: float, device: RecordingDevice) -> None:
+    raw, ids = CONFIGS[name], [*texts(3, seed=6, longest=20), [5], [7]]
+    expected = states(runner_over(model_of(raw), NumpyBackend()), ids)
+    backend = CudaBackend(device, device.recorder, storage, max_batch_size=4)
+    runner = runner_over(model_of(raw, backend=backend), backend)
+    for ours, theirs in zip(states(runner, ids), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+    for _ in range(3):  # single tokens are recorded where they are all of a pass
+        for each in (4, 3):
+            np.testing.assert_allclose(states(runner, [ids[each]])[0], expected[each], rtol=0, atol=tolerance)

@@ -1,0 +1,258 @@
+"""Fused launches: the same bits as the plain kernels, and only where nobody else reads what is between."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm.backends.cuda import memory
+from minillm.backends.cuda.attention import store_kv
+from minillm.backends.cuda.backend import CudaBackend
+from minillm.backends.cuda.fusing import fuse
+from minillm.backends.cuda.kernels import Kernels, Launch
+from minillm.backends.cuda.linear import gemv
+from minillm.backends.cuda.rows import glu, layer_norm, rms_norm, rotary
+from minillm.backends.weights import Weight
+from minillm.batch import TokenSequence
+from minillm.reference.rotary import Rotation, Stretch
+from tests.cuda_emulator import Emulator
+from tests.families import CONFIGS
+
+from .launchers import launcher
+from .recording import RecordingDevice
+from .test_engine import runner_on as opt_on
+from .test_families import runner_on
+
+pytestmark = pytest.mark.slow  # whole decode steps on the emulator
+DTYPES = {"float32": np.float32, "float16": np.float16}
+UNTOUCHED = 77.0
+P = 16
+
+
+class Step:
+    """What a layer's operations read and write."""
+
+    def __init__(
+        self, storage: str, rows: int, E: int = 40, *, H: int = 4, K: int = 2, D: int = 8, F: int = 21
+    ) -> None:
+        rng = np.random.default_rng((rows, E, D))
+        self.storage, self.dtype, self.rows, self.E, self.H, self.K, self.D = storage, DTYPES[storage], rows, E, H, K, D
+
+        def random(*shape: int, dtype: Any = self.dtype) -> Any:
+            return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(dtype)
+
+        def empty(*shape: int) -> Any:
+            return np.full(shape, UNTOUCHED, self.dtype)
+
+        self.x = 3 + 10 * random(rows, E)
+        self.gain, self.shift = random(E, dtype=np.float32), random(E, dtype=np.float32)
+        self.qkv, self.bias = random((H + 2 * K) * D, E), random((H + 2 * K) * D, dtype=np.float32)
+        self.gate_up = random(2 * F, E)
+        self.positions = rng.integers(0, 5000, rows).astype(np.int32)
+        self.slots = rng.permutation(5 * P)[:rows].astype(np.int32)
+        self.slots[rows // 2 :: 3] = -1  # padding
+        self.text_lens, self.query_starts = self.positions + 1, np.arange(rows + 1, dtype=np.int32)
+        self.normed, self.y, self.hidden = empty(rows, E), empty(rows, (H + 2 * K) * D), empty(rows, F)
+        self.wide, self.q_out, self.k_out = empty(rows, 2 * F), empty(rows, H, D), empty(rows, K, D)
+        self.keys, self.values = empty(5, K, P, D), empty(5, K, P, D)
+
+    @property
+    def heads(self) -> tuple[Any, Any, Any]:
+        """Queries, keys and values: views of the product. [T, heads, D]"""
+        parts = np.split(self.y, [self.H * self.D, (self.H + self.K) * self.D], axis=1)
+        q, k, v = (part.reshape(self.rows, -1, self.D) for part in parts)
+        assert np.shares_memory(v, self.y)
+        return q, k, v
+
+    def store(self, kernels: Kernels, rotation: Rotation | None = None, norm: str = "rms") -> None:
+        if norm == "rms":
+            rms_norm(kernels, self.x, self.gain, 1e-5, self.normed)
+        else:
+            layer_norm(kernels, self.x, self.gain, self.shift, 1e-5, self.normed)
+        gemv(kernels, self.normed, self.qkv, self.bias, self.y)
+        q, k, v = self.heads
+        if rotation is not None:
+            rotary(kernels, q, k, self, rotation, self.q_out, self.k_out)
+            k = self.k_out
+        store_kv(kernels, k, v, self.keys, self.values, self.slots)
+
+    def gate(self, kernels: Kernels) -> None:
+        rms_norm(kernels, self.x, self.gain, 1e-5, self.normed)
+        gemv(kernels, self.normed, self.gate_up, None, self.wide)
+        glu(kernels, self.wide, "silu", self.hidden)
+
+    def up(self, kernels: Kernels) -> None:
+        layer_norm(kernels, self.x, self.gain, None, 1e-5, self.normed)
+        gemv(kernels, self.normed, self.gate_up, None, self.wide, activation="gelu", residual=self.wide.copy())
+
+    def results(self) -> list[Any]:
+        """What others read: of y only the queries, and these only if they are not rotated."""
+        queries = [] if (self.q_out != UNTOUCHED).any() else [self.y[:, : self.H * self.D]]
+        return [*queries, self.hidden, self.q_out, self.keys, self.values]
+
+
+def address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def launches_of(step: Step, kernels: Kernels, run: Callable[..., None], *args: Any, read: Any = ()) -> list[Launch]:
+    return fuse(kernels, kernels.collect(lambda: run(step, kernels, *args)), read, address)
+
+
+def assert_same_bits(step: Step, emulator: Emulator, run: Callable[..., None], *args: Any, **more: Any) -> None:
+    """Plain and fused launches of one operation."""
+    kernels, other = Kernels(emulator, step.storage), Step(step.storage, step.rows, step.E, **more)
+    run(step, Kernels(launcher(), step.storage), *args)
+    fused = launches_of(other, kernels, run, *args)
+    assert [launch.name.partition("_")[0] for launch in fused] == ["fused"]
+    fused[0]()
+    for found, expected in zip(other.results(), step.results(), strict=True):
+        np.testing.assert_array_equal(found.view(f"u{found.itemsize}"), expected.view(f"u{found.itemsize}"))
+    assert not np.array_equal(other.x, other.normed), "the norm is not written"
+
+
+def rotation(half: int, **fields: Any) -> Rotation:
+    frequencies = (500.0 ** -(np.arange(half) / half)).astype(np.float32)
+    return Rotation(frequencies=Weight("frequencies", frequencies), **fields)
+
+
+ROTATIONS = [None, rotation(4), rotation(3, scale=1.2), rotation(2, stretch=Stretch(factor=4.0, original=32))]
+
+
+@pytest.mark.parametrize(("storage", "rows"), [("float32", 3), ("float16", 9)])
+def test_a_layers_launches_in_any_order_of_threads(storage: str, rows: int, any_emulator: Emulator) -> None:
+    assert_same_bits(Step(storage, rows), any_emulator, Step.store, ROTATIONS[1])
+    assert_same_bits(Step(storage, rows), any_emulator, Step.gate)
+
+
+@pytest.mark.parametrize("processors", [1, 4, 132])
+@pytest.mark.parametrize("E", [40, 37, 1100])
+@pytest.mark.parametrize(
+    ("storage", "rows"), [("float32", 1), ("float32", 7), ("float16", 1), ("float16", 4), ("float16", 14)]
+)
+def test_every_shape(storage: str, rows: int, E: int, processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are aligned and not, of one warp's norm and of several; one output a warp and more."""
+    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", processors)
+    for turned in ROTATIONS:
+        assert_same_bits(Step(storage, rows, E), launcher(), Step.store, turned)
+    assert_same_bits(Step(storage, rows, E), launcher(), Step.store, None, "layer")
+    assert_same_bits(Step(storage, rows, E), launcher(), Step.gate)
+
+
+def test_a_norm_and_what_is_added_at_the_end(emulator: Emulator) -> None:
+    plain, fused = Step("float32", 3), Step("float32", 3)
+    kernels = Kernels(emulator, "float32")
+    plain.up(kernels)
+    (one,) = launches_of(fused, kernels, Step.up)
+    one()
+    np.testing.assert_array_equal(plain.wide, fused.wide)
+
+
+class TestNotFused:
+    """Each case but for one thing as above."""
+
+    def names(self, step: Step, run: Callable[..., None], *args: Any, read: Any = ()) -> list[str]:
+        kernels = Kernels(launcher(), step.storage)
+        return [launch.name for launch in launches_of(step, kernels, run, *args, read=read)]
+
+    def test_what_the_caller_reads(self, emulator: Emulator) -> None:
+        step = Step("float32", 2)
+        assert self.names(step, Step.gate, read=[step.normed]) == ["rms_norm", "fused_fma"]
+        assert self.names(step, Step.gate, read=[step.wide[:1]]) == ["fused_fma", "glu"]
+        assert self.names(step, Step.store, read=[step.heads[1]]) == ["fused_fma", "store_kv"]
+        assert self.names(step, Step.store, ROTATIONS[1], read=[step.y]) == ["fused_fma", "rotary", "store_kv"]
+        assert self.names(step, Step.store, ROTATIONS[1], read=[step.k_out]) == ["fused_fma", "rotary", "store_kv"]
+        assert self.names(step, Step.store, ROTATIONS[1], read=[step.q_out, step.keys]) == ["fused_fma"]
+
+    def test_what_a_later_launch_reads(self, emulator: Emulator) -> None:
+        def and_again(step: Step, kernels: Kernels, read: Any) -> None:
+            step.gate(kernels)
+            rms_norm(kernels, read, None, 1e-5, step.x)
+
+        step = Step("float32", 2)
+        assert self.names(step, and_again, step.normed) == ["rms_norm", "fused_fma", "rms_norm"]
+        assert self.names(step, and_again, step.wide) == ["fused_fma", "glu", "rms_norm"]
+        assert self.names(step, and_again, step.hidden) == ["fused_fma", "rms_norm"]
+
+    def test_what_is_written_anew_before_it_is_read(self, emulator: Emulator) -> None:
+        def twice(step: Step, kernels: Kernels) -> None:
+            step.gate(kernels)
+            step.gate(kernels)
+            rms_norm(kernels, step.wide, None, 1e-5, step.wide.copy())
+
+        assert self.names(Step("float32", 2), twice) == ["fused_fma", "fused_fma", "glu", "rms_norm"]
+
+    def test_rows_that_each_block_would_read_for_too_long(self, emulator: Emulator) -> None:
+        assert self.names(Step("float32", 8, 1000), Step.gate) == ["fused_fma"]
+        assert self.names(Step("float32", 9, 1000), Step.gate) == ["rms_norm", "fused_fma"]
+
+    def test_a_residual_or_an_activation_before_the_gate(self, emulator: Emulator) -> None:
+        def with_residual(step: Step, kernels: Kernels) -> None:
+            gemv(kernels, step.normed, step.gate_up, None, step.wide, residual=step.wide.copy())
+            glu(kernels, step.wide, "silu", step.hidden)
+
+        def normed_with_residual(step: Step, kernels: Kernels) -> None:
+            rms_norm(kernels, step.x, step.gain, 1e-5, step.normed, residual=step.x.copy())
+            gemv(kernels, step.normed, step.gate_up, None, step.wide)
+
+        assert self.names(Step("float32", 2), with_residual) == ["gemv_fma", "glu"]
+        assert self.names(Step("float32", 2), normed_with_residual) == ["rms_norm", "gemv_fma"]
+
+
+LAYERS = {
+    "llama": (
+        "rms_norm gemv_fma rotary store_kv attention_decode gemv_fma rms_norm gemv_fma glu gemv_fma",
+        "fused_fma attention_decode gemv_fma fused_fma gemv_fma",
+    ),
+    "gpt2": (
+        "layer_norm gemv_fma store_kv attention_decode gemv_fma layer_norm gemv_fma gemv_fma",
+        "fused_fma attention_decode gemv_fma fused_fma gemv_fma",
+    ),
+    "qwen3": (
+        "rms_norm gemv_fma rms_norm rms_norm rotary store_kv attention_decode gemv_fma rms_norm gemv_fma glu gemv_fma",
+        "fused_fma rms_norm rms_norm rotary store_kv attention_decode gemv_fma fused_fma gemv_fma",
+    ),
+}
+LAYERS |= {"opt": LAYERS["gpt2"], "qwen2": LAYERS["llama"]}
+"""Launches of a layer as operations are called, and as they are recorded."""
+
+
+@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_whole_decode_steps_have_the_same_bits_in_fewer_launches(
+    batch: int, family: str, storage: str, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[bool, tuple[list[Any], Any, list[str]]] = {}
+    for fused in False, True:
+        with monkeypatch.context() as patch:
+            if not fused:
+                patch.setattr(memory, "fuse", lambda _kernels, launches, *_: launches)
+            runner = (
+                opt_on(CudaBackend(device, device.recorder, storage, max_batch_size=4))
+                if family == "opt"
+                else runner_on(
+                    device,
+                    next(iter(CONFIGS[family].values())) | ({"head_dim": 16} if family == "qwen3" else {}),
+                    storage,
+                )
+            )
+            sequences = [TokenSequence([5 + i, 9, 11, 30 + i]) for i in range(batch)]
+            for sequence in sequences:
+                runner.prefill(sequence)
+            logits = []
+            for _ in range(4):
+                for sequence in sequences:
+                    sequence.token_ids.append(7)
+                logits.append(runner.decode(sequences).logits.copy())
+            pages = runner.cache.storage
+            found[fused] = logits, (pages.keys.copy(), pages.values.copy()), [one.name for one in device.records[-1]]
+    np.testing.assert_array_equal(found[True][0], found[False][0])
+    for fused, plain in zip(found[True][1], found[False][1], strict=True):
+        written = ~np.isnan(plain.astype(np.float32))
+        assert written.any()
+        np.testing.assert_array_equal(fused[written], plain[written])
+    for fused, layer in zip((False, True), LAYERS[family], strict=True):
+        first = {"opt": "layer_norm", "gpt2": "layer_norm"}.get(family, "rms_norm")
+        assert found[fused][2] == ["embed", *layer.split() * 2, first, "gemv_fma", "best_of_chunks", "take_best"]
