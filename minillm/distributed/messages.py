@@ -1,0 +1,82 @@
+"""The messages of rank 0 to the other ranks, in the order in which it did the same."""
+
+import pickle
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..batch import Batch
+
+
+class NewPages(NamedTuple):
+    """Reserve the pages of a K/V cache."""
+
+    number: int
+    """Of the cache, in the messages that follow"""
+    pages: int
+    page_size: int
+    prefix_cache: bool
+    """Whether other texts may use what a pass computes, so that all of it must be finite"""
+
+
+class FreePages(NamedTuple):
+    """Give back the pages of a cache."""
+
+    number: int
+
+
+class CopyPositions(NamedTuple):
+    """Copy positions `first` to `stop` of a page to another one, in all layers."""
+
+    number: int
+    source: int
+    target: int
+    first: int
+    stop: int
+
+
+class MicroBatch(NamedTuple):
+    """A part of a forward pass; a stage computes them one after the other, while the next is at the one before."""
+
+    batch: Batch
+    rows: tuple[int, ...]
+    """Those whose logits are wanted"""
+
+
+class Pass(NamedTuple):
+    """Compute a forward pass."""
+
+    number: int
+    """Of its cache"""
+    parts: tuple[MicroBatch, ...]
+    best: tuple[int, ...]
+    """Number of a row's largest logits to send to rank 0, row by row of all parts. [R]"""
+    whole: bool
+    """Send all logits too"""
+    maps: tuple[int, ...] = ()
+    """Layers whose attention maps to send, each by the ranks that have its heads"""
+
+
+class Fetch(NamedTuple):
+    """Send rows of the last pass to rank 0."""
+
+    what: str
+    """"logits" or "hidden" """
+    rows: tuple[int, ...]
+
+
+class End(NamedTuple):
+    """Rank 0 has closed its engine."""
+
+
+Message = NewPages | FreePages | CopyPositions | Pass | Fetch | End
+
+
+def packed(messages: Sequence[Message]) -> bytes:
+    """Messages as bytes."""
+    return pickle.dumps(list(messages), protocol=5)
+
+
+def unpacked(message: bytes) -> list[Message]:
+    """The messages in what `packed` made on rank 0 of the same job."""
+    messages: list[Message] = pickle.loads(message)
+    return messages

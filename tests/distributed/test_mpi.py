@@ -1,0 +1,31 @@
+"""Processes under mpiexec: the command line, the kernels in C, the formats of weights."""
+
+from pathlib import Path
+
+import pytest
+
+from minillm.quantizing import write_checkpoint as quantized
+
+from ..tiny import write_checkpoint
+from .processes import alone, output, under_mpi
+
+pytest.importorskip("mpi4py")
+pytestmark = under_mpi
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+def test_the_command_line(backend: str, tensor: int, pipeline: int) -> None:
+    words = ["generate", "A list of colors: red,", "-n", 12, "--backend", backend, "--threads", 1]
+    degrees = ["--tensor-parallel", tensor, "--pipeline-parallel", pipeline]
+    assert output(tensor * pipeline, *words, *degrees) == alone(*words)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_formats_of_weights(form: str, tmp_path: Path) -> None:
+    """Each rank has whole groups of the quantised columns."""
+    folder = write_checkpoint(tmp_path / "whole", hidden_size=128, word_embed_proj_dim=128, ffn_dim=256)
+    where = tmp_path / "stored"
+    quantized(folder, where, form)
+    words = ["generate", "a b c", "-m", where, "-n", 12, "--threads", 1]
+    assert output(2, *words, "--tensor-parallel", 2) == alone(*words)
