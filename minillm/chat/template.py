@@ -4,36 +4,37 @@ The text is the same as that of transformers' `apply_chat_template`. As there, s
 become those tokens: check untrusted input for them first.
 """
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ParameterError, PromptError, listed, shown
+from .calls import CallFormat, format_of, unread_format
+from .tools import described, plain, read_tool_calls, read_tools
 
 if TYPE_CHECKING:
     from .sandbox import Compiled
 
 Message = Mapping[str, Any]
 Messages = Iterable[Message]
-"""`{"role": ..., "content": ...}` each, oldest first."""
+"""`{"role": ..., "content": ...}` each, oldest first; calls of tools and their results as in `tools`."""
 
 FORM = '{"role": ..., "content": ...}'
-NO_TOOLS = "minillm does not support tools"
 
-_TOOL_ROLES = {"tool", "function", "ipython"}
-_TOOL_KEYS = {"tool_calls", "tool_call_id", "function_call"}
+_OLD_ROLES = {"function", "ipython"}
+_ALWAYS = {"role", "content", "tool_call_id"}
+"""Keys of a message that may be there whether the template reads them or not"""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message's reasoning text. transformers passes it to the template under the first two names."""
 
 _MARK = "MINILLM_CONTINUES_HERE "
 """Marker appended to a message to be continued. It ends in a space, which templates that trim messages remove."""
 
-RENDER_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+RENDER_ARGUMENTS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 """Arguments of `ChatTemplate.render` besides the messages"""
 
-_OWN = {"messages", "add_generation_prompt"}
+_OWN = {"messages", "tools", "add_generation_prompt"}
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,14 @@ class ChatTemplate:
     """Its source, for error messages"""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """Texts of "bos_token", "eos_token" etc., available to the template"""
+    tool_use: str | None = None
+    """Source of the checkpoint's other template, if it has one for conversations with tools"""
 
     def render(
         self,
         messages: Messages,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -58,6 +62,7 @@ class ChatTemplate:
 
         Args:
             messages: the conversation
+            tools: functions that the model may call: see `tools`. A template that knows no tools gets them as text
             add_generation_prompt: end with the prefix of an answer; by default unless the last message is continued
             continue_final_message: leave the last message open, as if unfinished
             chat_template_kwargs: further variables for the template
@@ -67,13 +72,53 @@ class ChatTemplate:
             ParameterError: the arguments contradict each other, or the template does not use a variable.
             CheckpointError: the template is not valid Jinja, or violates the sandbox.
         """
+        if tools is not None and self._for_tools is not self:
+            return self._for_tools.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
         begins = _begins_answer(add_generation_prompt, continue_final_message)
-        chat = read_messages(messages, self._compiled.names)
+        offered = None if tools is None else read_tools(tools)
+        knows_tools = "tools" in self._compiled.variables
+        chat = read_messages(messages, self._compiled.names, with_calls=not knows_tools)
+        if not knows_tools:
+            chat = described(chat, offered or [])
         if continue_final_message:
             _mark_end(chat[-1])
         given = self._checked({} if chat_template_kwargs is None else chat_template_kwargs)
-        text = self._write({"messages": chat, "add_generation_prompt": begins, **given})
+        text = self._write({"messages": chat, "tools": offered, "add_generation_prompt": begins, **given})
         return _cut_at_mark(text) if continue_final_message else text
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Keys and texts that the template's source spells out, such as "text" if it reads parts of a content.
+
+        Raises:
+            CheckpointError: as `render`.
+        """
+        return self._compiled.names
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """The form in which a model with this template writes tool calls; None if minillm does not read it."""
+        return format_of(self._tools_source)
+
+    @property
+    def unread_calls(self) -> str | None:
+        """The name of that form, if minillm does not read it."""
+        return unread_format(self._tools_source)
+
+    @property
+    def _tools_source(self) -> str:
+        template = self._for_tools
+        return template.source if "tools" in template._compiled.variables else ""
+
+    @cached_property
+    def _for_tools(self) -> "ChatTemplate":
+        return self if self.tool_use is None else replace(self, source=self.tool_use, tool_use=None)
 
     @cached_property
     def _compiled(self) -> "Compiled":
@@ -90,14 +135,14 @@ class ChatTemplate:
         """The user's variables as plain values, all of which the template must use."""
         if not isinstance(variables, Mapping):
             raise ParameterError(f"chat_template_kwargs should be a dict of variables, found {shown(variables)}")
-        refuse_tools(variables)
+        refuse_documents(variables)
         for name in variables:
             if name in _OWN:
                 raise ParameterError(
                     f"chat_template_kwargs: {name} is an argument of the call, not a template variable"
                 )
             if name not in self._compiled.variables:
-                known = listed(sorted(self._compiled.variables - _OWN - {"tools", "documents"})) or "none"
+                known = listed(sorted(self._compiled.variables - _OWN - {"documents"})) or "none"
                 raise ParameterError(f"the chat template does not use {shown(name)}; its variables: {known}")
         try:
             return {name: plain(value) for name, value in variables.items()}
@@ -109,7 +154,7 @@ class ChatTemplate:
 
         from .sandbox import Refused
 
-        nothing = {"tools": None, "documents": None}
+        nothing = {"documents": None}
         try:
             return self._compiled.render(nothing | dict(self.special_tokens) | dict(variables))
         except Refused as refusal:
@@ -162,19 +207,17 @@ def _cut_at_mark(text: str) -> str:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def refuse_tools(fields: Mapping[str, Any]) -> None:
-    """Refuse unsupported arguments of transformers' `apply_chat_template`.
+def refuse_documents(fields: Mapping[str, Any]) -> None:
+    """Refuse an argument of transformers' `apply_chat_template` that minillm does not offer.
 
     Raises:
-        ParameterError: `tools` or `documents` is given.
+        ParameterError: `documents` is given.
     """
-    if "tools" in fields:
-        raise ParameterError(f"tools: {NO_TOOLS}: leave it out")
     if "documents" in fields:
         raise ParameterError("documents: minillm does not pass them to chat templates: put their text into a message")
 
 
-def read_messages(messages: Any, names: frozenset[str]) -> list[dict[str, Any]]:
+def read_messages(messages: Any, names: frozenset[str], *, with_calls: bool = False) -> list[dict[str, Any]]:
     """Check a conversation and copy it into plain types, which have no methods that a template could misuse.
 
     As in transformers, a key with the value None counts as absent.
@@ -183,6 +226,7 @@ def read_messages(messages: Any, names: frozenset[str]) -> list[dict[str, Any]]:
         messages: the conversation, `Messages`
         names: keys and texts that the template's source spells out. Beside role and content, a message may have only
             keys among them: another could have no effect
+        with_calls: take calls and names of results too if the template does not read them, for `described`
 
     Raises:
         PromptError: it is not a list of messages, is empty, or a message does not have the form above.
@@ -193,23 +237,12 @@ def read_messages(messages: Any, names: frozenset[str]) -> list[dict[str, Any]]:
         raise PromptError(f"messages should be a list of {FORM}, found a single message: put it into a list")
     if not isinstance(messages, Iterable) or getattr(messages, "ndim", 1) == 0:  # a 0-d array
         raise PromptError(f"messages should be a list of {FORM}, found {type(messages).__name__}")
+    if with_calls:
+        names |= {"tool_calls"}
     chat = [_read_message(f"messages[{i}]", message, names) for i, message in enumerate(messages)]
     if not chat:
         raise PromptError("messages is empty: expected at least one message")
     return chat
-
-
-def plain(value: Any) -> Any:
-    """A deep copy in the types of JSON.
-
-    Raises:
-        TypeError: a value has no JSON type.
-        ValueError: it contains itself, or is nested too deeply.
-    """
-    try:
-        return json.loads(json.dumps(value))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def _read_message(where: str, message: Any, names: frozenset[str]) -> dict[str, Any]:
@@ -217,10 +250,17 @@ def _read_message(where: str, message: Any, names: frozenset[str]) -> dict[str, 
         raise PromptError(f"{where} should be {FORM}, found {type(message).__name__}")
     given = {key: value for key, value in message.items() if value is not None}
     _check_role(where, given)
+    if given.get("tool_calls"):
+        if given["role"] != "assistant":
+            raise PromptError(f"{where}: tool_calls belongs to the role 'assistant', found {shown(given['role'])}")
+        given = {"content": ""} | given | {"tool_calls": read_tool_calls(where, given["tool_calls"])}
+    else:
+        given.pop("tool_calls", None)  # some clients send an empty list
     if "content" not in given:
         raise PromptError(f'{where} has no content: give its text, which may be ""')
     _check_content(where, given["content"], names)
-    for key in given.keys() - {"role", "content"}:
+    known = _ALWAYS | {"name"} if given["role"] == "tool" else _ALWAYS - {"tool_call_id"}
+    for key in given.keys() - known:
         alike = _REASONING if key in _REASONING else (key,)
         if not names.intersection(alike):
             raise PromptError(
@@ -242,10 +282,13 @@ def _check_role(where: str, message: Message) -> None:
     role = message["role"]
     if not isinstance(role, str):
         raise PromptError(f"{where}: role should be text, found {shown(role)}")
-    if role in _TOOL_ROLES:
-        raise PromptError(f"{where}: {NO_TOOLS}, which the role {role!r} belongs to: leave the message out")
-    for key in sorted(_TOOL_KEYS & message.keys()):
-        raise PromptError(f"{where}: {NO_TOOLS}, which the key {key!r} belongs to: leave it out")
+    if role in _OLD_ROLES:
+        raise PromptError(f"{where}: the role {role!r} is not supported: give a tool's result in the role 'tool'")
+    if "function_call" in message:
+        raise PromptError(f"{where}: 'function_call' is not supported: give calls as tool_calls")
+    for key in sorted({"tool_call_id", "name"} & message.keys()):
+        if role == "tool" and not isinstance(message[key], str):
+            raise PromptError(f"{where}: {key} should be text, found {shown(message[key])}")
 
 
 def _check_content(where: str, content: Any, names: frozenset[str]) -> None:

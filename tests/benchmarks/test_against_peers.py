@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm.errors import install
+
 
 @pytest.fixture
 def script() -> Any:
@@ -105,7 +107,7 @@ def test_missing_engines_are_named(script: Any, monkeypatch: pytest.MonkeyPatch)
     assert engines == ["minillm-numpy", "transformers"]
     absent = "minillm-cpu (without a C compiler); ctranslate2 (without ctranslate2)"
     assert line.startswith("onnxruntime (its model builder has no opt); openvino (")
-    assert line.endswith(f"; {absent}: pip install 'minillm[fast,peers]'")
+    assert line.endswith(f"; {absent}: {install('fast', 'peers')}")
     engines, line = script.sort_out(asked, "llama", Path("model.gguf"))
     assert engines == ["minillm-numpy", "transformers", "openvino"]
     assert line.startswith("ctranslate2 (it reads no GGUF files); onnxruntime (it reads no GGUF files); ")

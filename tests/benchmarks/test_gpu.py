@@ -7,6 +7,7 @@ import csv
 import os
 import subprocess
 import sys
+import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,33 @@ SANITIZER = """#!/bin/sh
 echo "3 passed, 9 deselected in 1.00s"
 echo "========= ERROR SUMMARY: 2 errors"
 """
+TABLE = """==PROF== Connected to process 7
+"ID","Kernel Name","dram__bytes.sum","gpu__time_duration.sum","launch__grid_size","launch__registers_per_thread"
+"","","Mbyte","usecond","block","register/thread"
+"0","gemv_fma(float *)","1.5","2,000.5","128","40"
+"1","layer_norm(float *, int)","0","3","1","30"
+"2","gemv_fma(float *)","2.5","1.5","64","41"
+==PROF== Disconnected from process 7
+"""
+NCU = f"""#!/bin/sh
+while [ "$1" != raw ]; do shift; done; shift
+"$@" || exit 1
+cat <<'END'
+{TABLE}END
+"""
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """Put a program in place of one of NVIDIA's."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def unpacked(path: Path) -> dict[str, str]:
+    """The files of an archive."""
+    with tarfile.open(path) as archive:
+        return {name: archive.extractfile(name).read().decode() for name in archive.getnames()}  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -38,87 +66,134 @@ def figures() -> Any:
     return gpu_figures
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
 @emulated
 @pytest.mark.slow
-def test_everything_runs_emulated(tmp_path: Path, subprocess_environment: dict[str, str]) -> None:
-    """Ceilings, kernels, engine and checks, as on a GPU: a slip of the pen must not cost the one call on a real one."""
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "compute-sanitizer"
-    program.write_text(SANITIZER)
-    program.chmod(0o755)
-    environment = subprocess_environment | {"PATH": os.pathsep.join([str(program.parent), os.environ["PATH"]])}
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--emulated", "--out", str(tmp_path)]
-    command += ["--parts", "tests,ceilings,kernels,engine,sanitizer"]
+@pytest.mark.parametrize("part", ["correct", "profile", "speed", "dependent", "sanitize"])
+def test_everything_runs_emulated(part: str, tmp_path: Path, subprocess_environment: dict[str, str]) -> None:
+    """Every stage as on a GPU: a slip of the pen must not cost the one call on a real one."""
+    program(tmp_path / "bin", "compute-sanitizer", SANITIZER)
+    program(tmp_path / "bin", "ncu", NCU)
+    environment = subprocess_environment | {"PATH": os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])}
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), part, "--emulated", "--out", str(tmp_path / "out")]
+    if part == "speed":
+        command += ["--stages", "ceilings,kernels,engine"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "EMULATED: no GPU: these are not measurements" in done.stdout
-    assert "failed" not in done.stdout and "stopped" not in done.stdout and "left out" not in done.stdout
-    assert (tmp_path / "gpu_emulated.txt").read_text(encoding="utf-8").splitlines()[:-1] == [
-        *done.stdout.splitlines()[:-2]
-    ], "what is printed is what is written"
-    rows = rows_of(tmp_path / "gpu_emulated.csv")
-    assert not [row for row in rows if row["part"] in ("ceilings", "kernels") and not row["median_us"]]
+    for word in ("failed:", "stopped", "left out", "without"):
+        assert word not in done.stdout
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"gpu_{part}_emulated.tar.gz"]
+    files = unpacked(tmp_path / "out" / f"gpu_{part}_emulated.tar.gz")
+    text = files[f"gpu_{part}_emulated.txt"]
+    assert text.splitlines()[-1] == done.stdout.splitlines()[-2], "what is printed is what is written"
+    rows = rows_of(files[f"gpu_{part}_emulated.csv"])
     found = {(row["part"], row["what"]): row for row in rows}
-    assert {"qkv, 1 rows", "head, 3 rows", "up, 20 rows, by the library", "attention, decode, batch 3",
-            "attention, prefill 20", "store K and V, 1 tokens", "copy a page of all layers", "layer norm, 3 rows",
-            "RMS norm, 20 rows", "embedding, 1 tokens", "likeliest of 3 rows", "draw for 1 rows"} <= {
-        what for part, what in found if part == "kernels"
-    }  # fmt: skip
-    assert found["engine", "decode, batch 3"]["launches"] == "21", "2 layers of 8, and 5 around them"
-    assert float(found["engine", "decode, batch 1, on the device"]["median_us"]) > 0
-    assert float(found["engine", "prefill, 2 x 20"]["tokens_per_second"]) > 0
-    assert "passed" in found["tests", "kernels and engine"]["note"]
-    assert found["sanitizer", "racecheck"]["note"] == "3 passed, 9 deselected; ERROR SUMMARY: 2 errors"
+    if part == "correct":
+        assert found["compile", "kernels"]["note"] == "3 builds, 0 failed"
+        assert "passed" in found["device tests", "tests/backends/cuda/test_gpu.py"]["note"]
+        assert "passed" in found["tests", "tests/backends/cuda"]["note"]
+        assert "passed" in files["gpu_correct_emulated_tests.log"]
+    elif part == "profile":
+        assert "waits for" in found["host", "sampling, batch 2"]["note"]
+        row = found["launches", "batch 3, context 37: gemv_fma"]
+        assert (row["median_us"], row["launches"]) == ("2002.00", "2")
+    elif part == "speed":
+        assert not [row for row in rows if row["part"] in ("ceilings", "kernels") and not row["median_us"]]
+        assert {"qkv, 1 rows", "head, 3 rows", "up, 20 rows, by the library", "attention, decode, batch 3",
+                "attention, prefill 20", "store K and V, 1 tokens", "copy a page of all layers", "layer norm, 3 rows",
+                "RMS norm, 20 rows", "embedding, 1 tokens", "likeliest of 3 rows", "draw for 1 rows"} <= {
+            what for part, what in found if part == "kernels"
+        }  # fmt: skip
+        assert found["engine", "decode, batch 3"]["launches"] == "15", "2 layers of 5, and 5 around them"
+        assert float(found["engine", "decode, batch 1, on the device"]["median_us"]) > 0
+        assert float(found["engine", "prefill, 1 x 10"]["tokens_per_second"]) > 0
+        assert float(found["engine", "prefill, 2 x 20"]["tokens_per_second"]) > 0
+    elif part == "dependent":
+        notes = [row["note"] for row in rows if row["what"] in ("plainly", "dependently", "plainly again")]
+        assert notes == ["the same tokens"] * 6, "of two shapes"
+        steps = "decode, batch 3, on the device, {}"
+        assert all(found["dependent", steps.format(how)]["median_us"] for how in ("plainly", "dependently"))
+    else:
+        assert [row["part"] for row in rows] == ["memcheck", "racecheck", "synccheck", "initcheck"]
+        assert {row["note"] for row in rows} == {"3 passed, 9 deselected; ERROR SUMMARY: 2 errors"}
+
+
+def test_kernels_in_the_table_of_ncu() -> None:
+    import gpu_profile
+
+    found = gpu_profile.read_table(TABLE.splitlines())
+    gemv, norm = found["gemv_fma"], found["layer_norm"]
+    assert (gemv.seconds, gemv.bytes, gemv.launches) == (pytest.approx(2002e-6), 4_000_000, 2)
+    assert gemv.note == "last launch: registers 41, blocks 64"
+    assert (norm.seconds, norm.bytes, norm.launches) == (pytest.approx(3e-6), 0, 1)
+    assert gpu_profile.read_table(["==ERROR== No kernels were profiled."]) == {}
 
 
 @emulated
-def test_a_part_that_takes_too_long_is_stopped_and_the_others_go_on(
+def test_a_stage_that_takes_too_long_is_stopped_and_the_others_go_on(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "LIMITS", script.LIMITS | {"engine": 0.05})
-    assert script.main(["--emulated", "--out", str(tmp_path), "--parts", "engine,ceilings"]) == 0
+    monkeypatch.setitem(script.PARTS, "speed", {"engine": 0.05, "ceilings": 60})
+    assert script.main(["speed", "--emulated", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "failed: stopped after 0 s, its limit" in out
-    assert "copy, read and written" in (tmp_path / "gpu_emulated.txt").read_text(encoding="utf-8")
+    assert "copy, read and written" in unpacked(tmp_path / "gpu_speed_emulated.tar.gz")["gpu_speed_emulated.txt"]
 
 
 @emulated
-def test_a_budget_that_is_spent_and_a_part_that_fails_are_named(
+def test_a_budget_that_is_spent_and_a_stage_that_fails_are_named(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "LIMITS", {"nonsense": 60})
-    assert script.main(["--emulated", "--out", str(tmp_path), "--budget", "60"]) == 0
+    monkeypatch.setitem(script.PARTS, "correct", {"nonsense": 60})
+    assert script.main(["correct", "--emulated", "--out", str(tmp_path), "--budget", "60"]) == 0
     assert "failed: KeyError: 'nonsense'" in capsys.readouterr().out
-    assert script.main(["--emulated", "--out", str(tmp_path), "--budget", "1"]) == 0
+    assert script.main(["correct", "--emulated", "--out", str(tmp_path), "--budget", "1"]) == 0
     assert "left out: the budget of 1 s is spent" in capsys.readouterr().out
+
+
+@emulated
+@pytest.mark.slow
+def test_a_part_that_is_told_to_end_leaves_what_it_has_found(
+    tmp_path: Path, subprocess_environment: dict[str, str]
+) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "speed", "--emulated", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [*command, "--stages", "ceilings,kernels"], env=subprocess_environment, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("kernels: "):  # the ceilings are done
+            process.terminate()
+            break
+    process.stderr.close()
+    assert process.wait() == 128 + 15
+    assert "copy, read and written" in unpacked(tmp_path / "gpu_speed_emulated.tar.gz")["gpu_speed_emulated.txt"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--emulated"], "emulated figures are no results: name another folder with --out"),
-        (["--shapes", "opt-1"], "shape 'opt-1' is not known"),
+        (["--emulated", "--out", "RESULTS"], "emulated figures are no results: name another folder with --out"),
+        (["--shapes", "opt-1", "--out", "x"], "shape 'opt-1' is not known"),
+        (
+            ["kernels", "--out", "x"],
+            "part 'kernels' is not known: expected some of correct, profile, speed, dependent, sanitize",
+        ),
+        (["--stages", "beer", "--out", "x"], "stage 'beer' is not known: expected some of compile, device tests"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(
     script: Any, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    arguments = [str(script.RESULTS) if one == "RESULTS" else one for one in arguments]
     assert script.main(arguments) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
-
-
-def test_unknown_part(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        script.main(["--parts", "kernels,beer"])
-    assert ended.value.code == 2
-    assert "'beer' is not known" in capsys.readouterr().err
 
 
 def test_a_machine_without_a_gpu_gets_one_line(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,11 +202,11 @@ def test_a_machine_without_a_gpu_gets_one_line(script: Any, tmp_path: Path, caps
 
         if cupy.cuda.is_available():
             pytest.skip("there is a GPU")
-    assert script.main(["--out", str(tmp_path)]) == 2
+    assert script.main(["correct", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("gpu: device 'cuda' needs ")
     assert error.count("\n") == 1
-    assert not (tmp_path / "gpu.csv").exists()
+    assert not list(tmp_path.iterdir())
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------

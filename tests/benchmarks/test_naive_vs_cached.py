@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minillm import accounting
+from minillm.errors import install
 from minillm.models import opt, tensor_shapes
 
 from ..shapes import BASE
@@ -124,7 +125,7 @@ def test_without_matplotlib_nothing_is_measured(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run("--shape", tiny, "--out", tmp_path) == 2
-    assert "pip install 'minillm[plot]'" in capsys.readouterr().err
+    assert install("plot") in capsys.readouterr().err
 
 
 def test_numpy_is_not_imported_before_the_threads_are_set(subprocess_environment: dict[str, str]) -> None:

@@ -1,0 +1,525 @@
+"""A parser that reads tool calls, in each of the formats of `calls`, while the text grows."""
+
+import json
+from collections.abc import Callable, Collection, Generator, Mapping
+from types import MappingProxyType
+
+from .calls import Answer, ArgumentsDelta, CallBegin, CallFormat, ContentDelta, Delta
+from .parameter_types import Schema, is_text, json_of, properties_of, types_of
+
+_SPACE = " \t\r\n"
+_BETWEEN = _SPACE + ",;"  # what may stand between two calls
+_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
+_PAIRS = {"{": "}", "[": "]"}
+_OUTSIDE = frozenset(_SPACE + '{}[]:,"+-.0123456789eEtrufalsn')  # characters of JSON outside of its strings
+_VALUE_ENDS = ("\n</parameter>", "</parameter>")
+
+NO_SCHEMAS: Mapping[str, Schema] = MappingProxyType({})
+
+Scan = Generator[None, str, str]
+"""Reads characters, the first of which is its argument; returns the first character that it has not used."""
+
+
+def read_calls(
+    text: str,
+    form: CallFormat,
+    names: Collection[str],
+    *,
+    single: bool = False,
+    schemas: Mapping[str, Schema] = NO_SCHEMAS,
+) -> Answer:
+    """Content and calls of a finished text.
+
+    Args:
+        text: the model's answer
+        form: the format of calls
+        names: of the tools that the model was offered
+        single: read one call at most, and nothing after it
+        schemas: of the tools' parameters, by the tools' names; needed where values are plain text (qwen3-coder)
+    """
+    answer, parser = Answer(), CallParser(form, names, single=single, schemas=schemas)
+    answer.add(parser.push(text))
+    answer.add(parser.finish())
+    return answer
+
+
+class _NotACallError(Exception):
+    """The text at hand is not a call."""
+
+
+class CallParser:
+    """Reads calls from a text that comes in pieces. The sum of its deltas does not depend on the pieces.
+
+    Content is passed on at once but for its end, while that can be the beginning of a marker, or white space before
+    one; white space before and between calls is dropped. A call begins when its name and the beginning of its arguments
+    are there. A text that is no call up to there is content; one that turns out not to be JSON later is passed on as it
+    is, as the rest of the arguments.
+    """
+
+    done: bool = False
+    """True once nothing that follows can matter: one call was wanted and is complete"""
+
+    def __init__(
+        self,
+        form: CallFormat,
+        names: Collection[str],
+        *,
+        single: bool = False,
+        schemas: Mapping[str, Schema] = NO_SCHEMAS,
+    ) -> None:
+        """Begin an answer.
+
+        Args:
+            form: the format of calls
+            names: of the tools that the model was offered
+            single: report one call at most, and nothing after it
+            schemas: of the tools' parameters, by the tools' names: they say the types of values that are plain text
+        """
+        self._form = form
+        self._names = names
+        self._single = single
+        self._schemas = schemas
+        self._marked = True  # the call at hand came after its marker
+        self._state: Callable[[], bool] = self._content if form.begin else self._start
+        self._pending = ""  # text that no state has used yet
+        self._deltas: list[Delta] = []
+        self._calls = 0
+        self._after_call = False  # nothing but white space since a call
+        self._written = False  # some content
+        self._raw = ""  # text since the last call, which is content if it proves to be none
+        self._scan: Generator[None, str, None] | None = None
+        self._name: str | None = None
+        self._begun = False  # reported: its name and its first arguments are known
+        self._complete = False  # its arguments are
+        self._early = ""  # arguments before the name
+
+    @property
+    def called(self) -> bool:
+        """True once a call has begun."""
+        return self._calls > 0
+
+    def push(self, text: str) -> list[Delta]:
+        """Add text; returns what is new."""
+        self._pending += text
+        while self._pending and not self.done and self._state():
+            pass
+        return self._taken()
+
+    def finish(self) -> list[Delta]:
+        """End the text; returns what was held back."""
+        if not self.done:
+            held = self._raw + self._pending
+            if self._begun and not self._complete:
+                self._argue(self._pending)
+            elif not (self._calls and self._state in (self._inside, self._after, self._broken)):  # a call cut off
+                self._write(held if not self._after_call or held.strip(_BETWEEN) else "")
+        self._pending, self.done = "", True
+        return self._taken()
+
+    def _taken(self) -> list[Delta]:
+        """The deltas since the last call of this, those of one kind joined."""
+        joined: list[Delta] = []
+        for delta in self._deltas:
+            last = joined[-1] if joined else None
+            if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+                joined[-1] = ContentDelta(last.text + delta.text)
+            elif isinstance(delta, ArgumentsDelta) and isinstance(last, ArgumentsDelta) and last.index == delta.index:
+                joined[-1] = ArgumentsDelta(last.index, last.text + delta.text)
+            else:
+                joined.append(delta)
+        self._deltas = []
+        return joined
+
+    # --- states: each uses some of the pending text; False if it needs more -------------------------------------------
+
+    def _start(self) -> bool:
+        """The beginning of an answer in a format without a marker."""
+        text, openings = self._pending.lstrip(_SPACE), self._form.openings
+        if any(opening.startswith(text) and opening != text for opening in openings):
+            return False  # it may become that opening
+        text = text.removeprefix(next(filter(text.startswith, openings), "")).lstrip(_SPACE)
+        if not text:
+            return False
+        if text[0] not in _PAIRS:
+            self._state = self._rest
+            return True
+        self._enter(len(self._pending) - len(text))
+        return True
+
+    def _rest(self) -> bool:
+        """Content up to the end."""
+        self._write(self._pending)
+        self._pending = ""
+        return False
+
+    def _content(self) -> bool:
+        """Content that a marker may end."""
+        text, markers = self._pending, [marker for marker in (self._form.begin, self._form.unmarked) if marker]
+        at, begin = min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=(-1, ""))
+        if at >= 0:
+            free = text[:at].rstrip(_SPACE)
+            self._write(free)
+            self._pending = text[len(free) :]
+            self._marked = begin == self._form.begin
+            self._enter(at - len(free) + (len(begin) if self._marked else 0))
+            return True
+        free = text[: len(text) - max(_begun(text, marker) for marker in markers)].rstrip(_SPACE)
+        self._write(free)
+        self._pending = text[len(free) :]
+        return False
+
+    def _enter(self, length: int) -> None:
+        """Begin to read calls after the next `length` characters, the marker."""
+        self._raw, self._pending = self._pending[:length], self._pending[length:]
+        self._scan = self._region()
+        next(self._scan)
+        self._state = self._inside
+
+    def _inside(self) -> bool:
+        """Calls, up to the end of an object or a list."""
+        assert self._scan is not None
+        text = self._pending
+        for position, character in enumerate(text, start=1):
+            try:
+                if not self._begun:
+                    self._raw += character
+                self._scan.send(character)
+            except StopIteration:
+                self._state = self._after
+                if not self._after_call:  # an empty list
+                    self._write(self._raw)
+                    self._state = self._content_or_rest()
+                self._pending, self._raw = text[position:], ""
+                return not self.done
+            except _NotACallError:
+                self._pending = text[position - 1 :]
+                self._give_up()
+                return True
+            if self.done:
+                return False
+        self._pending = ""
+        return False
+
+    def _give_up(self) -> None:
+        """Treat what cannot be read as content, or as the rest of the arguments."""
+        if self._begun and (not self._complete or (self._form.begin and self._form.end)):
+            self._state = self._broken
+            return
+        if self._begun:
+            self._end_call()
+        raw, self._raw = self._raw[:-1], ""  # the last character has not been used
+        self._write(raw.lstrip(_BETWEEN) if self._after_call else raw)
+        self._state = self._content_or_rest()
+
+    def _content_or_rest(self) -> Callable[[], bool]:
+        """The state of text outside of calls."""
+        return self._content if self._form.begin else self._rest
+
+    def _broken(self) -> bool:
+        """Text that is not JSON, up to the marker after the call: more of its arguments, or nothing after these."""
+        text, end = self._pending, self._form.end
+        at = text.find(end) if end else -1
+        if at >= 0:
+            self._argue("" if self._complete else text[:at].rstrip(_SPACE))
+            self._pending = text[at + len(end) :]
+            self._end_call()
+            self._state = self._content_or_rest()
+            return True
+        free = text[: len(text) - _begun(text, end)].rstrip(_SPACE)
+        self._argue("" if self._complete else free)
+        self._pending = text[len(free) :]
+        return False
+
+    def _after(self) -> bool:
+        """After calls: the marker at their end, a separator, or content."""
+        form, text = self._form, self._pending.lstrip(_SPACE)
+        if not text:
+            return False
+        if form.end and text.startswith(form.end):
+            self._pending, self._state = text[len(form.end) :], self._content_or_rest()
+            return True
+        if form.end.startswith(text):
+            return False
+        if not form.begin:
+            item = text.lstrip(_BETWEEN)
+            if not item:
+                return False
+            if item[0] in _PAIRS:
+                self._enter(len(self._pending) - len(item))
+                return True
+        self._state = self._content_or_rest()
+        return True
+
+    # --- reading of calls, character by character ---------------------------------------------------------------------
+
+    def _region(self) -> Generator[None, str, None]:
+        """A call, a list of calls, name and arguments, or a call as XML."""
+        c = yield from _space((yield))
+        if self._form.unmarked:
+            yield from self._function(c)
+        elif c == "[":
+            c = yield from _space((yield))
+            while c != "]":
+                yield from self._item(c)
+                c = yield from _space((yield))
+                if c == ",":
+                    c = yield from _space((yield))
+                elif c != "]":
+                    raise _NotACallError
+        elif c == "{" or not self._form.short_ids:
+            yield from self._item(c)
+        else:
+            yield from self._named(c)
+
+    def _item(self, c: str) -> Generator[None, str, None]:
+        """`{"name": ..., "arguments": {...}}`"""
+        if c != "{":
+            raise _NotACallError
+        self._begin_call()
+        c = yield from _space((yield))
+        while c != "}":
+            c = yield from self._field(c)
+            if c == ",":
+                c = yield from _space((yield))
+            elif c != "}":
+                raise _NotACallError
+        if self._name is None:
+            raise _NotACallError
+        if not self._complete:
+            self._early = "{}"
+            self._announce()
+        self._end_call()
+
+    def _field(self, c: str) -> Scan:
+        """A key and its value."""
+        key: list[str] = []
+        c = yield from _string(c, key)
+        if c != ":":
+            raise _NotACallError
+        c = yield from _space((yield))
+        if key[0] == "name":
+            name: list[str] = []
+            c = yield from _string(c, name)
+            self._set_name(name[0])
+            return c
+        if key[0] in ("arguments", "parameters"):
+            return (yield from self._arguments(c))
+        if not (key[0] in _KEYS or self._form.begin):
+            raise _NotACallError
+        return (yield from _skip(c))
+
+    def _named(self, c: str) -> Generator[None, str, None]:
+        """`name[CALL_ID]...[ARGS]{...}`, of which all but name and arguments may be missing."""
+        self._begin_call()
+        name = ""
+        while c not in "[{ \t\r\n":
+            name += c
+            c = yield
+        c = yield from _space(c)
+        while c == "[":
+            while c not in "{ \t\r\n":  # markers, and the id that the model gave, which is not needed
+                c = yield
+            c = yield from _space(c)
+        if not name or c != "{":
+            raise _NotACallError
+        self._set_name(name)
+        yield from self._object(c)
+        self._end_call()
+
+    def _arguments(self, c: str) -> Scan:
+        """An object; text that holds one; or null."""
+        if self._complete:
+            raise _NotACallError  # given twice
+        if c == "{":
+            yield from self._object(c)
+            return (yield from _space((yield)))
+        if c == '"':
+            value: list[str] = []
+            c = yield from _string(c, value)
+            self._early = value[0] if _is_object(value[0]) else ""
+        elif c == "n":
+            c = yield from _skip(c)
+            self._early = "{}"
+        if not self._early:
+            raise _NotACallError
+        self._complete = True
+        self._announce()
+        return c
+
+    def _object(self, c: str) -> Generator[None, str, None]:
+        """An object whose text is passed on as it comes. Line breaks within strings are escaped, as JSON has them."""
+        opened = c
+        while (c := (yield)) in _SPACE:
+            opened += c
+        if c not in '"}':
+            raise _NotACallError
+        self._early = opened
+        self._announce()
+        expected = ["}"]
+        while True:
+            if c not in _OUTSIDE or (c in "}]" and expected.pop() != c):
+                raise _NotACallError
+            self._argue(c)
+            if c == '"':
+                while (c := (yield)) != '"':
+                    self._argue(c if c >= " " else json.dumps(c)[1:-1])
+                    if c == "\\":
+                        self._argue((yield))
+                self._argue(c)
+            elif c in _PAIRS:
+                expected.append(_PAIRS[c])
+            if not expected:
+                break
+            c = yield
+        self._complete = True
+
+    def _function(self, c: str) -> Generator[None, str, None]:
+        """`<function=name> <parameter=key>value</parameter>... </function>`; a key given again does not count."""
+        self._begin_call()
+        yield from _one_of(c, "<function=")
+        name = yield from _up_to(">")
+        self._set_name(name)
+        self._early = "{"
+        self._announce()
+        root = self._schemas.get(name, {})
+        properties, keys = properties_of(root), set[str]()
+        while (yield from _one_of((yield from _space((yield))), "</function>", "<parameter=")) != "</function>":
+            key = yield from _up_to(">")
+            types = types_of(properties.get(key), root)
+            if key in keys:
+                yield from self._value(lambda text: None)
+                continue
+            self._argue(f"{', ' if keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
+            keys.add(key)
+            if is_text(types):
+                self._argue('"')
+                yield from self._value(lambda text: self._argue(json.dumps(text, ensure_ascii=False)[1:-1]))
+                self._argue('"')
+            else:
+                written: list[str] = []
+                yield from self._value(written.append)
+                self._argue(json_of("".join(written), types))
+        self._argue("}")
+        self._complete = True
+        self._end_call()
+
+    def _value(self, take: Callable[[str], object]) -> Generator[None, str, None]:
+        """Plain text up to `</parameter>`, given to `take` as it comes; a line break after and before the tags is not
+        part of it.
+        """
+        held = yield
+        if held == "\n":
+            held = ""
+        while held not in _VALUE_ENDS:
+            while held and not any(end.startswith(held) for end in _VALUE_ENDS):
+                take(held[0])
+                held = held[1:]
+            held += yield
+
+    # --- the call at hand ---------------------------------------------------------------------------------------------
+
+    def _begin_call(self) -> None:
+        self._name, self._begun, self._complete, self._early = None, False, False, ""
+
+    def _set_name(self, name: str) -> None:
+        marked = self._form.begin and self._marked
+        if self._name is not None or not name or not (marked or name in self._names):
+            raise _NotACallError
+        self._name = name
+        if self._early:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Report the call, if its name is known too."""
+        if self._name is not None and not self._begun:
+            self._deltas.append(CallBegin(self._calls, self._form.new_id(), self._name))
+            self._begun, self._raw = True, ""
+            self._calls += 1
+            early, self._early = self._early, ""
+            self._argue(early)
+
+    def _argue(self, text: str) -> None:
+        if not self._begun:
+            self._early += text
+        elif text:
+            self._deltas.append(ArgumentsDelta(self._calls - 1, text))
+
+    def _end_call(self) -> None:
+        self._after_call = True
+        self.done = self._single
+        self._begin_call()
+
+    def _write(self, text: str) -> None:
+        if self._calls and not self._written:
+            text = text.lstrip(_SPACE)
+        if text:
+            self._deltas.append(ContentDelta(text))
+            self._written, self._after_call = True, False
+
+
+def _begun(text: str, marker: str) -> int:
+    """The number of characters at the end of a text that may be the beginning of a marker."""
+    return next(n for n in range(min(max(len(marker) - 1, 0), len(text)), -1, -1) if text.endswith(marker[:n]))
+
+
+def _space(c: str) -> Scan:
+    """The first character that is not white space."""
+    while c in _SPACE:
+        c = yield
+    return c
+
+
+def _string(c: str, found: list[str]) -> Scan:
+    """A JSON string, whose value is appended to `found`."""
+    if c != '"':
+        raise _NotACallError
+    text = c
+    while (c := (yield)) != '"':
+        text += c
+        if c == "\\":
+            text += yield
+    try:
+        found.append(json.loads(f'{text}"', strict=False))
+    except ValueError:
+        raise _NotACallError from None
+    return (yield from _space((yield)))
+
+
+def _one_of(c: str, *expected: str) -> Scan:
+    """One of some texts, which is returned."""
+    found = c
+    while found not in expected:
+        if not any(text.startswith(found) for text in expected):
+            raise _NotACallError
+        found += yield
+    return found
+
+
+def _up_to(end: str) -> Scan:
+    """A name in one line, up to the character that ends it, which is left out."""
+    found = ""
+    while (c := (yield)) != end:
+        if c in "<\n":
+            raise _NotACallError
+        found += c
+    return found
+
+
+def _skip(c: str) -> Scan:
+    """Any JSON value, read roughly."""
+    depth = 0
+    while depth or c not in ",}]":
+        if c == '"':
+            while (c := (yield)) != '"':
+                if c == "\\":
+                    yield
+        depth += (c in _PAIRS) - (c in "}]")
+        c = yield
+    return c
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,92 @@
+"""The JSON types that a schema admits, and JSON for a value that a model has written as plain text.
+
+Calls as XML (`<parameter=days>3</parameter>`) do not say whether 3 is a number or a text: the tool's schema does.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Templates write values by Jinja, and models as their templates do"""
+_DEEPEST = 16
+"""References and alternatives that are followed"""
+
+Schema = Mapping[str, Any]
+
+
+def properties_of(schema: Schema) -> Mapping[str, Any]:
+    """The schemas of an object's keys; none if the schema does not name them at its top."""
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
+    """The types of JSON that a schema admits: "string", "number", ...; empty if it does not say.
+
+    Args:
+        schema: of a value
+        root: the schema in which its references are looked up
+        depth: alternatives followed so far
+    """
+    schema = resolved(schema, root)
+    if depth > _DEEPEST:
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset({named})
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return frozenset(_type_of(value) for value in values)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            each = [types_of(one, root, depth + 1) for one in schema[key]]
+            return frozenset().union(*each) if all(each) else frozenset()
+    parts = [types_of(one, root, depth + 1) for one in schema["allOf"]] if isinstance(schema.get("allOf"), list) else []
+    said = [part for part in parts if part]
+    return said[0].intersection(*said[1:]) if said else frozenset()
+
+
+def is_text(types: frozenset[str]) -> bool:
+    """True if a value is the text as it stands: the schema admits nothing else, or does not say what it admits."""
+    return types <= {"string"}
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """JSON of a value: of one of the types if the text reads as such, else of the text."""
+    found = text.strip()
+    found = _PYTHON.get(found, found)
+    try:
+        value = json.loads(found, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    kind = _type_of(value)
+    if kind == "number" and "number" not in types and "integer" in types and math.isfinite(value) and value % 1 == 0:
+        return str(int(value))  # 3.0
+    if kind in types or (kind == "integer" and "number" in types):
+        return found
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _type_of(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+def resolved(schema: Any, root: Schema) -> Schema:
+    """A schema, or that to which it refers as `#/$defs/...`; an empty one if there is none."""
+    for _ in range(_DEEPEST):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            break
+        schema = root if reference.startswith("#") else None
+        for part in reference.split("/")[1:]:
+            schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,164 @@
+"""What the page at / asks for beyond OpenAI's API: models and strategies, tokens as bytes, attention, the cache's load.
+
+GET  /inspect/models      each model's sizes, and the strategies with the fields of a request that select them
+GET  /inspect/load        requests that wait and run, pages of the K/V cache; of ?model=...
+POST /inspect/tokens      {token_ids} -> text, bytes and kind of each
+POST /inspect/attention   {token_ids, layer} -> what the last of them attends to
+"""
+
+import asyncio
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..comparison import STRATEGIES
+from ..errors import MinillmError
+from ..request import need_tokenizer
+from .exchange import json_of
+from .protocol import ApiError
+from .streaming import encode, until_gone
+from .translate import convert
+
+if TYPE_CHECKING:
+    from .app import Server
+    from .served import Served
+
+MOST_TOKENS = 10_000
+"""Tokens whose texts one request asks for"""
+MOST_WEIGHTS = 1_000_000
+"""Attention weights in one answer: 10 MB as JSON"""
+
+
+class TokensRequest(Struct, forbid_unknown_fields=True):
+    """/inspect/tokens."""
+
+    token_ids: list[int]
+    model: str | None = None
+
+
+class ShownToken(Struct):
+    """A token by itself."""
+
+    text: str
+    """For display: " red", or "\\\\xe2\\\\x82" for bytes that are not a whole character"""
+    bytes: list[int]
+    """UTF-8, possibly part of a character; of a special token its name"""
+    special: bool
+    """True if it is no text"""
+
+
+class AttentionRequest(Struct, forbid_unknown_fields=True):
+    """/inspect/attention."""
+
+    token_ids: list[int]
+    """A text; its last token is the one that attends"""
+    layer: int | None = None
+    """By default all"""
+    model: str | None = None
+
+
+def inspection_routes() -> list[Route]:
+    """The routes of this module."""
+    return [
+        Route("/inspect/models", models),
+        Route("/inspect/load", load),
+        Route("/inspect/tokens", tokens, methods=["POST"]),
+        Route("/inspect/attention", attention, methods=["POST"]),
+    ]
+
+
+@cache
+def strategies() -> list[dict[str, Any]]:
+    """The strategies of `minillm compare`: the name of each, and the fields of a request that select it."""
+    shown = []
+    for variant in STRATEGIES:
+        fields = dict(variant.fields)
+        if not fields.pop("do_sample"):
+            fields["temperature"] = 0  # as OpenAI's API says it
+        shown.append({"name": variant.name, "fields": fields})
+    return shown
+
+
+async def models(request: Request) -> Response:
+    """Answer GET /inspect/models: those that continue a text, as the page does."""
+    server: Server = request.app.state.server
+    shown = [served for served in server.models.values() if "/v1/chat/completions" in served.endpoints]
+    if not shown:
+        raise ApiError("no model here continues texts, as this page shows it", status=404, code="not_found")
+    return _json({"models": [_sizes(served) for served in shown]})
+
+
+def _sizes(served: "Served") -> dict[str, Any]:
+    engine = served.engine
+    return {
+        "name": served.name,
+        "chat": engine.chat_template is not None,
+        "layers": engine.config.num_layers,
+        "heads": engine.config.num_heads,
+        "context": engine.context,
+        "vocabulary": engine.config.vocab_size,
+        "strategies": strategies(),
+    }
+
+
+async def load(request: Request) -> Response:
+    """Answer GET /inspect/load."""
+    server: Server = request.app.state.server
+    served = server.model(request.query_params.get("model"))
+    found = served.aio.load()
+    names = ("waiting", "running", "free_pages", "total_pages")
+    cached = served.engine.runner.cache.cached_pages  # free ones whose contents later prompts may share
+    return _json({name: getattr(found, name) for name in names} | {"cached_pages": cached})
+
+
+async def tokens(request: Request) -> Response:
+    """Answer POST /inspect/tokens."""
+    server: Server = request.app.state.server
+    asked = convert(await json_of(request, server), TokensRequest)
+    served = server.model(asked.model)
+    if len(asked.token_ids) > MOST_TOKENS:
+        raise ApiError(f"token_ids: at most {MOST_TOKENS}, found {len(asked.token_ids)}", param="token_ids")
+    try:
+        tokenizer = need_tokenizer(served.engine.tokenizer)
+        found = [
+            ShownToken(tokenizer.token(token), list(tokenizer.token_bytes(token)), token in tokenizer.special_ids)
+            for token in asked.token_ids
+        ]
+    except MinillmError as error:
+        raise ApiError(str(error), param="token_ids") from None
+    return _json({"tokens": found})
+
+
+async def attention(request: Request) -> Response:
+    """Answer POST /inspect/attention.
+
+    The text is computed anew, in chunks between the steps of running requests, and one text at a time.
+    """
+    server: Server = request.app.state.server
+    asked = convert(await json_of(request, server), AttentionRequest)
+    served = server.model(asked.model)
+    engine = served.engine
+
+    def answer() -> bytes:
+        weights = engine.attention(asked.token_ids, layers, lora=served.lora)
+        return encode({"weights": weights.astype(np.float64).round(6).tolist()})
+
+    layers = None if asked.layer is None else [asked.layer]
+    count = engine.config.num_layers if layers is None else 1
+    if count * engine.config.num_heads * len(asked.token_ids) > MOST_WEIGHTS:
+        raise ApiError(f"more than {MOST_WEIGHTS} weights: ask for one layer, or of a shorter text", param="token_ids")
+    try:
+        async with server.looking_inside:
+            found = await until_gone(request.receive, asyncio.to_thread(answer))
+    except MinillmError as error:
+        raise ApiError(str(error)) from None
+    return Response(found, media_type="application/json")
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

@@ -1,0 +1,107 @@
+"""Log-probabilities in the two forms of OpenAI's API: four lists for completions, a list of tokens for a chat."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from ..decoding.prompt_scores import TopLogProbs
+from ..tokenizer import Tokenizer
+from .protocol import ChatLogprobs, LegacyLogprobs, TokenLogprob, TopLogprob
+
+BYTES = "bytes:"
+"""Begins the text of a token that is no whole character, as in OpenAI's completions: "bytes:\\xe2\\x82"."""
+
+
+class TokenTexts:
+    """The tokens of a vocabulary as the API shows them. Each is looked up once."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes | None] = {}
+        self._texts: dict[int, str] = {}
+
+    def bytes(self, token_id: int) -> bytes | None:
+        """The token's bytes, those of its name if it is special; None without a tokenizer."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = None if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
+        return self._bytes[token_id]
+
+    def text(self, token_id: int, *, as_id: bool = False) -> str:
+        """The token's text; "token_id:5" without a tokenizer, or if `as_id`."""
+        if as_id or self._tokenizer is None:
+            return f"token_id:{token_id}"
+        if token_id not in self._texts:
+            found = self.bytes(token_id) or b""
+            try:
+                self._texts[token_id] = found.decode()
+            except UnicodeDecodeError:
+                self._texts[token_id] = BYTES + "".join(f"\\x{byte:02x}" for byte in found)
+        return self._texts[token_id]
+
+    def list(self, token_id: int) -> "list[int] | None":
+        """The token's bytes as JSON has them."""
+        found = self.bytes(token_id)
+        return None if found is None else list(found)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return frozenset() if self._tokenizer is None else self._tokenizer.special_ids
+
+
+def chat_logprobs(
+    texts: TokenTexts,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    top_logprobs: Sequence[TopLogProbs],
+    *,
+    as_ids: bool = False,
+) -> ChatLogprobs:
+    """The log-probabilities of an answer, or of a part of it."""
+    content = []
+    for i, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+        top = top_logprobs[i] if top_logprobs else []
+        alternatives = [TopLogprob(texts.text(t, as_id=as_ids), finite(value), texts.list(t)) for t, value in top]
+        token = TokenLogprob(texts.text(token_id, as_id=as_ids), finite(logprob), texts.list(token_id), alternatives)
+        content.append(token)
+    return ChatLogprobs(content)
+
+
+def finite(logprob: float) -> float:
+    """A log-probability as JSON can hold it; -9999 for minus infinity, as in OpenAI's API."""
+    return max(logprob, -9999.0)
+
+
+class LegacyWriter:
+    """Log-probabilities of one choice of a completion, whole or in parts; counts the characters before each token."""
+
+    def __init__(self, texts: TokenTexts, top: int, *, as_ids: bool = False) -> None:
+        """`top`: number of alternatives, the field `logprobs`; the chosen token is added if it is not one of them."""
+        self._texts, self._top, self._as_ids = texts, top, as_ids
+        self._characters = 0
+
+    def write(
+        self, token_ids: Sequence[int], logprobs: Sequence[float | None], top_logprobs: Sequence[TopLogProbs | None]
+    ) -> LegacyLogprobs:
+        """The log-probabilities of the next tokens; None for a prompt's first token, which has nothing before it."""
+        tokens = [self._texts.text(token_id, as_id=self._as_ids) for token_id in token_ids]
+        values = [None if value is None else finite(value) for value in logprobs]
+        best = [
+            None if value is None else self._alternatives(token, value, top_logprobs[i] if top_logprobs else None)
+            for i, (token, value) in enumerate(zip(tokens, values, strict=True))
+        ]
+        return LegacyLogprobs(tokens, values, best if self._top else None, [*map(self._offset, token_ids)])
+
+    def _alternatives(self, token: str, logprob: float, top: TopLogProbs | None) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for token_id, value in top or ():
+            found.setdefault(self._texts.text(token_id, as_id=self._as_ids), finite(value))  # of equal texts the best
+        found.setdefault(token, logprob)
+        return found
+
+    def _offset(self, token_id: int) -> int:
+        """The place at which the token begins; one in the middle of a character at that character."""
+        found = b"" if token_id in self._texts.special_ids else self._texts.bytes(token_id) or b""
+        inside = bool(found) and found[0] & 0xC0 == 0x80
+        offset = max(0, self._characters - inside)
+        self._characters += sum(byte & 0xC0 != 0x80 for byte in found)
+        return offset

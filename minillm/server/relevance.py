@@ -1,0 +1,189 @@
+"""/classify, /score and /rerank: labels of texts, and how much a text has to do with another.
+
+/score and /rerank use a reranker (a cross-encoder with one label) or, with a model that embeds, the cosine of vectors.
+
+Source: vLLM's documentation, "Classification API", "Score API", "Re-rank API"; /rerank is also Jina's and Cohere's.
+"""
+
+from typing import Any
+
+import numpy as np
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..embedding import Classification
+from ..tokenizer import EncodedText
+from .protocol import ApiError, Usage
+from .texts import TextsExchange, TextsRequest, answer, listed_texts, read_request
+
+CLASSIFY, SCORE, RERANK = "/classify", "/score", "/rerank"
+
+
+class ClassifyRequest(TextsRequest, kw_only=True):
+    """/classify."""
+
+    input: Any
+    """A text, a list of texts, token ids, or a list of lists of token ids"""
+    use_activation: bool = True
+    """False: logits in the place of probabilities"""
+
+
+class ScoreRequest(TextsRequest, kw_only=True):
+    """/score."""
+
+    text_1: str | list[str]
+    """One text, for each of `text_2`; or as many"""
+    text_2: str | list[str]
+
+
+class RerankRequest(TextsRequest, kw_only=True):
+    """/rerank."""
+
+    query: str
+    documents: list[Any]
+    """Texts, or objects {"text"}"""
+    top_n: int | None = None
+    """Only so many, the best; by default all"""
+    return_documents: bool = True
+
+
+class Classified(Struct):
+    """The labels of a text."""
+
+    index: int
+    label: str
+    probs: list[float]
+    """Of all labels, in the model's order"""
+    num_classes: int
+
+
+class Scored(Struct, kw_only=True):
+    """The score of a pair."""
+
+    index: int
+    object: str = "score"
+    score: float
+
+
+class Ranked(Struct, kw_only=True):
+    """A document and its score."""
+
+    index: int
+    """In the request"""
+    document: dict[str, str] | UnsetType = UNSET
+    relevance_score: float
+
+
+class ListResponse(Struct, kw_only=True):
+    """The answer of /classify and /score."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Any]
+    usage: Usage
+
+
+class RerankResponse(Struct, kw_only=True):
+    """The answer of /rerank, best first."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[Ranked]
+
+
+async def classify(request: Request) -> Response:
+    """Answer POST /classify."""
+    asked, exchange = await read_request(request, ClassifyRequest, "classify", CLASSIFY)
+    texts = await exchange.encode(listed_texts(asked.input, "input"), asked, "input")
+    found = await _classified(exchange, texts, raw=not asked.use_activation)
+    data = []
+    for i, one in enumerate(found):
+        probs = [label.score for label in sorted(one.labels, key=lambda label: label.index)]
+        data.append(Classified(i, one.label, probs, len(probs)))
+    return _list(exchange, data)
+
+
+async def score(request: Request) -> Response:
+    """Answer POST /score."""
+    asked, exchange = await read_request(request, ScoreRequest, "score", SCORE)
+    first, second = ([text] if isinstance(text, str) else text for text in (asked.text_1, asked.text_2))
+    if not (first and second) or len(first) not in (1, len(second)):
+        message = f"text_1 has {len(first)} texts and text_2 {len(second)}: expected one, or as many, for at least one"
+        raise ApiError(message, param="text_1")
+    pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
+    scores = await _relevance(exchange, asked, pairs, "text_2")
+    return _list(exchange, [Scored(index=i, score=value) for i, value in enumerate(scores)])
+
+
+async def rerank(request: Request) -> Response:
+    """Answer POST /rerank."""
+    asked, exchange = await read_request(request, RerankRequest, "rerank", RERANK)
+    documents = [_document(one, i) for i, one in enumerate(asked.documents)]
+    if not documents:
+        raise ApiError("documents: expected at least one", param="documents")
+    if asked.top_n is not None and asked.top_n < 1:
+        raise ApiError(f"top_n={asked.top_n}: expected a whole number of at least 1", param="top_n")
+    scores = await _relevance(exchange, asked, [(asked.query, document) for document in documents], "documents")
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.top_n]
+    results = [
+        Ranked(
+            index=i,
+            document={"text": documents[i]} if asked.return_documents else UNSET,
+            relevance_score=scores[i],
+        )
+        for i in order
+    ]
+    return answer(RerankResponse(id=exchange.id, model=exchange.served.name, usage=exchange.usage(), results=results))
+
+
+def _document(value: Any, index: int) -> str:
+    text = value.get("text") if isinstance(value, dict) and value.keys() == {"text"} else value
+    if not isinstance(text, str):
+        raise ApiError(f'documents[{index}]: expected a text or an object with "text"', param=f"documents[{index}]")
+    return text
+
+
+async def _relevance(
+    exchange: TextsExchange, asked: TextsRequest, pairs: list[tuple[str, str]], param: str
+) -> list[float]:
+    """A score for each pair: the reranker's, or the cosine of the two vectors."""
+    if exchange.served.engine.config.output == "labels":
+        found = await _classified(exchange, await exchange.encode(pairs, asked, param))
+        return [one.score for one in found]
+    distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
+    texts = await exchange.encode(distinct, asked, param)
+    engine, lora = exchange.served.engine, exchange.served.lora
+
+    def vectors_of(encoded: list[EncodedText]) -> list[Any]:
+        return [*engine.embed(encoded, normalize=True, lora=lora, progress=False)]
+
+    vectors = await exchange.compute((SCORE, lora), vectors_of, texts)
+    of = dict(zip(distinct, vectors, strict=True))
+    return [float(np.dot(of[first], of[second])) for first, second in pairs]
+
+
+async def _classified(exchange: TextsExchange, texts: list[EncodedText], *, raw: bool = False) -> list[Classification]:
+    """The labels of texts; `raw`: with logits in the place of scores."""
+    engine, lora = exchange.served.engine, exchange.served.lora
+
+    def labels_of(encoded: list[EncodedText]) -> list[Any]:
+        found: Any = engine.classify([*encoded], function="none" if raw else None, lora=lora, progress=False)
+        return [*found]
+
+    return await exchange.compute((CLASSIFY, raw, lora), labels_of, texts)
+
+
+def _list(exchange: TextsExchange, data: list[Any]) -> Response:
+    return answer(
+        ListResponse(
+            id=exchange.id,
+            created=exchange.created,
+            model=exchange.served.name,
+            data=data,
+            usage=exchange.usage(),
+        )
+    )

@@ -1,0 +1,420 @@
+"""/v1/responses: text and calls of functions by OpenAI's Responses API.
+
+Source: OpenAI's API reference, "Responses", with its streaming events. Nothing is stored, so `store: true`,
+`previous_response_id` and `conversation` are refused: give the whole conversation as `input`. A function is `strict`
+only if it says so. Generation fields of the engine are taken as in /v1/chat/completions.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..chat.call_parser import CallParser
+from ..chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
+from ..errors import shown
+from .exchange import Exchange, json_of
+from .logprobs import chat_logprobs
+from .protocol import ApiError, ChatRequest, GenerationRequest, ResponseFormat
+from .streaming import AnswerWriter, StreamResponse, encode
+from .tools import ToolUse
+from .translate import NAMES, Endpoint, Translated, convert_chat, translate
+
+if TYPE_CHECKING:
+    from ..results import Event
+    from .app import Server
+
+LOGPROBS = "message.output_text.logprobs"
+"""The one value of `include` that is offered"""
+
+
+class ResponsesRequest(GenerationRequest, kw_only=True):
+    """/v1/responses."""
+
+    input: Any
+    """A text, or a list of messages, calls and their results"""
+    instructions: str | None = None
+    max_output_tokens: Any = None
+    text: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    """Given back with the response"""
+    include: list[str] | None = None
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "truncation": ("disabled",),
+    "background": (False,),
+    "service_tier": ("auto", "default"),
+    "reasoning": ({},),
+}
+REFUSED = {
+    "store": "nothing is stored",
+    "previous_response_id": "nothing is stored: give the conversation as input",
+    "conversation": "nothing is stored: give the conversation as input",
+    "background": "nothing is stored: keep the connection",
+    "truncation": "minillm does not shorten conversations",
+    "reasoning": "give chat_template_kwargs the variable that the model's template reads",
+    "prompt": "nothing is stored: give the text as instructions or input",
+    "max_tool_calls": "minillm runs no tools itself",
+    "n": "there is one response: ask several times",
+    "num_return_sequences": "there is one response: ask several times",
+    "use_beam_search": "set num_beams",
+    "max_tokens": "its name here is max_output_tokens",
+    "max_completion_tokens": "its name here is max_output_tokens",
+    "max_new_tokens": "its name here is max_output_tokens",
+    "response_format": "its name here is text.format",
+    "echo": "/v1/completions has it",
+    "return_token_ids": "/v1/chat/completions has it",
+    "return_tokens_as_token_ids": "/v1/chat/completions has it",
+}
+"""Fields that are not offered -> the reason; `NEUTRAL` has values of some that ask for what happens anyway."""
+
+RESPONSES = Endpoint(ResponsesRequest, NAMES | {"max_new_tokens": "max_output_tokens"}, {})
+
+
+async def responses(request: Request) -> Response:
+    """Answer POST /v1/responses."""
+    server: Server = request.app.state.server
+    asked, given = _read(await json_of(request, server))
+    exchange = Exchange(server, server.model(given.model), asked, "resp", request)
+    exchange.id = f"resp_{uuid.uuid4().hex}"
+    use = exchange.tool_use()
+    prompt = await exchange.render(asked.request, None if use is None else use.offered)
+    await exchange.submit([prompt], None)
+    output = _Output(None if use is None else use.parser())
+    shape = _Shape(exchange, given, use)
+    if given.stream:
+        return StreamResponse(exchange, _Writer(exchange, shape, output))
+    [generation] = await exchange.results()
+    [completion] = generation.completions
+    output.add(completion.text, _logprobs(exchange, completion))
+    output.finish(_status(completion.finish_reason))
+    return exchange.json(shape.whole(output, completion.finish_reason))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesRequest]:
+    """A request as the chat that it stands for, and as it is.
+
+    Raises:
+        ApiError: a field is unknown, not offered, or malformed.
+    """
+    for name in body.keys() & REFUSED.keys():
+        if body[name] is not None and body[name] not in NEUTRAL.get(name, ()):
+            raise ApiError(f"{name} is not offered: {REFUSED[name]}", param=name, code="unsupported_parameter")
+    asked = translate({name: value for name, value in body.items() if name not in REFUSED}, RESPONSES)
+    given = asked.request
+    if given.metadata is not None and len(given.metadata) > 16:
+        raise ApiError("metadata: expected at most 16 pairs", param="metadata")
+    fields, names = asked.fields, asked.names
+    if given.max_output_tokens is not None:
+        fields["max_new_tokens"] = given.max_output_tokens
+    for what in given.include or ():
+        if what != LOGPROBS:
+            raise ApiError(f"include={shown(what)}: expected {LOGPROBS!r}", param="include")
+        fields.setdefault("logprobs", True)
+    chat = ChatRequest(
+        messages=_messages(given),
+        tools=_tools(given.tools),
+        tool_choice=_tool_choice(given.tool_choice),
+        parallel_tool_calls=given.parallel_tool_calls,
+        response_format=_format(given.text),
+        stop_token_ids=given.stop_token_ids,
+        ignore_eos=given.ignore_eos,
+        priority=given.priority,
+        timeout=given.timeout,
+    )
+    try:
+        convert_chat(chat, fields, names)
+    except ApiError as error:
+        message = str(error).replace("response_format.json_schema", "text.format")
+        raise ApiError(message.replace("response_format", "text.format"), param="text.format") from None
+    return replace(asked, request=chat), given  # type: ignore[arg-type, return-value]
+
+
+def _messages(given: ResponsesRequest) -> list[dict[str, Any]]:
+    """The conversation: instructions, and the items of the input."""
+    chat: list[dict[str, Any]] = []
+    if given.instructions is not None:
+        chat.append({"role": "system", "content": given.instructions})
+    items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
+    if not isinstance(items, list) or not items:
+        raise ApiError("input: expected a text, or a list of messages, calls and their results", param="input")
+    for i, item in enumerate(items):
+        _append(chat, f"input[{i}]", item)
+    return chat
+
+
+def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
+    """Append an item of the input; a call belongs to the assistant's message before it."""
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if kind == "message":
+        chat.append({"role": item.get("role"), "content": _content(where, item.get("content"))})
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        if not isinstance(call["id"], str):
+            raise ApiError(f"{where}.call_id: expected text, found {shown(call['id'])}", param="input")
+        if not chat or chat[-1]["role"] != "assistant":
+            chat.append({"role": "assistant", "content": ""})
+        chat[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        content = _content(where, item.get("output"))
+        chat.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    else:
+        expected = "expected a message, a function_call or a function_call_output"
+        raise ApiError(f"{where}: {expected}, found {shown(kind or item)}", param="input")
+
+
+def _content(where: str, content: Any) -> Any:
+    """Text, or its parts in the form of a chat."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "refusal"):
+            raise ApiError(
+                f"{where}: expected parts of the type input_text, found {shown(kind or part)}", param="input"
+            )
+        parts.append({"type": "text", "text": part.get("refusal" if kind == "refusal" else "text")})
+    return parts
+
+
+def _tools(tools: list[Any] | None) -> list[Any] | None:
+    """Definitions in the form of a chat: here they have no object of their own for the function."""
+    if tools is None:
+        return None
+    found = []
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise ApiError(f"tools[{i}]: expected a tool of the type function, found {shown(tool)}", param="tools")
+        found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
+    return found
+
+
+def _tool_choice(choice: Any) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {"mode": choice.get("mode"), "tools": [{"function": tool} for tool in choice["tools"]]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+
+
+def _format(text: Mapping[str, Any] | None) -> ResponseFormat | None:
+    if text is None:
+        return None
+    form = text.get("format", {"type": "text"})
+    wrong = text.keys() - {"format"} - ({"verbosity"} if text.get("verbosity") in (None, "medium") else set())
+    if wrong or not isinstance(form, dict) or not isinstance(form.get("type"), str):
+        found = shown(min(wrong) if wrong else form)
+        raise ApiError(f'text: expected {{"format": {{"type": ...}}}}, found {found}', param="text")
+    schema = {key: value for key, value in form.items() if key != "type"}
+    return ResponseFormat(form["type"], schema or None)
+
+
+# --- answering --------------------------------------------------------------------------------------------------------
+
+
+class _Output:
+    """The items of a response, and the events that report how they grow."""
+
+    def __init__(self, parser: CallParser | None) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._parser = parser
+        self._logprobs: list[Any] = []  # of text that has not been reported yet
+
+    def add(self, text: str, logprobs: list[Any]) -> list[dict[str, Any]]:
+        """Add generated text with its log-probabilities; returns what is new."""
+        self._logprobs += logprobs
+        found = self._parser.push(text) if self._parser is not None else [ContentDelta(text)] if text else []
+        return [*self._read(found)]
+
+    def finish(self, status: str) -> list[dict[str, Any]]:
+        """End the last item with this status; returns what is new."""
+        found = [] if self._parser is None else self._parser.finish()
+        events = [*self._read(found)]
+        if not self.items:
+            events += self._begin_text()
+        return [*events, *self._end(status)]
+
+    def _read(self, deltas: Iterable[Delta]) -> Iterable[dict[str, Any]]:
+        for delta in deltas:
+            if isinstance(delta, CallBegin):
+                yield from self._end()
+                item = {"type": "function_call", "id": f"fc_{uuid.uuid4().hex}", "status": "in_progress"}
+                item |= {"call_id": delta.id, "name": delta.name, "arguments": ""}
+                yield from self._begin(item)
+            elif isinstance(delta, ArgumentsDelta):
+                self.items[-1]["arguments"] += delta.text
+                yield {"type": "response.function_call_arguments.delta", **self._place(), "delta": delta.text}
+            else:
+                if not self.items or self.items[-1]["type"] != "message":
+                    yield from self._end()
+                    yield from self._begin_text()
+                part = self.items[-1]["content"][0]
+                part["text"] += delta.text
+                part["logprobs"] += self._logprobs
+                new = {"delta": delta.text, "logprobs": self._logprobs}
+                yield {"type": "response.output_text.delta", **self._place(), "content_index": 0, **new}
+                self._logprobs = []
+
+    def _begin(self, item: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        self.items.append(item)
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
+
+    def _begin_text(self) -> Iterable[dict[str, Any]]:
+        item = {"type": "message", "id": f"msg_{uuid.uuid4().hex}", "status": "in_progress", "role": "assistant"}
+        yield from self._begin(item | {"content": []})
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": _copy(part)}
+        self.items[-1]["content"].append(part)
+
+    def _end(self, status: str = "completed") -> Iterable[dict[str, Any]]:
+        """End the last item, if one is unfinished."""
+        if not self.items or self.items[-1]["status"] != "in_progress":
+            return
+        item, place = self.items[-1], self._place()
+        if item["type"] == "message":
+            [part] = item["content"]
+            done = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield {"type": "response.output_text.done", **place, "content_index": 0, **done}
+            yield {"type": "response.content_part.done", **place, "content_index": 0, "part": _copy(part)}
+        else:
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            yield {"type": "response.function_call_arguments.done", **place, **done}
+        item["status"] = status
+        yield {"type": "response.output_item.done", "output_index": place["output_index"], "item": _copy(item)}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+
+def _copy(value: dict[str, Any]) -> dict[str, Any]:
+    """A copy of an item or a part, both of which grow on."""
+    return {key: [*part] if isinstance(part, list) else part for key, part in value.items()}
+
+
+class _Shape:
+    """The response object, and events as text."""
+
+    def __init__(self, exchange: Exchange[ChatRequest], given: ResponsesRequest, use: ToolUse | None) -> None:
+        fields = exchange.asked.fields
+        self._exchange = exchange
+        self._sequence = 0
+        self._constant = {
+            "id": exchange.id,
+            "object": "response",
+            "created_at": exchange.created,
+            "model": exchange.served.name,
+            "background": False,
+            "instructions": given.instructions,
+            "max_output_tokens": given.max_output_tokens,
+            "metadata": given.metadata or {},
+            "parallel_tool_calls": given.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "temperature": fields.get("temperature", 1.0 if fields.get("do_sample", True) else 0.0),
+            "text": given.text or {"format": {"type": "text"}},
+            "tool_choice": given.tool_choice or "auto",
+            "tools": given.tools or [],
+            "top_logprobs": fields.get("top_logprobs", 0),
+            "top_p": fields.get("top_p", 1.0),
+            "truncation": "disabled",
+            "user": given.user,
+        }
+
+    def whole(self, output: _Output, reason: str | None) -> dict[str, Any]:
+        """The response at its end, for the engine's finish_reason."""
+        status = _status(reason)
+        details = {"reason": "max_output_tokens" if reason == "length" else reason}
+        return self._response(status, output, incomplete_details=details if status == "incomplete" else None)
+
+    def _response(self, status: str, output: _Output | None, **more: Any) -> dict[str, Any]:
+        usage = None
+        if status != "in_progress":
+            found = self._exchange.usage()
+            usage = {
+                "input_tokens": found.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": found.prompt_tokens_details.cached_tokens},
+                "output_tokens": found.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": found.total_tokens,
+            }
+        items = [] if output is None else output.items
+        state = {"status": status, "error": None, "incomplete_details": None, "output": items, "usage": usage}
+        return self._constant | state | more
+
+    def begun(self) -> bytes:
+        """The first events."""
+        response = self._response("in_progress", None)
+        return b"".join(
+            self.event({"type": f"response.{name}", "response": response}) for name in ("created", "in_progress")
+        )
+
+    def ended(self, output: _Output, reason: str | None) -> bytes:
+        """The last event."""
+        response = self.whole(output, reason)
+        kind = "completed" if response["status"] == "completed" else "incomplete"
+        return self.event({"type": f"response.{kind}", "response": response})
+
+    def failed(self, output: _Output, error: ApiError) -> bytes:
+        """The last event of a response that failed."""
+        found = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": str(error)}
+        return self.event({"type": "response.failed", "response": self._response("failed", output, error=found)})
+
+    def event(self, event: dict[str, Any]) -> bytes:
+        """A server-sent event."""
+        data = encode(event | {"sequence_number": self._sequence})
+        self._sequence += 1
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data)
+
+
+class _Writer(AnswerWriter):
+    """The stream: what is new of the items, between the response at its beginning and at its end."""
+
+    def __init__(self, exchange: Exchange[ChatRequest], shape: _Shape, output: _Output) -> None:
+        self._exchange, self._shape, self._output = exchange, shape, output
+        self._reason: str | None = None
+
+    def begin(self) -> bytes:
+        """The first events."""
+        return self._shape.begun()
+
+    def write(self, prompt: int, event: "Event") -> bytes:
+        """The bytes that an event of the engine adds to the items."""
+        self._reason = event.finish_reason or self._reason
+        return b"".join(map(self._shape.event, self._output.add(event.text, _logprobs(self._exchange, event))))
+
+    def end(self) -> bytes:
+        """The end of the last item, and of the response."""
+        new = self._output.finish(_status(self._reason))
+        return b"".join(map(self._shape.event, new)) + self._shape.ended(self._output, self._reason)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a response that failed."""
+        return self._shape.failed(self._output, error)
+
+
+def _status(reason: str | None) -> str:
+    """The status of a response, for the engine's finish_reason."""
+    return "completed" if reason == "stop" else "incomplete"
+
+
+def _logprobs(exchange: Exchange[ChatRequest], piece: "Event | Any") -> list[Any]:
+    if not piece.logprobs:
+        return []
+    texts = exchange.served.texts
+    return [*chat_logprobs(texts, piece.token_ids, piece.logprobs, piece.top_logprobs or ()).content]

@@ -1,0 +1,292 @@
+"""A model that the server offers: its engine, its name, and how a request reaches it."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from .. import __version__
+from ..chat import CallFormat
+from ..decoding.settings import FIELDS, GenerationConfig
+from ..errors import MinillmError, PromptError, shown
+from ..request import encode_prompt, encode_text, source_config
+from .limits import Limits
+from .logprobs import TokenTexts
+from .protocol import ApiError, GenerationRequest
+from .text_queue import TextQueue
+from .translate import Translated
+
+if TYPE_CHECKING:
+    from ..aio import AsyncEngine, AsyncEventStream
+    from ..engine import Engine
+
+SHORT = 2000
+"""Characters of a text that is rendered and tokenised at once: handing it to another thread would take longer."""
+
+OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
+"""Generation fields that a request leaves out, where OpenAI's default differs from transformers'."""
+
+_COUNTS = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_return_sequences", "stop_strings"}
+
+
+def server_defaults(checkpoint: Mapping[str, Any], sampling: Literal["openai", "checkpoint"]) -> dict[str, Any]:
+    """The fields of a request that sets none: of a checkpoint's generation_config.json what belongs to the model.
+
+    Its tokens that end, begin and are suppressed always count. Its lengths and searches never do. What shapes its
+    sampling (temperature, top_p, repetition_penalty) counts if `sampling` says so, else OpenAI's defaults do.
+    """
+    groups = {"text"} if sampling == "openai" else {"text", "sampling"}
+    kept = {
+        name: value
+        for name, value in checkpoint.items()
+        if name not in _COUNTS | {"seed", "do_sample"} and (name not in FIELDS or FIELDS[name].group in groups)
+    }
+    return OPENAI_DEFAULTS | kept
+
+
+class Prepared(NamedTuple):
+    """A request that is ready for the engine."""
+
+    prompts: list[list[int]]
+    fields: dict[str, Any]
+
+
+class Served:
+    """One model of the server, or one of its LoRA adapters under a name of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        aio: "AsyncEngine",
+        *,
+        root: str | None = None,
+        parent: str | None = None,
+        lora: str | None = None,
+        tool_parser: CallFormat | None = None,
+        max_waiting: int = 1024,
+    ) -> None:
+        """Args:
+        name: of the model in requests
+        aio: its engine
+        root: the checkpoint's path or id; by default `name`
+        parent: of an adapter, the model's name
+        lora: of an adapter, its name in the engine
+        tool_parser: the format of tool calls; by default that of the model's chat template
+        max_waiting: requests with texts to embed or classify that may wait
+        """
+        self.queue = TextQueue(aio)
+        self.max_waiting = max_waiting
+        self.tool_parser = tool_parser
+        self.name, self.aio, self.root, self.parent, self.lora = name, aio, root or name, parent, lora
+        self.created = int(time.time())
+        self.texts = TokenTexts(self.engine.tokenizer)
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine behind `aio`."""
+        return self.aio.engine
+
+    @cached_property
+    def endpoints(self) -> tuple[str, ...]:
+        """Paths of the endpoints that depend on what the model computes, and that it has."""
+        config, path = self.engine.config, self.engine.path
+        if config.output == "labels":
+            return ("/rerank", "/score", "/classify") if len(config.labels) == 1 else ("/classify",)
+        vectors = ("/v1/embeddings", "/score", "/rerank")
+        if config.output == "states":
+            return vectors
+        texts = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+        if config.encoder_layers:
+            return texts[:1]
+        return texts + vectors if path is not None and (path / "modules.json").is_file() else texts
+
+    def need(self, endpoint: str, path: str | None = None) -> None:
+        """Refuse a request to an endpoint that the model has not. `path`: what it was asked by; by default the same.
+
+        Raises:
+            ApiError: the model computes something else; the message lists its endpoints.
+        """
+        if endpoint not in self.endpoints:
+            has = ", ".join(self.endpoints)
+            message = f"{shown(path or endpoint)} is not for the model {shown(self.name)}, which has {has}"
+            raise ApiError(message, status=404, param="model", code="not_found")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the model and the program, so that a seed repeats a result while it is equal."""
+        config = f"{__version__} {self.root} {self.lora} {self.engine.config}"
+        return f"fp_{hashlib.sha256(config.encode()).hexdigest()[:10]}"
+
+    async def encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; an empty one is the beginning-of-sequence token.
+
+        Raises:
+            PromptError: as `Engine.add`.
+        """
+        return (await self.encode_all([prompt], add_special_tokens=add_special_tokens))[0]
+
+    async def encode_all(
+        self, prompts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of several prompts; as `encode`."""
+        engine = self.engine
+
+        def encoded() -> list[list[int]]:
+            found: list[str | Sequence[int]] = [
+                encode_text(prompt, engine.tokenizer, engine.config, add_special_tokens=False)
+                if isinstance(prompt, str) and not add_special_tokens
+                else prompt
+                for prompt in prompts
+            ]
+            config = source_config(engine.config) if engine.config.encoder_layers else engine.config
+            return [encode_prompt(prompt, engine.tokenizer, config) for prompt in found]
+
+        return encoded() if sum(map(len, prompts)) <= SHORT else await self.aio.run(encoded)
+
+    def prepare(
+        self, asked: Translated[Any], prompts: list[list[int]], limits: Limits, default: int | None
+    ) -> Prepared:
+        """Check the lengths of a request, and complete its fields.
+
+        Args:
+            asked: the request
+            prompts: its prompts
+            limits: of the server
+            default: new tokens by default; None: as many as the context holds, for one prompt
+
+        Raises:
+            ApiError: a prompt, or a prompt with its new tokens, is too long; or a count is above its limit.
+        """
+        fields, request, context = dict(asked.fields), asked.request, self.engine.context
+        longest = max(map(len, prompts))
+        if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
+            raise ApiError(
+                f"the prompt has {longest} tokens: this server allows {limits.max_prompt_tokens}",
+                code="context_length_exceeded",
+            )
+        if self.engine.config.encoder_layers:
+            longest = 1  # the context is the decoder's, whose text begins with one token
+        for field, most in (
+            ("num_return_sequences", limits.max_n),
+            ("num_beams", limits.max_n),
+            ("top_logprobs", limits.max_logprobs),
+        ):
+            asked.limit(field, most)
+        wanted = fields.get("max_new_tokens", 0 if default is None else min(default, 1))
+        if isinstance(wanted, int) and longest + max(wanted, 1 - bool(fields.get("echo"))) > context:
+            name = asked.names.get("max_new_tokens", "max_tokens")
+            more = f" and {name}={wanted}" if wanted and "max_new_tokens" in fields else ""
+            raise ApiError(
+                f"a prompt of {longest} tokens{more} does not fit into the context of {context}: shorten the prompt"
+                + (f", or lower {name}" if more else ""),
+                param=name if more else None,
+                code="context_length_exceeded",
+            )
+        if "max_length" not in fields and "max_new_tokens" not in fields:
+            room = context - longest
+            fields["max_new_tokens"] = room if default is None else min(default, max(1, room))
+        if request.stop_token_ids and not request.ignore_eos:
+            fields["eos_token_id"] = [*self.eos_token_ids, *request.stop_token_ids]
+        if self.lora is not None:
+            fields.setdefault("lora", self.lora)
+        return Prepared(prompts, fields)
+
+    async def submit(
+        self, asked: Translated[Any], prepared: Prepared, limits: Limits, request_id: str
+    ) -> "list[AsyncEventStream]":
+        """Queue a request. Returns a stream for each prompt, once all are queued.
+
+        Raises:
+            ApiError: the engine refuses it; then nothing is queued.
+        """
+        request: GenerationRequest = asked.request
+        try:
+            return await self.aio.submit(
+                prepared.prompts,
+                GenerationConfig.from_dict(prepared.fields),
+                request_id=request_id,
+                priority=request.priority or 0,
+                timeout=limits.seconds(request.timeout),
+            )
+        except MinillmError as error:
+            raise asked.error(error) from None
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text, unless a request says others."""
+        found = self.engine.generation_defaults.get("eos_token_id", self.engine.config.eos_token_ids)
+        return (found,) if isinstance(found, int) else tuple(found or ())
+
+    def stop_reason(self, reason: str | int | None) -> str | int | None:
+        """The reason of a text's end as vLLM tells it: the stop string or token that the request named, else None."""
+        return None if reason in self.eos_token_ids else reason
+
+    def render(self, request: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The conversation of a request, as the model's template writes it. `tools` are those that it may call.
+
+        Raises:
+            PromptError, ParameterError, CheckpointError: as `Engine.render_chat`; or it is empty.
+        """
+        text = self.engine.render_chat(
+            self.conversation(request.messages),
+            tools=tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=bool(request.continue_final_message),
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
+        if not text:
+            raise PromptError("the chat template renders these messages as an empty text")
+        return text
+
+    def conversation(self, messages: list[Any]) -> list[Any]:
+        """Messages of OpenAI's form in the form that the model's template reads.
+
+        The role "developer" becomes "system" if the template knows no developer, and text parts become one text,
+        with line breaks between them, if it reads no parts. The result of a call gets the name of its function, which
+        some templates need, from the call of the same id.
+        """
+        template = self.engine.chat_template
+        names = frozenset() if template is None else template.names
+        called: dict[str, str] = {}
+        chat = []
+        for message in messages:
+            found = self._message(message, names)
+            if isinstance(found, dict):
+                called |= _called(found)
+                call = found.get("tool_call_id")
+                if found.get("role") == "tool" and isinstance(call, str) and call in called:
+                    found = {"name": called[call]} | found
+            chat.append(found)
+        return chat
+
+    def _message(self, message: Any, names: frozenset[str]) -> Any:
+        if not isinstance(message, dict):
+            return message  # refused by the template, with its place
+        found = dict(message)
+        if found.get("role") == "developer" and "developer" not in names:
+            found["role"] = "system"
+        parts = found.get("content")
+        if isinstance(parts, list) and parts and "text" not in names and all(map(_is_text_part, parts)):
+            found["content"] = "\n".join(part["text"] for part in parts)
+        return found
+
+
+def _called(message: dict[str, Any]) -> dict[str, str]:
+    """The names of functions in a message's calls, by the calls' ids."""
+    calls = message.get("tool_calls")
+    pairs = [
+        (call.get("id"), call["function"].get("name"))
+        for call in (calls if isinstance(calls, list) else ())
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    ]
+    return {key: name for key, name in pairs if isinstance(key, str) and isinstance(name, str)}
+
+
+def _is_text_part(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.keys() == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )

@@ -1,0 +1,197 @@
+"""Requests that generate nothing: texts as vectors, labels or scores. Read, computed, counted, answered."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..errors import EngineStateError, MinillmError, UsageError
+from ..tokenizer import EncodedText
+from .exchange import json_of
+from .limits import retry_after
+from .protocol import ApiError, Usage, internal_error
+from .served import SHORT
+from .streaming import encode, until_gone
+from .text_queue import AT_ONCE
+from .translate import convert
+
+if TYPE_CHECKING:
+    from .app import Server
+    from .served import Served
+
+S = TypeVar("S", bound="TextsRequest")
+
+
+class TextsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that all of these requests have."""
+
+    model: str | None = None
+    user: str | None = None
+    """A label for the operator; it never changes an answer"""
+    truncate_prompt_tokens: int | None = None
+    """vLLM: -1 cuts texts that are too long to as many tokens as the model reads. By default they are refused"""
+
+
+class TextsExchange:
+    """A request to a model, and its answer; `app.Front` logs its usage and closes it, however it ends."""
+
+    def __init__(self, server: "Server", served: "Served", prefix: str, request: Request) -> None:
+        """Args:
+        server: with its limits and counts
+        served: the model
+        prefix: of the answer's id
+        request: of HTTP
+        """
+        self.served, self.limits = served, server.limits
+        self.id, self.created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.prompt_tokens = 0
+        self._server, self._http, self._arrived = server, request, time.monotonic()
+        self._reason: str | None = None
+
+    async def encode(self, texts: Sequence[Any], asked: TextsRequest, param: str) -> list[EncodedText]:
+        """The tokens of a request's texts, which are counted.
+
+        Args:
+            texts: texts, pairs of texts or token ids
+            asked: the request
+            param: the field that they are from
+
+        Raises:
+            ApiError: there are too many, one is too long or empty, too many wait, or the server is draining.
+        """
+        limits, most = self.limits, self.served.max_waiting
+        if self._server.draining:
+            raise _unavailable("the engine is draining: it takes no new requests")
+        if len(texts) > limits.max_prompts:
+            message = f"{param}: {len(texts)} texts, and this server allows {limits.max_prompts}"
+            raise ApiError(message, param=param)
+        if asked.truncate_prompt_tokens not in (None, -1):
+            message = f"truncate_prompt_tokens={asked.truncate_prompt_tokens}: expected -1, or nothing"
+            raise ApiError(message, param="truncate_prompt_tokens")
+        encode = partial(self.served.engine.encode, texts, truncate=asked.truncate_prompt_tokens is not None)
+        try:
+            found = encode() if sum(map(_length, texts)) <= SHORT else await self.served.aio.run(encode)
+        except MinillmError as error:
+            code = "context_length_exceeded" if "tokens" in str(error) else None
+            raise ApiError(f"{param}: {error}", param=param, code=code) from None
+        longest = max(len(text.token_ids) for text in found)
+        if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
+            message = f"{param}: a text has {longest} tokens, and this server allows {limits.max_prompt_tokens}"
+            raise ApiError(message, param=param, code="context_length_exceeded")
+        if (waiting := self.served.queue.requests) >= most:
+            seconds = self._server.metrics.model(self.served).histograms["e2e_request_latency_seconds"].mean
+            raise ApiError(
+                f"{waiting} requests wait, and the queue takes {most}: try again later",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(retry_after(waiting, AT_ONCE, seconds))},
+            )
+        self.prompt_tokens = sum(len(text.token_ids) for text in found)
+        self._http.scope["minillm.exchange"] = self
+        return found
+
+    async def compute(
+        self, key: Hashable, compute: Callable[[list[Any]], Sequence[Any]], texts: Sequence[Any]
+    ) -> list[Any]:
+        """Results of texts; as `TextQueue.compute`.
+
+        Raises:
+            ApiError: it failed, or took longer than a request may.
+            ClientDisconnect: the client has left.
+        """
+        work = self.served.queue.compute(key, compute, texts)
+        try:
+            async with asyncio.timeout(self.limits.request_timeout):
+                results = await until_gone(self._http.receive, work)
+        except TimeoutError:
+            self._reason = "timeout"
+            message = f"the answer took more than {self.limits.request_timeout:g} seconds"
+            raise ApiError(message, status=504, type="server_error", code="request_timeout") from None
+        except EngineStateError as error:
+            self._reason = "abort"
+            raise _unavailable(str(error)) from None
+        except UsageError as error:
+            self._reason = "error"
+            message = str(error)
+            raise ApiError(message, param="dimensions" if message.startswith("dimensions") else None) from None
+        except MinillmError as error:
+            self._reason = "error"
+            raise internal_error(error) from None
+        self._reason = "stop"
+        return results
+
+    def close(self) -> None:
+        """Count the request's end."""
+        metrics = self._server.metrics.model(self.served)
+        metrics.finished[self._reason or "abort"] += 1
+        metrics.counters["prompt_tokens"] += self.prompt_tokens
+        if self._reason == "stop":
+            metrics.histograms["e2e_request_latency_seconds"].observe(time.monotonic() - self._arrived)
+            metrics.histograms["request_prompt_tokens"].observe(self.prompt_tokens)
+
+    def usage(self) -> Usage:
+        """Tokens of the texts."""
+        return Usage.of(self.prompt_tokens, 0, 0)
+
+
+async def read_request(request: Request, kind: type[S], prefix: str, endpoint: str) -> tuple[S, TextsExchange]:
+    """Read a request.
+
+    Args:
+        request: of HTTP
+        kind: its fields
+        prefix: of the answer's id
+        endpoint: its path, which the model must have
+
+    Raises:
+        ApiError: its body is no valid request, or names a model that is not here or has no such endpoint.
+    """
+    server: Server = request.app.state.server
+    body = {name: value for name, value in (await json_of(request, server)).items() if value is not None}
+    asked = convert(body, kind)
+    served = server.model(asked.model)
+    served.need(endpoint)
+    return asked, TextsExchange(server, served, prefix, request)
+
+
+def listed_texts(value: Any, param: str) -> list[str | list[int]]:
+    """The members of a field that is a text, token ids, or a list of either.
+
+    Raises:
+        ApiError: it is of another form.
+    """
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and all(map(_is_id, value)))
+    texts = [value] if one else value
+    alike = isinstance(texts, list) and (
+        all(isinstance(text, str) for text in texts)
+        or all(isinstance(text, list) and bool(text) and all(map(_is_id, text)) for text in texts)
+    )
+    if not (alike and texts):
+        expected = "a text, a list of texts, a list of token ids, or a list of such lists; none of the lists empty"
+        raise ApiError(f"{param}: expected {expected}", param=param)
+    return texts
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _length(text: Any) -> int:
+    """Characters or token ids of a text or a pair."""
+    return sum(map(len, text)) if isinstance(text, tuple) else len(text)
+
+
+def _unavailable(message: str) -> ApiError:
+    return ApiError(message, status=503, type="service_unavailable_error", code="shutting_down")
+
+
+def answer(value: Any) -> Response:
+    """A response."""
+    return Response(encode(value), media_type="application/json")

@@ -1,0 +1,199 @@
+"""Tools of a chat: which are offered, whether they must be called, and the calls in the answer.
+
+Source: OpenAI's API reference, chat completions: `tools`, `tool_choice`, `parallel_tool_calls`, `strict`. A required
+call is made certain by a grammar, so are the arguments of a function with `strict`; arguments of others are what the
+model writes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..chat import FORMATS, Answer, CallFormat, CallParser, call_grammar, read_calls, read_tools
+from ..chat.calls import ArgumentsDelta, CallBegin, Delta
+from ..decoding.settings import GUIDES
+from ..errors import listed, shown
+from .protocol import ApiError
+from .streaming import encode
+
+if TYPE_CHECKING:
+    from ..results import Event
+    from .served import Served
+    from .translate import Translated
+
+_CHOICES = (
+    '"none", "auto", "required", {"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", ...}'
+)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools that a request offers its model, and how calls are read."""
+
+    offered: list[dict[str, Any]]
+    """Definitions for the template"""
+    form: CallFormat
+    names: frozenset[str]
+    """Of the functions that may be called"""
+    single: bool
+    """One call at most"""
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of the functions' parameters"""
+
+    def parser(self) -> CallParser:
+        """A parser for one answer."""
+        return CallParser(self.form, self.names, single=self.single, schemas=self.schemas)
+
+    def read(self, text: str) -> Answer:
+        """Content and calls of a finished answer."""
+        return read_calls(text, self.form, self.names, single=self.single, schemas=self.schemas)
+
+
+class FirstCalls:
+    """Ends each of a request's answers with its first call."""
+
+    def __init__(self, use: ToolUse, n: int) -> None:
+        self._parsers = [use.parser() for _ in range(n)]
+        self._ended: set[int] = set()
+
+    @property
+    def all_ended(self) -> bool:
+        """True if each answer has its call, or ended without; what is generated further is not wanted."""
+        return len(self._ended) == len(self._parsers)
+
+    def until_complete(self, events: "Sequence[tuple[int, Event]]") -> "list[tuple[int, Event]]":
+        """The events, up to that which completes its answer's call and becomes its last one."""
+        kept = [(prompt, event) for prompt, event in events if event.index not in self._ended]
+        for _, event in kept:
+            parser = self._parsers[event.index]
+            parser.push(event.text)
+            if parser.done and event.finish_reason is None:
+                event.finish_reason = "stop"
+            if event.finish_reason is not None:
+                self._ended.add(event.index)
+                event.request_finished = self.all_ended
+        return kept
+
+
+def tool_use(asked: "Translated[Any]", served: "Served") -> ToolUse | None:
+    """The tools of a request; None if it offers none, or forbids calls. Sets the generation fields that they need.
+
+    Raises:
+        ApiError: a definition or the choice is malformed, or contradicts another field.
+        ParameterError, CheckpointError: as `read_tools`, and of a broken template.
+    """
+    request = asked.request
+    template = served.engine.chat_template
+    if not request.tools:
+        if request.tool_choice not in (None, "none", "auto"):
+            raise ApiError("tool_choice needs tools: give their definitions", param="tool_choice")
+        return None
+    tools = read_tools(request.tools)
+    mode, names = _choice(request.tool_choice, [tool["function"]["name"] for tool in tools])
+    if mode == "none" or template is None:  # without a template the request is refused when it is rendered
+        return None
+    form = served.tool_parser or template.call_format
+    if form is None:
+        message = f"minillm does not read the calls that the model's template writes, {template.unread_calls}"
+        raise ApiError(f"tools: {message}: start the server with --tool-parser {'|'.join(FORMATS)}", param="tools")
+    named = isinstance(request.tool_choice, dict) and request.tool_choice.get("type") == "function"
+    single = named or request.parallel_tool_calls is False
+    callable_ = [tool for tool in tools if tool["function"]["name"] in names]
+    strict = any(tool["function"].get("strict") for tool in callable_)
+    tokenizer, required = served.engine.tokenizer, mode == "required"
+    held = required or strict or len(callable_) < len(tools)
+    content = _content_schema(asked, required=required, held=held)
+    if held or content is not None:
+        asked.fields["guided_grammar"] = call_grammar(
+            form,
+            callable_,
+            {} if tokenizer is None else tokenizer.added_ids,
+            required=required,
+            single=single,
+            content=content,
+        )
+        asked.names["guided_grammar"] = "tools"
+    if form.hidden_by(tokenizer):
+        if asked.fields.get("skip_special_tokens"):
+            message = "this model marks calls by special tokens: leave it out"
+            raise ApiError(f"skip_special_tokens: {message}", param="skip_special_tokens")
+        asked.fields["skip_special_tokens"] = False
+    offered = [_without_strict(tool) for tool in tools]
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+    return ToolUse(offered, form, frozenset(names), single, schemas)
+
+
+def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
+    """Whether calls are forbidden ("none"), possible ("auto") or required, and of which functions."""
+    if choice is None:
+        return "auto", names
+    if choice in ("none", "auto", "required"):
+        return choice, names
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return "required", [_known(choice.get("function"), names)]
+    if kind == "allowed_tools" and isinstance(choice.get("allowed_tools"), dict):
+        allowed = choice["allowed_tools"]
+        found = allowed.get("tools")
+        if allowed.get("mode") in ("auto", "required") and isinstance(found, list) and found:
+            functions = [tool.get("function") if isinstance(tool, dict) else None for tool in found]
+            return allowed["mode"], [_known(function, names) for function in functions]
+    raise ApiError(f"tool_choice={shown(choice)}: expected {_CHOICES}", param="tool_choice")
+
+
+def _known(function: Any, names: list[str]) -> str:
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in names:
+        raise ApiError(f"tool_choice: there is no tool {shown(name)}; there is {listed(names)}", param="tool_choice")
+    return str(name)
+
+
+def _content_schema(asked: "Translated[Any]", *, required: bool, held: bool) -> Mapping[str, Any] | None:
+    """The JSON schema of an answer's content, which becomes part of the grammar of calls.
+
+    Another guide of the user's is about the whole text, calls included; it stays unless a grammar must hold the calls.
+    """
+    for name in GUIDES:
+        if asked.fields.get(name) is not None and (required or (held and name != "guided_json")):
+            given = asked.names.get(name, name)
+            what = "calls are required, so there is no content" if required else "calls have a grammar of their own"
+            raise ApiError(f"{given} contradicts tools: {what}: leave one of them out", param=given)
+    schema = asked.fields.pop("guided_json", None)
+    if schema is not None and not isinstance(schema, Mapping):
+        raise ApiError("guided_json: with tools, expected a schema as an object", param="guided_json")
+    return schema
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """A definition as models have seen it: `strict` is for the server."""
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return tool | {"function": function}
+
+
+# --- the answer in OpenAI's form --------------------------------------------------------------------------------------
+
+
+def message_calls(answer: Answer) -> list[dict[str, Any]]:
+    """Calls of a message."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.calls
+    ]
+
+
+def delta_json(delta: Delta) -> bytes:
+    """The "delta" of a chunk."""
+    if isinstance(delta, CallBegin):
+        return b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}' % (
+            delta.index,
+            encode(delta.id),
+            encode(delta.name),
+        )
+    if isinstance(delta, ArgumentsDelta):
+        return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (delta.index, encode(delta.text))
+    return b'{"content":%b}' % encode(delta.text)
+
+
+def ended(reason: str | None, *, called: bool) -> str | None:
+    """The finish_reason of an answer."""
+    return "tool_calls" if called and reason == "stop" else reason

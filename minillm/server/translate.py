@@ -1,0 +1,300 @@
+"""Bodies of requests as generation fields of the engine, and the engine's errors in the request's own names.
+
+A field of a body is one of four:
+
+- one that the server reads: a field of the structs in `protocol`;
+- a generation field of the engine under its own name, from its one declaration in `decoding.settings`;
+- another name of one: `ALIASES`;
+- anything else, which is refused by name: `REFUSED` says why of OpenAI's and vLLM's, but for the values in `NEUTRAL`,
+  which ask for what happens anyway.
+
+As in OpenAI's API, null is as good as leaving a field out, and a temperature of 0 is greedy search, whatever else
+shapes the sampling.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ..decoding.resolving import NO_FILTER
+from ..decoding.settings import FIELDS
+from ..errors import EngineStateError, MinillmError, QueueFullError, listed, shown
+from .protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
+
+ALIASES = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "n": "num_return_sequences",
+    "stop": "stop_strings",
+    "min_tokens": "min_new_tokens",
+    "include_stop_str_in_output": "include_stop",
+}
+"""Names of OpenAI's API and of vLLM -> the generation field that takes their values as they are."""
+
+FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn"}
+"""Generation fields that take functions, which no JSON holds."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "spaces_between_special_tokens": (True, False),
+}
+"""Fields that are refused -> the values that ask for what happens anyway."""
+
+_TOOLS = "/v1/chat/completions has tools"
+REFUSED = {
+    "suffix": "minillm does not insert text: give what stands before as the prompt",
+    "store": "nothing is stored",
+    "metadata": "it belongs to stored answers, and nothing is stored",
+    "service_tier": "there is one tier",
+    "modalities": "minillm reads and writes text only",
+    "audio": "minillm reads and writes text only",
+    "prediction": "set prompt_lookup_num_tokens to guess from the prompt",
+    "reasoning_effort": "give chat_template_kwargs the variable that the model's template reads",
+    "verbosity": "no model here reads it: ask for it in a message",
+    "web_search_options": "minillm does not search the web",
+    "functions": "give them as tools",
+    "function_call": "give it as tool_choice",
+    "tools": _TOOLS,
+    "tool_choice": _TOOLS,
+    "parallel_tool_calls": _TOOLS,
+    "documents": "put their text into a message",
+    "chat_template": "the model's own template is used",
+    "spaces_between_special_tokens": "no spaces are added between tokens",
+    "prompt_logprobs": "set echo and logprobs of /v1/completions",
+    "truncate_prompt_tokens": "shorten the prompt",
+    "bad_words": "give their tokens as bad_words_ids",
+    "allowed_token_ids": "forbid the others by suppress_tokens, or set a guided_... field",
+    "guided_decoding_backend": "there is one, llguidance",
+    "structured_outputs": "set guided_json, guided_regex, guided_choice or guided_grammar",
+    "request_id": "give the header X-Request-Id",
+    "cache_salt": "prefixes are shared by all requests",
+}
+"""Fields of OpenAI and of vLLM that are not done -> the reason."""
+
+PHRASES = {
+    "this model has no chat template: give a prompt to `generate` or `stream`": "this model has no chat template: "
+    "use /v1/completions",
+    "for greedy decoding set do_sample=False and no temperature": "0 is greedy decoding",
+    "set do_sample=True and leave num_beams out": "set a temperature above 0 and leave num_beams out",
+}
+"""Advice of the engine -> the same in the words of the API."""
+
+R = TypeVar("R", bound=GenerationRequest)
+
+
+@dataclass(frozen=True)
+class Endpoint(Generic[R]):
+    """The fields of one endpoint."""
+
+    request: type[R]
+    names: Mapping[str, str]
+    """Generation field -> the name that an error gives it, if the request has not used another"""
+    elsewhere: Mapping[str, str]
+    """Generation fields that it does not take -> the reason"""
+
+
+NAMES = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop"}
+COMPLETIONS = Endpoint(
+    CompletionRequest,
+    {**NAMES, "top_logprobs": "logprobs"},
+    {"top_logprobs": "give their number as logprobs"},
+)
+CHAT = Endpoint(ChatRequest, NAMES, {"echo": "/v1/completions has it"})
+
+
+@dataclass(frozen=True)
+class Translated(Generic[R]):
+    """A request as the server and the engine read it."""
+
+    request: R
+    fields: dict[str, Any]
+    """Generation fields"""
+    names: dict[str, str]
+    """Generation field -> its name in the request, or in the API"""
+    given: Sequence[str]
+    """The names in the body"""
+    n: int
+    """Results for each prompt"""
+
+    def limit(self, field: str, most: int) -> None:
+        """Refuse a field above a limit of this server.
+
+        Raises:
+            ApiError: it is above.
+        """
+        value = self.fields.get(field)
+        if isinstance(value, int) and value > most:
+            name = self.names.get(field, field)
+            raise ApiError(f"{name}={shown(value)}: this server allows at most {most}", param=name)
+
+    def error(self, error: MinillmError) -> ApiError:
+        """An error that refused the request, with the request's own names."""
+        if isinstance(error, QueueFullError):
+            return ApiError(str(error), status=429, type="rate_limit_error", code="rate_limit_exceeded")
+        if isinstance(error, EngineStateError):
+            return ApiError(str(error), status=503, type="service_unavailable_error", code="shutting_down")
+        message = str(error)
+        for advice, words in PHRASES.items():
+            message = message.replace(advice, words)
+        message = re.sub(r"\w+", lambda word: self.names.get(word[0], word[0]), message)
+        named = (word for word in re.findall(r"\w+", message) if word in self.given)
+        return ApiError(message, param=next(named, None))
+
+
+def translate(body: Mapping[str, Any], endpoint: Endpoint[R]) -> Translated[R]:
+    """Sort the fields of a body, and convert those that the engine has in another form.
+
+    Raises:
+        ApiError: a field is unknown, not done, of the wrong type, or two are names of one thing.
+    """
+    own = set(endpoint.request.__struct_fields__)
+    read: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, value in body.items():
+        if name in own:
+            read[name] = value
+        elif value is None and (name in REFUSED or name in FIELDS or name in ALIASES):
+            continue
+        elif name in ALIASES or (name in FIELDS and name not in FUNCTIONS and name not in endpoint.elsewhere):
+            _set(fields, names, ALIASES.get(name, name), value, name)
+        elif not any(value == one and type(value) is type(one) for one in NEUTRAL.get(name, ())):
+            raise _refusal(name, endpoint, own)
+    n = fields.get("num_return_sequences", 1)
+    request = convert(read, endpoint.request)
+    _convert_common(request, fields, names)
+    if isinstance(request, CompletionRequest):
+        _convert_completion(request, fields, names)
+    elif isinstance(request, ChatRequest):
+        convert_chat(request, fields, names)
+    _decide_sampling(fields)
+    return Translated(request, fields, {**endpoint.names, **names}, tuple(body), n if isinstance(n, int) else 1)
+
+
+S = TypeVar("S")
+
+
+def convert(body: Mapping[str, Any], kind: type[S]) -> S:
+    """A struct from a body.
+
+    Raises:
+        ApiError: a field is missing, unknown or of the wrong type.
+    """
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        param = path.rstrip("`").replace("[...]", "") or None  # which key of an object, msgspec does not say
+        found = re.search(r"unknown field `(.*)`|required field `(.*)`", message)
+        if found is not None:
+            param = ".".join(filter(None, (param, found[1] or found[2])))
+            message = "unknown field" if found[1] else "it is required"
+        where = f"{param}: " if param else ""
+        raise ApiError(f"{where}{message[0].lower()}{message[1:]}", param=param) from None
+
+
+def _refusal(name: str, endpoint: Endpoint[R], own: set[str]) -> ApiError:
+    reason = REFUSED.get(name) or endpoint.elsewhere.get(name)
+    if reason is not None:
+        return ApiError(f"{name} is not offered: {reason}", param=name, code="unsupported_parameter")
+    if name in FUNCTIONS:
+        return ApiError(f"{name} takes functions, which cannot be sent", param=name, code="unsupported_parameter")
+    known = [*own, *ALIASES, *(field for field in FIELDS if field not in FUNCTIONS)]
+    nearest = difflib.get_close_matches(name[:100], known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {listed(known)}"
+    return ApiError(f"unknown field {shown(name)}: {hint}", param=name[:100], code="unknown_parameter")
+
+
+def _set(fields: dict[str, Any], names: dict[str, str], field: str, value: Any, name: str) -> None:
+    """Set a generation field from the request's field `name`."""
+    if field in fields:
+        both = f"{names[field]} and {name}"
+        raise ApiError(f"{both} set the same: leave one of them out", param=name)
+    fields[field], names[field] = value, name
+
+
+def _convert_common(request: GenerationRequest, fields: dict[str, Any], names: dict[str, str]) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise ApiError("stream_options has no effect without stream=true: leave it out", param="stream_options")
+    if request.logit_bias:
+        pairs = [[[_token(token)], bias] for token, bias in request.logit_bias.items()]
+        _set(fields, names, "sequence_bias", pairs, "logit_bias")
+    if request.ignore_eos:
+        _set(fields, names, "eos_token_id", list(request.stop_token_ids or ()), "ignore_eos")
+    if request.use_beam_search:
+        _set(fields, names, "num_beams", fields.get("num_return_sequences", 1), "use_beam_search")
+    if request.timeout is not None and not 0 < request.timeout <= 1e9:
+        raise ApiError(f"timeout={request.timeout:g}: expected a number of seconds above 0", param="timeout")
+    if request.priority is not None and abs(request.priority) >= 2**63:
+        raise ApiError(f"priority={shown(request.priority)}: expected a number within 64 bits", param="priority")
+    seed = fields.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 0:
+        fields["seed"] = seed + 2**64  # OpenAI's are signed
+
+
+def _token(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise ApiError(f"logit_bias: the key {shown(text)} is no token id", param="logit_bias")
+    return int(text)
+
+
+def _convert_completion(request: CompletionRequest, fields: dict[str, Any], names: dict[str, str]) -> None:
+    if request.logprobs is not None:
+        if request.logprobs < 0:
+            raise ApiError(f"logprobs={request.logprobs}: expected a number of at least 0", param="logprobs")
+        fields |= {"logprobs": True, "top_logprobs": request.logprobs}
+    if request.best_of is not None:
+        n = fields.get("num_return_sequences", 1)
+        if isinstance(n, int) and request.best_of < n:
+            raise ApiError(f"best_of={request.best_of} is less than n={n}", param="best_of")
+        if request.best_of > 1 and request.stream:
+            raise ApiError("best_of cannot be streamed: which are best is known at the end", param="best_of")
+        fields["num_return_sequences"], names["num_return_sequences"] = request.best_of, "best_of"
+        fields["logprobs"] = True
+
+
+def convert_chat(request: ChatRequest, fields: dict[str, Any], names: dict[str, str]) -> None:
+    """Set the guide that `response_format` asks for.
+
+    Raises:
+        ApiError: it is malformed, or another guide is set.
+    """
+    form = request.response_format
+    if form is None:
+        return
+    if form.type not in ("text", "json_object", "json_schema"):
+        expected = 'expected "text", "json_object" or "json_schema"'
+        raise ApiError(f"response_format.type={shown(form.type)}: {expected}", param="response_format.type")
+    if (form.type == "json_schema") != (form.json_schema is not None):
+        raise ApiError("response_format.json_schema goes with the type json_schema", param="response_format")
+    if form.type == "json_object":
+        _set(fields, names, "guided_json", {"type": "object"}, "response_format")
+    elif form.json_schema is not None:
+        wrong = form.json_schema.keys() - {"name", "description", "schema", "strict"}
+        if wrong or not isinstance(form.json_schema.get("schema"), dict):
+            found = f"unknown field {shown(min(wrong))}" if wrong else "a schema, an object, is required"
+            raise ApiError(f"response_format.json_schema: {found}", param="response_format.json_schema")
+        _set(fields, names, "guided_json", form.json_schema["schema"], "response_format")
+
+
+def _decide_sampling(fields: dict[str, Any]) -> None:
+    """Greedy search at temperature 0; beam search without sampling, unless the request asks for it."""
+    temperature, beams = fields.get("temperature"), fields.get("num_beams")
+    if isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0:
+        del fields["temperature"]
+        fields.setdefault("do_sample", False)
+        for name in {*NO_FILTER, "seed"} - {
+            "typical_p"
+        }:  # the most likely token passes these filters, whatever they are
+            if name != "top_k" or not fields.get("penalty_alpha"):
+                fields.pop(name, None)
+    elif isinstance(beams, int) and beams > 1 and "temperature" not in fields:
+        fields.setdefault("do_sample", False)
