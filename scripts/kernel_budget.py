@@ -72,10 +72,10 @@ def builds() -> Iterator[Build]:
     """Every module with all its constants, storage types and architectures."""
     for path in sorted(kernel_folder().glob("*.cu")):
         for constants in BUILDS.get(path.stem, [{}]):
-            macros = {name: value for name, value in constants.items() if name != "storage"}
+            macros = {name: value for name, value in constants.items() if name not in ("storage", "arch")}
             text = " ".join(f"{name}={value}" for name, value in sorted(macros.items()))
             for storage in constants.get("storage", STORAGES):
-                for arch in ARCHITECTURES:
+                for arch in constants.get("arch", ARCHITECTURES):
                     yield Build(path.stem, text, storage, arch)
 
 

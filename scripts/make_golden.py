@@ -5,7 +5,8 @@
 
 Each folder under tests/golden/<family>/ is a checkpoint as saved by transformers (fp32), with `expected.json`
 (prompts, greedy tokens, beams and their scores, and in "made_by" the versions and the seed) and `expected.safetensors`
-(logits and hidden states of one prompt, all positions).
+(logits and hidden states of one prompt, all positions). Those of encoder-decoders are under
+tests/golden_encoder_decoders/; their prompts are sources, and the logits those of a decoder's text after one.
 """
 
 import json
@@ -22,7 +23,7 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import huggingface  # noqa: E402
+from tests import huggingface, seq2seq  # noqa: E402
 from tests.families import CONFIGS, GOLDEN_CASES  # noqa: E402
 from tests.tiny import NO_REPEATS, random_prompts  # noqa: E402
 
@@ -49,25 +50,29 @@ BEAMS: list[dict[str, Any]] = [
 
 def main() -> None:
     """Write all of them, or those of the families that are named."""
-    folder, wanted = ROOT / "tests" / "golden", sys.argv[1:] or list(CONFIGS)
-    for family in wanted:
-        shutil.rmtree(folder / family, ignore_errors=True)
-    for family, name in GOLDEN_CASES:
-        if family in wanted:
-            write(folder / family / name.replace(" ", "-"), CONFIGS[family][name])
+    kinds = ("golden", CONFIGS, GOLDEN_CASES), ("golden_encoder_decoders", seq2seq.CONFIGS, seq2seq.GOLDEN_CASES)
+    for place, configs, cases in kinds:
+        folder, wanted = ROOT / "tests" / place, sys.argv[1:] or list(configs)
+        for family in wanted:
+            shutil.rmtree(folder / family, ignore_errors=True)
+        for family, name in cases:
+            if family in wanted:
+                write(folder / family / name.replace(",", "").replace(" ", "-"), configs[family][name])
 
 
 def write(folder: Path, raw: dict[str, Any]) -> None:
     """One configuration's folder."""
     model = huggingface.build_model(raw, SEED)
     huggingface.save(model, folder)
-    (folder / "generation_config.json").unlink()  # without seeds and defaults of the installed version
+    (folder / "generation_config.json").unlink(missing_ok=True)  # without seeds and defaults of the installed version
     prompts = random_prompts(8, seed=SEED)
     line = np.random.default_rng(SEED).integers(0, model.config.vocab_size, 40).tolist()
-    save_file(
-        {"logits": huggingface.logits(model, line), "hidden": huggingface.hidden(model, line)},
-        folder / "expected.safetensors",
-    )
+    if model.config.is_encoder_decoder:
+        ids = [model.config.decoder_start_token_id, *line[:20]]
+        expected_arrays = {"logits": huggingface.decoder_logits(model, line, ids)}
+    else:
+        expected_arrays = {"logits": huggingface.logits(model, line), "hidden": huggingface.hidden(model, line)}
+    save_file(expected_arrays, folder / "expected.safetensors")
     expected = {
         "made_by": {
             "script": "scripts/make_golden.py",

@@ -69,20 +69,19 @@ class ProjectionNorms:
     k: Weight
     """[K D]"""
     epsilon: float
-    rank: int
-    ranks: int
+    heads: tuple[int, int]
+    own: tuple[slice, slice]
+    """H and K of all ranks, and the columns of q, and of k and v, that are this rank's"""
 
     def __call__(self, backend: Backend, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """[T, H D], 2 x [T, K D] -> this rank's columns of each"""
         q, k = backend.rms_norm(q, self.q, self.epsilon), backend.rms_norm(k, self.k, self.epsilon)
-        widths = [x.shape[1] // self.ranks for x in (q, k, v)]
-        q, k, v = (x[:, self.rank * n : (self.rank + 1) * n] for x, n in zip((q, k, v), widths, strict=True))
-        return q, k, v
+        return q[:, self.own[0]], k[:, self.own[1]], v[:, self.own[1]]
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Causal multi-head self-attention of one layer."""
+    """Multi-head self-attention of one layer."""
 
     layer: int
     num_heads: int
@@ -103,12 +102,17 @@ class Attention:
     """ALiBi's slopes [H]"""
     softcap: float | None = None
     """Soft cap c of scores, c tanh(score / c) (Gemma 2); None: no cap"""
+    bias: Weight | None = None
+    """Bias of scores by distance (T5), [H, 2 M + 1]: see `reference.attend`"""
+    causal: bool = True
+    """False: a token sees those after it too, as in an encoder"""
 
     def __call__(self, backend: Backend, x: Any, cache: Pages, batch: Batch, residual: Any | None) -> Any:
         """residual + attention(x) W^O. [T, E] -> [T, E]"""
-        q, k, v = project_qkv(
-            backend, x, self.qkv, self.num_heads, self.num_kv_heads
-        )  # [T, E] -> [T, H D], 2 x [T, K D]
+        projected = (
+            (self.num_heads, self.num_kv_heads) if self.projection_norms is None else self.projection_norms.heads
+        )
+        q, k, v = project_qkv(backend, x, self.qkv, *projected)  # [T, E] -> [T, H D], 2 x [T, K D]
         if self.projection_norms is not None:
             q, k, v = self.projection_norms(backend, q, k, v)
         q = partition_heads(q, self.num_heads)  # [T, H D] -> [T, H, D]
@@ -120,6 +124,7 @@ class Attention:
             q, k = backend.rotary(q, k, batch, self.rotation)
         backend.store_kv(k, v, cache, self.layer, batch)
         variant: dict[str, Any] = {"window": self.window, "slopes": self.slopes, "softcap": self.softcap}
+        variant |= {"bias": self.bias, "causal": self.causal}
         z = backend.attend(q, cache, self.layer, batch, scale=self.scale, **variant)
         z = merge_heads(z)  # [T, H, D] -> [T, H D]
         return backend.linear_reduced(z, self.out, residual)  # [T, H D] -> [T, E]

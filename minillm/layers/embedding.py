@@ -1,4 +1,4 @@
-"""Token embedding and, in some families, learned position embedding."""
+"""Token embedding and, in some families, embeddings of positions, learned or sinusoidal, and of token types."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from .norm import Norm
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Token embedding, projected to the model's width if narrower, plus position embedding if learned."""
+    """Token embedding, projected to the model's width if narrower, plus position embedding if there is one."""
 
     tokens: Weight
     """[V, E], or [V, W] with a narrower W"""
@@ -19,21 +19,29 @@ class Embedding:
     """[positions, E]"""
     project_in: Weight | None = None
     """[E, W]"""
+    types: Weight | None = None
+    """[types, E]: which of two texts a token is in (BERT)"""
     norm: Norm | None = None
     scale: float = 1.0
-    """Factor of the token's vector, in families without learned positions (Gemma, Granite)"""
+    """Factor of the token's vector (Gemma, Granite, mBART)"""
 
     def __call__(self, backend: Backend, batch: Batch) -> Any:
-        """x = scale * tokens[ids] (W_in) + positions[i], then the norm if there is one. [T] -> [T, E]"""
+        """x = scale * tokens[ids] (W_in) + positions[i] + types[t], then the norm if there is one. [T] -> [T, E]"""
         x = self._vectors(backend, batch)
         return x if self.norm is None else self.norm(backend, x)
 
     def _vectors(self, backend: Backend, batch: Batch) -> Any:
         """[T] -> [T, E]"""
         if self.positions is None:
-            return backend.embed(batch.token_ids, self.tokens, scale=self.scale)  # [T] -> [T, E]
+            return backend.embed_reduced(batch.token_ids, self.tokens, scale=self.scale)  # [T] -> [T, E]
+        if self.types is not None:
+            assert batch.types is not None, "sequences of this model have token types"
+            return backend.embed(  # [T] -> [T, E]
+                batch.token_ids, self.tokens, batch.positions, self.positions, types=batch.types, type_table=self.types
+            )
         if self.project_in is None:
-            return backend.embed(batch.token_ids, self.tokens, batch.positions, self.positions)  # [T] -> [T, E]
+            positions = batch.positions, self.positions
+            return backend.embed_reduced(batch.token_ids, self.tokens, *positions, self.scale)  # [T] -> [T, E]
         p = backend.embed(batch.positions, self.positions)  # [T] -> [T, E]
-        x = backend.embed(batch.token_ids, self.tokens)  # [T] -> [T, W]
+        x = backend.embed_reduced(batch.token_ids, self.tokens)  # [T] -> [T, W]
         return backend.linear(x, self.project_in, residual=p)  # [T, W] -> [T, E]

@@ -2,10 +2,10 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +20,10 @@ from ..checkpoint.gguf import GGUF, is_gguf, read_gguf
 from ..config import ModelConfig, read_config
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from . import sources
-from .adapters import merge, per_request, read_adapter
+from .adapters import merge, per_request, read_adapter, shares_of
 from .base import Model
 from .decoder import Decoder
+from .heads import builder, read_head
 from .quantized import Quantization
 from .schemes import read_quantization
 from .schemes.matrix import MatrixTensor, Scheme
@@ -52,13 +53,19 @@ FAMILIES = (
 )
 """Modules of this package, each with `read_config`, `build` and `NAMES`."""
 
+ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "pegasus", "marian")
+"""The same, of models with an encoder."""
+
+ENCODERS = ("bert", "distilbert", "roberta", "xlm_roberta", "camembert")
+"""The same, of encoders, which generate no text."""
+
 TEXT_PARTS = {"gemma3": "gemma3_text"}
 """model_type of a model of text and images -> the family of its text model, which is read alone."""
 
 
 def family_named(model_type: str) -> ModuleType:
     """A family's module, imported on demand: a run needs only one."""
-    return import_module(f".{model_type}", __package__)
+    return import_module(f".{model_type.replace('-', '_')}", __package__)
 
 
 def family_of(raw: Mapping[str, Any]) -> ModuleType:
@@ -69,15 +76,40 @@ def family_of(raw: Mapping[str, Any]) -> ModuleType:
     """
     model_type = raw.get("model_type")
     family = TEXT_PARTS.get(model_type, model_type) if isinstance(model_type, str) else model_type
-    if family not in FAMILIES:
+    known = FAMILIES + ENCODER_DECODERS + ENCODERS
+    if not isinstance(family, str) or family.replace("-", "_") not in known:
         raise UnsupportedModelError(
-            f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, FAMILIES))}"
+            f"config.json: model_type is {model_type!r}; minillm runs {', '.join(map(repr, known))}"
         )
     return family_named(family)
 
 
-def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, rank: int = 0, ranks: int = 1) -> Model:
+def config_of(raw: Mapping[str, Any]) -> ModelConfig:
+    """The configuration in a config.json: of the family that it names, with what its head computes.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: as the family's `read_config`, and `heads.read_head`.
+    """
+    return read_head(family_of(raw).read_config(raw), raw)
+
+
+def build_of(config: ModelConfig) -> sources.Build:
+    """The function that builds the model of a configuration: its family's `build`, with the configuration's head."""
+    return builder(family_named(config.model_type).build, config)
+
+
+def load_model(
+    path: Path,
+    backend: Backend,
+    *,
+    adapter: Path | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+    layers: range | None = None,
+) -> Model:
     """Load the model of a checkpoint folder or a GGUF file, or what rank number `rank` of `ranks` has of it.
+
+    A pipeline stage loads what it needs for its `layers` alone.
 
     The LoRA adapter of a folder is merged into the weights before they are converted to the backend's formats.
 
@@ -87,9 +119,9 @@ def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, ran
             cannot share the model equally.
     """
     if is_gguf(path):
-        return _load_gguf(read_gguf(path), backend, adapter, rank=rank, ranks=ranks)
+        return _load_gguf(read_gguf(path), backend, adapter, rank=rank, ranks=ranks, layers=layers)
     raw = read_config(path)
-    config = family_of(raw).read_config(raw)
+    config = config_of(raw)
     if raw.get("auto_map"):
         logger.warning(
             "%s: config.json names code of its own (auto_map), which is not run: read as %s", path, config.model_type
@@ -99,6 +131,7 @@ def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, ran
     quantization, stored = read_quantization(raw), open_checkpoint(path)
     tensors: Mapping[str, Tensor]
     if quantization is None:
+        config = replace(config, tied_head=family_of(raw).NAMES.ties_head(stored, config.tied_head))
         tensors = canonical_names(stored, config)
     elif isinstance(quantization, Quantization):
         wanted = backend.loader.formats.projection
@@ -109,24 +142,24 @@ def load_model(path: Path, backend: Backend, *, adapter: Path | None = None, ran
     as_built = isinstance(quantization, Quantization)
     if adapter is not None:
         config, tensors = _adapted(config, tensors, adapter, as_built=as_built)
-    model = build_model(config, tensors, backend, as_built=as_built, rank=rank, ranks=ranks)
+    model = build_model(config, tensors, backend, as_built=as_built, rank=rank, ranks=ranks, layers=layers)
     if isinstance(quantization, Scheme):
         quantization.log(path, tensors)
     stored.check_unchanged()
     return model
 
 
-def _load_gguf(gguf: GGUF, backend: Backend, adapter: Path | None, **ranks: int) -> Model:
+def _load_gguf(gguf: GGUF, backend: Backend, adapter: Path | None, **share: Any) -> Model:
     """Load the model of a GGUF file; errors as of `load_model`."""
     from .gguf import read_gguf_model
 
     tensors: Mapping[str, Tensor]
     raw, tensors, stored = read_gguf_model(gguf)
     with _speaking_of(gguf):
-        config = family_of(raw).read_config(raw)
+        config = config_of(raw)
         if adapter is not None:
             config, tensors = _adapted(config, tensors, adapter, as_built=True)
-        model = build_model(config, tensors, backend, **ranks)
+        model = build_model(config, tensors, backend, **share)
     stored.check_unchanged()
     return model
 
@@ -141,8 +174,7 @@ def read_gguf_model_config(gguf: GGUF) -> ModelConfig:
 
     raw = read_gguf_model(gguf)[0]
     with _speaking_of(gguf):
-        config: ModelConfig = family_of(raw).read_config(raw)
-    return config
+        return config_of(raw)
 
 
 @contextmanager
@@ -163,7 +195,7 @@ def _adapted(
     Matrices stored in 8 or 4 bits are expanded: they stay float32 unless the backend is to round them again.
     """
     family = family_named(config.model_type)
-    adapter = read_adapter(folder, family.build, config, family.NAMES)
+    adapter = read_adapter(folder, build_of(config), config, family.NAMES)
     merged = merge(adapter, tensors, family.NAMES, as_built=as_built)
     changed = [tensors[name] for name in merged if name in tensors and merged[name] is not tensors[name]]
     if any("float" not in tensor.dtype for tensor in changed):
@@ -180,28 +212,43 @@ def check_complete(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape or has no place in the model.
     """
-    family = family_named(config.model_type)
-    names: sources.Names = family.NAMES
-    tensors = names.canonical(stored, tied_head=False)
+    names: sources.Names = family_named(config.model_type).NAMES
+    wanted = sources.tensor_shapes(build_of(config), config, as_built=False)
+    tensors = _without_other_heads(names.canonical(stored, tied_head=False), config, wanted)
     if config.tied_head and names.head in tensors:
         tensors.setdefault(names.embedding, tensors.pop(names.head))
-    sources.check_tensors(tensors, sources.tensor_shapes(family.build, config, as_built=False))
+    sources.check_tensors(tensors, wanted)
 
 
-def load_adapter(folder: Path, config: ModelConfig, backend: Backend) -> AdapterWeights:
-    """Load a LoRA adapter for single requests of a model (`adapters.per_request`).
+def load_adapter(
+    folder: Path,
+    config: ModelConfig,
+    backend: Backend,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    layers: range | None = None,
+) -> AdapterWeights:
+    """Load a LoRA adapter for single requests of a model (`adapters.per_request`), or a share of it, as `load_model`.
+
+    `config` is that of the whole model.
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: see `errors`. Also for an adapter that does not fit.
     """
     family = family_named(config.model_type)
-    return per_request(read_adapter(folder, family.build, config, family.NAMES), backend)
+    build = build_of(config)
+    adapter = read_adapter(folder, build, config, family.NAMES)
+    if layers is None:
+        return per_request(adapter, backend)
+    shares = shares_of(build, replace(config, tied_head=False), adapter.modules, rank, ranks)
+    here = {name: share for name, share in shares.items() if _stage_holds(config, family.NAMES, layers, name)}
+    return per_request(adapter, backend, here)
 
 
 def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Leave out biases of zeros for which the model has no place: AutoGPTQ gave each quantised projection one."""
-    family = family_named(config.model_type)
-    wanted = sources.tensor_shapes(family.build, config, as_built=False)
+    wanted = sources.tensor_shapes(build_of(config), config, as_built=False)
 
     def is_needless(name: str) -> bool:
         if name in wanted or not name.endswith(".bias"):
@@ -216,22 +263,54 @@ def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> d
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """A published checkpoint's tensors by the names that `build` asks for (`sources.Names.canonical`)."""
     names: sources.Names = family_named(config.model_type).NAMES
-    return names.canonical(stored, tied_head=config.tied_head)
+    return _without_other_heads(names.canonical(stored, tied_head=config.tied_head), config)
 
 
-def build_model(config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend, **options: Any) -> Decoder:
-    """A model from tensors by name; options and errors are those of `sources.build_from`."""
-    return sources.build_from(family_named(config.model_type).build, config, tensors, backend, **options)
+def _without_other_heads(
+    tensors: dict[str, Tensor], config: ModelConfig, wanted: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """Leave out the heads for which a model has no place: of an encoder, or the LM head of a classification."""
+    if config.output == "tokens":
+        return tensors
+    names: sources.Names = family_named(config.model_type).NAMES
+    kept = tensor_shapes(config) if wanted is None else wanted
+    others = (*names.heads, names.head)
+    return {name: tensor for name, tensor in tensors.items() if name in kept or not name.startswith(others)}
+
+
+def build_model(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    backend: Backend,
+    *,
+    layers: range | None = None,
+    **options: Any,
+) -> Decoder:
+    """A model from tensors by name; options and errors are those of `sources.build_from`. `layers`: as `load_model`."""
+    if layers is not None:
+        options["holds"] = partial(_stage_holds, config, family_named(config.model_type).NAMES, layers)
+    return sources.build_from(build_of(config), config, tensors, backend, **options)
+
+
+def _stage_holds(config: ModelConfig, names: sources.Names, layers: range, name: str) -> bool:
+    """Whether the pipeline stage of these layers needs a parameter, "layers.3.attn" or "embed_tokens"."""
+    number = next((int(word) for word in name.split(".") if word.isdecimal()), None)
+    if number is not None:
+        return number in layers
+    is_last = layers.stop == config.num_layers
+    if f"{name}.weight" == names.embedding:
+        return layers.start == 0 or (is_last and config.tied_head)
+    return is_last or f"{name}.weight" != names.head
 
 
 def shape_model(config: ModelConfig, backend: ShapeBackend) -> Decoder:
     """A model of shapes alone, which takes no memory."""
-    return sources.build_of_shapes(family_named(config.model_type).build, config, backend)
+    return sources.build_of_shapes(build_of(config), config, backend)
 
 
 def tensor_shapes(config: ModelConfig) -> Shapes:
     """Name and shape of every tensor that a model of this configuration takes, in its own order."""
-    return sources.tensor_shapes(family_named(config.model_type).build, config)
+    return sources.tensor_shapes(build_of(config), config)
 
 
 @cache
@@ -249,15 +328,26 @@ def published_config(shape: str) -> ModelConfig:
     """
     if not isinstance(shape, str) or shape not in published():
         raise ParameterError(f"shape {shown(shape)} is not known: expected one of {listed(list(published()))}")
-    config: ModelConfig = family_of(published()[shape]).read_config(published()[shape])
-    return config
+    return config_of(published()[shape])
 
 
-def random_model(shape: str, seed: int, std: float, backend: Backend) -> Model:
-    """A model of a published size with random weights.
+def read_model_config(path: Path) -> ModelConfig:
+    """The configuration of the model in a checkpoint folder or a GGUF file.
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedModelError: as `load_model`.
+    """
+    if is_gguf(path):
+        return read_gguf_model_config(read_gguf(path))
+    return config_of(read_config(path))
+
+
+def random_model(shape: str, seed: int, std: float, backend: Backend, **share: Any) -> Model:
+    """A model of a published size with random weights, or a share of it (see `load_model`).
 
     Raises:
         ParameterError: the name is unknown; the message lists the known ones.
     """
     config = published_config(shape)
-    return build_model(config, random_tensors(tensor_shapes(config), seed, std, backend), backend)
+    tensors = random_tensors(tensor_shapes(config), seed, std, backend)
+    return build_model(config, tensors, backend, verb="drawing", **share)

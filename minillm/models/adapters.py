@@ -8,11 +8,11 @@ base model's published tensors have, so that merging happens by name, before ten
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,14 +75,16 @@ class _Modules(Weights):
         split: Split | None = None,
         blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
+        units: Sequence[int] | None = None,
         transposed: bool = False,
+        role: Role = "projection",
     ) -> Weight:
         first = 0
         for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
             weight, order = self._prefix + name, (blocks if isinstance(blocks, int) else 1, heads, transposed)
             self.found[self._prefix + part] = Module(weight, rows, inputs, first, "projection", *order)
             first += rows
-        return super().linear(name, outputs, inputs=inputs, bias=bias, split=split)
+        return super().linear(name, outputs, inputs=inputs, bias=bias, split=split, role=role)
 
     def experts(
         self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
@@ -95,10 +97,10 @@ class _Modules(Weights):
                 first += rows
         return super().experts(name, outputs, inputs=inputs, count=count, split=split)
 
-    def table(self, name: str, rows: int, width: int, role: Role) -> Weight:
+    def table(self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None) -> Weight:
         kind: Role = "projection" if role == "router" else role  # a linear layer, as PEFT sees it
         self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, kind)
-        return super().table(name, rows, width, role)
+        return super().table(name, rows, width, role, bias=bias)
 
 
 def modules_of(build: Build, config: ModelConfig) -> dict[str, Module]:
@@ -107,6 +109,59 @@ def modules_of(build: Build, config: ModelConfig) -> dict[str, Module]:
     modules = _Modules(backend)
     build(config, modules, backend)
     return modules.found
+
+
+class Share(NamedTuple):
+    """The rows and columns of a weight that one of several ranks has."""
+
+    rows: NDArray[np.int64]
+    columns: range
+
+
+class _Place(NamedTuple):
+    """The place of a part of a tensor in the whole, which stands for the tensor."""
+
+    name: str
+    extents: tuple[range, ...]
+    """Its rows, and columns if it has any"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of rows and of columns."""
+        return tuple(map(len, self.extents))
+
+    def part(self, axis: int, first: int, stop: int) -> "_Place":
+        """Rows or columns `first` to `stop`."""
+        extents = list(self.extents)
+        extents[axis] = extents[axis][first:stop]
+        return self._replace(extents=tuple(extents))
+
+
+class _Shares(Weights):
+    """Takes up which parts of the modules a rank takes when a family's `build` asks for them."""
+
+    def __init__(self, modules: Mapping[str, Module], rank: int, ranks: int) -> None:
+        def find(name: str, shape: tuple[int, ...]) -> Any:
+            return _Place(name.removesuffix(".weight"), tuple(map(range, shape)))
+
+        super().__init__(find, ShapeBackend(), rank=rank, ranks=ranks)
+        self.modules = modules
+        self.found: dict[str, Share] = {}
+
+    def _prepare(self, name: str, tensors: Sequence[Any], biases: Sequence[Any], role: Role) -> Weight:
+        if all(place.name in self.modules for place in tensors):
+            rows = [self.modules[place.name].first + np.asarray(place.extents[0], np.int64) for place in tensors]
+            self.found[self._prefix + name] = Share(np.concatenate(rows), tensors[0].extents[1])
+        return super()._prepare(name, tensors, biases, role)
+
+
+def shares_of(
+    build: Build, config: ModelConfig, modules: Mapping[str, Module], rank: int, ranks: int
+) -> dict[str, Share]:
+    """The share of each weight that rank number `rank` of `ranks` has, by the weight's name; without experts'."""
+    shares = _Shares(modules, rank, ranks)
+    build(config, shares, ShapeBackend())
+    return shares.found
 
 
 # --- adapter_model.safetensors ---------------------------------------------------------------------------------------
@@ -377,11 +432,12 @@ def merge(adapter: Adapter, tensors: Mapping[str, Tensor], names: Names, *, as_b
     return merged
 
 
-def per_request(adapter: Adapter, backend: Backend) -> AdapterWeights:
+def per_request(adapter: Adapter, backend: Backend, shares: Mapping[str, Share] | None = None) -> AdapterWeights:
     """The weights of an adapter that is applied to the rows of its requests only, in float32.
 
     The modules of a fused projection (Q, K, V) share one A, stacked, and one B, in blocks: [sum of r, in], [out, sum of
-    r].
+    r]. Where ranks share the model, `shares` are this one's: it takes these columns of A and these rows of B, so that
+    the ranks' changes are parts of the whole one as their products are; weights that are not among them are left out.
 
     Raises:
         UnsupportedModelError: it changes more than projections by low-rank matrices: it can only be merged.
@@ -418,10 +474,13 @@ def per_request(adapter: Adapter, backend: Backend) -> AdapterWeights:
             rows = slice(module.first, module.first + module.outputs)
             up[rows, r : r + len(down)] = module.arranged(adapter.changes[name].up)
             r += len(down)
-        constant = backend.loader.constant
-        weights[weight] = LowRankWeight(
-            constant(f"{weight}.lora_A", np.concatenate(downs)), constant(f"{weight}.lora_B", up)
-        )
+        stacked, constant = np.concatenate(downs), backend.loader.constant
+        if shares is not None:
+            if weight not in shares:
+                continue
+            rows_here, columns = shares[weight]
+            up, stacked = up[rows_here], np.ascontiguousarray(stacked[:, columns])
+        weights[weight] = LowRankWeight(constant(f"{weight}.lora_A", stacked), constant(f"{weight}.lora_B", up))
     return weights
 
 

@@ -1,12 +1,15 @@
 """The interface of a model, and the weights in it."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
+from ..backends.formats import Format
 from ..backends.operations import Backend
 from ..backends.pages import Pages
-from ..backends.weights import Weight
+from ..backends.weights import Weight, format_of
 from ..batch import Batch
 from ..config import ModelConfig
 
@@ -48,3 +51,12 @@ def weight_paths(part: Any, path: str = "") -> Iterator[tuple[str, Weight]]:
 def weights_of(model: Any) -> list[Weight]:
     """All weights of a model or of one of its components, without duplicates."""
     return list({id(weight): weight for _, weight in weight_paths(model)}.values())
+
+
+def stored_format(model: Any) -> Format:
+    """The format in which most of a model's numbers are in memory."""
+    numbers: Counter[Format] = Counter()
+    for weight in weights_of(model):
+        if weight.data is not None:
+            numbers[format_of(weight.data)] += math.prod(weight.shape)
+    return numbers.most_common(1)[0][0]

@@ -9,7 +9,7 @@ from ..batch import Batch
 from ..config import ModelConfig
 from ..layers.block import Block
 from ..layers.embedding import Embedding
-from ..layers.head import LMHead
+from ..layers.head import Head
 from ..layers.norm import Norm
 
 
@@ -21,7 +21,7 @@ class Decoder:
     embedding: Embedding
     layers: tuple[Block, ...]
     final_norm: Norm | None
-    head: LMHead
+    head: Head
 
     def forward(
         self, backend: Backend, batch: Batch, cache: Pages, *, layers: range | None = None, x: Any = None

@@ -164,6 +164,7 @@ def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: i
     E, F, D, local = config.hidden_size, config.intermediate_size, config.head_dim, config.sharded(weights.ranks)
     Q, KV = config.num_heads * D, config.num_kv_heads * D
     qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
+    units = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     gate_up = {"mlp.gate_proj": F, "mlp.up_proj": F}
 
     def norm(name: str) -> RMSNorm:
@@ -179,7 +180,7 @@ def _build_layer(config: GemmaConfig, weights: Weights, rotation: Rotation, i: i
             num_heads=local.num_heads,
             num_kv_heads=local.num_kv_heads,
             scale=config.query_scalar**-0.5,
-            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias, split="outputs"),
+            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=config.bias, split="outputs", units=units),
             out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.bias, split="inputs"),
             rotation=rotation,
             head_norms=norms,

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from ..backends.formats import INT4, INT4_OFFSETS, INT8
 from ..checkpoint.gguf import GGUF, Located, Type, read_shards
 from ..checkpoint.tensors import StoredTensor, WeightFile, c_strides
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError, install
+from ..progress import tick
 from ..reference.quantize import Quantized, dequantize
 
 CHUNK = 1 << 20
@@ -137,6 +138,7 @@ class BlockTensor:
                     f"tensor {self.name} in {self.data.file.path} holds NaN, infinity or a number above 65,504"
                 )
             first += len(chunk)
+            tick()
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The dequantised values, some rows at a time."""
@@ -195,7 +197,7 @@ def dequantize_blocks(rows: NDArray[np.uint8], kind: Type, name: str) -> NDArray
         from gguf.quants import dequantize as dequantized
     except ImportError:
         raise UnsupportedModelError(
-            f"tensor {name} is stored as {kind.name}, which the package gguf dequantises: pip install 'minillm[gguf]'"
+            f"tensor {name} is stored as {kind.name}, which the package gguf dequantises: {install('gguf')}"
         ) from None
     try:
         with np.errstate(all="ignore"):  # scales may be any bits

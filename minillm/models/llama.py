@@ -167,6 +167,7 @@ def _build_layer(
 ) -> PreNorm:
     E, D, local = config.hidden_size, config.head_dim, config.sharded(weights.ranks)
     Q, KV = config.num_heads * D, config.num_kv_heads * D
+    H, K = config.num_heads, config.num_kv_heads
     qkv: dict[str, Any] = {"outputs": {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}}
     if config.fused:
         qkv = {"outputs": {"self_attn.qkv_proj": Q + 2 * KV}, "blocks": (Q, KV, KV)}
@@ -180,7 +181,8 @@ def _build_layer(
         head_norms = HeadNorms(q, k, config.epsilon)
     if config.projection_norms:
         q, k = weights.norm("self_attn.q_norm", Q), weights.norm("self_attn.k_norm", KV)
-        projection_norms = ProjectionNorms(q, k, config.epsilon, weights.rank, weights.ranks)
+        own = weights.share(Q, config.num_heads), weights.share(KV, config.num_kv_heads)
+        projection_norms = ProjectionNorms(q, k, config.epsilon, (config.num_heads, config.num_kv_heads), own)
         qkv["split"] = None  # each rank has all
     return PreNorm(
         norm("input_layernorm"),
@@ -189,7 +191,9 @@ def _build_layer(
             num_heads=local.num_heads,
             num_kv_heads=local.num_kv_heads,
             scale=D**-0.5 if config.score_scale is None else config.score_scale,
-            qkv=weights.linear("self_attn.qkv", **{"split": "outputs"} | qkv, inputs=E, bias=config.qkv_bias),
+            qkv=weights.linear(
+                "self_attn.qkv", **{"split": "outputs", "units": (H, K, K)} | qkv, inputs=E, bias=config.qkv_bias
+            ),
             out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=config.out_bias, split="inputs"),
             rotation=rotation if config.rotated[i] else None,
             head_norms=head_norms,

@@ -196,8 +196,9 @@ def _refuse_unsupported(fields: Fields) -> None:
         if raw.get(name):
             raise UnsupportedModelError(f"{fields.source}: {name} is {raw[name]!r:.60}; minillm runs LoRA without it")
     task = raw.get("task_type")
-    if task not in (None, "CAUSAL_LM", "FEATURE_EXTRACTION"):
-        raise UnsupportedModelError(f"{fields.source}: task_type is {task!r:.60}; minillm runs 'CAUSAL_LM'")
+    if task not in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"):
+        known = "'CAUSAL_LM', 'SEQ_2_SEQ_LM', 'FEATURE_EXTRACTION'"
+        raise UnsupportedModelError(f"{fields.source}: task_type is {task!r:.60}; minillm runs {known}")
     start = raw.get("init_lora_weights", True)
     if isinstance(start, str) and start.startswith(_CHANGES_BASE):
         raise UnsupportedModelError(

@@ -12,7 +12,7 @@ checkpoint, their shapes and order, its role, and how several devices share it. 
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,23 +23,18 @@ from ..backends.operations import Backend
 from ..backends.shapes import ShapeBackend
 from ..backends.weights import RandomTensor, Rearranged, Shifted, Tensor, Weight
 from ..errors import CheckpointError, ParameterError
-from ..progress import report
+from ..progress import Work, work
 from .decoder import Decoder
 
 Shapes = dict[str, tuple[int, ...]]
 """The shape of every tensor that a configuration requires, by name."""
 Build = Callable[[Any, "Weights", Backend], Decoder]
 """A family's `build`: (configuration, weights, backend) -> model"""
+PARAMETERS = "parameters"
+"""The unit of progress"""
 Split = Literal["outputs", "inputs"]
 """How ranks share a projection: each has some of its outputs, or some of its inputs (the sum of all ranks' results is
 the product)."""
-
-
-@dataclass
-class _Count:
-    """Numbers prepared so far, for the report of progress."""
-
-    done: int = 0
 
 
 class Weights:
@@ -53,7 +48,8 @@ class Weights:
         as_built: bool = True,
         rank: int = 0,
         ranks: int = 1,
-        total: int = 0,
+        holds: Callable[[str], bool] = lambda name: True,
+        progress: Work | None = None,
     ) -> None:
         """Set the source.
 
@@ -64,16 +60,17 @@ class Weights:
                 writes; else in the order of the family's published checkpoints, and gains of norms less their offset
             rank: whose share to take
             ranks: how many share the model
-            total: how many numbers will be prepared, to report progress; 0: no report
+            holds: whether a parameter is needed here, by its name; others, as those of other stages, have no data
+            progress: counts the numbers that are prepared
         """
         self.rank, self.ranks = rank, ranks
-        self._find, self._backend, self._as_built, self._total = find, backend, as_built, total
-        self._count, self._prefix = _Count(), ""
+        self._find, self._backend, self._as_built, self._holds = find, backend, as_built, holds
+        self._progress, self._prefix = progress or Work("loading", None, PARAMETERS), ""
 
     @property
     def prepared(self) -> int:
         """Numbers prepared so far."""
-        return self._count.done
+        return self._progress.done
 
     def at(self, prefix: str) -> "Weights":
         """The same source, for names that begin with `prefix` and a dot."""
@@ -81,16 +78,20 @@ class Weights:
         part._prefix = f"{self._prefix}{prefix}."
         return part
 
-    def share(self, count: int) -> slice:
+    def share(self, count: int, units: int | None = None) -> slice:
         """This rank's part of `count` rows, columns or heads.
+
+        They are shared in `units` that stay whole; where these are fewer than the ranks, several ranks have the same.
 
         Raises:
             ParameterError: they cannot be shared equally.
         """
-        if count % self.ranks:
-            raise ParameterError(f"{self.ranks} ranks cannot share {count} rows, columns or heads equally")
-        size = count // self.ranks
-        return slice(self.rank * size, (self.rank + 1) * size)
+        units = units or count
+        if units % self.ranks and (self.ranks % units or units == count):
+            raise ParameterError(f"{self.ranks} ranks cannot share {units} rows, columns or heads equally")
+        size = count // min(units, self.ranks)
+        first = self.rank * min(units, self.ranks) // self.ranks * size
+        return slice(first, first + size)
 
     def linear(
         self,
@@ -102,7 +103,9 @@ class Weights:
         split: Split | None = None,
         blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
+        units: Sequence[int] | None = None,
         transposed: bool = False,
+        role: Role = "projection",
     ) -> Weight:
         """A projection [outputs, inputs]; "NAME.weight" and "NAME.bias" in the checkpoint.
 
@@ -116,17 +119,22 @@ class Weights:
             blocks: blocks of rows (Q, K, V) that one tensor holds, their number if they are equal, or the rows of each:
                 a rank takes its share of each
             heads: the checkpoint has the blocks' rows head by head (each head's Q, K, V), of so many heads
+            units: the heads in each tensor, or in each block of one: ranks take whole ones, and several have the same
+                where there are fewer than ranks (key/value heads)
             transposed: the checkpoint has it as [inputs, outputs]
+            role: "labels" of a classification head
         """
         tensors: list[Tensor] = []
         biases: list[Tensor] = []
-        for part, rows in (outputs if isinstance(outputs, Mapping) else {name: outputs}).items():
-            order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads}
+        parts = outputs if isinstance(outputs, Mapping) else {name: outputs}
+        for i, (part, rows) in enumerate(parts.items()):
+            within = units if units is None or len(parts) == 1 else units[i : i + 1]
+            order: dict[str, Any] = {"split": split, "blocks": blocks, "heads": heads, "units": within}
             tensors += self._tensors(f"{part}.weight", (rows, inputs), **order, transposed=transposed)
             biases += self._tensors(f"{part}.bias", (rows,), **order) if bias else []
         if split == "inputs" and self.rank:
             biases = []
-        return self._prepare(name, tensors, biases, "projection")
+        return self._prepare(name, tensors, biases, role)
 
     def experts(
         self, name: str, outputs: Mapping[str, int], *, inputs: int, count: int, split: Split | None = None
@@ -146,13 +154,28 @@ class Weights:
             parts = {part.replace("*", str(expert)): rows for part, rows in outputs.items()}
             found = [self._tensors(f"{part}.weight", (rows, inputs), split=split) for part, rows in parts.items()]
             experts.append([tensor for tensors in found for tensor in tensors])
+        if not self._holds(self._prefix + name):
+            return Weight(self._prefix + name, None)
         weight = self._backend.loader.prepare_experts(self._prefix + name, experts)
         self._prepared([tensor for tensors in experts for tensor in tensors])
         return weight
 
-    def table(self, name: str, rows: int, width: int, role: Role) -> Weight:
-        """An embedding table or the LM head [rows, width]."""
-        return self._prepare(name, self._tensors(f"{name}.weight", (rows, width)), (), role)
+    def table(self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None) -> Weight:
+        """An embedding table or the LM head [rows, width]; of one with a row for each token a rank has some rows.
+
+        `bias` is the name of a head's bias, which published checkpoints have as [1, rows].
+        """
+        tensors = self._tensors(f"{name}.weight", (rows, width))
+        biases: list[Tensor] = []
+        if bias is not None and self._as_built:
+            biases += self._tensors(bias, (rows,))
+        elif bias is not None:
+            biases += [Rearranged(each, np.ravel) for each in self._tensors(bias, (1, rows))]
+        if self.ranks == 1 or role != "vocabulary":
+            return self._prepare(name, tensors, biases, role)
+        first, stop = vocabulary_share(rows, self.rank, self.ranks)
+        parts, biases = ([each.part(0, first, stop) for each in whole] for whole in (tensors, biases))
+        return replace(self._prepare(name, parts, biases, role), first=first)
 
     def norm(self, name: str, width: int, *, bias: bool = False, gain: bool = True, offset: float = 0.0) -> Weight:
         """The gain of a norm [width], and its bias, or neither.
@@ -176,6 +199,7 @@ class Weights:
         split: Split | None = None,
         blocks: int | tuple[int, ...] = 1,
         heads: int | None = None,
+        units: Sequence[int] | None = None,
         transposed: bool = False,
     ) -> list[Tensor]:
         """A tensor in the order in which the model uses it, or this rank's parts of it; arguments as of `linear`."""
@@ -189,8 +213,8 @@ class Weights:
             if axis == 0 and heads is None:
                 sizes = blocks if isinstance(blocks, tuple) else (shape[0] // blocks,) * blocks
             where, at, parts = 1 - axis if transposed else axis, 0, []
-            for size in sizes:
-                share, scale = self.share(heads or size), size // (heads or size)
+            for i, size in enumerate(sizes):
+                share, scale = self.share(heads or size, None if units is None else units[i]), size // (heads or size)
                 parts.append(tensor.part(where, at + share.start * scale, at + share.stop * scale))
                 at += size
             heads = heads and heads // self.ranks
@@ -200,14 +224,14 @@ class Weights:
         return [transpose(part) for part in parts] if transposed else parts
 
     def _prepare(self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor], role: Role) -> Weight:
+        if not self._holds(self._prefix + name):
+            return Weight(self._prefix + name, None, role=role)
         weight = self._backend.loader.prepare(self._prefix + name, tensors, biases, role)
         self._prepared((*tensors, *biases))
         return weight
 
     def _prepared(self, tensors: Sequence[Tensor]) -> None:
-        self._count.done += sum(math.prod(tensor.shape) for tensor in tensors)
-        if self._total:
-            report(self._count.done, self._total)
+        self._progress.advance(sum(math.prod(tensor.shape) for tensor in tensors))
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -222,19 +246,26 @@ def build_from(
     as_built: bool = True,
     rank: int = 0,
     ranks: int = 1,
+    holds: Callable[[str], bool] = lambda name: True,
+    verb: str = "loading",
 ) -> Decoder:
     """Build a model, or one rank's share, from tensors by name; arguments as of `Weights`.
+
+    `verb` says in the report of progress what is done.
 
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape or is not asked for. Nothing was read then.
         ParameterError: the ranks cannot share the model equally.
     """
     shapes: Shapes = {}
-    asked = _weights_of_shapes(shapes, ShapeBackend(), as_built=as_built, rank=rank, ranks=ranks)
+    asked = _weights_of_shapes(shapes, ShapeBackend(), as_built=as_built, rank=rank, ranks=ranks, holds=holds)
     build(config, asked, ShapeBackend())
     check_tensors(tensors, shapes)
-    options: dict[str, Any] = {"as_built": as_built, "rank": rank, "ranks": ranks, "total": asked.prepared}
-    return build(config, Weights(lambda name, shape: tensors[name], backend, **options), backend)
+    wanted = backend.loader.formats.projection
+    with work(verb if wanted is None else f"{verb} as {wanted.name}", asked.prepared, PARAMETERS) as progress:
+        options: dict[str, Any] = {"as_built": as_built, "rank": rank, "ranks": ranks, "holds": holds}
+        weights = Weights(lambda name, shape: tensors[name], backend, progress=progress, **options)
+        return build(config, weights, backend)
 
 
 def build_of_shapes(build: Build, config: Any, backend: ShapeBackend) -> Decoder:
@@ -297,26 +328,49 @@ class Names:
     """Prefixes that some checkpoints use; they are stripped one after the other"""
     left_out: tuple[str, ...] = ()
     """Suffixes of tensors that are computed instead, such as masks and frequencies"""
+    heads: tuple[str, ...] = ()
+    """Prefixes of tensors of heads, of which some checkpoints have more than is run"""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Older names of tensors: an ending, and what stands for it today"""
     other_parts: tuple[str, ...] = ()
     """Prefixes of tensors that are no part of the text model, such as a vision tower's"""
     embedding: str = "embed_tokens.weight"
     head: str = "lm_head.weight"
     """The LM head; "lm_head.weight", transformers' name in memory, is read in every family"""
+    copies: tuple[str, ...] = ()
+    """Other names of the embedding: of copies in an encoder and a decoder that share it"""
+    zeros: str | None = None
+    """A bias of logits, [1, V], which is zeros where a checkpoint lacks it"""
+    head_decides: bool = False
+    """The head is tied unless a checkpoint stores another, as transformers has it in the T5 families, whatever
+    config.json says"""
 
     def short(self, name: str) -> str:
         """A published tensor's name as `build` asks for it."""
         for prefix in self.prefixes:
             name = name.removeprefix(prefix)
+        for older, today in self.renamed:
+            name = f"{name.removesuffix(older)}{today}" if name.endswith(older) else name
         return self.head if name == "lm_head.weight" else name
+
+    def ties_head(self, stored: Mapping[str, Tensor], configured: bool) -> bool:
+        """Whether the head is the embedding, where config.json says `configured`."""
+        if not self.head_decides:
+            return configured
+        short = {self.short(name): tensor for name, tensor in stored.items()}
+        head, embedding = short.get(self.head), short.get(self.embedding)
+        return head is None or embedding is None or _equal(embedding, head)
 
     def canonical(self, stored: Mapping[str, Tensor], *, tied_head: bool) -> dict[str, Tensor]:
         """Tensors by the names that `build` asks for.
 
-        The stored copy of a tied head is dropped; if only the head is stored, it is the embedding.
+        The stored copy of a tied head is dropped; if only the head is stored, it is the embedding. So it is with the
+        `copies` of the embedding.
 
         Raises:
-            CheckpointError: a tensor occurs twice, with a prefix and without; or the LM head is the embedding by
-                config.json, and the stored ones differ: releases of transformers disagree on which to use then.
+            CheckpointError: a tensor occurs twice, with a prefix and without; the LM head is the embedding by
+                config.json, and the stored ones differ: releases of transformers disagree on which to use then; or
+                a copy of the embedding differs.
         """
         tensors: dict[str, Tensor] = {}
         for name, tensor in stored.items():
@@ -332,12 +386,25 @@ class Names:
                 f"config.json: tie_word_embeddings says that the LM head is the embedding, but {self.head} and "
                 f"{self.embedding} differ: set it to false, or leave the former out"
             )
+        for name in self.copies:
+            copied = tensors.pop(name, None)
+            if copied is not None and not _equal(tensors.setdefault(self.embedding, copied), copied):
+                raise CheckpointError(
+                    f"{name} and {self.embedding} differ; minillm runs an encoder and a decoder with one embedding"
+                )
+        if self.zeros is not None and self.zeros not in tensors and self.embedding in tensors:
+            tensors[self.zeros] = RandomTensor(self.zeros, (1, tensors[self.embedding].shape[0]), seed=0, std=0)
         return tensors
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     """True if two matrices have the same values; compared in chunks of rows."""
     return a is b or (a.shape == b.shape and len(a.shape) == 2 and all(map(np.array_equal, a.chunks(), b.chunks())))
+
+
+def vocabulary_share(count: int, rank: int, ranks: int) -> tuple[int, int]:
+    """First row and stop of what a rank has of a table of `count` tokens; shares differ by one row at most."""
+    return rank * count // ranks, (rank + 1) * count // ranks
 
 
 def transpose(tensor: Tensor) -> Rearranged:

@@ -92,6 +92,7 @@ def _build_layer(config: Starcoder2Config, weights: Weights, rotation: Rotation,
     E, F, D, bias = config.hidden_size, config.intermediate_size, config.head_dim, config.biases
     Q, KV, local = config.num_heads * D, config.num_kv_heads * D, config.sharded(weights.ranks)
     qkv = {"self_attn.q_proj": Q, "self_attn.k_proj": KV, "self_attn.v_proj": KV}
+    units = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     return PreNorm(
         _norm(config, weights, "input_layernorm"),
         Attention(
@@ -99,7 +100,7 @@ def _build_layer(config: Starcoder2Config, weights: Weights, rotation: Rotation,
             num_heads=local.num_heads,
             num_kv_heads=local.num_kv_heads,
             scale=D**-0.5,
-            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=bias, split="outputs"),
+            qkv=weights.linear("self_attn.qkv", qkv, inputs=E, bias=bias, split="outputs", units=units),
             out=weights.linear("self_attn.o_proj", E, inputs=Q, bias=bias, split="inputs"),
             rotation=rotation,
             window=config.window,

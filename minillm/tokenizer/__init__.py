@@ -3,12 +3,14 @@
 encoding.py       Tokenizer, StreamDecoder: encoding, decoding, decoding token by token
 layouts.py        the files of a checkpoint folder -> an object of the `tokenizers` library, which encodes and decodes
 sentencepiece.py  a SentencePiece tokenizer.model -> the same, with the `sentencepiece` package
+seq2seq.py        mBART, Pegasus, MarianMT: SentencePiece models whose pieces the checkpoint numbers anew; languages
+wordpiece.py      the vocab.txt of BERT -> the same
 gguf.py           the metadata of a GGUF file -> an object of the `tokenizers` library
 gguf_entries.py   a tokenizer -> such metadata
-library.py        guards against input that would end the process inside the `tokenizers` library
+guarded.py        guards against input that would end the process inside the `tokenizers` library
 """
 
-from .encoding import StreamDecoder, Tokenizer
+from .encoding import EncodedText, StreamDecoder, Tokenizer
 from .layouts import LAYOUTS
 
-__all__ = ["LAYOUTS", "StreamDecoder", "Tokenizer"]
+__all__ = ["LAYOUTS", "EncodedText", "StreamDecoder", "Tokenizer"]

@@ -15,12 +15,13 @@ from functools import cached_property
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, PromptError, shown
 from .gguf import Metadata, read_gguf_tokenizer
 from .guarded import call
 from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
+from .seq2seq import Languages
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,6 +32,18 @@ _UTF8_LENGTH = 4  # bytes in the longest character
 _PIECE = 2**15  # characters of a long text tokenized at once
 
 
+class EncodedText(NamedTuple):
+    """A text, or a pair of texts, as a model reads it."""
+
+    token_ids: list[int]
+    types: list[int]
+    """Of each token 0 if it belongs to the first text, 1 to the second, as the checkpoint's tokenizer numbers them"""
+    truncated: bool = False
+    """True if tokens were left out because there were more than the limit"""
+    prompt_tokens: int = 0
+    """Tokens of a prompt before the text that do not count in its embedding"""
+
+
 class Tokenizer:
     """The tokenizer of one checkpoint.
 
@@ -38,15 +51,25 @@ class Tokenizer:
         bos_token_id: beginning-of-sequence token; None if the checkpoint names none.
         eos_token_id: end-of-sequence token; None if the checkpoint names none.
         special_ids: ids of the special tokens, which are not text.
+        added_ids: ids of the added tokens, special or not, by their text: each is one token wherever a text has it.
         end_ids: tokens that end a text or a turn, where a file says so of several (GGUF); else empty.
+        languages: code and token of each language of an mBART; else empty. The token of the language to translate into
+            is a request's `forced_bos_token_id`.
     """
 
     bos_token_id: int | None
     eos_token_id: int | None
     special_ids: frozenset[int]
+    added_ids: dict[str, int]
     end_ids: tuple[int, ...] = ()
 
-    def __init__(self, backend: "tokenizers.Tokenizer", role_ids: dict[str, int], model_vocab_size: int = 0) -> None:
+    def __init__(
+        self,
+        backend: "tokenizers.Tokenizer",
+        role_ids: dict[str, int],
+        model_vocab_size: int = 0,
+        languages: Languages | None = None,
+    ) -> None:
         """Wrap a finished `tokenizers.Tokenizer`; `from_folder` is the usual way to get one.
 
         Args:
@@ -54,13 +77,17 @@ class Tokenizer:
             role_ids: id of each named special token ("bos_token", "eos_token") that exists.
             model_vocab_size: rows of the model's LM head. Often padded beyond the vocabulary: the extra ids can be
                 generated and decode to nothing.
+            languages: of an mBART, which puts the token of a text's language beside it.
         """
         self._backend = backend
+        self._languages = languages
+        self.languages: dict[str, int] = {} if languages is None else languages.ids
         self._model_vocab_size = model_vocab_size
         self.bos_token_id = role_ids.get("bos_token")
         self.eos_token_id = role_ids.get("eos_token")
         added = self._call("get_added_tokens_decoder")
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_ids = {str(token.content): token_id for token_id, token in sorted(added.items())}
         decoder = backend.decoder
         self._byte_level = decoder is not None and call(_WHERE, decoder.decode, ["aĠ"]) == "a "
         self._byte_fallback = decoder is not None and call(_WHERE, decoder.decode, ["<0x41>"]) == "A"
@@ -70,10 +97,7 @@ class Tokenizer:
         """Read the tokenizer of a checkpoint folder.
 
         Raises:
-            ModelNotFoundError: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt is there.
-            CheckpointError: a file cannot be read, or the files contradict each other.
-            UnsupportedModelError: a tokenizer.model that would not be run exactly, or vocab.json and merges.txt of a
-                tokenizer that is neither GPT-2's nor Qwen2's.
+            As `read_tokenizer`.
         """
         return cls(*read_tokenizer(folder))
 
@@ -132,7 +156,66 @@ class Tokenizer:
             CheckpointError: the tokenizer is broken in a way detected only on use; likewise in the other methods.
         """
         _check_text(text)
-        return list(self._call("encode", text, add_special_tokens=add_special_tokens).ids)
+        languages = self._languages if add_special_tokens else None
+        framed = add_special_tokens and languages is None
+        ids = list(self._call("encode", text, add_special_tokens=framed).ids)
+        return ids if languages is None else languages.around(ids)
+
+    def reading(self, language: str) -> "Tokenizer":
+        """This tokenizer of an mBART for texts in another language than `src_lang` of tokenizer_config.json.
+
+        Args:
+            language: one of `languages`, such as "en_XX"
+
+        Raises:
+            ParameterError: it is none of them.
+        """
+        if self._languages is None:
+            raise ParameterError(f"language {shown(language)}: this tokenizer has no languages, which are mBART's")
+        twin = copy(self)
+        twin._languages = self._languages.read_as(language)
+        return twin
+
+    def framed(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        """Token ids of a text in three parts: special tokens before it, its own tokens, and special tokens after it.
+
+        Raises:
+            PromptError: as `encode`.
+        """
+        whole, inside = self.encode(text), self.encode(text, add_special_tokens=False)
+        starts = range(len(whole) - len(inside) + 1)
+        first = next((i for i in starts if whole[i : i + len(inside)] == inside), None)
+        if first is None:  # special tokens change the text's own: none can be told apart
+            return [], whole, []
+        return whole[:first], inside, whole[first + len(inside) :]
+
+    def encode_texts(self, first: str, second: str | None = None, *, limit: int | None = None) -> EncodedText:
+        """Token ids of a text or a pair of texts, with special tokens and token types, cut to `limit` tokens.
+
+        The special tokens remain. Of a pair the longer text is cut, then both to the same length, as transformers'
+        "longest_first" does.
+
+        Raises:
+            PromptError: as `encode`; or a pair for a tokenizer that has no rule for pairs.
+        """
+        texts = [text for text in (first, second) if text is not None]
+        for text in texts:
+            _check_text(text)
+        parts = [self._call("encode", text, add_special_tokens=False) for text in texts]
+        if not hasattr(parts[0], "truncate"):  # a SentencePiece model
+            if second is not None:
+                raise PromptError("this model's tokenizer has no rule for pairs of texts: give one text")
+            before, inside, after = self.framed(first)
+            kept = inside if limit is None else inside[: max(0, limit - len(before) - len(after))]
+            ids = [*before, *kept, *after]
+            return EncodedText(ids, [0] * len(ids), len(kept) < len(inside))
+        lengths = [len(part) for part in parts]
+        if limit is not None:
+            room = max(0, limit - int(self._call("num_special_tokens_to_add", second is not None)))
+            for part, length in zip(parts, _fitting(lengths, room), strict=True):
+                part.truncate(length)
+        whole = self._call("post_process", *parts)
+        return EncodedText(list(whole.ids), list(whole.type_ids), [len(part) for part in parts] != lengths)
 
     def exceeds(self, text: str, limit: int) -> bool:
         """True if a long text certainly has more than `limit` tokens, found without tokenizing most of it.
@@ -202,16 +285,49 @@ class Tokenizer:
             return f"[{token_id}]"
         if self._byte_level:
             return _symbol_bytes(content).decode("utf-8", "backslashreplace")
+        if self._byte_fallback and _BYTE_TOKEN.fullmatch(content):
+            return bytes([int(content[3:5], 16)]).decode("utf-8", "backslashreplace")
         return str(content).replace("▁", " ")  # SentencePiece's sign for a space
 
-    def stream(self, context: Sequence[int] = ()) -> "StreamDecoder":
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes of one token within a text, perhaps of a part of a character.
+
+        Those of a special token, which is no text, are its name's. An id without a token (a padded row of the model)
+        has none.
+
+        Raises:
+            PromptError: as `decode`.
+        """
+        found = self._known_bytes.get(token_id)
+        if found is None:
+            content = self._call("id_to_token", self._checked(token_id))
+            if content is None or token_id in self.special_ids:
+                found = str(content or "").encode()
+            else:
+                found = self._bytes(token_id, self._some_word)
+            self._known_bytes[token_id] = found
+        return found
+
+    @cached_property
+    def _known_bytes(self) -> dict[int, bytes]:
+        """Results of `token_bytes`."""
+        return {}
+
+    @cached_property
+    def _some_word(self) -> int | None:
+        """A token of letters, after which a token's bytes are those that it has within a text."""
+        texts = ((token, self._call("decode", [token])) for token in range(self.vocab_size) if self._is_text(token))
+        return next((token for token, text in texts if text.isalpha()), None)
+
+    def stream(self, context: Sequence[int] = (), hidden: frozenset[int] | None = None) -> "StreamDecoder":
         """A decoder for generated tokens one by one.
 
         Args:
             context: the tokens before the first generated one. The last few suffice: a character may be split
                     between them and the generated ones, and only the first token of a text loses its leading space.
+            hidden: special tokens that are left out of the text; by default all
         """
-        return StreamDecoder(self, _sequence(context))
+        return StreamDecoder(self, _sequence(context), self.special_ids if hidden is None else hidden)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Tokenizer":
         """The tokenizer itself: it is immutable, so copies (of a stream, for a search that branches) share it."""
@@ -238,7 +354,7 @@ class Tokenizer:
         return token_id not in self.special_ids and self._call("id_to_token", token_id) is not None
 
     def _bytes(self, token_id: int, previous: int | None) -> bytes:
-        """UTF-8 bytes that a text token adds, possibly part of a character; `previous` is the text token before it."""
+        """UTF-8 bytes that a text token adds, possibly part of a character; `previous` is the token before it."""
         content = str(self._call("id_to_token", token_id))
         if self._byte_level:
             return _symbol_bytes(content)
@@ -246,10 +362,9 @@ class Tokenizer:
             byte = int(content[3:5], 16)
             if previous is not None or byte >= 0x80:  # else it may be the leading space that a text loses
                 return bytes([byte])
-        if previous is None:
-            return str(self._call("decode", [token_id])).encode()
-        before = self._call("decode", [previous])
-        return str(self._call("decode", [previous, token_id]))[len(before) :].encode()
+        before = [] if previous is None else [previous]
+        first = len(self._call("decode", before, skip_special_tokens=False))
+        return str(self._call("decode", [*before, token_id], skip_special_tokens=False))[first:].encode()
 
 
 class StreamDecoder:
@@ -264,9 +379,10 @@ class StreamDecoder:
     already emitted the whole characters, only those of the broken one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], hidden: frozenset[int]) -> None:
         """Use `Tokenizer.stream` instead."""
         self._tokenizer = tokenizer
+        self._written = tokenizer.special_ids - hidden  # special tokens whose names are text
         # A byte-level decoder writes one U+FFFD for a broken character, a SentencePiece decoder one for each byte.
         errors = "minillm.replace_each_byte" if tokenizer._byte_fallback else "replace"
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
@@ -283,6 +399,9 @@ class StreamDecoder:
             PromptError: as `Tokenizer.decode`.
         """
         token_id = self._tokenizer._checked(token_id)
+        if token_id in self._written:
+            self._previous = token_id
+            return self.flush() + str(self._tokenizer._call("id_to_token", token_id))
         if not self._tokenizer._is_text(token_id):
             return ""
         new = self._tokenizer._bytes(token_id, self._previous)
@@ -305,6 +424,14 @@ def _sequence(token_ids: Any) -> Sequence[int]:
     if getattr(token_ids, "ndim", 0) == 1 and getattr(getattr(token_ids, "dtype", None), "kind", "") in ("i", "u"):
         return token_ids.tolist()  # type: ignore[no-any-return]
     raise PromptError(f"token ids should be a list, found {shown(token_ids)}")
+
+
+def _fitting(lengths: Sequence[int], room: int) -> list[int]:
+    """Lengths of one or two texts cut to `room` tokens together: the longer first, then both to the same."""
+    if len(lengths) == 1 or sum(lengths) <= room:
+        return [min(lengths[0], room), *lengths[1:]]
+    short = min(min(lengths), room // 2)
+    return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
 
 
 def _check_text(text: str) -> None:

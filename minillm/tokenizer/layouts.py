@@ -1,6 +1,6 @@
 """Reads a checkpoint folder's tokenizer files into an object of the `tokenizers` library.
 
-Three layouts are supported; the first one found is used:
+Five layouts are supported; the first one found is used:
 
 - `tokenizer.json`, which is self-contained. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
   are ignored, as in transformers. (If `tokenizer_class` is LlamaTokenizer or GPT2Tokenizer, transformers 5 uses only
@@ -8,37 +8,67 @@ Three layouts are supported; the first one found is used:
   in TinyLlama; here, as in transformers 4, the file is used as written.)
 - `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece.py. BOS is prepended unless
   `add_bos_token` is false, as in transformers' documentation and version 4.
-- `vocab.json` + `merges.txt`, as in the published OPT and Qwen2 checkpoints: byte-level BPE (Radford et al., "Language
-  models are unsupervised multitask learners", 2019, section 2.2), with the settings of `tokenizer_config.json`.
+- `sentencepiece.bpe.model`, `spiece.model` or `source.spm`, as in mBART, XLM-RoBERTa, T5, Pegasus and MarianMT: see
+  seq2seq.py.
+- `vocab.json` + `merges.txt`, as in the published OPT, Qwen2 and BART checkpoints: byte-level BPE (Radford et al.,
+  "Language models are unsupervised multitask learners", 2019, section 2.2), with the settings of
+  `tokenizer_config.json`.
+- `vocab.txt`, as in BERT's: see wordpiece.py.
 
 In all layouts, the special tokens are the same as in transformers.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, listed
 from ..files import parse_json, read_bytes, read_json, read_optional_json, read_text
 from .guarded import call, check_ids, check_tokenizer_json
+from .seq2seq import BPE_FILE, MARIAN_FILE, PIECES_FILE, Languages, find_model, vocabulary_of
+from .wordpiece import MODELS, NAMES, VOCABULARY, read_wordpiece
 
 if TYPE_CHECKING:
     import tokenizers
 
-FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
-LAYOUTS = "tokenizer.json, else tokenizer.model, else vocab.json with merges.txt"
+SENTENCEPIECE = (BPE_FILE, PIECES_FILE, MARIAN_FILE)
+FILES = ("tokenizer.json", "tokenizer.model", *SENTENCEPIECE, "vocab.json", "merges.txt", VOCABULARY)
+LAYOUTS = "tokenizer.json, else a SentencePiece model, else vocab.json with merges.txt, else vocab.txt"
 
 Token = str | dict[str, Any]  # a token in settings: its text, or an object with the text as "content"
 
+_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "BartTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
+    "RobertaTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
+    "XLMRobertaTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
+    "T5Tokenizer": {"bos_token": None, "add_eos_token": True},
+    "PegasusTokenizer": {"bos_token": None, "add_eos_token": True},
+    "MarianTokenizer": {"bos_token": None, "pad_token": "<pad>", "add_eos_token": True},
+}
+"""Class -> settings that tokenizer_config.json leaves to it, of special tokens and of those around a text"""
 _ROLES = ("bos_token", "eos_token", "pad_token")  # roles that config.json can assign too, by id
 
 # Qwen2's pre-tokenization: at most one sign before a word, single digits, line breaks together.
 _QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_BYTE_LEVEL = {"GPT2Tokenizer": "", "Qwen2Tokenizer": _QWEN2_PATTERN}
+_BYTE_LEVEL = {"GPT2Tokenizer": "", "Qwen2Tokenizer": _QWEN2_PATTERN, "BartTokenizer": "", "RobertaTokenizer": ""}
 """Classes whose vocab.json and merges.txt are supported -> pre-tokenization pattern; "" is GPT-2's own."""
-_CLASSES = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gpt_neox": "GPTNeoXTokenizer"}
+_CLASSES = {
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
+    "bart": "BartTokenizer",
+    "mbart": "MBartTokenizer",
+    "pegasus": "PegasusTokenizer",
+    "marian": "MarianTokenizer",
+}
+_CLASSES |= dict.fromkeys(MODELS, "BertTokenizer")
 """Default class by family if no file names one; GPT2Tokenizer for all others."""
 
 
@@ -52,47 +82,74 @@ def _byte_symbols() -> dict[str, int]:
 BYTE_SYMBOLS = _byte_symbols()
 
 
-def read_tokenizer(folder: Path, file: str = FILES[0]) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
-    """The tokenizer of a checkpoint folder, ids of its "bos_token", "eos_token", "pad_token", and the model's rows.
+class Parts(NamedTuple):
+    """The parts of a `Tokenizer`."""
 
-    `file` is the name of tokenizer.json in it. The number of rows is config.json's `vocab_size`, 0 if absent.
+    backend: "tokenizers.Tokenizer"
+    role_ids: dict[str, int]
+    """Ids of "bos_token", "eos_token" and "pad_token", where there are some"""
+    rows: int = 0
+    """Rows of the model's LM head: config.json's `vocab_size`, 0 if absent"""
+    languages: Languages | None = None
+    """Of mBART"""
+
+
+def read_tokenizer(folder: Path, file: str = FILES[0]) -> Parts:
+    """The tokenizer of a checkpoint folder; `file` is the name of tokenizer.json in it.
 
     Raises:
-        ModelNotFoundError: the folder holds none of the three layouts.
+        ModelNotFoundError: the folder holds none of the layouts.
         CheckpointError: a file cannot be read, or the files contradict each other.
         UnsupportedModelError: a tokenizer.model that would not be run exactly, or vocab.json and merges.txt of a
-            tokenizer that is neither GPT-2's nor Qwen2's.
+            tokenizer whose pre-tokenization is not known here.
     """
     return call(str(folder), _read_tokenizer, folder, file)
 
 
-def _read_tokenizer(folder: Path, file: str) -> "tuple[tokenizers.Tokenizer, dict[str, int], int]":
+def _read_tokenizer(folder: Path, file: str) -> Parts:
     settings = read_optional_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json wins
         settings |= read_optional_json(folder / "special_tokens_map.json")
     config = read_optional_json(folder / "config.json")
+    kind = _class_name(settings, config)
     model: Any = None
     if (folder / file).exists():
         backend = _read_tokenizer_json(folder / file)
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
+    elif (folder / VOCABULARY).exists() and not any((folder / name).exists() for name in FILES[1:-1]):
+        backend = read_wordpiece(folder / VOCABULARY, kind, settings)
+        role_ids = _role_ids(backend, {"pad_token": NAMES["pad_token"]} | settings, config)
+        _mark_special(backend, _named_tokens(settings))
     else:
-        if (folder / "tokenizer.model").exists():
-            from .sentencepiece import SentencePieceTokenizer
-
-            path = folder / "tokenizer.model"
-            model = call(f"{path} is not a usable SentencePiece model", SentencePieceTokenizer, path, settings)
-            backend = model.tokens
+        path = folder / "tokenizer.model"
+        if path.exists():
+            model = _read_sentencepiece(path, settings)
             settings = {"add_bos_token": True} | model.roles | settings
+        elif (found := find_model(folder, kind)) is not None:
+            path, given = found, settings
+            model = _read_sentencepiece(path, {"legacy": True}, lambda pieces: vocabulary_of(path, kind, given, pieces))
+            settings = model.roles | _DEFAULTS.get(kind, {}) | settings
+        if model is not None:
+            backend = model.tokens
             _add_tokens(backend, folder, settings)
         else:
-            backend = _read_vocab_and_merges(folder, settings, config)
+            backend = _read_vocab_and_merges(folder, settings, kind)
+            settings = {"add_bos_token": config.get("model_type") == "opt"} | _DEFAULTS.get(kind, {}) | settings
         role_ids = _role_ids(backend, settings, config)
         _mark_special(backend, _named_tokens(settings))
         _mark_special(backend, [str(backend.id_to_token(token_id)) for token_id in role_ids.values()])
-        frame(backend, str(folder), role_ids, {"add_bos_token": config.get("model_type") == "opt"} | settings)
+        frame(backend, str(folder), role_ids, settings)
     rows = config.get("vocab_size")
-    return model or backend, role_ids, rows if isinstance(rows, int) else 0
+    languages = Languages.of(kind, backend, settings, role_ids)
+    return Parts(model or backend, role_ids, rows if isinstance(rows, int) else 0, languages)
+
+
+def _read_sentencepiece(path: Path, *arguments: Any) -> Any:
+    """A `SentencePieceTokenizer`, with its errors in one line."""
+    from .sentencepiece import SentencePieceTokenizer
+
+    return call(f"{path} is not a usable SentencePiece model", SentencePieceTokenizer, path, *arguments)
 
 
 def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
@@ -106,7 +163,7 @@ def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
     return backend
 
 
-def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], config: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], kind: str) -> "tokenizers.Tokenizer":
     """Byte-level BPE from vocab.json and merges.txt, with the added tokens of older checkpoints."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
@@ -117,10 +174,9 @@ def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], config: Mappi
             f"{folder} holds no tokenizer: looked for {LAYOUTS}; "
             f"missing: tokenizer.json, tokenizer.model, {', '.join(missing)}"
         )
-    kind = _class_name(settings, config)
     if kind not in _BYTE_LEVEL:
         raise UnsupportedModelError(
-            f"{folder}: vocab.json and merges.txt are read for {' and '.join(_BYTE_LEVEL)}, and this is a {kind}; "
+            f"{folder}: vocab.json and merges.txt are read for {listed(_BYTE_LEVEL)}, and this is a {kind}; "
             "save it with transformers to get a tokenizer.json"
         )
     vocab = read_json(folder / "vocab.json")
@@ -270,4 +326,8 @@ def frame(
         template.insert(0 if role == "bos_token" else len(template), token)
         special_tokens.append((token, role_ids[role]))
     if special_tokens:
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
+        second = ["$B" if part == "$A" else template[-1] for part in template]  # <s> A </s> </s> B </s>
+        pair = [*template, *second] if len(template) == 3 else None
+        backend.post_processor = processors.TemplateProcessing(
+            single=template, pair=pair, special_tokens=special_tokens
+        )

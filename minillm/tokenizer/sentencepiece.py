@@ -14,13 +14,14 @@ transformers 4, the prefix is added too.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import UnsupportedModelError
+from ..errors import UnsupportedModelError, install
 from ..files import read_bytes
+from .seq2seq import Vocabulary
 
 SPACE = "▁"  # U+2581, SentencePiece's sign for a space
 
@@ -46,12 +47,15 @@ class SentencePieceTokenizer:
         roles: text of "bos_token", "eos_token", "pad_token" and "unk_token", where the model has them.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], renumber: Callable[[list[str]], Vocabulary] | None = None
+    ) -> None:
         """Read a file.
 
         Args:
             path: the file.
             settings: tokenizer_config.json; `legacy` (false if absent) and `add_prefix_space` are used.
+            renumber: the checkpoint's tokens for the model's pieces; None: they are the pieces, with the same ids.
 
         Raises:
             RuntimeError, ValueError: of the package: the file is not a SentencePiece model, or is broken.
@@ -63,7 +67,7 @@ class SentencePieceTokenizer:
         except ImportError:
             raise UnsupportedModelError(
                 f"{path} is read by the sentencepiece package, which is not installed: "
-                "pip install 'minillm[sentencepiece]', or save the tokenizer with transformers as a tokenizer.json"
+                f"{install('sentencepiece')}, or save the tokenizer with transformers as a tokenizer.json"
             ) from None
         from tokenizers import AddedToken, Tokenizer, models
 
@@ -82,16 +86,23 @@ class SentencePieceTokenizer:
         model, ids = self._prefixed, range(len(self._prefixed))
         self._pieces = [str(model.id_to_piece(i)) for i in ids]
         self._unknown = self._pieces[model.unk_id()]
+        own = {piece: i for i, piece in enumerate(self._pieces)}
+        vocab, names, self._codes = Vocabulary(own) if renumber is None else renumber(self._pieces)
+        self._vocab = vocab
+        self._unknown_id = vocab[self._unknown]
+        self._ids = [vocab.get(piece, self._unknown_id) for piece in self._pieces]  # of each of the model's
         self._byte_fallback = any(model.is_byte(i) for i in ids)
-        special = [i for i in ids if model.is_unknown(i) or model.is_control(i)]
-        text_ids = [[i] for i in ids if i not in special and not model.is_byte(i)]
+        control = {self._pieces[i] for i in ids if model.is_unknown(i) or model.is_control(i)}
+        special = [piece for piece in self._pieces if piece in control and piece in vocab]
+        special += [name for name in names if name not in control]
+        not_text = control.union(special)
+        text_ids = [[i] for i in ids if self._pieces[i] in vocab.keys() - not_text and not model.is_byte(i)]
         spelled = [self._pieces[i].replace(SPACE, " ") for [i] in text_ids]
         decoded = model.decode(text_ids)
-        vocab = {piece: i for i, piece in enumerate(self._pieces)}
         self.tokens = Tokenizer(models.WordLevel(vocab, unk_token=self._unknown))
         self.tokens.decoder = spaces_decoder(self._byte_fallback, leading_space=decoded != spelled)
-        self.tokens.add_special_tokens([AddedToken(self._pieces[i], normalized=False, special=True) for i in special])
-        if self.tokens.decode_batch(text_ids) != decoded:
+        self.tokens.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
+        if self.tokens.decode_batch([[self._ids[i]] for [i] in text_ids]) != decoded:
             raise UnsupportedModelError(
                 f"{path} has rules of its own for decoded text, which are not supported; "
                 "a tokenizer.json beside it would be read instead"
@@ -113,28 +124,38 @@ class SentencePieceTokenizer:
         for token_id, (begin, end) in zip(found.ids, found.offsets, strict=True):
             part = text[begin:end]
             # `tokens` calls a part unknown, or what it is called if it happens to be one piece
-            if token_id in self._added and (token_id != self._bare.unk_id() or part.strip() == self._unknown):
+            if token_id in self._added and (token_id != self._unknown_id or part.strip() == self._unknown):
                 ids.append(token_id)
-            else:
-                prefixed = begin == 0 or self._legacy or (part.startswith(" ") and self._removes_extra_spaces)
-                ids += (self._prefixed if prefixed else self._bare).encode(part)
+                continue
+            code = self._codes.match(part) if self._codes is not None else None
+            if code is not None:
+                found_code = self.tokens.token_to_id(code.group())
+                ids.append(self._unknown_id if found_code is None else found_code)
+                part = part[code.end() :]
+            prefixed = begin == 0 or self._legacy or (part.startswith(" ") and self._removes_extra_spaces)
+            ids += [self._ids[i] for i in (self._prefixed if prefixed else self._bare).encode(part)]
         return Encoded(ids)
 
     def to_str(self) -> str:
         """A tokenizer.json with the same tokens, which splits text as a BPE or unigram model does."""
-        processor, unknown = self._bare, self._bare.unk_id()
-        model = {"unk_id": unknown, "unk_token": self._unknown, "byte_fallback": self._byte_fallback}
-        scores = [processor.get_score(i) for i in range(len(processor))]
+        processor, vocab = self._bare, self._vocab
+        model = {"unk_id": self._unknown_id, "unk_token": self._unknown, "byte_fallback": self._byte_fallback}
+        scores = {piece: processor.get_score(i) for i, piece in enumerate(self._pieces)}
         try:
             processor.nbest_encode_as_ids("a", nbest_size=1)
-            model |= {"type": "Unigram", "vocab": list(zip(self._pieces, scores, strict=True))}
+            entries = [(token, scores.get(token, 0.0)) for token in sorted(vocab, key=lambda token: vocab[token])]
+            model |= {"type": "Unigram", "vocab": entries}
         except RuntimeError:  # only unigram models have several segmentations
-            vocab = {piece: i for i, piece in enumerate(self._pieces)}
-            kept = [i for i in range(len(processor)) if i not in self._added and not processor.is_byte(i)]
-            merges = merges_by_score({self._pieces[i]: i for i in kept}, scores)
+            pieces = [piece for i, piece in enumerate(self._pieces) if piece in vocab and not processor.is_byte(i)]
+            kept = {piece: vocab[piece] for piece in pieces if vocab[piece] not in self._added}
+            merges = merges_by_score(kept, [scores.get(token, 0.0) for token in sorted(vocab, key=lambda t: vocab[t])])
             model |= {"type": "BPE", "vocab": vocab, "merges": merges, "fuse_unk": True}
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-        return json.dumps(json.loads(self.tokens.to_str()) | {"model": model, "normalizer": spaces})
+        whole = json.loads(self.tokens.to_str()) | {"model": model, "normalizer": spaces}
+        steps = whole["decoder"]["decoders"]
+        if not self._byte_fallback:  # its step, which finds no bytes: llguidance knows SentencePiece's tokens by it
+            steps.insert(1, {"type": "ByteFallback"})
+        return json.dumps(whole)
 
 
 def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:

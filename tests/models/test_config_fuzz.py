@@ -141,6 +141,7 @@ ROTARY.remove("phi3")  # which has LongRoPE in place of these kinds
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", list(NONSENSE))
+@pytest.mark.slow
 def test_nonsense_in_a_field_is_refused_in_a_line_or_has_no_effect(family: str, kind: str) -> None:
     raw = next(iter(CONFIGS[family].values()))
     for field in {*raw, *SHARED} - {"model_type"}:
@@ -152,6 +153,7 @@ def test_nonsense_in_a_field_is_refused_in_a_line_or_has_no_effect(family: str, 
 @pytest.mark.parametrize("family", ROTARY)
 @pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.parametrize("table", ["rope_parameters", "rope_scaling"])
+@pytest.mark.slow
 def test_nonsense_in_a_rotary_table_likewise(family: str, name: str, table: str) -> None:
     raw = without(without(next(iter(CONFIGS[family].values())), "rope_parameters"), "rope_scaling")
     plain = read(raw | {table: SCALINGS[name]})

@@ -175,6 +175,11 @@ def assert_shares_are_the_whole(whole: Any, shares: list[Any]) -> None:
         if path.endswith(("slopes", "frequencies")):
             continue
         place = path.split(".", 2)[-1]
+        if path in ("embedding.tokens", "head.weight"):
+            rows = [expand(each.data) for each in (other for _, other in others)]
+            np.testing.assert_array_equal(np.concatenate(rows), expand(weight.data), err_msg=path)
+            assert [other.first for _, other in others] == np.cumsum([0, *map(len, rows)])[:-1].tolist()
+            continue
         halves = [weight.shape[-2] // 2] * 2 if place == "mlp.gate_up" else []
         sections = qkv if place == "attention.qkv" else halves
         for one, *parts in zip(*(each_expert(each) for each in (weight, *(other for _, other in others))), strict=True):
@@ -195,15 +200,16 @@ def test_ranks_of_a_checkpoint_have_the_whole(family: str, name: str) -> None:
     assert_shares_are_the_whole(load_model(folder, NumpyBackend()), shares)
 
 
-def kv_heads(family: str, name: str) -> int:
+def heads(family: str, name: str) -> int:
     raw = CONFIGS[family][name]
-    return family_of(raw).read_config(raw).num_kv_heads
+    return family_of(raw).read_config(raw).num_heads
 
 
-SHARED = [case for case in CASES if kv_heads(*case) % 2 == 0]
+SHARED = [case for case in CASES if heads(*case) % 2 == 0]
 
 
 @pytest.mark.parametrize(("family", "name"), SHARED, ids=[i for c, i in zip(CASES, IDS, strict=True) if c in SHARED])
+@pytest.mark.slow
 def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, name: str) -> None:
     """Attention and MLP of a layer: the sum of what the ranks compute is what the whole computes."""
     raw = CONFIGS[family][name]
@@ -221,7 +227,7 @@ def test_ranks_attend_with_whole_heads_and_their_results_add_up(family: str, nam
         attention = layer.attention(backend, x, cache.storage, batch, residual=residual).copy()
         return attention, layer.mlp(backend, x, residual=residual).copy()
 
-    for ranks in (2, 4) if config.num_kv_heads % 4 == 0 else (2,):
+    for ranks in (2, 4) if config.num_heads % 4 == 0 else (2,):
         sums = [np.sum(parts, axis=0) for parts in zip(*(attended(rank, ranks) for rank in range(ranks)), strict=True)]
         for ours, expected in zip(sums, attended(0, 1), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
@@ -240,14 +246,18 @@ def test_ranks_of_a_quantised_checkpoint_have_the_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("ranks", "words", "fields"),
     [
-        (3, "tensor_parallel 3 should divide the model's num_heads 4"),
-        (4, "tensor_parallel 4 should divide the model's num_kv_heads 2"),
+        (3, "tensor_parallel 3 should divide the model's num_heads 4", {}),
+        (
+            2,
+            "tensor_parallel 2 should divide the model's num_kv_heads 3, or be a multiple",
+            {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3},
+        ),
     ],
 )
-def test_heads_that_cannot_be_shared_are_named(ranks: int, words: str) -> None:
-    raw = CONFIGS["llama"]["grouped"]
+def test_heads_that_cannot_be_shared_are_named(ranks: int, words: str, fields: dict[str, Any]) -> None:
+    raw = CONFIGS["llama"]["grouped"] | fields
     config, backend = family_of(raw).read_config(raw), NumpyBackend()
     with pytest.raises(ParameterError, match=words):
         build_model(config, random_tensors(tensor_shapes(config), 0, 0.1, backend), backend, ranks=ranks)

@@ -27,6 +27,7 @@ from ...checkpoint import StoredTensor
 from ...checkpoint.tensors import FLOATS_8, VALUES
 from ...config import Fields
 from ...errors import CheckpointError, UnsupportedModelError
+from ...progress import tick
 from ...reference.quantize import GROUPS, Quantized, pack
 from ..quantized import check_columns
 
@@ -154,6 +155,7 @@ class MatrixTensor:
         for chunk in self.chunks() if out.dtype == np.float32 else self._rounded():
             out[first : first + len(chunk)] = chunk
             first += len(chunk)
+            tick()
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """The weights as float32, in chunks of rows."""

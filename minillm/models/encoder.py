@@ -1,0 +1,157 @@
+"""The encoder that BERT and its relatives build: embeddings with a norm, and post-norm blocks that see both ways.
+
+    x = norm(tokens[ids] + positions[i] + types[t])
+    x = norm(x + attention(x));  x = norm(x + mlp(x))      in each layer
+
+A classification reads the first token's hidden state: logits = activation(x W_dense + b) W_out + b. The families
+differ in names of tensors and fields, in the numbering of positions and in the projection before the labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import Fields, ModelConfig
+from ..errors import CheckpointError, UnsupportedModelError
+from ..layers.attention import Attention
+from ..layers.block import PostNorm
+from ..layers.embedding import Embedding
+from ..layers.head import ClassificationHead, Head, NoHead
+from ..layers.mlp import MLP
+from ..layers.norm import LayerNorm
+from .decoder import Decoder
+from .reading import read_activation, read_heads, read_layers
+from .sources import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ModelConfig):
+    """The shared fields and an encoder's own."""
+
+    activation: str
+    epsilon: float
+    first_position: int = 0
+    """Row of the position table that position 0 has"""
+
+
+class TextEncoder(Decoder):
+    """A complete encoder: the stack of `Decoder`, whose attention is not causal. It has no LM head and no final norm.
+
+    All layers may use the same pages of the cache: a text is computed in one pass, and each layer reads what it has
+    just written (`Pages.shared`).
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderNames:
+    """Names of an encoder's parts in a family's checkpoints."""
+
+    tokens: str = "embeddings.word_embeddings"
+    positions: str = "embeddings.position_embeddings"
+    types: str = "embeddings.token_type_embeddings"
+    embedding_norm: str = "embeddings.LayerNorm"
+    layer: str = "encoder.layer"
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    attention_out: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    mlp_norm: str = "output.LayerNorm"
+    head_dense: str = "pooler.dense"
+    """The projection before the labels"""
+    head_out: str = "classifier"
+    head_activation: str = "tanh"
+
+
+def read_encoder(raw: Mapping[str, Any], model_type: str, *, padded_positions: bool = False) -> EncoderConfig:
+    """The configuration of a family with BERT's field names.
+
+    Args:
+        raw: config.json
+        model_type: the family
+        padded_positions: positions are numbered from pad_token_id + 1
+
+    Raises:
+        CheckpointError: a field is missing or invalid.
+        UnsupportedModelError: a decoder, attention to another text, or positions that are not learned.
+    """
+    fields = Fields(raw)
+    for name in ("is_decoder", "add_cross_attention"):
+        if fields.get(name, False):
+            raise UnsupportedModelError(f"config.json: {name} is true; in this family minillm runs encoders")
+    fields.choice("position_embedding_type", "absolute", ("absolute",))
+    positions, first = fields.size("max_position_embeddings", 512), 0
+    if padded_positions:
+        padding = fields.token_id("pad_token_id")
+        first = 1 + (1 if padding is None else padding)
+        if positions <= first:
+            raise CheckpointError(
+                f"config.json: max_position_embeddings is {positions}, and positions are numbered from {first}"
+            )
+    heads = read_heads(fields)
+    return EncoderConfig(
+        model_type=model_type,
+        num_heads=heads["num_heads"],
+        num_kv_heads=heads["num_kv_heads"],
+        head_dim=heads["head_dim"],
+        hidden_size=fields.size("hidden_size"),
+        num_layers=read_layers(fields),
+        vocab_size=fields.size("vocab_size"),
+        intermediate_size=fields.size("intermediate_size"),
+        max_positions=positions - first,
+        first_position=first,
+        token_types=fields.size("type_vocab_size", 2),
+        activation=read_activation(fields, "hidden_act", "gelu"),
+        epsilon=fields.number("layer_norm_eps", 1e-12),
+        bidirectional=True,
+    )
+
+
+def build_encoder(config: EncoderConfig, weights: Weights, names: EncoderNames) -> TextEncoder:
+    """Build the model of a family."""
+    E, V = config.hidden_size, config.vocab_size
+    positions = weights.table(names.positions, config.max_positions + config.first_position, E, "positions")
+    embedding = Embedding(
+        weights.table(names.tokens, V, E, "vocabulary"),
+        positions.rows_from(config.first_position) if config.first_position else positions,
+        types=weights.table(names.types, config.token_types, E, "positions") if config.token_types else None,
+        norm=_norm(config, weights, names.embedding_norm),
+    )
+    layers = tuple(_build_layer(config, weights.at(f"{names.layer}.{i}"), names, i) for i in range(config.num_layers))
+    head: Head = NoHead()
+    if config.output == "labels":
+        head = ClassificationHead(
+            dense=weights.linear(names.head_dense, E, inputs=E, bias=True),
+            activation=names.head_activation,
+            weight=weights.linear(names.head_out, len(config.labels), inputs=E, bias=True, role="labels"),
+        )
+    return TextEncoder(config, embedding, layers, None, head)
+
+
+def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i: int) -> PostNorm:
+    E, F = config.hidden_size, config.intermediate_size
+    qkv = dict.fromkeys((names.query, names.key, names.value), E)
+    return PostNorm(
+        _norm(config, weights, names.attention_norm),
+        Attention(
+            layer=i,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            scale=config.head_dim**-0.5,
+            qkv=weights.linear("attention.qkv", qkv, inputs=E, bias=True, split="outputs"),
+            out=weights.linear(names.attention_out, E, inputs=E, bias=True, split="inputs"),
+            causal=False,
+        ),
+        _norm(config, weights, names.mlp_norm),
+        MLP(
+            weights.linear(names.up, F, inputs=E, bias=True, split="outputs"),
+            weights.linear(names.down, E, inputs=F, bias=True, split="inputs"),
+            config.activation,
+        ),
+    )
+
+
+def _norm(config: EncoderConfig, weights: Weights, name: str) -> LayerNorm:
+    return LayerNorm(weights.norm(name, config.hidden_size, bias=True), config.epsilon)

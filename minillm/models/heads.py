@@ -1,0 +1,125 @@
+"""What a model computes besides the next token: heads of classification, and models whose hidden states are wanted.
+
+Which head a checkpoint has follows from `architectures` in config.json: `BertForSequenceClassification`,
+`LlamaForSequenceClassification`. Encoders build their heads themselves; the head of a decoder is one matrix, `score`,
+which takes the place of the LM head in any family.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..backends.operations import Backend
+from ..config import Fields, ModelConfig, ScoreFunction
+from ..errors import CheckpointError, UnsupportedModelError
+from ..layers.head import ClassificationHead, Head, LMHead, NoHead
+from .base import Model
+from .decoder import Decoder
+from .sources import Build, Weights
+
+CLASSIFIER = "ForSequenceClassification"
+PLAIN = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
+"""Endings of an encoder's architecture of which the hidden states are read, and the heads are not"""
+FUNCTIONS: dict[str, ScoreFunction] = {
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+}
+"""sentence-transformers' names of functions of a cross-encoder's logits"""
+MOST_LABELS = 2**20
+
+
+def read_head(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    """The configuration with what the model computes, from config.json.
+
+    Raises:
+        CheckpointError: a field of the classification is invalid.
+        UnsupportedModelError: an encoder with another head, such as one that labels each token.
+    """
+    fields = Fields(raw)
+    named = fields.get("architectures", [])
+    architecture = named[0] if named and isinstance(named[0], str) else ""
+    if config.encoder_layers and architecture.endswith((CLASSIFIER, "EncoderModel")):
+        raise UnsupportedModelError(
+            f"config.json: architectures is {architecture!r:.80}; of this family minillm runs the encoder-decoder that "
+            "generates text"
+        )
+    if architecture.endswith(CLASSIFIER):
+        labels = _labels(fields)
+        return replace(
+            config,
+            output="labels",
+            labels=labels,
+            score_function=_score_function(fields, len(labels)),
+            pad_token_id=fields.token_id("pad_token_id"),
+            tied_head=False,
+        )
+    if config.bidirectional:
+        if architecture and not architecture.endswith(PLAIN):
+            raise UnsupportedModelError(
+                f"config.json: architectures is {architecture!r:.80}; of this family minillm runs ...{CLASSIFIER}, and "
+                "the hidden states alone"
+            )
+        return replace(config, output="states")
+    without = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    if without and not config.tied_head and not config.encoder_layers:
+        return replace(config, output="states")  # has no LM head
+    return config
+
+
+def _labels(fields: Fields) -> tuple[str, ...]:
+    """Names of the labels, by `id2label`, or as many as `num_labels` (2 by default, as in transformers)."""
+    named = fields.get("id2label", {})
+    if not named:
+        return tuple(f"LABEL_{i}" for i in range(fields.size("num_labels", 2, most=MOST_LABELS)))
+    if set(named) != {str(i) for i in range(len(named))} or not all(isinstance(each, str) for each in named.values()):
+        raise CheckpointError(
+            f"{fields.source}: id2label should name the labels 0 to {len(named) - 1}, found {named!r:.80}"
+        )
+    return tuple(named[str(i)] for i in range(len(named)))
+
+
+def _score_function(fields: Fields, labels: int) -> ScoreFunction:
+    """The function from logits to scores: sentence-transformers' of a reranker, else that of transformers' pipeline."""
+    of_sentences = fields.get("sentence_transformers", {})
+    said = of_sentences.get("activation_fn") or fields.get("sbert_ce_default_activation_function", "")
+    if said:
+        if said not in FUNCTIONS:
+            raise UnsupportedModelError(
+                f"{fields.source}: the activation function {said!r:.80}; minillm applies {', '.join(FUNCTIONS)}"
+            )
+        return FUNCTIONS[said]
+    kinds = ("", "regression", "single_label_classification", "multi_label_classification")
+    problem = fields.choice("problem_type", "", kinds)
+    if problem == "regression":
+        return "none"
+    return "sigmoid" if problem == "multi_label_classification" or labels == 1 else "softmax"
+
+
+def builder(build: Build, config: ModelConfig) -> Build:
+    """A family's `build` for what a configuration's model computes."""
+    if config.output == "tokens" or config.bidirectional:
+        return build
+
+    def build_other(config: Any, weights: Weights, backend: Backend) -> Decoder:
+        # with a tied head no family asks for another matrix
+        model = build(replace(config, tied_head=True), weights, backend)
+        assert isinstance(model.head, LMHead)
+        before, width = model.head.project_out, model.head.weight.shape[1]
+        head: Head = NoHead(before)
+        if config.output == "labels":
+            score = weights.linear("score", len(config.labels), inputs=width, role="labels")
+            head = ClassificationHead(score, dense=before)
+        return replace(model, config=replace(model.config, tied_head=False), head=head)
+
+    return build_other
+
+
+def without_head(model: Model) -> Decoder:
+    """The same model, whose results are its hidden states after the final norm; weights are shared."""
+    assert isinstance(model, Decoder)
+    head = model.head
+    if isinstance(head, NoHead):
+        return model
+    before = head.project_out if isinstance(head, LMHead) else None if model.config.bidirectional else head.dense
+    return replace(model, head=NoHead(before))

@@ -1,0 +1,73 @@
+"""Tiny encoders of every family, with and without a head of labels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minillm.backends.operations import Backend
+from minillm.batch import TokenSequence
+from minillm.cache import PagedCache
+from minillm.models.base import Model
+from minillm.runner import Runner
+
+BERT: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+ROBERTA = BERT | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": BERT | {"model_type": "bert"},
+    "bert, pairs": BERT
+    | {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_act": "gelu_new"}
+    | {"id2label": {"0": "no", "1": "yes", "2": "maybe"}, "num_attention_heads": 2},
+    "distilbert": {
+        "model_type": "distilbert",
+        "vocab_size": 96,
+        "dim": 32,
+        "hidden_dim": 40,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "architectures": ["DistilBertForSequenceClassification"],
+    },
+    "roberta": ROBERTA
+    | {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "num_labels": 1},
+    "xlm-roberta": ROBERTA | {"model_type": "xlm-roberta", "hidden_act": "relu", "layer_norm_eps": 1e-3},
+    "camembert": ROBERTA | {"model_type": "camembert", "pad_token_id": 3},
+}
+"""Name -> config.json"""
+
+
+def texts(count: int, *, seed: int = 0, longest: int = 50) -> list[list[int]]:
+    """Token ids of texts of different lengths, without padding tokens."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(4, 96, rng.integers(2, longest + 1)).tolist() for _ in range(count)]
+
+
+def runner_over(model: Model, backend: Backend, pages: int = 64) -> Runner:
+    """A runner in whose cache the layers of an encoder take turns."""
+    return Runner(model, backend, PagedCache(model.config, backend, pages, shared=model.config.bidirectional))
+
+
+def sequence_of(model: Model, token_ids: Sequence[int]) -> TokenSequence:
+    """A text, in a model with two token types a pair whose second begins in the middle."""
+    middle, count = len(token_ids) // 2, model.config.token_types
+    types = [min(int(i >= middle), count - 1) for i in range(len(token_ids))] if count else []
+    return TokenSequence(list(token_ids), types=types)
+
+
+def states(runner: Runner, ids: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """What the head makes of every token of texts that share a pass. [T, W] each"""
+    sequences = [sequence_of(runner.model, each) for each in ids]
+    counts = [len(each) for each in ids]
+    rows = runner.forward(sequences, counts, rows=range(sum(counts))).logits
+    runner.cache.clear()
+    return np.split(np.array(rows, np.float32), np.cumsum(counts)[:-1])

@@ -1,0 +1,203 @@
+"""Encoders: each family's tensors, attention both ways, ragged batches, heads. Needs no torch."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from minillm.backends.cpu.backend import CpuBackend
+from minillm.backends.numpy import NumpyBackend
+from minillm.backends.operations import Backend
+from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.models import (
+    ENCODERS,
+    build_model,
+    canonical_names,
+    config_of,
+    family_named,
+    load_model,
+    published_config,
+    tensor_shapes,
+)
+from minillm.models.heads import without_head
+
+from ..encoders import CONFIGS, runner_over, sequence_of, states, texts
+from ..tiny import Held, model_of, runner_of, tiny_tensors
+
+PARAMETERS = {
+    "bert-base-uncased": 108_891_648,  # 109,482,240 with the pooler, which nothing reads here
+    "all-MiniLM-L6-v2": 22_565_376,
+    "bge-small-en-v1.5": 33_212_160,
+    "distilbert-base-uncased": 66_362_880,
+    "roberta-base": 124_055_040,
+    "xlm-roberta-base": 277_453_056,
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def raw(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return CONFIGS[request.param]
+
+
+def test_every_family_has_a_configuration() -> None:
+    assert {raw["model_type"].replace("-", "_") for raw in CONFIGS.values()} == set(ENCODERS)
+
+
+@pytest.mark.parametrize("shape", PARAMETERS)
+def test_published_shapes_have_their_number_of_parameters(shape: str) -> None:
+    config = published_config(shape)
+    assert sum(math.prod(size) for size in tensor_shapes(config).values()) == PARAMETERS[shape]
+    assert config.bidirectional
+    assert config.output == "states"
+    assert config.max_positions == 512
+
+
+@pytest.mark.parametrize("backend", [NumpyBackend, CpuBackend])
+def test_a_text_has_the_same_states_in_any_company_and_each_token_sees_all_of_its_own(
+    raw: dict[str, Any], backend: type[Backend]
+) -> None:
+    runner = runner_over(model_of(raw, backend=backend()), backend())
+    ids = texts(6, seed=1)
+    together = states(runner, ids)
+    for each, found in zip(ids, together, strict=True):
+        np.testing.assert_allclose(found, states(runner, [each])[0], rtol=0, atol=1e-4)
+    changed = [*ids[0][:-1], ids[0][-1] - 1]
+    assert np.abs(states(runner, [changed])[0][0] - together[0][0]).max() > 1e-3  # the first token sees the last
+
+
+def test_kernels_in_c_agree_with_numpy(raw: dict[str, Any]) -> None:
+    ids = [*texts(4, seed=2), [5], [7, 8]]
+    numpy, compiled = NumpyBackend(), CpuBackend()
+    expected = states(runner_over(model_of(raw, backend=numpy), numpy), ids)
+    runner = runner_over(model_of(raw, backend=compiled), compiled)
+    for _ in range(3):  # small passes are recorded, and repeated
+        for each, reference in zip(ids, expected, strict=True):
+            np.testing.assert_allclose(states(runner, [each])[0], reference, rtol=0, atol=1e-4)
+    short = [line[:5] for line in ids[:4]]
+    reference = states(runner_over(model_of(raw, backend=numpy), numpy), short)
+    for i in range(4):  # of one kind, with other tokens
+        np.testing.assert_allclose(states(runner, [short[i]])[0], reference[i], rtol=0, atol=1e-4)
+
+
+def test_layers_that_take_turns_in_one_layers_pages_give_what_pages_of_their_own_give(raw: dict[str, Any]) -> None:
+    model, ids = model_of(raw), texts(3, seed=4)
+    for ours, apart in zip(
+        states(runner_over(model, NumpyBackend()), ids), states(runner_of(model, page_size=16), ids), strict=True
+    ):
+        np.testing.assert_allclose(ours, apart, rtol=0, atol=1e-4)
+
+
+def test_every_weight_has_a_say(raw: dict[str, Any]) -> None:
+    tensors, config = tiny_tensors(raw), config_of(raw)
+    [plain] = states(runner_over(model_of(raw), NumpyBackend()), texts(1, seed=3))
+    for name in tensor_shapes(config):
+        changed = tensors | {name: Held(tensors[name].load() * np.float32(1.1))}
+        runner = runner_over(build_model(config, changed, NumpyBackend()), NumpyBackend())
+        [found] = states(runner, texts(1, seed=3))
+        said = np.abs(found - plain).max() > 0
+        assert said or any(part in name for part in ("key.bias", "k_lin.bias")), name  # softmax takes no notice
+
+
+def test_dropping_the_head_leaves_the_hidden_states() -> None:
+    raw = CONFIGS["bert, pairs"]
+    model, bare = model_of(raw), model_of(raw | {"architectures": ["BertModel"]})
+    ids = texts(2)
+    for ours, expected in zip(
+        states(runner_over(without_head(model), NumpyBackend()), ids),
+        states(runner_over(bare, NumpyBackend()), ids),
+        strict=True,
+    ):
+        assert ours.shape[1] == 32
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)
+
+
+def test_names_of_published_checkpoints() -> None:
+    """A prefix, norms with gamma and beta, and heads that are not run."""
+    raw = CONFIGS["bert"] | {"architectures": ["BertForMaskedLM"]}
+    tensors, config = tiny_tensors(raw), config_of(raw)
+    stored = {
+        "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): each
+        for name, each in tensors.items()
+    }
+    zeros = Held(np.zeros((32, 32), np.float32))
+    heads = {
+        "cls.predictions.transform.dense.weight": zeros,
+        "bert.pooler.dense.weight": zeros,
+        "bert.embeddings.position_ids": zeros,
+    }
+    assert set(canonical_names(stored | heads, config)) == set(tensors)
+    with pytest.raises(CheckpointError, match=r"holds tensor encoder.layer.0.more"):
+        build_model(config, tensors | {"encoder.layer.0.more": zeros}, NumpyBackend())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "message"),
+    [
+        ("bert", {"is_decoder": True}, UnsupportedModelError, "is_decoder is true; in this family"),
+        ("bert", {"add_cross_attention": True}, UnsupportedModelError, "add_cross_attention is true"),
+        ("bert", {"position_embedding_type": "relative_key"}, UnsupportedModelError, "minillm runs 'absolute'"),
+        ("bert", {"hidden_act": "mish"}, UnsupportedModelError, "hidden_act is 'mish'"),
+        ("bert", {"hidden_size": 33}, CheckpointError, "33 should be a multiple of num_attention_heads 4"),
+        ("bert", {"vocab_size": None}, CheckpointError, "vocab_size is missing"),
+        ("bert", {"architectures": ["BertForTokenClassification"]}, UnsupportedModelError, "'BertForTokenClassif"),
+        ("bert, pairs", {"id2label": {"0": "a", "2": "b"}}, CheckpointError, "should name the labels 0 to 1"),
+        ("bert, pairs", {"problem_type": "ranking"}, UnsupportedModelError, "problem_type is 'ranking'"),
+        ("bert, pairs", {"sbert_ce_default_activation_function": "Cube"}, UnsupportedModelError, "'Cube'"),
+        ("roberta", {"max_position_embeddings": 2}, CheckpointError, "positions are numbered from 2"),
+        ("distilbert", {"n_heads": 5}, CheckpointError, "dim 32 should be a multiple of n_heads 5"),
+    ],
+)
+def test_what_is_not_run_is_refused_by_name(
+    name: str, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        config_of(CONFIGS[name] | change)
+
+
+@pytest.mark.parametrize(
+    ("fields", "labels", "function"),
+    [
+        ({}, ("LABEL_0", "LABEL_1"), "softmax"),
+        ({"num_labels": 1}, ("LABEL_0",), "sigmoid"),
+        ({"id2label": {"1": "b", "0": "a"}}, ("a", "b"), "softmax"),
+        ({"num_labels": 1, "problem_type": "regression"}, ("LABEL_0",), "none"),
+        ({"problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1"), "sigmoid"),
+        (
+            {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            ("LABEL_0",),
+            "none",
+        ),
+    ],
+)
+def test_labels_and_the_function_of_their_logits(
+    fields: dict[str, Any], labels: tuple[str, ...], function: str
+) -> None:
+    for raw in (CONFIGS["bert"], {"model_type": "gpt2", "vocab_size": 96, "n_embd": 32, "n_layer": 1, "n_head": 2}):
+        name = {"bert": "BertForSequenceClassification", "gpt2": "GPT2ForSequenceClassification"}[raw["model_type"]]
+        config = config_of(raw | {"n_positions": 64, "architectures": [name]} | fields)
+        assert (config.output, config.labels, config.score_function) == ("labels", labels, function)
+
+
+def test_families_are_named_as_in_config_json() -> None:
+    for raw in CONFIGS.values():
+        assert config_of(raw).model_type == raw["model_type"]
+        assert family_named(raw["model_type"]).NAMES.embedding in tensor_shapes(config_of(raw))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_transformers_computed_once(name: str) -> None:
+    """The golden files of scripts/make_golden_encoders.py."""
+    folder = Path(__file__).parents[1] / "golden_encoders" / name.replace(", ", "-")
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+    arrays, backend = load_file(folder / "expected.safetensors"), NumpyBackend()
+    model = load_model(folder, backend)
+    whole, bare = runner_over(model, backend), runner_over(without_head(model), backend)
+    for i, ids in enumerate(expected["texts"]):
+        assert list(sequence_of(model, ids).types) == expected["types"][i] or max(sequence_of(model, ids).types) == 0
+        np.testing.assert_allclose(states(bare, [ids])[0], arrays[f"hidden.{i}"], rtol=0, atol=1e-4)
+        if model.config.output == "labels":
+            np.testing.assert_allclose(states(whole, [ids])[0][0], arrays[f"logits.{i}"], rtol=0, atol=1e-4)
