@@ -109,6 +109,7 @@ def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 def sort_out(engines: Sequence[str], family: str, gguf: Path | None) -> tuple[list[str], str]:
     """The engines that can run a model here, and a line about those that cannot."""
     from minillm.backends.cpu.compiling import available
+    from minillm.errors import install
 
     reasons = {engine: why_left_out(engine, family, gguf) for engine in engines}
     unable = [f"{engine} ({reason})" for engine, reason in reasons.items() if reason]
@@ -121,7 +122,7 @@ def sort_out(engines: Sequence[str], family: str, gguf: Path | None) -> tuple[li
         if absent:
             missing[engine] = absent
     words = [f"{engine} (without {', '.join(absent)})" for engine, absent in missing.items()]
-    line = f"{'; '.join(words)}: pip install 'minillm[fast,peers]'" if words else ""
+    line = f"{'; '.join(words)}: {install('fast', 'peers')}" if words else ""
     line = "; ".join(filter(None, (*unable, line))) or "none"
     return [engine for engine in engines if engine not in missing], line
 

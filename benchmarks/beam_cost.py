@@ -68,13 +68,14 @@ def loop_with(engine: "Engine", prompts: list[list[int]], steps: int, num_beams:
     from minillm import GenerationConfig
     from minillm.decoding.resolving import resolve, strategy_for
     from minillm.decoding.strategy import Request
-    from minillm.loop import Limits, StepLoop
+    from minillm.loop import StepLoop
+    from minillm.scheduler import Limits
 
     chunk = 512
     spare = 3 + -(-sum(map(len, prompts)) // chunk)  # the first prompts go on while the last are computed
     config = GenerationConfig(max_new_tokens=steps + spare, num_beams=num_beams)
     settings = resolve(config, {}, vocab_size=engine.config.vocab_size, eos_token_id=None)
-    loop = StepLoop({"target": engine.runner}, Limits(max(num_beams, len(prompts)), chunk))
+    loop = StepLoop({"target": engine.runner}, Limits(max(num_beams, len(prompts)), chunk, chunk))
     for prompt in prompts:
         loop.add(Request(prompt, settings), strategy_for(settings))
     while loop.stats.decode_tokens == 0:

@@ -135,14 +135,14 @@ def measure(args: argparse.Namespace, kinds: Sequence[Kind]) -> dict[Kind, Figur
         if args.model is None:
             engine = Engine.random(args.shape, max_batch_size=1, **placement)
         else:
-            engine = Engine(args.model, max_batch_size=1, **placement)
+            engine = Engine(args.model, max_batch_size=1, prefix_cache=False, **placement)
         engines[kind] = engine
         longest, context = args.prompt_length + args.steps + 1, engine.config.max_positions
         if longest > context:
             raise BenchmarkError(f"prompt and new tokens come to {longest}, and the model's context is {context}")
         prompt = token_ids(0, args.prompt_length, engine.config.vocab_size)
         if args.model is None:
-            with Engine(max_batch_size=1, **placement) as trained:
+            with Engine(max_batch_size=1, prefix_cache=False, **placement) as trained:
                 found = log_probs(trained, TEXT)
         else:
             found = log_probs(engine, REAL_TEXT.read_text(encoding="utf-8"))

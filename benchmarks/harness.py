@@ -50,10 +50,12 @@ def need_matplotlib() -> None:
     Raises:
         BenchmarkError: matplotlib is not installed.
     """
+    from minillm.errors import install
+
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise BenchmarkError("drawing needs matplotlib: pip install 'minillm[plot]'") from None
+        raise BenchmarkError(f"drawing needs matplotlib: {install('plot')}") from None
 
 
 def execute(name: str, run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

@@ -41,8 +41,8 @@ HEADER = (
     *("prefill_tokens_per_second", "step_seconds_median", "step_seconds_min", "step_seconds_max"),
     "decode_tokens_per_second",
 )
-CHUNK = 512
-"""Prompt tokens that the engine computes in one step"""
+CHUNK = 64
+"""Tokens of prompts that a step computes at least, while others decode"""
 
 
 class Task(NamedTuple):
@@ -80,9 +80,9 @@ def time_task(engine: "Engine", task: Task, steps: int) -> tuple[float, float]:
     chunks = -(-task.batch * task.length // CHUNK)
     prompts = [token_ids(number, task.length, engine.config.vocab_size) for number in range(task.batch)]
     requests = [engine.add(prompt, max_new_tokens=steps + chunks + 1, eos_token_id=()) for prompt in prompts]
-    missing = engine.stats.prefill_tokens + task.batch * task.length
+    missing = engine.stats.prompt_tokens + task.batch * task.length
     began = time.perf_counter()
-    while engine.stats.prefill_tokens < missing:
+    while engine.stats.prompt_tokens < missing:
         engine.step()
     prefilled = time.perf_counter()
     for _ in range(steps):

@@ -78,7 +78,7 @@ def load(args: argparse.Namespace) -> "Engine":
     from minillm.models.opt import OPTConfig
 
     if args.model:
-        engine = Engine(args.model, max_batch_size=1, threads=args.threads)
+        engine = Engine(args.model, max_batch_size=1, prefix_cache=False, threads=args.threads)
     else:
         engine = Engine.random(args.shape, max_batch_size=1, threads=args.threads)
     if not isinstance(engine.config, OPTConfig):

@@ -60,7 +60,8 @@ class Minillm:
 
         if size != self._size and (self._settings["backend"] == "numpy" or not self._size):
             self._engine = None  # frees its memory before the next one is loaded
-            self._engine, self._size = Engine(self._folder, max_batch_size=size, **self._settings), size  # type: ignore[arg-type]
+            settings: dict[str, Any] = {"max_batch_size": size, "prefix_cache": False, **self._settings}
+            self._engine, self._size = Engine(self._folder, **settings), size
         return self._engine
 
     def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:

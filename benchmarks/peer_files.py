@@ -29,6 +29,7 @@ from minillm.backends.weights import Tensor
 from minillm.checkpoint import open_checkpoint
 from minillm.config import ModelConfig, read_config
 from minillm.models import canonical_names, family_of, opt, published, published_config, tensor_shapes
+from minillm.models.bart import LOGITS_BIAS
 from minillm.models.gpt2 import GPT2Config
 from minillm.models.llama import LlamaConfig
 from minillm.models.rotary import BASE
@@ -50,7 +51,12 @@ PUBLISHED = {
     "gpt2": Published("GPT2LMHeadModel", "transformer."),
     "llama": Published("LlamaForCausalLM", "model."),
     "qwen2": Published("Qwen2ForCausalLM", "model."),
+    "t5": Published("T5ForConditionalGeneration", ""),
+    "bart": Published("BartForConditionalGeneration", "model."),
 }
+
+NORMS = {"bart": {"normalize_before": False, "normalize_embedding": True}}
+"""Fields of config.json that CTranslate2 reads, and transformers no longer writes."""
 
 
 def write_checkpoint(shape: str, folder: Path) -> None:
@@ -58,7 +64,10 @@ def write_checkpoint(shape: str, folder: Path) -> None:
     raw = raw_config(shape)
     special = {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
     architecture = PUBLISHED[raw["model_type"]].architecture
-    config = raw | special | {"architectures": [architecture], "torch_dtype": "float32"}
+    start = config_of(raw).decoder_start_token_id
+    config = raw | special | NORMS.get(raw["model_type"], {})
+    config |= {"architectures": [architecture], "torch_dtype": "float32"}
+    config |= {} if start is None else {"decoder_start_token_id": start}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     _write_safetensors(folder / "model.safetensors", _as_published(tensors_of(shape), raw["model_type"]))
@@ -101,6 +110,8 @@ def _as_published(tensors: Table, family: str) -> dict[str, Tensor]:
     turned = tuple(f".{name}.weight" for name in names) if family == "gpt2" else ()
     published: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        if name == LOGITS_BIAS:
+            continue  # zeros where it is absent, as in facebook/bart-base
         prefix = "" if name == "lm_head.weight" else PUBLISHED[family].prefix
         published[prefix + name] = transpose(tensor) if name.endswith(turned) else tensor
     return published

@@ -159,7 +159,11 @@ def _stored(results: Results, plan: Plan) -> int:
 
 def goal_table(results: Results) -> list[str]:
     """Goals and results. A case without measurements has no line."""
-    goals = [*_decode_goals(results), *_speed_goals(results), *_other_goals(results)]
+    return goal_lines([*_decode_goals(results), *_speed_goals(results), *_other_goals(results)])
+
+
+def goal_lines(goals: Sequence["Goal"]) -> list[str]:
+    """A line for each goal with measured values: their median and extremes, the aim, and whether it was missed."""
     lines = [f"{'goal':<64}{'is':>22}{'aim':>10}"]
     for words, values, compare, aim in goals:
         if values:

@@ -161,7 +161,7 @@ def measure(args: argparse.Namespace, name: str, prompts: list[str], fields: dic
     plain = options | ({"num_assistant_tokens": 0} if drafting else {})
     draft = (args.draft or model) if drafting else None
     same = True
-    with Engine(model, max_batch_size=args.batch, draft=draft, threads=args.threads) as engine:
+    with Engine(model, max_batch_size=args.batch, prefix_cache=False, draft=draft, threads=args.threads) as engine:
         slow, fast = [], []
         for _ in range(args.repeat + 1):
             before, after, expected = timed(engine, prompts, plain)
@@ -182,8 +182,8 @@ def judge_int4(args: argparse.Namespace, exact: str, int4: Path) -> str:
     (prompts, _), *_ = real_ways(text).values()
     ratios, tokens = [], {"max_new_tokens": args.max_new_tokens, "eos_token_id": ()}
     with (
-        Engine(exact, max_batch_size=args.batch, threads=args.threads) as plain,
-        Engine(int4, max_batch_size=args.batch, threads=args.threads) as small,
+        Engine(exact, max_batch_size=args.batch, prefix_cache=False, threads=args.threads) as plain,
+        Engine(int4, max_batch_size=args.batch, prefix_cache=False, threads=args.threads) as small,
     ):
         for _ in range(args.repeat + 1):
             slow, fast = (seconds_per_token(*timed(engine, prompts, tokens)) for engine in (plain, small))

@@ -2,7 +2,8 @@
 
 >>> from minillm import Engine, GenerationConfig
 >>> engine = Engine()                                   # the small model that ships with the package
->>> engine.generate("A list of colors: red,").text
+>>> engine.generate("A list of colors: red,", GenerationConfig(max_new_tokens=4)).text
+' orange, yellow,'
 
 The names below are loaded on first use: `import minillm` alone costs nothing, and the command line can still
 configure the BLAS before NumPy is imported.
@@ -14,17 +15,37 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .aio import AsyncEngine
     from .decoding.settings import GenerationConfig
     from .engine import Engine
     from .errors import MinillmError
+    from .pipelines import pipeline
+    from .results import Completion, Event, Generation, Score
 
 _HOMES = {
+    "AsyncEngine": ".aio",
+    "Completion": ".results",
     "Engine": ".engine",
+    "Event": ".results",
+    "Generation": ".results",
     "GenerationConfig": ".decoding.settings",
     "MinillmError": ".errors",
+    "Score": ".results",
+    "pipeline": ".pipelines",
 }
 
-__all__ = ["Engine", "GenerationConfig", "MinillmError", "__version__"]
+__all__ = [
+    "AsyncEngine",
+    "Completion",
+    "Engine",
+    "Event",
+    "Generation",
+    "GenerationConfig",
+    "MinillmError",
+    "Score",
+    "__version__",
+    "pipeline",
+]
 
 
 def __getattr__(name: str) -> Any:

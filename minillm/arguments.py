@@ -1,5 +1,6 @@
 """Table of the engine's arguments and their allowed values."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -39,6 +40,12 @@ def _adapters(value: object) -> dict[str, str]:
     return {name: _path(where) for name, where in value.items()}
 
 
+def _defaults(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return dict(value)
+
+
 _POSITIVE = "a whole number of at least 1"
 _MODEL = "the path of a folder or a hub id"
 
@@ -56,11 +63,18 @@ ARGUMENTS = {
     "amateur": Argument(_path, _MODEL, optional=True),
     "threads": Argument(whole(1), _POSITIVE, optional=True),
     "max_batch_size": Argument(whole(1), _POSITIVE),
+    "max_batched_tokens": Argument(whole(1), _POSITIVE, optional=True),
     "cache_bytes": Argument(whole(1), _POSITIVE, optional=True),
     "prefix_cache": Argument(flag, "True or False"),
+    "progress": Argument(flag, "True or False"),
     "seed": Argument(whole(0, 2**64), "a whole number from 0 to 2**64 - 1"),
     "std": Argument(number(0, LARGE), f"a number from 0 to {LARGE:g}"),
     "request_id": Argument(whole(0), "a whole number as `add` returns it"),
+    "priority": Argument(whole(-math.inf), "a whole number; smaller ones come first"),
+    "timeout": Argument(number(0, LARGE, above=True), "a number of seconds above 0", optional=True),
+    "defaults": Argument(_defaults, "a dict of generation fields", optional=True),
+    "max_waiting": Argument(whole(1), _POSITIVE),
+    "max_unread": Argument(whole(1), _POSITIVE),
     "config": Argument(_config, "a GenerationConfig (of a dict: GenerationConfig.from_dict)", optional=True),
 }
 """Arguments of `Engine`, `Engine.random` and the engine's methods. Prompts are read in `request.py`, the words of
@@ -80,6 +94,21 @@ def read(name: str, value: object) -> Any:
         return argument.read(value)
     except ValueError:
         raise ParameterError(f"{name} should be {argument.expected}, found {shown(value)}") from None
+
+
+def read_budget(max_batched_tokens: object, max_batch_size: int) -> int | None:
+    """Validate `max_batched_tokens`, which must cover a decode step of all sequences.
+
+    Raises:
+        ParameterError: it is no count, or less than `max_batch_size`.
+    """
+    budget: int | None = read("max_batched_tokens", max_batched_tokens)
+    if budget is not None and budget < max_batch_size:
+        raise ParameterError(
+            f"max_batched_tokens should be at least max_batch_size, which is {max_batch_size}, found {budget}: each "
+            "decoding sequence takes a token of every step"
+        )
+    return budget
 
 
 def refuse_unknown(given: Mapping[str, object], known: tuple[str, ...]) -> None:

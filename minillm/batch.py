@@ -5,11 +5,14 @@ any mixture of them differ only in the number of tokens per sequence.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .source_text import SourceText
 
 IntArray = NDArray[np.int64]
 
@@ -29,8 +32,16 @@ class TokenSequence:
     pages: list[int] = field(default_factory=list)
     adapter: str | None = None
     """The LoRA adapter that computes it"""
+    types: Sequence[int] = ()
+    """Each token's type, in models that have some: which of two texts it is in (BERT)"""
+    private: bool = False
+    """True if it shares no pages with others of the same tokens"""
+    found: int = 0
+    """Number of leading positions that others had computed"""
     tree: tuple[int, ...] = ()
     """Parent index of each of the last tokens among them, always smaller than its own; -1: the line before them"""
+    source: SourceText | None = None
+    """The text that an encoder-decoder's decoder attends to beside the sequence"""
 
     @property
     def pending(self) -> int:
@@ -89,8 +100,17 @@ class Batch:
     """[T]: offset inside that page"""
     spans: tuple[Span, ...]
     """Each sequence's part, with its pages."""
+    types: IntArray | None = field(default=None, kw_only=True)
+    """[T], token types; None in models without"""
     adapters: tuple[str | None, ...] = field(default=(), kw_only=True)
     """Each sequence's LoRA adapter; empty if none has one"""
+    sources: tuple[Span, ...] = field(default=(), kw_only=True)
+    """The same rows, with the pages of each sequence's source, all of which they see; empty without an encoder"""
+
+    @cached_property
+    def over_sources(self) -> "Batch":
+        """The batch as cross-attention sees it."""
+        return replace(self, spans=self.sources, sources=())
 
     @property
     def num_tokens(self) -> int:
@@ -130,17 +150,23 @@ class Batch:
         """
         token_ids: list[int] = []
         spans: list[Span] = []
+        sources: list[Span] = []
         positions: list[int] = []  # Python lists: faster than NumPy calls for a few tokens
         slot_pages: list[int] = []
         slot_offsets: list[int] = []
+        types: list[int] = []
         has_tree = False
         for sequence, count in zip(sequences, counts, strict=True):
             start, context_len, pages = len(token_ids), sequence.cached + count, sequence.pages
             token_ids += sequence.token_ids[sequence.cached : context_len]
-            assert not sequence.tree or count == sequence.pending  # a tree is computed in one pass
-            tree = ancestors(sequence.tree) if sequence.tree else None
+            types += sequence.types[sequence.cached : context_len]
+            after = len(sequence.token_ids) - context_len
+            assert not 0 < after < len(sequence.tree)  # a tree is computed in one pass
+            tree = ancestors(sequence.tree) if sequence.tree and not after else None
             has_tree = has_tree or tree is not None
             spans.append(Span(start, len(token_ids), context_len, len(sequence.token_ids), tuple(pages), tree))
+            if sequence.source is not None:
+                sources.append(Span(start, len(token_ids), *sequence.source.extent))
             for place in range(sequence.cached, context_len):
                 positions.append(place)
                 slot_pages.append(pages[place // page_size])
@@ -149,12 +175,11 @@ class Batch:
         if has_tree:
             tokens[1] = np.concatenate([span.positions() for span in spans])
         return cls(
-            token_ids=tokens[0],
-            positions=tokens[1],
-            slot_pages=tokens[2],
-            slot_offsets=tokens[3],
-            spans=tuple(spans),
+            *(tokens[0], tokens[1], tokens[2], tokens[3]),
+            tuple(spans),
             adapters=tuple(each.adapter for each in sequences) if any(each.adapter for each in sequences) else (),
+            sources=tuple(sources),
+            types=np.array(types, np.int64) if types else None,
         )
 
 
@@ -168,8 +193,8 @@ def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
     return seen
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the common prefix of two token lists."""
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix of two lists of tokens, or two tuples."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # binary search: comparing slices is fast, comparing one by one is not
         middle = (low + high + 1) // 2

@@ -1,16 +1,18 @@
 """Comparison of decoding strategies on one prompt, and the search tree of beam search."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .backends import working_time
 from .decoding.resolving import strategy_for
 from .decoding.strategy import Candidate
 from .engine import Engine
-from .loop import Limits, StepLoop
+from .loop import StepLoop
+from .progress import showing, work
 from .request import Prompt
+from .scheduler import Limits
 
 
 class Variant(NamedTuple):
@@ -89,7 +91,13 @@ class BeamTree:
 
 
 def compare(
-    engine: Engine, prompt: Prompt, variants: Sequence[Variant] = STRATEGIES, *, seed: int = 0, **fields: Any
+    engine: Engine,
+    prompt: Prompt,
+    variants: Sequence[Variant] = STRATEGIES,
+    *,
+    seed: int = 0,
+    progress: bool = True,
+    **fields: Any,
 ) -> list[Outcome]:
     """Continue one prompt under each strategy, one after the other.
 
@@ -98,50 +106,63 @@ def compare(
         prompt: text or token ids
         variants: the strategies
         seed: of the sampling strategies
+        progress: show a bar on a terminal or in a notebook
         **fields: of `GenerationConfig`, for all of them
 
     Raises:
         As `Engine.generate`.
     """
-    engine.generate(prompt, max_new_tokens=1)  # warm-up: the first run of a process allocates memory
     outcomes = []
-    for variant in variants:
-        wanted = fields | dict(variant.fields) | ({"seed": seed} if variant.fields.get("do_sample") else {})
-        steps, began = engine.stats.steps, time.perf_counter()
-        generation = engine.generate(prompt, **wanted)
-        seconds = time.perf_counter() - began
-        completion = generation.completions[0]
-        scores = engine.score(generation.prompt_token_ids + completion.token_ids).logprobs
-        log_prob = math.fsum(score for score in scores[len(generation.prompt_token_ids) :] if score is not None)
-        outcomes.append(
-            Outcome(
-                variant,
-                completion.text,
-                completion.token_ids,
-                completion.finish_reason,
-                log_prob,
-                engine.stats.steps - steps,
-                seconds,
-            )
-        )
+    with showing(progress), work("comparing", len(variants), "strategies") as comparing:
+        engine.generate(prompt, max_new_tokens=1)  # warm-up: the first run of a process allocates memory
+        for variant in variants:
+            comparing.note = variant.name
+            comparing.advance(0)
+            wanted = fields | dict(variant.fields) | ({"seed": seed} if variant.fields.get("do_sample") else {})
+            outcomes.append(_outcome(engine, prompt, variant, wanted))
+            comparing.advance()
     return outcomes
 
 
-def beam_tree(engine: Engine, prompt: Prompt, **fields: Any) -> BeamTree:
+def _outcome(engine: Engine, prompt: Prompt, variant: Variant, fields: Mapping[str, Any]) -> Outcome:
+    """The result of one strategy."""
+    steps, began = engine.stats.steps, working_time()
+    generation = engine.generate(prompt, **fields)
+    seconds = working_time() - began
+    completion = generation.completions[0]
+    request = engine.request(prompt, **fields)
+    scores = engine.score(request.prompt_ids + completion.token_ids, source=request.source_ids).logprobs
+    log_prob = math.fsum(score for score in scores[len(request.prompt_ids) :] if score is not None)
+    return Outcome(
+        variant,
+        completion.text,
+        completion.token_ids,
+        completion.finish_reason,
+        log_prob,
+        engine.stats.steps - steps,
+        seconds,
+    )
+
+
+def beam_tree(engine: Engine, prompt: Prompt, *, progress: bool = True, **fields: Any) -> BeamTree:
     """Run beam search and record its candidates.
 
     Args:
         engine: not busy
         prompt: text or token ids
+        progress: show a bar on a terminal or in a notebook
         **fields: of `GenerationConfig`, num_beams above 1 among them
     """
     tree = BeamTree()
     request = engine.request(prompt, **fields)
     request.watch = tree.steps.append
-    loop = StepLoop({"target": engine.runner}, Limits(request.settings.num_beams, len(request.prompt_ids)))
+    limits = Limits.of(engine.runner.backend.memory, request.settings.num_beams)
+    loop = StepLoop({"target": engine.runner}, limits)
     loop.add(request, strategy_for(request.settings))
-    while loop.busy:
-        for _, progress in loop.step_or_raise():
-            if progress.index == 0:
-                tree.best += progress.token_ids
+    with showing(progress), work("searching", request.max_new_tokens, "steps") as searching:
+        while loop.busy:
+            for _, piece in loop.step_or_raise():
+                if piece.index == 0:
+                    tree.best += piece.token_ids
+            searching.advance()
     return tree

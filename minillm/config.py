@@ -8,18 +8,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from .errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from .files import read_json
 
 C = TypeVar("C", bound="ModelConfig")
+Output = Literal["tokens", "labels", "states"]
+"""The result of a model: logits of the next token, logits of the labels of a classification, or hidden states alone"""
+ScoreFunction = Literal["softmax", "sigmoid", "none"]
+"""Turns the logits of labels into scores"""
 T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer. The letters are those of `layers/__init__.py`."""
+    """The shape of a transformer, of an encoder-decoder that of its decoder. Letters as in `layers/__init__.py`."""
 
     model_type: str
     """Hugging Face's name of the family."""
@@ -56,19 +60,41 @@ class ModelConfig:
     """k: experts that compute each token"""
     mixed_layers: bool = False
     """Layers differ in their results: some have experts, or do not rotate queries and keys"""
+    encoder_layers: int = 0
+    """Layers of the encoder of an encoder-decoder; 0: decoder-only"""
+    max_source_positions: int = 0
+    """The longest text that the encoder reads, in tokens"""
+    decoder_start_token_id: int | None = None
+    """The token with which the decoder's text begins"""
+    bidirectional: bool = False
+    """An encoder: each token attends to all of its text"""
+    token_types: int = 0
+    """Token types, of which a text's tokens have the first and a second text's the second; 0: the model has none"""
+    output: Output = "tokens"
+    labels: tuple[str, ...] = ()
+    """Names of the labels of a classification"""
+    score_function: ScoreFunction = "none"
+    """Turns their logits into scores, unless a call names another"""
+    pad_token_id: int | None = None
 
     def sharded(self: C, ranks: int) -> C:
         """The configuration of one of `ranks` that share each layer: its heads of the whole.
+
+        Where there are fewer key/value heads than ranks, several ranks have the same one.
 
         Raises:
             ParameterError: the heads cannot be shared equally.
         """
         if ranks == 1:
             return self
-        for name, heads in (("num_heads", self.num_heads), ("num_kv_heads", self.num_kv_heads)):
-            if heads % ranks:
-                raise ParameterError(f"tensor_parallel {ranks} should divide the model's {name} {heads}")
-        return replace(self, num_heads=self.num_heads // ranks, num_kv_heads=self.num_kv_heads // ranks)
+        H, K = self.num_heads, self.num_kv_heads
+        if H % ranks:
+            raise ParameterError(f"tensor_parallel {ranks} should divide the model's num_heads {H}")
+        if K % ranks and ranks % K:
+            raise ParameterError(
+                f"tensor_parallel {ranks} should divide the model's num_kv_heads {K}, or be a multiple of it"
+            )
+        return replace(self, num_heads=H // ranks, num_kv_heads=max(1, K // ranks))
 
 
 LARGEST = 2**24

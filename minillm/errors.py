@@ -3,14 +3,18 @@
     MinillmError                      exit code 1
      ├─ UsageError (ValueError)       exit code 2: the request itself is invalid
      │   ├─ ParameterError            a generation field or an engine argument: unknown, impossible, contradictory
-     │   └─ PromptError               an empty or too long prompt, an id outside the vocabulary, no conversation
+     │   ├─ PromptError               an empty or too long prompt, an id outside the vocabulary, no conversation
+     │   └─ TaskError                 a call for another kind of model: generation by an encoder
      ├─ ModelError                    the model cannot be loaded
      │   ├─ ModelNotFoundError        no such folder, hub id, revision or file; no network
      │   ├─ CheckpointError           a tensor or file is missing, extra, misshaped, truncated or unsafe
      │   └─ UnsupportedModelError     a family, feature or stored type that minillm does not run
      ├─ DeviceError                   a device, backend or dtype that this machine or version does not offer
      ├─ CacheFullError                the request does not fit into the K/V cache even alone
+     ├─ QueueFullError                as many requests wait as the queue takes: try again later
+     ├─ SlowReaderError               a request's events were not read, and it was aborted
      ├─ NumericalError                NaN or infinity where numbers should be, with the layer
+     ├─ RankError                     another rank of a model on several processes has failed
      └─ EngineStateError              the engine is closed, or called from inside one of its own steps
 
 A message says what was expected, what was found and what to do. The command line prints it as one line and exits
@@ -24,6 +28,7 @@ import logging
 import re
 import reprlib
 from collections.abc import Iterable
+from pathlib import Path
 
 MESSAGE_LENGTH = 700
 """Maximum characters of a message; the middle of a longer one is cut out."""
@@ -52,7 +57,15 @@ def _cut(text: str, length: int) -> str:
 
 
 class MinillmError(Exception):
-    """Base of every error that minillm raises on purpose. Its message is `printable`."""
+    """Base of every error that minillm raises on purpose. Its message is `printable`.
+
+    Example:
+        >>> try:
+        ...     engine.generate("Monday,", max_tokens=4)
+        ... except MinillmError as error:
+        ...     print(error)
+        unknown generation field 'max_tokens': use max_new_tokens
+    """
 
     exit_code = 1
 
@@ -72,6 +85,10 @@ class ParameterError(UsageError):
 
 class PromptError(UsageError):
     """A prompt is empty, too long, not text, holds an id outside the vocabulary; or messages are not a conversation."""
+
+
+class TaskError(UsageError):
+    """The model does not do this: an encoder generates no text, a model without labels does not classify."""
 
 
 class ModelError(MinillmError):
@@ -98,14 +115,36 @@ class CacheFullError(MinillmError):
     """The K/V cache is too small for a request even when it runs alone."""
 
 
+class QueueFullError(MinillmError):
+    """As many requests wait as the queue takes; try again later."""
+
+
+class SlowReaderError(MinillmError):
+    """A request was aborted because its events were not read for too long."""
+
+
 class NumericalError(MinillmError):
     """NaN or infinity appeared where numbers should be."""
+
+
+class RankError(MinillmError):
+    """A rank of a model on several processes has failed; the message names it and the cause."""
+
+
+class FollowedError(RankError):
+    """As `RankError`, raised on ranks other than 0, which raises it too, and tells its user."""
+
+
+class ReplicaError(MinillmError):
+    """No replica of a batch is left to take its requests, or none can be started; what is written is kept."""
 
 
 class EngineStateError(MinillmError):
     """The engine is closed, or called from inside one of its own steps."""
 
 
+DISTRIBUTION = "minillm-engine"
+"""The name in pyproject.toml"""
 LONGEST_QUOTE = 100
 """Maximum characters of a quoted value in a message."""
 
@@ -127,9 +166,30 @@ def listed(names: Iterable[str], width: int = 150) -> str:
     return ", ".join(kept) + (f" and {more} more" if more else "")
 
 
+def install(*extras: str) -> str:
+    """The command that installs optional dependencies, for a message.
+
+    In a checkout it is an editable installation of it. Elsewhere it names the packages, as the metadata of the
+    installed distribution lists them: the name "minillm" on the Python package index belongs to another project.
+    """
+    from importlib import metadata  # here, for it takes 20 ms to import
+
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        where = "." if checkout == Path.cwd() else checkout
+        return f"pip install -e '{where}[{','.join(extras)}]'"
+    try:
+        required = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:  # the package's folder was copied
+        required = []
+    wanted = tuple(f"extra == {quote}{extra}{quote}" for extra in extras for quote in "'\"")
+    packages = [line.partition(";")[0].strip() for line in required if line.endswith(wanted)]
+    return f"pip install {' '.join(map(repr, packages))}" if packages else f"install what its extra {extras[0]} lists"
+
+
 def one_line(record: logging.LogRecord) -> bool:
     """A logging filter that makes a record's message `printable`."""
-    record.msg, record.args = printable(record.getMessage()), None
+    record.msg, record.args = printable(record.getMessage().rstrip()), None
     return True
 
 

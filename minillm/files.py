@@ -5,9 +5,9 @@ read in one place, which turns any error into one line.
 
     weights (*.safetensors, *.bin)    any size: they are mapped, or read in chunks
     tokenizer.json                    256 MiB (the largest published have 35)
-    tokenizer.model, vocab.json, merges.txt, *.index.json    64 MiB
+    tokenizer.model, other SentencePiece models, vocab.json, merges.txt, *.index.json    64 MiB
     tokenizer_config.json, special_tokens_map.json, added_tokens.json    16 MiB
-    chat_template.jinja               1 MiB
+    chat_template.jinja, additional_chat_templates/tool_use.jinja    1 MiB
     any other (config.json, generation_config.json, ...)     4 MiB
 """
 
@@ -28,12 +28,16 @@ _MIB = 2**20
 LIMITS = {
     "tokenizer.json": 256 * _MIB,
     "tokenizer.model": 64 * _MIB,
+    "sentencepiece.bpe.model": 64 * _MIB,
+    "spiece.model": 64 * _MIB,
+    "source.spm": 64 * _MIB,
     "vocab.json": 64 * _MIB,
     "merges.txt": 64 * _MIB,
     "tokenizer_config.json": 16 * _MIB,
     "special_tokens_map.json": 16 * _MIB,
     "added_tokens.json": 16 * _MIB,
     "chat_template.jinja": _MIB,
+    "tool_use.jinja": _MIB,
 }
 """Maximum size in bytes by file name"""
 INDEX_LIMIT = 64 * _MIB

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, WEIGHT_FORMATS, Format
-from .backends.weights import Tensor, gather
+from .backends.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, STORED_FORMATS, WEIGHT_FORMATS, Format
+from .backends.weights import Tensor, expand, gather
 from .checkpoint.gguf import is_gguf, read_gguf
 from .config import read_config
-from .errors import ModelNotFoundError, ParameterError, UnsupportedModelError
+from .errors import ModelNotFoundError, ParameterError, UnsupportedModelError, install
 from .loading import read_chat_template, read_generation_config, read_tokenizer
-from .models import TEXT_PARTS, family_of
+from .models import TEXT_PARTS, config_of
 from .models.gguf import gguf_fields, gguf_name, in_file_order, read_gguf_model, rotary_factors
 from .models.gguf_architectures import ARCHITECTURES
 from .models.schemes import read_quantization
 from .output_files import check_absent, new_file
-from .progress import report
-from .quantizing import plan
+from .progress import showing, work
+from .quantizing import Rounding, plan
 from .reference.quantize import Quantized
 from .tokenizer.gguf_entries import gguf_entries
 
@@ -60,24 +60,30 @@ def check_gguf_request(target: Path, dtype: str, group: int | None) -> None:
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise UnsupportedModelError("GGUF files are written by the package gguf: pip install 'minillm[gguf]'") from None
+        raise UnsupportedModelError(f"GGUF files are written by the package gguf: {install('gguf')}") from None
 
 
-def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None) -> None:
+def write_gguf(
+    source: Path, target: Path, dtype: str, group: int | None = None, *, progress: bool = True
+) -> list[Rounding]:
     """Write the model in `source` with its weights in `dtype` to the new file `target`.
 
     Memory holds one tensor at a time: of experts, one matrix of all of a layer. `target` appears when it is complete.
-    `progress.watching` reports progress.
+    Returns the errors of what was rounded.
 
     Args:
         source: a checkpoint folder with a tokenizer, or a GGUF file
         target: a file that does not exist, in a folder that does
         dtype: "float32", "float16", "bfloat16", "int8" or "int4"
         group: 32 if given
+        progress: show a bar on a terminal or in a notebook
 
     Raises:
         ParameterError: as `check_gguf_request`; the checkpoint is quantised already; a weight does not fit the dtype.
         ModelError: `source` cannot be read, llama.cpp would not run it alike, or `target` cannot be written.
+
+    Example:
+        >>> roundings = write_gguf(Path("checkpoints/Qwen3-0.6B"), Path("qwen3.gguf"), "int8")  # doctest: +SKIP
     """
     check_gguf_request(target, dtype, group)
     from gguf import GGUFWriter
@@ -87,7 +93,7 @@ def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None)
         raise ParameterError(f"{source} is already quantised, to {already.title}: quantise what it was made from")
     if raw.get("model_type") in TEXT_PARTS:
         logger.warning("%s: a model of text and images, of which the text model alone is written", source)
-    config = family_of(raw).read_config(raw)
+    config = config_of(raw)
     architecture, entries = gguf_fields(raw, config, str(source))
     entries |= _general(source, dtype) | _tokenizer_entries(source, config.vocab_size)
     tensors: dict[str, tuple[list[Tensor], Format]] = {}
@@ -99,8 +105,8 @@ def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None)
     if table.needs_output and "output.weight" not in tensors:
         tensors["output.weight"] = tensors["token_embd.weight"]
     factors = rotary_factors(raw, config)
-    total, done = sum(math.prod(part.shape) for parts, _ in tensors.values() for part in parts), 0
-    with new_file(target) as partial:
+    total, rounded = sum(math.prod(part.shape) for parts, _ in tensors.values() for part in parts), []
+    with showing(progress), work(f"writing {dtype}", total, "parameters") as writing, new_file(target) as partial:
         writer = GGUFWriter(str(partial), architecture)
         _add_entries(writer, entries)
         for name, values in factors.items():
@@ -113,11 +119,13 @@ def write_gguf(source: Path, target: Path, dtype: str, group: int | None = None)
         for values in factors.values():
             writer.write_tensor_data(values)
         for name, (parts, form) in tensors.items():
-            encoded = [_encoded(tensor, form, name) for tensor in parts]
+            rounding = Rounding(name, form)
+            encoded = [_encoded(tensor, form, rounding) for tensor in parts]
             writer.write_tensor_data(encoded[0] if len(encoded) == 1 else np.concatenate(encoded))
-            done += sum(math.prod(tensor.shape) for tensor in parts)
-            report(done, total)
+            writing.advance(sum(math.prod(tensor.shape) for tensor in parts))
+            rounded += [rounding] if rounding.squared_norm else []
         writer.close()
+    return rounded
 
 
 def _shape(name: str, parts: list[Tensor]) -> tuple[int, ...]:
@@ -141,8 +149,8 @@ def _announce(writer: Any, name: str, shape: tuple[int, ...], form: Format) -> N
     writer.add_tensor_info(name, shape, kind, nbytes, raw_dtype=GGMLQuantizationType[TYPES[form]])
 
 
-def _encoded(tensor: Tensor, form: Format, name: str) -> NDArray[Any]:
-    """A tensor's bytes in the file.
+def _encoded(tensor: Tensor, form: Format, rounding: Rounding) -> NDArray[Any]:
+    """A tensor's bytes in the file; if it is rounded for it, `rounding` counts its error.
 
     Raises:
         ParameterError: a weight does not fit the format.
@@ -152,13 +160,19 @@ def _encoded(tensor: Tensor, form: Format, name: str) -> NDArray[Any]:
     try:
         data = gather([tensor], form)
     except ParameterError as error:
-        raise ParameterError(f"tensor {name}: {error}") from None
+        raise ParameterError(f"tensor {rounding.name}: {error}") from None
+    if form == FLOAT16 and not np.isfinite(data).all():
+        words = "weights in float16 must be finite and below 65,520: try bfloat16"
+        raise ParameterError(f"tensor {rounding.name}: {words}")
+    if form not in (FLOAT32, STORED_FORMATS[tensor.dtype]):
+        first = 0
+        for chunk in tensor.chunks():
+            rounding.add(chunk, expand(data, slice(first, first + len(chunk))))
+            first += len(chunk)
     if isinstance(data, Quantized):
         scales = np.ascontiguousarray(data.scales).view(np.uint8).reshape(*data.scales.shape, 2)
         values = np.ascontiguousarray(data.values).view(np.uint8).reshape(*data.scales.shape, -1)
         return np.concatenate([scales, values], axis=2)  # [out, in / 32, 2] and [..., 16 or 32] -> [..., 18 or 34]
-    if form == FLOAT16 and not np.isfinite(data).all():
-        raise ParameterError(f"tensor {name}: weights in float16 must be finite and below 65,520: try bfloat16")
     return np.ascontiguousarray(data)
 
 
@@ -184,7 +198,10 @@ def _tokenizer_entries(source: Path, vocab_size: int) -> dict[str, Any]:
     others = [i for i in (ends if isinstance(ends, list) else []) if i != tokenizer.eos_token_id]
     entries |= {f"tokenizer.ggml.{name}_token_id": i for name, i in zip(("eot", "eom"), others, strict=False)}
     template = read_chat_template(source)
-    return entries if template is None else entries | {"tokenizer.chat_template": template.source}
+    if template is None:
+        return entries
+    named = {"tokenizer.chat_template": template.source, "tokenizer.chat_template.tool_use": template.tool_use}
+    return entries | {key: source for key, source in named.items() if source is not None}
 
 
 def _add_entries(writer: Any, entries: dict[str, Any]) -> None:

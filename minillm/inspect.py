@@ -1,8 +1,8 @@
 """Model outputs at every position: logits, log-probabilities of given tokens, most likely next tokens, attention
-maps.
+maps; and the attention of one token in every layer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends.observe import WrappedBackend
-from .backends.operations import Backend
-from .backends.weights import Weight
-from .batch import Batch, TokenSequence
+from .backends.attention_maps import AttentionRecorder
+from .backends.observe import put_between
+from .batch import TokenSequence
 from .cache import PagedCache
-from .reference.attention import attention_scores
-from .reference.softmax import chosen_log_probs, softmax, top_log_probs
+from .progress import work
+from .reference.softmax import chosen_log_probs, top_log_probs
 from .runner import Runner
+from .source_text import SourceText
 
 Turn = Callable[[], AbstractContextManager[None]]
 """Makes a `with` block with exclusive use of the backend; between an engine's blocks other calls may step."""
@@ -27,21 +27,23 @@ CHUNK = 128
 
 
 def logits_by_chunk(
-    runner: Runner, token_ids: list[int], turn: Turn = nullcontext, lora: str | None = None
+    runner: Runner,
+    token_ids: list[int],
+    turn: Turn = nullcontext,
+    lora: str | None = None,
+    source_ids: list[int] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Iterate over the logits of all positions in chunks, each computed and consumed in its own turn.
 
-    `lora` names the adapter that computes them.
+    `lora` names the adapter that computes them; `source_ids` are what the encoder of an encoder-decoder reads.
 
     Yields:
         The first position of the chunk, and its logits [chunk, V] on the host, valid until the next chunk.
     """
-    model, backend = runner.model, runner.backend
-    pages = -(-len(token_ids) // backend.memory.page_size)
-    apart = Runner(
-        model, backend, PagedCache(model.config, backend, pages), adapters=runner.adapters
-    )  # running requests keep their reserved pages
-    sequence = TokenSequence(list(token_ids), adapter=lora)
+    backend = runner.backend
+    apart = runner.apart(_cache_for(runner, token_ids, source_ids or ()))
+    source = None if source_ids is None else SourceText(source_ids)
+    sequence = TokenSequence(list(token_ids), adapter=lora, source=source)
     while sequence.pending:
         first, count = sequence.cached, min(CHUNK, sequence.pending)
         with turn():
@@ -49,23 +51,35 @@ def logits_by_chunk(
 
 
 def all_logits(
-    runner: Runner, token_ids: list[int], turn: Turn = nullcontext, lora: str | None = None
+    runner: Runner,
+    token_ids: list[int],
+    turn: Turn = nullcontext,
+    lora: str | None = None,
+    source_ids: list[int] | None = None,
 ) -> NDArray[np.float32]:
-    """The logits of every position. [T] -> [T, V]"""
+    """The logits of every position; arguments as of `logits_by_chunk`. [T] -> [T, V]"""
     out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
-    for first, logits in logits_by_chunk(runner, token_ids, turn, lora):
-        out[first : first + len(logits)] = logits
+    with work("computing logits", len(token_ids), "tokens") as progress:
+        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source_ids):
+            out[first : first + len(logits)] = logits
+            progress.advance(len(logits))
     return out
 
 
 def score_tokens(
-    runner: Runner, token_ids: list[int], turn: Turn = nullcontext, lora: str | None = None
+    runner: Runner,
+    token_ids: list[int],
+    turn: Turn = nullcontext,
+    lora: str | None = None,
+    source_ids: list[int] | None = None,
 ) -> list[float | None]:
-    """log p(token | those before it) of each token; None for the first."""
+    """log p(token | those before it) of each token; None for the first. Arguments as of `logits_by_chunk`."""
     scores: list[float | None] = [None]
-    for first, logits in logits_by_chunk(runner, token_ids, turn, lora):
-        following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # the last position has none
-        scores += chosen_log_probs(logits[: len(following)], following, np).tolist()
+    with work("scoring", len(token_ids), "tokens") as progress:
+        for first, logits in logits_by_chunk(runner, token_ids, turn, lora, source_ids):
+            following = np.asarray(token_ids[first + 1 : first + 1 + len(logits)], np.int64)  # the last has none
+            scores += chosen_log_probs(logits[: len(following)], following, np).tolist()
+            progress.advance(len(logits))
     return scores
 
 
@@ -84,56 +98,59 @@ def next_tokens(runner: Runner, token_ids: list[int], top: int) -> list[Position
     """The `top` most likely next tokens at each position, with probabilities."""
     positions: list[Position] = []
     logprob: float | None = None
-    for first, logits in logits_by_chunk(runner, token_ids):
-        ids, values = top_log_probs(logits, top, np)  # [T, V] -> 2 x [T, top]
-        for i, row in enumerate(logits):
-            expected = [(int(t), float(np.exp(v))) for t, v in zip(ids[i], values[i], strict=True)]
-            positions.append(Position(token_ids[first + i], logprob, expected))
-            if first + i + 1 < len(token_ids):
-                following = np.asarray([token_ids[first + i + 1]])
-                logprob = float(chosen_log_probs(row[None], following, np)[0])
+    with work("computing logits", len(token_ids), "tokens") as progress:
+        for first, logits in logits_by_chunk(runner, token_ids):
+            ids, values = top_log_probs(logits, top, np)  # [T, V] -> 2 x [T, top]
+            for i, row in enumerate(logits):
+                expected = [(int(t), float(np.exp(v))) for t, v in zip(ids[i], values[i], strict=True)]
+                positions.append(Position(token_ids[first + i], logprob, expected))
+                if first + i + 1 < len(token_ids):
+                    following = np.asarray([token_ids[first + i + 1]])
+                    logprob = float(chosen_log_probs(row[None], following, np)[0])
+            progress.advance(len(logits))
     return positions
-
-
-class AttentionRecorder(WrappedBackend):
-    """Backend wrapper that records the attention weights of one layer."""
-
-    def __init__(self, inner: Backend, layer: int) -> None:
-        super().__init__(inner)
-        self.wanted = layer
-        self.map: NDArray[np.float32] | None = None
-        """[H, T, S]"""
-
-    def observe(self, operation: str, weight: Weight | None, result: Any, **arguments: Any) -> None:
-        """Recompute the map from the layer's queries and keys."""
-        if operation == "attend" and self.layer == self.wanted:
-            keys, _ = arguments["cache"].layer(self.wanted)
-            host = self.chooser.to_host
-            slopes, bias = arguments["slopes"], arguments["bias"]
-            variant = {name: arguments[name] for name in ("causal", "window", "softcap")}
-            variant["slopes"] = None if slopes is None else host(slopes.data)
-            variant["bias"] = None if bias is None else [host(each) for each in bias]
-            q, batch, scale = host(arguments["q"]), arguments["batch"], arguments["scale"]
-            self.map = attention_map(q, host(keys), batch, scale, np, **variant)[0]
-
-
-def attention_map(q: Any, keys: Any, batch: Batch, scale: float, xp: Any, **variant: Any) -> list[Any]:
-    """Attention weights of each sequence [H, n, S], for inspection; arguments as of `attend`."""
-    maps, biases = [], variant.pop("bias", None)
-    for i, span in enumerate(batch.spans):
-        n, H, _ = q[span.start : span.stop].shape
-        variant["bias"] = None if biases is None else biases[i]
-        scores = attention_scores(q[span.start : span.stop], keys, span, span.stop, scale, xp, **variant)
-        maps.append(softmax(scores, xp).reshape(H, n, span.context_len))  # [K, G n, S] -> [H, n, S]
-    return maps
 
 
 def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[np.float32]:
     """The attention weights of each head of one layer over a prompt. [T] -> [H, T, T]; rows sum to 1."""
-    pages = -(-len(token_ids) // runner.backend.memory.page_size)
-    recorder = AttentionRecorder(runner.backend, layer)
-    Runner(runner.model, recorder, PagedCache(runner.model.config, runner.backend, pages)).prefill(
-        TokenSequence(list(token_ids))
-    )
-    assert recorder.map is not None
-    return recorder.map
+    return masked_attention_maps(runner, token_ids, layer)[0]
+
+
+def masked_attention_maps(
+    runner: Runner, token_ids: list[int], layer: int
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The attention maps of a layer, and the pairs that its mask hides, which are no weights of zero.
+
+    [T] -> [H, T, T], [T, T]
+    """
+    apart = runner.apart(_cache_for(runner, token_ids))
+    with put_between(apart, AttentionRecorder(runner.backend, {layer})) as recorder:
+        apart.prefill(TokenSequence(list(token_ids)))
+    return recorder.maps[layer], recorder.masked[layer]
+
+
+def last_attention(
+    runner: Runner, token_ids: list[int], layers: Collection[int], turn: Turn = nullcontext, lora: str | None = None
+) -> NDArray[np.float32]:
+    """The attention weights of the last token in some layers. [T] -> [len(layers), H, T]; rows sum to 1.
+
+    The tokens before it fill a cache of their own, in chunks, each in its own turn. `lora` names the adapter that
+    computes them.
+    """
+    apart, sequence = runner.apart(_cache_for(runner, token_ids)), TokenSequence(list(token_ids), adapter=lora)
+    with work("computing attention", len(token_ids), "tokens") as progress:
+        while sequence.pending > 1:
+            with turn():
+                apart.forward([sequence], [min(CHUNK, sequence.pending - 1)], rows=())
+            progress.advance(sequence.cached - progress.done)
+        with turn(), put_between(apart, AttentionRecorder(runner.backend, layers)) as recorder:
+            apart.prefill(sequence)
+        progress.advance()
+    return np.stack([recorder.maps[layer][:, 0] for layer in layers])  # [H, 1, T] each -> [len(layers), H, T]
+
+
+def _cache_for(runner: Runner, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> PagedCache:
+    """A cache for one sequence and its source, apart from the running requests'."""
+    backend = runner.backend
+    pages = sum(-(-len(ids) // backend.memory.page_size) for ids in (token_ids, source_ids))
+    return PagedCache(runner.model.config, backend, pages, layers=runner.layers)

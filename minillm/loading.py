@@ -5,12 +5,12 @@ Also the choice of backend, device and dtype.
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from .backends.formats import CACHE_FORMATS, FORMATS, WEIGHT_FORMATS
+from .backends.formats import CACHE_FORMATS, WEIGHT_FORMATS
 from .backends.low_rank import AdapterWeights
 from .backends.numpy import NumpyBackend
 from .backends.operations import Backend
@@ -21,13 +21,15 @@ from .config import ModelConfig
 from .decoding.settings import unsupported
 from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, shown
 from .files import read_optional_json, read_text
-from .models import load_adapter, load_model
+from .models import load_adapter, load_model, read_model_config
 from .models.base import Model
+from .pooling import EmbeddingSettings, read_embedding_settings
 from .tokenizer import Tokenizer
 
 _LOGGER = logging.getLogger("minillm")
 
 
+TOOL_USE = "additional_chat_templates/tool_use.jinja"
 BACKENDS = ("auto", "cpu", "numpy")
 """Backends of device "cpu": kernels in C, and NumPy"""
 
@@ -41,6 +43,16 @@ class Placement:
     backend: str = "auto"
     cache_dtype: str = "auto"
     threads: int | None = None
+
+
+class PlacementFields(TypedDict, total=False):
+    """`Placement` as keyword arguments, for type checkers."""
+
+    device: str
+    dtype: str
+    backend: str
+    cache_dtype: str
+    threads: int | None
 
 
 def choose_backend(placement: Placement, max_batch_size: int) -> Backend:
@@ -104,38 +116,45 @@ def _cpu(placement: Placement) -> Backend:
 
 def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     """The CUDA backend on CuPy. "auto" keeps the stored type of weights and computes in it (float16, bfloat16 or
-    float32), so it never rounds float32; weights stored in 8 or 4 bits become float16.
+    float32), so it never rounds float32. With weights in 8 or 4 bits it computes in bfloat16 if the checkpoint is
+    stored in it, else in float16.
 
-    With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds.
+    With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
+    MINILLM_CUDA_DEPENDENT=1 those of a recorded step are launched dependently.
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
     if placement.cache_dtype != "auto":
         raise DeviceError(
-            f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of the weights, "
+            f"cache_dtype {placement.cache_dtype!r} is for a CPU: on 'cuda' the K/V cache has the type of activations, "
             "which dtype says"
-        )
-    if placement.dtype in FORMATS and FORMATS[placement.dtype].scale_bits:
-        raise DeviceError(
-            f"dtype {placement.dtype!r} is not offered on 'cuda': expected 'auto', 'float32', 'float16' or 'bfloat16'"
         )
     from .backends.cuda.backend import CudaBackend
     from .backends.cuda.compiling import CupyLauncher
+    from .backends.cuda.dependent import check_architecture
     from .backends.cuda.device import CupyDevice
 
     launcher = CupyLauncher()  # checks first for a GPU
-    debug = os.environ.get("MINILLM_CUDA_DEBUG") == "1"
-    return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, debug=debug)
+    debug, dependent = (os.environ.get(f"MINILLM_CUDA_{name}") == "1" for name in ("DEBUG", "DEPENDENT"))
+    if dependent:
+        check_architecture(launcher.architecture)
+    switches = {"debug": debug, "dependent": dependent}
+    return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, **switches)
 
 
 def _set_threads(threads: int) -> None:
     """Set the number of BLAS threads of this process. Warns if it exceeds the number of cores."""
     from threadpoolctl import threadpool_limits
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     if threads > cores:
         _LOGGER.warning("threads=%d is more than the %d cores there are: it will be slower", threads, cores)
     threadpool_limits(threads, user_api="blas")
+
+
+def available_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_dtype(dtype: str) -> None:
@@ -174,6 +193,12 @@ class Parts:
     chat_template: ChatTemplate | None = None
     adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
     """LoRA adapters for single requests, by name"""
+    helper_backend: Backend | None = None
+    """Of the helper models, where ranks share the model"""
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    """Settings of embedding"""
+    path: Path | None = None
+    """The checkpoint's folder or GGUF file; None of random weights"""
 
 
 def load_parts(
@@ -184,6 +209,9 @@ def load_parts(
     tokenizer: Name | Tokenizer | None = None,
     adapter: Name | None = None,
     adapters: Mapping[str, Name] | None = None,
+    *,
+    share: Callable[[Path, Sequence[Path]], dict[str, Any]] | None = None,
+    helper_backend: Backend | None = None,
 ) -> Parts:
     """Load a model (the demo model if none is named) and its helper models.
 
@@ -195,6 +223,8 @@ def load_parts(
         tokenizer: replaces the model's own; a chat template in its folder takes precedence over the model's
         adapter: a LoRA adapter to merge into the model: folder or hub id
         adapters: LoRA adapters for single requests, by name
+        share: of the paths of the model and of its adapters: arguments of `load_model` for this process's share
+        helper_backend: backend of the helper models, which are not shared; by default `backend`
 
     Raises:
         ModelError: a model, the adapter or the tokenizer cannot be loaded (see `errors`).
@@ -207,16 +237,24 @@ def load_parts(
     path = DEMO_MODEL if model is None else find_model(model, revision=revision)
     named, template = _named_tokenizer(tokenizer)
     own = read_tokenizer(path) if named is None else None
-    loaded = load_model(path, backend, adapter=None if adapter is None else find_adapter(adapter))
+    merged = None if adapter is None else find_adapter(adapter)
+    folders = {name: find_adapter(where) for name, where in (adapters or {}).items()}
+    part = {} if share is None else share(path, [*([] if merged is None else [merged]), *folders.values()])
+    loaded = load_model(path, backend, adapter=merged, **part)
     if named is not None:
         own = named.for_model(loaded.config.vocab_size)
-    helping = {name: _load_helper(name, where, loaded.config, backend) for name, where in helpers.items()}
+    helping = {
+        name: _load_helper(name, where, loaded.config, helper_backend or backend) for name, where in helpers.items()
+    }
     defaults = read_generation_config(path)
     if own is not None and own.end_ids:
         defaults = {"eos_token_id": list(own.end_ids)} | defaults
     template = template or read_chat_template(path)
-    lora = {name: load_adapter(find_adapter(where), loaded.config, backend) for name, where in (adapters or {}).items()}
-    return Parts(backend, loaded, own, defaults, helping, template, lora)
+    whole = loaded.config if share is None or not folders else read_model_config(path)
+    lora = {name: load_adapter(folder, whole, backend, **part) for name, folder in folders.items()}
+    width = loaded.config.hidden_size
+    embedding = read_embedding_settings(path, causal=not loaded.config.bidirectional, width=width)
+    return Parts(backend, loaded, own, defaults, helping, template, lora, helper_backend, embedding, path)
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:
@@ -253,6 +291,8 @@ def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) 
             f"{name} {os.fspath(where)!r:.100} has a vocabulary of {helper.config.vocab_size} tokens, the model one of "
             f"{config.vocab_size}: they should be equal"
         )
+    if bool(helper.config.encoder_layers) != bool(config.encoder_layers):
+        raise ParameterError(f"{name} {os.fspath(where)!r:.100} and the model should both have an encoder, or neither")
     return helper
 
 
@@ -280,8 +320,8 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
 
     In a folder it is chat_template.jinja, else the one in tokenizer_config.json.
 
-    Of several named templates "default" is used, as in transformers without tools. The folder
-    additional_chat_templates/, whose templates are selected by name, is ignored.
+    Of several named templates "default" is used, and "tool_use" for conversations with tools, as in transformers. They
+    are in tokenizer_config.json, or in the folder additional_chat_templates/; in a GGUF file under keys of their own.
 
     Raises:
         CheckpointError: a file cannot be read, or a template is not text.
@@ -295,12 +335,13 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
     source: str | None
     if path.exists():
-        source = read_text(path)
+        source, other = read_text(path), folder / TOOL_USE
+        tool_use = read_text(other) if other.exists() else None
     else:
-        path, source = config, _default_template(config, settings.get("chat_template"))
+        path, (source, tool_use) = config, _named_templates(config, settings.get("chat_template"))
     if source is None:
         return None
-    return ChatTemplate(source, f"the chat template of {path}", _special_tokens(settings))
+    return ChatTemplate(source, f"the chat template of {path}", _special_tokens(settings), tool_use)
 
 
 def _gguf_template(gguf: GGUF) -> ChatTemplate | None:
@@ -313,23 +354,27 @@ def _gguf_template(gguf: GGUF) -> ChatTemplate | None:
         token_id = gguf.get(f"tokenizer.ggml.{key}_token_id", int)
         if token_id is not None and 0 <= token_id < len(tokens):
             special[f"{name}_token"] = tokens[token_id]
-    return ChatTemplate(source, f"the chat template of {gguf.path}", special)
+    tool_use = gguf.get("tokenizer.chat_template.tool_use", str)
+    return ChatTemplate(source, f"the chat template of {gguf.path}", special, tool_use)
 
 
-def _default_template(path: Path, value: Any) -> str | None:
-    """One template, or the default of `[{"name": ..., "template": ...}]`."""
+def _named_templates(path: Path, value: Any) -> tuple[str | None, str | None]:
+    """One template, or "default" and "tool_use" of `[{"name": ..., "template": ...}]`."""
+    tool_use = None
     if isinstance(value, list) and all(
         isinstance(item, dict) and {"name", "template"} <= item.keys() for item in value
     ):
         named = {str(item["name"]): item["template"] for item in value}
         if "default" not in named:
             logger.warning("%s: no chat template is named default; ignored: %s", path, ", ".join(named))
-        value = named.get("default")
-    if value is not None and not isinstance(value, str):
-        raise CheckpointError(
-            f"{path}: chat_template should be text, or a list of objects with name and template; found {value!r:.60}"
-        )
-    return value
+        value, tool_use = named.get("default"), named.get("tool_use")
+    for source in (value, tool_use):
+        if source is not None and not isinstance(source, str):
+            found = f"found {source!r:.60}"
+            raise CheckpointError(
+                f"{path}: chat_template should be text, or a list of objects with name and template; {found}"
+            )
+    return value, tool_use
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -365,6 +410,8 @@ def affordable_pages(
     position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
     page = position * memory.page_size
     wanted = sequences * (config.max_positions // memory.page_size + 1)
+    if config.encoder_layers:
+        wanted += sequences * (config.max_source_positions // memory.page_size + 1)
     if budget is None:
         budget = max(page, memory.free_bytes() // 2)
     if budget < page:

@@ -6,152 +6,35 @@ of the requests whose rows are ready for their next feeds.
 A failure ends only the request in which it happened: a logits processor that raises, a guide that no token satisfies,
 NaN in its logits. The error is in that request's progress; the others continue, and `step` does not raise.
 
-Continuous batching: Yu et al., "Orca", OSDI 2022, section 4. Requests are queued and admitted in order, as soon as the
-batch has free slots and the cache has pages for their worst case: running requests are never preempted. Prompts are
-computed in chunks, so that a long one does not delay decoding requests.
+Continuous batching: Yu et al., "Orca", OSDI 2022, section 4. Which requests run, and how many tokens of each, is chosen
+by the scheduler (`scheduler.py`).
 """
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from .ahead import DEVICE_ERRORS, Flight, can_run_ahead, land, take_off
+from .backends import compile_seconds, working_time
 from .backends.chooser import Chooser
 from .batch import TokenSequence
-from .cache import PrefixCache
 from .decoding.continuation import FinishReason, Progress
-from .decoding.strategy import Feed, Request, Rows, State, Strategy
+from .decoding.prompt_scores import PromptScores
+from .decoding.strategy import Feed, Request, Rows, Strategy
 from .errors import CacheFullError, EngineStateError, ParameterError
 from .reference.sampling import Draw
-from .runner import Output, Runner
+from .runner import Runner, Slice
+from .scheduler import Active, Limits, Load, Piece, Scheduler
+from .source_text import SourceText
 from .stats import Stats
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one step."""
-
-    max_batch_size: int
-    """Maximum number of sequences"""
-    prefill_chunk: int
-    """Maximum number of prompt tokens"""
-
-
-@dataclass(eq=False)
-class Active:
-    """A queued or running request."""
-
-    id: int
-    request: Request
-    strategy: Strategy
-    width: int
-    """Maximum number of sequences it runs at once"""
-    pages: int
-    """Maximum number of pages it needs"""
-    state: State | None = None
-    live: dict[str, list[TokenSequence]] = field(default_factory=dict)
-    """Sequences by model, in the order of the last feeds to it"""
-    feeds: list[Feed] = field(default_factory=list)
-    fed: list[TokenSequence] = field(default_factory=list)
-    """The sequence of each feed"""
-    outputs: list["Slice | None"] = field(default_factory=list)
-    """Output of each feed; None until it is computed"""
-    started: bool = False
-    """True once the prompt has been computed"""
-
-    @property
-    def ready(self) -> bool:
-        """True if the outputs of all feeds are computed."""
-        return bool(self.outputs) and None not in self.outputs
-
-    def keep_outputs(self) -> None:
-        """Copy the outputs so far, so that they outlive the next forward pass."""
-        self.outputs = [piece and piece.copy() for piece in self.outputs]
-
-    def divisible(self, i: int) -> bool:
-        """True if feed i may be computed in chunks: only its last row is needed and it is its model's only feed."""
-        feed = self.feeds[i]
-        if feed.rows != "last" or self.fed[i].pending == 1:
-            return False
-        return sum(other.model == feed.model for other in self.feeds) == 1
-
-
-class Scheduler:
-    """First-come, first-served scheduler."""
-
-    def __init__(self, limits: Limits, num_pages: int) -> None:
-        self.limits = limits
-        self.waiting: deque[Active] = deque()
-        self.running: list[Active] = []
-        self._places = limits.max_batch_size
-        self._pages = num_pages
-
-    def admit(self) -> list[Active]:
-        """Move requests from the queue into the batch, in order, while they fit."""
-        admitted = []
-        while self.waiting and self.waiting[0].width <= self._places and self.waiting[0].pages <= self._pages:
-            active = self.waiting.popleft()
-            self._places -= active.width
-            self._pages -= active.pages
-            self.running.append(active)
-            admitted.append(active)
-        return admitted
-
-    def remove(self, active: Active) -> None:
-        """Remove a finished or aborted request, running or queued."""
-        if active in self.running:
-            self.running.remove(active)
-            self._places += active.width
-            self._pages += active.pages
-        else:
-            self.waiting.remove(active)
-
-    def counts(self, sequences: Iterable[tuple[TokenSequence, bool]]) -> list[int]:
-        """Number of pending tokens of each sequence to compute in the next forward pass.
-
-        Args:
-            sequences: each with True if it may be computed in chunks
-
-        Returns:
-            All pending tokens of a sequence that may not be split; the others, in order, share `prefill_chunk`.
-        """
-        budget = self.limits.prefill_chunk
-        counts = []
-        for sequence, divisible in sequences:
-            count = min(sequence.pending, budget) if divisible else sequence.pending
-            if divisible:
-                budget -= count
-            counts.append(count)
-        return counts
-
-
-class Slice(NamedTuple):
-    """One feed's rows of a forward pass."""
-
-    output: Output
-    first: int
-    stop: int
-    own: bool = False
-    """True if the output is a copy with only these rows"""
-
-    def copy(self) -> "Slice":
-        """A copy of the rows, which outlives the next forward pass."""
-        if self.own:
-            return self
-        rows = slice(self.first, self.stop)
-        output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
-        return Slice(output, 0, self.stop - self.first, own=True)
-
-
 def place_of_choice(group: Sequence[Active], chooser: Chooser) -> Chooser:
-    """The chooser of requests with the same strategy: that of the backend that made their logits, or its host.
-
-    It is the host if the strategy or a guide does anything with the logits but choose.
-    """
-    looked_at = any(active.request.guide is not None for active in group) or not group[0].strategy.on_device
-    return chooser.host if looked_at else chooser
+    """The chooser of requests advanced together: that of the backend that made their logits, or its host."""
+    return chooser if group[0].strategy.on_device else chooser.host
 
 
 def gather(group: Sequence[Active], chooser: Chooser, place: Chooser) -> Rows:
@@ -178,37 +61,39 @@ def _end_to_end(slices: list[Slice], part: Literal["logits", "hidden"], xp: Any)
     return whole if stop - first == len(whole) else whole[first:stop]
 
 
-class PendingFeed(NamedTuple):
-    """The tokens of one feed to compute in one forward pass."""
-
-    active: Active
-    feed: int
-    """Index among the feeds of the request"""
-    tokens: int
-    """Number of tokens to compute"""
-
-
 class StepLoop:
     """Runs requests concurrently, step by step."""
 
-    def __init__(self, runners: dict[str, Runner], limits: Limits, *, prefix_cache: bool = False) -> None:
+    def __init__(self, runners: dict[str, Runner], limits: Limits) -> None:
         """Args:
         runners: by model name as in `Feed.model`; "target" is required
         limits: of one step
-        prefix_cache: keep finished sequences for prompts with the same prefix
         """
         self.runners = runners
         self.stats = Stats()
-        pages = min((runner.cache.num_pages for runner in runners.values()), default=0)
-        self.scheduler = Scheduler(limits, pages)
-        self._prefixes = PrefixCache(runners["target"].cache) if prefix_cache else None
+        if any(runner.model.config.keys_follow_length for runner in runners.values()):
+            limits = replace(limits, headroom=None)  # keys that are computed again would be others
+        self.scheduler = self._new_scheduler(limits)
         self._requests: dict[int, list[Active]] = {}
         """The unfinished parts of each request."""
         self._progress: list[tuple[int, Progress]] = []
-        self._next_id = 0
+        self._deadlines: dict[int, float] = {}
+        self._next_id = self._arrivals = 0
+        self._runs_ahead = can_run_ahead([*runners.values()])
+        self._flight: Flight | None = None
+        """A decode step that was launched ahead (`ahead.py`)"""
 
-    def add(self, request: Request, strategy: Strategy) -> int:
+    def _new_scheduler(self, limits: Limits) -> Scheduler:
+        return Scheduler(limits, {name: runner.cache for name, runner in self.runners.items()}, self.stats)
+
+    def add(self, request: Request, strategy: Strategy, *, priority: int = 0, deadline: float | None = None) -> int:
         """Queue a request. Independent sequences run in several parts if the batch is too small for all.
+
+        Args:
+            request: to be run
+            strategy: that runs it
+            priority: smaller ones are admitted first, get pages first and are preempted last; equal ones by arrival
+            deadline: in seconds of `time.monotonic()`; the first step after it ends the request with "timeout"
 
         Raises:
             ParameterError: it needs more sequences at once than the batch has slots.
@@ -224,7 +109,7 @@ class StepLoop:
                 f"the request needs {width} sequences at once, and max_batch_size is {limit}: raise max_batch_size to "
                 f"at least {width}"
             )
-        pages = self._pages_needed(request, min(width, limit), strategy.extra_positions)
+        pages = self._pages_needed(request, min(width, limit), request.max_new_tokens + strategy.extra_positions)
         available = min(runner.cache.num_pages for runner in self.runners.values())
         if pages > available:
             raise CacheFullError(
@@ -232,21 +117,33 @@ class StepLoop:
                 "raise cache_bytes, or lower max_new_tokens or the number of sequences"
             )
         self._next_id += 1
-        actives = [Active(self._next_id, part, strategy, width, pages) for part, width in parts]
-        self._requests[self._next_id] = actives
-        self.scheduler.waiting += actives
+        self._requests[self._next_id] = []
+        for part, part_width in parts:
+            active = Active(self._next_id, part, strategy, part_width, priority, self._arrivals)
+            headroom = self.scheduler.limits.headroom
+            ahead = request.max_new_tokens if headroom is None else min(headroom, request.max_new_tokens)
+            active.first_pages = self._pages_needed(request, part_width, ahead + strategy.extra_positions)
+            active.max_pages = pages
+            self._arrivals += 1
+            self._requests[self._next_id].append(active)
+            self.scheduler.add(active)
+        if deadline is not None:
+            self._deadlines[self._next_id] = deadline
         return self._next_id
 
-    def _pages_needed(self, request: Request, width: int, extra_positions: int = 0) -> int:
-        """Maximum number of pages of a request: its sequences share the prompt's full pages; all others may differ.
+    def _pages_needed(self, request: Request, width: int, positions: int) -> int:
+        """Maximum number of pages of a request with so many positions after the prompt.
 
-        They share none where each may be computed anew. Each model's cache has the same number of pages, and no model
-        uses more of them than the target.
+        Its sequences share the prompt's full pages; all others may differ.
+
+        They share none where each may be computed anew, and always their source. Each model's cache has the same number
+        of pages, and no model uses more of them than the target.
         """
         cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
         recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
         shared = prompt // cache.page_size if request.settings.use_cache and not recomputed else 0
-        return shared + width * (cache.pages_for(prompt + request.max_new_tokens + extra_positions) - shared)
+        source = cache.pages_for(len(request.source_ids or ()))
+        return source + shared + width * (cache.pages_for(prompt + positions) - shared)
 
     @property
     def busy(self) -> bool:
@@ -262,13 +159,22 @@ class StepLoop:
 
         A request that fails ends with the reason "error" and the error in its progress.
         """
-        for active in self.scheduler.admit():
-            self._begin(active)
-        began = time.perf_counter()
-        prompts = any(not active.started for active in self.scheduler.running)
-        tokens = sum(self._timed_forward(name, prompts) for name in self.runners)
-        self._ask([active for active in self.scheduler.running if active.ready])
-        seconds = time.perf_counter() - began
+        self._end_overdue()
+        admitted = self.scheduler.admit()
+        for active in admitted:
+            if active.state is None:
+                self._begin(active)
+        began, compiled = working_time(), compile_seconds()
+        prompts = False
+        tokens = self._read_ahead(alone=not admitted)
+        if tokens is None:
+            prompts = any(not active.started or active.lost for active in self.scheduler.running)
+            tokens = sum(self._timed_forward(name, prompts) for name in self.runners)
+            self._ask([active for active in self.scheduler.running if active.ready])
+        if self._runs_ahead and self._flight is None and not self.scheduler.may_admit:
+            self._flight = take_off(self.runners["target"], self.scheduler.running)
+        seconds = working_time() - began
+        self.stats.compile_seconds += compile_seconds() - compiled
         self.stats.steps += 1
         if prompts:
             self.stats.prefill_tokens += tokens
@@ -298,6 +204,10 @@ class StepLoop:
         """
         return self._cut_off(request_id, "abort")
 
+    def load(self) -> Load:
+        """Use of the engine now."""
+        return self.scheduler.load()
+
     def reset(self) -> None:
         """Restore a consistent state after a step was interrupted.
 
@@ -305,24 +215,25 @@ class StepLoop:
         """
         for runner in self.runners.values():
             runner.cache.clear()
-        if self._prefixes is not None:
-            self._prefixes = PrefixCache(self.runners["target"].cache)
-        requests, waiting = self._requests, set(map(id, self.scheduler.waiting))
-        self._requests = {}
-        pages = min((runner.cache.num_pages for runner in self.runners.values()), default=0)
-        self.scheduler = Scheduler(self.scheduler.limits, pages)
+        requests, waiting = self._requests, self.scheduler.waiting
+        self._requests, self._flight = {}, None
+        self.scheduler = self._new_scheduler(self.scheduler.limits)
         error = EngineStateError("the step that computed this request was interrupted")
         for request_id, actives in requests.items():
-            if all(id(active) in waiting for active in actives):
+            if all(active in waiting and active.state is None for active in actives):
                 self._requests[request_id] = actives
-                self.scheduler.waiting += actives
+                for active in actives:
+                    self.scheduler.add(active)
             else:
+                self._deadlines.pop(request_id, None)
                 ends = (Progress(i, finish_reason="error", error=error) for a in actives for i in a.request.indices)
                 self._progress += ((request_id, end) for end in ends)
+                self._mark_end(request_id)
 
     # --- a request's beginning and end ---------------------------------------------------------------------------
 
     def _begin(self, active: Active) -> None:
+        active.admitted_at, active.prompt_scores = time.monotonic(), active.request.prompt_scores
         try:
             active.state, feeds = active.strategy.begin(active.request)
         except Exception as error:
@@ -341,33 +252,49 @@ class StepLoop:
         """End all parts of a request early. Returns their last progress."""
         progress: list[Progress] = []
         for active in self._requests.get(request_id, ()):
+            if reason == "timeout" and active.state is not None:
+                with suppress(Exception):  # of a text that cannot be decoded: then there are no results
+                    active.strategy.give_up(active.state)
             results = [] if active.state is None else active.state.results
             for continuation in results:
                 if continuation.finish_reason is None:
                     continuation.cut_off(reason)
             told = [p for continuation in results if (p := continuation.take())]
-            progress += [replace(p, error=error) if p.finish_reason == "error" else p for p in told]
             missing = set(active.request.indices) - {continuation.index for continuation in results}
-            progress += [Progress(index, finish_reason=reason, error=error) for index in sorted(missing)]
+            told += [Progress(index, finish_reason=reason) for index in sorted(missing)]
+            for piece in told:
+                piece.error = error if piece.finish_reason == "error" else None
+                progress.append(active.reported(piece))
         for active in list(self._requests.get(request_id, ())):
             self._end(active)
+        if progress:
+            progress[-1].request_finished = True
         return progress
 
+    def _end_overdue(self) -> None:
+        """End the requests whose deadline has passed."""
+        now = time.monotonic() if self._deadlines else 0.0
+        for request_id in [request_id for request_id, deadline in self._deadlines.items() if deadline <= now]:
+            self._progress += [(request_id, progress) for progress in self._cut_off(request_id, "timeout")]
+
     def _end(self, active: Active) -> None:
-        """Free a finished request's sequences; its longest one goes to the prefix cache."""
+        """Free a finished request's sequences; prompts may find them, unless the request failed."""
         if active.state is not None and active.state.speculation is not None:
             self.stats.speculation.add(active.state.speculation)
         failed = active.state is not None and active.state.error is not None
         for name, live in active.live.items():
-            if self._prefixes is not None and name == "target" and live and not failed:
-                self._prefixes.keep(max(live, key=lambda sequence: sequence.cached))
+            cache = self.runners[name].cache
             for sequence in live:
-                self.runners[name].cache.free(sequence)
+                if failed:
+                    cache.discard(sequence)
+                else:
+                    cache.retire(sequence)
         self.scheduler.remove(active)
         parts = self._requests[active.id]
         parts.remove(active)
         if not parts:
             del self._requests[active.id]
+            self._deadlines.pop(active.id, None)
 
     def _place(self, active: Active, feeds: list[Feed]) -> None:
         """Make the sequences of the feeds."""
@@ -379,48 +306,35 @@ class StepLoop:
                 active.live[name] = runner.place(active.live.get(name, []), mine)
                 for sequence in active.live[name] if name == "target" else ():
                     sequence.adapter = active.request.settings.lora
+                if active.request.source_ids is not None:
+                    source = active.sources.setdefault(name, SourceText(active.request.source_ids))
+                    for sequence in active.live[name]:
+                        sequence.source, sequence.private = source, True  # its keys depend on the source too
                 placed[name] = iter(active.live[name])
         active.fed = [next(placed[feed.model]) for feed in feeds]
         if not active.request.settings.use_cache:  # the naive way: every step recomputes everything
             for feed, sequence in zip(feeds, active.fed, strict=True):
+                sequence.private = True
                 self.runners[feed.model].cache.forget(sequence)
-        self._reuse_prefix(active)
-
-    def _reuse_prefix(self, active: Active) -> None:
-        """Reuse the longest cached prefix of a prompt."""
-        if active.started or self._prefixes is None or not active.request.settings.use_cache:
-            return
-        if active.feeds[0].model != "target" or active.feeds[0].rows == "all":  # cached positions have no logits
-            return
-        known = self._prefixes.match(active.fed[0].token_ids, active.fed[0].adapter)
-        if known is not None:
-            active.fed[0].pages, active.fed[0].cached = known.pages, known.cached
 
     def _timed_forward(self, name: str, prompts: bool) -> int:
-        began = time.perf_counter()
+        began = working_time()
         tokens = self._forward(name)
         if tokens and not prompts:
             self.stats.decode_passes[name] += 1
-            self.stats.decode_pass_seconds[name] += time.perf_counter() - began
+            self.stats.decode_pass_seconds[name] += working_time() - began
         return tokens
 
     def _forward(self, name: str) -> int:
         """Run one model over its pending tokens. Returns the number of tokens computed."""
-        waiting = [
-            (active, i)
-            for active in self.scheduler.running
-            for i, feed in enumerate(active.feeds)
-            if feed.model == name and active.outputs[i] is None
-        ]
-        if not waiting:
+        work = self.scheduler.schedule(name)
+        if not work:
             return 0
-        counts = self.scheduler.counts((active.fed[i], active.divisible(i)) for active, i in waiting)
-        work = [PendingFeed(active, i, count) for (active, i), count in zip(waiting, counts, strict=True) if count]
-        order: dict[int, int] = {}  # of strategies, so that the rows of each are adjacent
-        work.sort(key=lambda one: order.setdefault(id(one.active.strategy), len(order)))
+        order: dict[object, int] = {}  # of strategies, so that rows of one call are adjacent
+        work.sort(key=lambda piece: order.setdefault(piece.active.strategy.batch_key, len(order)))
         return self._compute(name, work)
 
-    def _compute(self, name: str, work: Sequence[PendingFeed]) -> int:
+    def _compute(self, name: str, work: Sequence[Piece]) -> int:
         """Run one forward pass; if it fails, one per request, and requests that fail again end.
 
         A failed pass marks no token as cached, so its tokens are recomputed.
@@ -440,7 +354,7 @@ class StepLoop:
                     one.active.keep_outputs()
             return tokens
 
-    def _pass(self, name: str, work: Sequence[PendingFeed]) -> int:
+    def _pass(self, name: str, work: Sequence[Piece]) -> int:
         """Run one forward pass over the pending tokens of several feeds. Returns the number of tokens computed.
 
         Raises:
@@ -449,17 +363,29 @@ class StepLoop:
         rows: list[int] = []
         draws: list[Draw | None] = []
         completed: list[tuple[Active, int, slice]] = []
+        scored: list[tuple[PromptScores, slice]] = []
         stop = 0
-        for active, i, count in work:
-            feed = active.feeds[i]
+        for piece in work:
+            active, i, sequence, count, _ = piece
+            if active.cached_tokens is None and name == "target":
+                active.cached_tokens = sequence.cached
+            if (positions := piece.scored) and active.prompt_scores is not None and i is not None:
+                scored.append((active.prompt_scores, slice(len(rows), len(rows) + len(positions))))
+                if active.feeds[i].rows == "last":  # else they are among the feed's own
+                    first = stop - sequence.cached  # row of position 0
+                    rows += range(first + positions.start, first + positions.stop)
+                    draws += [None] * len(positions)
             stop += count
-            if count == active.fed[i].pending:
+            if i is not None and count == sequence.pending:
+                feed = active.feeds[i]
                 wanted = 1 if feed.rows == "last" else len(feed.tokens)
                 completed.append((active, i, slice(len(rows), len(rows) + wanted)))
                 rows += range(stop - wanted, stop)
                 draws += [None] * (wanted - 1) + [feed.draw]
-        sequences, counts = [one.active.fed[one.feed] for one in work], [one.tokens for one in work]
+        sequences, counts = [piece.sequence for piece in work], [piece.tokens for piece in work]
         output = self.runners[name].forward(sequences, counts, rows, draws)
+        for scores, part in scored:
+            scores.add(self.runners[name].backend.chooser, output.logits[part])
         for active, i, part in completed:
             active.outputs[i] = Slice(output, part.start, part.stop)
         for active, _, _ in completed:
@@ -467,11 +393,77 @@ class StepLoop:
                 active.keep_outputs()
         return stop
 
+    def _read_ahead(self, *, alone: bool) -> int | None:
+        """Read the tokens of the step that was launched ahead. Returns the number of sequences that it advanced.
+
+        None: no step was, or it has to be computed again, in the ordinary way.
+
+        Args:
+            alone: no other request is to be served next, so that the next step is launched before this one is read
+        """
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return None
+        began, runner = working_time(), self.runners["target"]
+        following = flight.follow(runner) if alone else None
+        try:
+            tokens = flight.read()
+        except DEVICE_ERRORS:  # the ordinary way will meet it again, and tell the requests
+            tokens = None
+        if tokens is None:
+            land(flight)
+            return None
+        advanced = self._take_tokens(flight, tokens.tolist())
+        if following is None:
+            land(flight)
+        self._flight = following
+        self.stats.decode_passes["target"] += 1
+        self.stats.decode_pass_seconds["target"] += working_time() - began
+        return advanced
+
+    def _take_tokens(self, flight: Flight, tokens: list[int]) -> int:
+        """Give the sequences of a flight their tokens. Returns how many had not ended since it was launched."""
+        advanced, cache = 0, self.runners["target"].cache
+        ended: dict[Active, list[TokenSequence]] = {}
+        for row, token in zip(flight.rows, tokens, strict=True):
+            active, continuation, sequence = row.active, row.continuation, row.sequence
+            if continuation.finish_reason is not None:
+                continue
+            advanced += 1
+            cache.advance(sequence, 1)
+            try:
+                if continuation.push(token):
+                    ended.setdefault(active, []).append(sequence)
+                else:
+                    sequence.token_ids.append(token)
+            except Exception as error:
+                self._fail(active, error)
+                continue
+            if (progress := continuation.take()) is not None:
+                self._progress.append((active.id, active.reported(progress)))
+        for active, sequences in ended.items():
+            self._end_sequences(active, sequences)
+        return advanced
+
+    def _end_sequences(self, active: Active, sequences: list[TokenSequence]) -> None:
+        """Free sequences of a request whose continuations have ended, and the request if they were the last."""
+        live = active.live["target"]
+        if active not in self._requests.get(active.id, ()):  # another part of the request has failed
+            return
+        if len(sequences) == len(live):
+            self._end(active)
+            if active.id not in self._requests:
+                self._mark_end(active.id)
+            return
+        for sequence in sequences:
+            live.remove(sequence)
+            self.runners["target"].cache.free(sequence)
+
     def _ask(self, ready: list[Active]) -> None:
-        """Advance the ready requests, grouped by strategy."""
-        groups: dict[int, list[Active]] = {}
+        """Advance the ready requests, grouped by the calls that serve them."""
+        groups: dict[object, list[Active]] = {}
         for active in ready:
-            groups.setdefault(id(active.strategy), []).append(active)
+            groups.setdefault(active.strategy.batch_key, []).append(active)
         for group in groups.values():
             self._advance(group)
 
@@ -491,12 +483,25 @@ class StepLoop:
         for active, state, feeds in zip(group, states, answers, strict=True):
             if active.id not in self._requests:  # another part of the request has failed
                 continue
-            active.started = True
+            if not active.started:
+                active.started, active.started_at = True, time.monotonic()
+                self.stats.prompt_tokens += len(active.request.given_ids)
+                self.stats.cached_tokens += active.cached_tokens or 0
             if state.error is not None:
                 self._fail(active, state.error)
                 continue
-            self._progress += [(active.id, p) for c in state.results if (p := c.take())]
+            self._progress += [(active.id, active.reported(p)) for c in state.results if (p := c.take())]
             if feeds:
                 self._place(active, feeds)
             else:
                 self._end(active)
+                if active.id not in self._requests:
+                    self._mark_end(active.id)
+
+    def _mark_end(self, request_id: int) -> None:
+        """Mark the last progress of a request that has ended."""
+        last = next((progress for i, progress in reversed(self._progress) if i == request_id), None)
+        if last is None:
+            last = Progress(0)
+            self._progress.append((request_id, last))
+        last.request_finished = True

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .engine import Engine
 from .errors import PromptError
 from .models.base import weights_of
+from .progress import showing, work
 from .request import need_tokenizer
 
 HELD_OUT = Path(__file__).parent / "assets" / "demo-opt" / "held_out.txt"
@@ -32,13 +33,17 @@ def windows(engine: Engine, text: str) -> Iterator[list[int]]:
         yield start + ids[first : first + length]
 
 
-def perplexity(engine: Engine, text: str) -> float:
+def perplexity(engine: Engine, text: str, *, progress: bool = True) -> float:
     """exp of the mean negative log-likelihood per token. Windows are independent: the text before one is not seen.
+
+    `progress` shows a bar on a terminal or in a notebook.
 
     Raises:
         PromptError: as `windows`.
     """
-    scores = [engine.score(ids) for ids in windows(engine, text)]
+    pieces = list(windows(engine, text))
+    with showing(progress), work("scoring", sum(map(len, pieces)), "tokens"):  # `score` adds to it
+        scores = [engine.score(ids) for ids in pieces]
     tokens = sum(len(score.token_ids) - 1 for score in scores)
     return math.exp(-math.fsum(score.total for score in scores) / tokens)
 
@@ -55,5 +60,7 @@ def relative_error(values: NDArray[np.float32], exact: NDArray[np.float32]) -> f
 
 
 def weight_bytes(engine: Engine) -> int:
-    """Bytes of all weights in memory; tied embeddings count once."""
+    """Bytes of all weights in memory, of all ranks together; tied embeddings count once."""
+    if engine.ranks is not None:
+        return sum(held.bytes for held in engine.ranks.weights)
     return sum(weight.nbytes for weight in weights_of(engine.runner.model))

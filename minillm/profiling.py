@@ -22,14 +22,15 @@ from .backends.weights import RandomTensor
 from .cache import PagedCache
 from .decoding.resolving import strategy_for
 from .decoding.strategy import Request
-from .engine import PREFILL_CHUNK, Engine
+from .engine import Engine
 from .errors import ParameterError
 from .hardware import CHIPS, Hardware, best_of, probe, read_bandwidth
-from .loop import Limits, StepLoop
-from .models.base import Model
+from .loop import StepLoop
+from .progress import showing, work
 from .reference.cost import Cost
 from .request import Prompt
 from .runner import Runner
+from .scheduler import Limits
 
 PhaseName = Literal["prefill", "decode"]
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
@@ -228,15 +229,23 @@ def _passes(calls: Iterable[Call]) -> list[list[Call]]:
 
 
 def profile(
-    engine: Engine, prompts: Sequence[Prompt], *, repeat: int = 1, hardware: Hardware | None = None, **fields: Any
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    repeat: int = 1,
+    hardware: Hardware | None = None,
+    progress: bool = True,
+    **fields: Any,
 ) -> Profile:
     """Run prompts as one batch and time their operations.
 
     Args:
-        engine: provides model and backend; its cache and requests are not touched
+        engine: provides model and backend; its cache and requests are not touched. Where ranks share it, this one is
+            timed
         prompts: the batch
         repeat: number of rounds, after one warm-up round
         hardware: source of the floors; by default this machine, which is probed
+        progress: show a bar on a terminal or in a notebook
         **fields: fields of `GenerationConfig`
 
     Raises:
@@ -246,9 +255,14 @@ def profile(
     backend, model = engine.runner.backend, engine.runner.model
     hardware = hardware or probe_with(backend)
     watching = TimingBackend(backend)
-    plain, watched = (_loop(model, backend, requests) for backend in (backend, watching))
-    rounds = [list(_round(plain, watched, watching, requests)) for _ in range(repeat + 1)]
-    steps = [step for one in rounds[1:] for step in one]
+    plain, watched = (_loop(engine.runner, backend, requests) for backend in (backend, watching))
+    tokens = sum(len(request.prompt_ids) + request.max_new_tokens - 1 for request in requests)
+    steps: list[ProfiledStep] = []
+    with showing(progress), work("profiling", (repeat + 1) * tokens, "tokens") as profiling:
+        for number in range(repeat + 1):
+            for step in _round(plain, watched, watching, requests):
+                steps += [step] if number else []
+                profiling.advance(step.tokens)
     return Profile(steps, model.config.num_layers, hardware, _arithmetic(backend))
 
 
@@ -287,7 +301,7 @@ def _product_rate(backend: Backend, rows: int = 512, width: int = 1536) -> float
     return 2 * rows * width * width / best_of(product)
 
 
-def _loop(model: Model, backend: Backend, requests: Sequence[Request]) -> StepLoop:
+def _loop(runner: Runner, backend: Backend, requests: Sequence[Request]) -> StepLoop:
     """A step loop with its own cache, as large as the requests need."""
     width = pages = 0
     for request in requests:
@@ -295,8 +309,9 @@ def _loop(model: Model, backend: Backend, requests: Sequence[Request]) -> StepLo
         longest = len(request.prompt_ids) + request.max_new_tokens + strategy.extra_positions
         width += strategy.max_sequences
         pages += strategy.max_sequences * -(-longest // backend.memory.page_size)
-    cache = PagedCache(model.config, backend, pages)
-    return StepLoop({"target": Runner(model, backend, cache)}, Limits(width, PREFILL_CHUNK))
+        pages += -(-len(request.source_ids or ()) // backend.memory.page_size)
+    cache = PagedCache(runner.model.config, backend, pages, layers=runner.layers)
+    return StepLoop({"target": runner.apart(cache, backend)}, Limits.of(backend.memory, width))
 
 
 def _round(

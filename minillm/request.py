@@ -1,11 +1,10 @@
-"""Requests made from prompts and generation parameters, and their results: events, completions, scores."""
+"""Requests made from prompts and generation parameters."""
 
 import copy
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any
@@ -14,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import ModelConfig
-from .decoding.continuation import FinishReason, Progress, StopStrings, TextStream, TopLogProbs
+from .decoding.continuation import StopStrings, TextStream
 from .decoding.guided import Guide, GuideMaker
 from .decoding.resolving import new_token_limit, resolve
 from .decoding.settings import GenerationConfig, Settings
 from .decoding.strategy import Request
 from .errors import ParameterError, PromptError, listed, shown
+from .reference.philox import fold_in
 from .tokenizer import LAYOUTS, Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -96,6 +96,11 @@ def need_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
+def source_config(config: ModelConfig) -> ModelConfig:
+    """The configuration that the text of an encoder-decoder's encoder is checked against."""
+    return replace(config, max_positions=config.max_source_positions)
+
+
 def _is_series(value: Any) -> bool:
     """True if its members may be token ids or prompts; not so for bytes and 0-d arrays."""
     if isinstance(value, np.ndarray):
@@ -112,7 +117,8 @@ def _length(value: Any) -> int:
 
 def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
     if not _is_series(prompt):
-        raise PromptError(f"a prompt should be text or a list of token ids, found {shown(prompt)}")
+        hint = "; decode it first" if isinstance(prompt, bytes | bytearray | memoryview) else ""
+        raise PromptError(f"a prompt should be text or a list of token ids, found {shown(prompt)}{hint}")
     _check_length(_length(prompt), config, room)
     if isinstance(prompt, np.ndarray):
         if prompt.ndim != 1 or (prompt.dtype.kind not in "iuO" and prompt.size):
@@ -121,8 +127,13 @@ def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
         prompt = prompt.tolist()
     for value in prompt:
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise PromptError(f"a prompt should be text or a list of token ids, found {shown(value)} in it")
+            hint = _HINTS.get(type(value), "")
+            raise PromptError(f"a prompt should be text or a list of token ids, found {shown(value)} in it{hint}")
     return [int(value) for value in prompt]
+
+
+_HINTS: dict[type, str] = {bytes: "; decode it first", dict: "; messages are for `chat`", str: "; give one prompt here"}
+"""Advice about members of these types"""
 
 
 def _check_length(tokens: int, config: ModelConfig, room: int) -> None:
@@ -133,105 +144,6 @@ def _check_length(tokens: int, config: ModelConfig, room: int) -> None:
 def _too_long(length: str, config: ModelConfig, room: int) -> PromptError:
     more = f", which must leave room for {room} more" if room else ""
     return PromptError(f"the prompt has {length}; the context holds {config.max_positions}{more}")
-
-
-@dataclass(frozen=True)
-class Event:
-    """New tokens and text of one continuation of a request after a step."""
-
-    request_id: int
-    index: int
-    """Index among the request's returned sequences"""
-    text: str
-    """New final text: whole characters, no part of a stop string. The result is the concatenation over events"""
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()
-    """Natural logarithm of each token's probability under the model; only if requested"""
-    top_logprobs: tuple[TopLogProbs, ...] = ()
-    finish_reason: FinishReason | None = None
-    """Set in the last event: "stop" (end-of-sequence token or stop string), "length", "abort" or "error\""""
-    score: float | None = None
-    """Score of a beam: summed log-probability / length ** length_penalty"""
-    error: Exception | None = None
-    """The cause if `finish_reason` is "error": an exception of your logits processor, a guide that no token satisfies,
-    NaN in the logits"""
-
-    @classmethod
-    def of(cls, request_id: int, progress: Progress) -> "Event":
-        """The event for a continuation's progress."""
-        return cls(
-            request_id,
-            progress.index,
-            progress.text,
-            progress.token_ids,
-            progress.log_probs,
-            progress.top_log_probs,
-            progress.finish_reason,
-            progress.score,
-            progress.error,
-        )
-
-
-@dataclass
-class Completion:
-    """One returned sequence, without the prompt unless `echo` asked for it."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] | None = None
-    top_logprobs: list[TopLogProbs] | None = None
-    score: float | None = None
-    finish_reason: FinishReason | None = None
-
-    def add(self, event: Event) -> None:
-        """Append the contents of an event."""
-        self.text += event.text
-        self.token_ids += event.token_ids
-        if event.logprobs:
-            self.logprobs = [*(self.logprobs or []), *event.logprobs]
-        if event.top_logprobs:
-            self.top_logprobs = [*(self.top_logprobs or []), *event.top_logprobs]
-        self.score = event.score
-        self.finish_reason = event.finish_reason
-
-
-@dataclass
-class Generation:
-    """Result of one prompt."""
-
-    prompt_token_ids: list[int]
-    completions: list[Completion]
-    prompt_logprobs: list[float | None] | None = None
-    """With `echo` and `logprobs`: log-probability of each prompt token given those before it; None for the first"""
-
-    @property
-    def text(self) -> str:
-        """The first completion's text."""
-        return self.completions[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The first completion's tokens."""
-        return self.completions[0].token_ids
-
-
-@dataclass(frozen=True)
-class Score:
-    """Log-probabilities of a text's tokens."""
-
-    token_ids: list[int]
-    logprobs: list[float | None]
-    """Natural logarithms; None for the first token"""
-
-    @property
-    def total(self) -> float:
-        """Summed log-probability of all tokens after the first."""
-        return math.fsum(value for value in self.logprobs if value is not None)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(-mean log-probability); 1 for fewer than two tokens."""
-        return math.exp(-self.total / max(1, len(self.token_ids) - 1))
 
 
 logger = logging.getLogger("minillm")
@@ -253,25 +165,83 @@ class RequestMaker:
     adapters: tuple[str, ...] = ()
     """Names of LoRA adapters for single requests"""
 
-    def make(self, prompt: Prompt, wanted: GenerationConfig, *, batch_id: int = 0) -> Request:
-        """Encode the prompt and resolve every field. `batch_id` is its index in a list of prompts.
+    def make(
+        self,
+        prompt: Prompt,
+        wanted: GenerationConfig,
+        *,
+        batch_id: int = 0,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Request:
+        """Encode the prompt and resolve every field.
+
+        Args:
+            prompt: text or token ids
+            wanted: the user's fields
+            batch_id: index of the prompt in a list of prompts, which is folded into the seed
+            priority: as in `Request`; likewise `timeout`
+            timeout: in seconds
 
         Raises:
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
             ParameterError: a field is unknown, impossible or without effect.
         """
-        ids = encode_prompt(prompt, self.tokenizer, self.config, room=1)
+        room = 0 if isinstance(wanted.max_new_tokens, int) and not wanted.max_new_tokens else 1
+        source = None
+        if self.config.encoder_layers:
+            source = encode_prompt(prompt, self.tokenizer, source_config(self.config))
+            ids = self._decoder_prompt(wanted, room)
+        else:
+            ids = encode_prompt(prompt, self.tokenizer, self.config, room=room)
         settings = self._settle(wanted, len(ids))
+        if settings.do_sample and batch_id:
+            settings = replace(settings, seed=fold_in(settings.seed, batch_id))
+        request = Request(ids, settings, batch_id=batch_id, priority=priority, timeout=timeout, source_ids=source)
         if self.tokenizer is not None:
-            settings = _stopping_at_special_tokens(self.tokenizer, settings, self.config.vocab_size)
-            stream, guide = _stream_maker(self.tokenizer, ids, settings), self._guide_maker(settings)
-            return Request(ids, settings, stream, batch_id, guide)
+            request.spelled = _spelled_by_stop_strings(self.tokenizer, settings, self.config.vocab_size)
+            if request.spelled:  # decoded text does not contain them
+                ends = tuple(dict.fromkeys([*settings.eos_token_ids, *request.spelled]))
+                request.settings = settings = replace(settings, eos_token_id=ends)
+            request.text_stream = _stream_maker(self.tokenizer, ids, settings)
+            request.guide = self._guide_maker(settings)
+            return request
         needy = "stop_strings" if settings.stop_strings else settings.guide[0] if settings.guide else None
         if needy is not None:
             raise ParameterError(
                 f"{needy} needs a tokenizer, and this model has none: name one by Engine(tokenizer=...)"
             )
-        return Request(ids, settings, batch_id=batch_id)
+        return request
+
+    def text_and_source(self, prompt: Prompt, source: Prompt | None) -> tuple[list[int], list[int] | None]:
+        """The tokens of a given text, and of its source if the model has an encoder.
+
+        Raises:
+            PromptError: as `make`; likewise ParameterError, and if there is a source without an encoder, or none with
+                one.
+        """
+        ids = encode_prompt(prompt, self.tokenizer, self.config, begin=False)
+        if not self.config.encoder_layers:
+            if source is not None:
+                raise ParameterError("source has no effect: the model has no encoder; leave it out")
+            return ids, None
+        if source is None:
+            raise ParameterError("source is missing: the model's encoder reads it; the prompt is the decoder's text")
+        ids = self._decoder_prompt(GenerationConfig(decoder_prompt=ids), room=0)
+        return ids, encode_prompt(source, self.tokenizer, source_config(self.config), begin=False)
+
+    def _decoder_prompt(self, wanted: GenerationConfig, room: int) -> list[int]:
+        """The beginning of the decoder's text: its start token, then the user's text unless that begins with it."""
+        settings = self._resolve(wanted)
+        start, prompt = settings.decoder_start_token_id, settings.decoder_prompt or ()
+        start = self.config.bos_token_id if start is None else start
+        if start is None:
+            raise ParameterError("the checkpoint has no decoder_start_token_id: set it")
+        if isinstance(prompt, str):
+            ids = encode_text(prompt, self.tokenizer, self.config, room=room, add_special_tokens=False)
+        else:
+            ids = [*prompt]
+        return encode_prompt(ids if ids[:1] == [start] else [start, *ids], self.tokenizer, self.config, room=room)
 
     @cached_property
     def _guides(self) -> GuideMaker:
@@ -284,15 +254,23 @@ class RequestMaker:
             return None
         return self._guides.maker(*settings.guide, settings.eos_token_ids, self.config.vocab_size)
 
-    def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
-        """Resolved settings, with max_new_tokens limited to the context."""
-        settings = resolve(
+    def _resolve(self, wanted: GenerationConfig) -> Settings:
+        """Every field, as it is set by the user, the checkpoint or by default."""
+        encoder = ("encoder",) if self.config.encoder_layers else ()
+        start = {"decoder_start_token_id": self.config.decoder_start_token_id}
+        return resolve(
             wanted,
-            self.defaults,
+            start | {name: value for name, value in self.defaults.items() if value is not None},
             vocab_size=self.config.vocab_size,
             eos_token_id=self.config.eos_token_ids,
-            models=self.models,
+            models=(*self.models, *encoder),
         )
+
+    def _settle(self, wanted: GenerationConfig, prompt_length: int) -> Settings:
+        """Resolved settings, with max_new_tokens limited to the context."""
+        settings = self._resolve(wanted)
+        if self.config.encoder_layers and settings.echo:
+            raise ParameterError("echo is not offered with an encoder-decoder, whose text does not continue the prompt")
         guessing = ("prompt_lookup_num_tokens", "lookahead_window")
         refuse_guesses(self.config, {name: getattr(settings, name) for name in guessing})
         if prompt_length > 1 and "forced_bos_token_id" in settings.explicit:
@@ -306,10 +284,6 @@ class RequestMaker:
             context = self.config.max_positions
             logger.warning("%d new tokens exceed the context of %d: %d fit after the prompt", limit, context, room)
         return replace(settings, max_new_tokens=min(limit, room), max_length=None)
-
-    def prompt_text(self, request: Request) -> str:
-        """The prompt as text; empty without a tokenizer."""
-        return "" if self.tokenizer is None else self.tokenizer.decode(request.prompt_ids)
 
 
 def check_lora(name: str | None, adapters: Sequence[str]) -> None:
@@ -337,13 +311,12 @@ def refuse_guesses(config: ModelConfig, wanted: Mapping[str, object]) -> None:
             )
 
 
-def _stopping_at_special_tokens(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> Settings:
-    """Add special tokens spelled by stop strings to eos_token_ids, since decoded text does not contain them."""
+def _spelled_by_stop_strings(tokenizer: Tokenizer, settings: Settings, vocab_size: int) -> dict[int, str]:
+    """Special tokens spelled by stop strings, in the order of these."""
     if not settings.stop_strings:
-        return settings
-    spelled = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
-    ends = dict.fromkeys([*settings.eos_token_ids, *(spelled[s] for s in settings.stop_strings if s in spelled)])
-    return replace(settings, eos_token_id=tuple(ends))
+        return {}
+    special = {tokenizer.token(token): token for token in sorted(tokenizer.special_ids) if token < vocab_size}
+    return {special[stop]: stop for stop in settings.stop_strings if stop in special}
 
 
 def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> Callable[[], TextStream]:
@@ -352,8 +325,11 @@ def _stream_maker(tokenizer: Tokenizer, ids: list[int], settings: Settings) -> C
     stops = None
     if settings.stop_strings:
         stops = StopStrings(settings.stop_strings, tokenizer.decode(tail), settings.include_stop)
+    skip = settings.skip_special_tokens
+    prompt = tokenizer.decode(ids, skip_special_tokens=skip) if settings.echo else ""
+    hidden = tokenizer.special_ids if skip else tokenizer.special_ids.intersection(settings.eos_token_ids)
 
     def make() -> TextStream:
-        return TextStream(tokenizer.stream(tail), copy.copy(stops))  # the copies share the trie
+        return TextStream(tokenizer.stream(tail, hidden), copy.copy(stops), prompt)  # the copies share the trie
 
     return make

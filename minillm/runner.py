@@ -11,6 +11,7 @@ from .backends.operations import Backend
 from .batch import Batch, TokenSequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
+from .encoder_pass import encode_sources
 from .errors import NumericalError
 from .models.base import Model
 from .reference.sampling import Draw
@@ -23,6 +24,24 @@ class Output(NamedTuple):
     """[R, V], float32; None of a stage that is not the model's last"""
     hidden: Any
     """[R, W], the hidden states that the language model head multiplied; [T, E] of a stage that is not the last"""
+
+
+class Slice(NamedTuple):
+    """One feed's rows of a forward pass."""
+
+    output: Output
+    first: int
+    stop: int
+    own: bool = False
+    """True if the output is a copy with only these rows"""
+
+    def copy(self) -> "Slice":
+        """A copy of the rows, which outlives the next forward pass."""
+        if self.own:
+            return self
+        rows = slice(self.first, self.stop)
+        output = Output(self.output.logits[rows].copy(), self.output.hidden[rows].copy())
+        return Slice(output, 0, self.stop - self.first, own=True)
 
 
 class Runner:
@@ -42,6 +61,11 @@ class Runner:
         self.cache = cache
         self.adapters = adapters or {}
         self.layers = layers or range(model.config.num_layers)
+        self.replays = len(self.layers) == model.config.num_layers  # a stage reads x, which may be anywhere
+
+    def apart(self, cache: PagedCache, backend: Backend | None = None) -> "Runner":
+        """A runner of the same model with another cache, and with another backend if one is given."""
+        return Runner(self.model, backend or self.backend, cache, self.layers, self.adapters)
 
     def prefill(self, sequence: TokenSequence) -> Output:
         """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
@@ -71,42 +95,51 @@ class Runner:
 
         Raises:
             CacheFullError: the cache cannot take the new tokens; nothing was computed.
-            NumericalError: NaN or infinity among the logits; the message names the operation that produced it.
+            NumericalError: NaN or infinity among the logits, or among the hidden states where others may use the keys
+                and values; the message names the operation that produced it.
         """
         for sequence, count in zip(sequences, counts, strict=True):
             self.cache.reserve(sequence, sequence.cached + count)
+        encode_sources(self.model, self.backend, self.cache, sequences, self.adapters)
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
-        output = self._run(self.backend, batch, wanted, draws, x)
-        if output.logits is not None and not self.backend.chooser.finite(output.logits):
-            self._run(CheckingBackend(self.backend), batch, wanted, x=x)  # rerun, checking each operation: raises
-            raise NumericalError("NaN or infinity among the logits; computed once more, every operation was finite")
+        output, finite = self._run(self.backend, batch, wanted, draws, x)
+        if not finite:
+            checking = CheckingBackend(self.backend)
+            self._run(checking, batch, wanted, x=x)  # once more
+            raise checking.found or NumericalError(
+                "NaN or infinity among the logits; computed once more, every operation was finite"
+            )
         for sequence, count in zip(sequences, counts, strict=True):
-            sequence.cached += count
+            self.cache.advance(sequence, count)
         return output
 
     def _run(
         self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = (), x: Any = None
-    ) -> Output:
-        """The forward pass itself. With empty `rows` it only fills the K/V cache."""
-        whole = len(self.layers) == self.model.config.num_layers
+    ) -> tuple[Output, bool]:
+        """The forward pass itself, and whether its results are finite. Empty `rows`: it only fills the K/V cache."""
         last = self.layers.stop == self.model.config.num_layers
 
         body, head = adapted(backend, self.adapters, batch, rows)
+        finite = True
 
         def compute(batch: Batch, rows: Any) -> Output:
+            nonlocal finite
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
                 hidden = self.model.forward(body, batch, self.cache.storage, layers=self.layers, x=x)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)
                 if len(rows) < batch.num_tokens:
+                    finite = not self.cache.prefix_cache or bool(np.isfinite(backend.chooser.to_host(hidden)).all())
                     hidden = body.take_rows(hidden, rows)  # [T, E] -> [R, E]
                 hidden = self.model.states(head, hidden)  # [R, E] -> [R, W]
                 return Output(self.model.logits(head, hidden), hidden)  # [R, W] -> [R, V]
 
-        if whole and body.replays:
-            return backend.memory.run(self, batch, rows, compute, draws)
-        return compute(*backend.memory.upload(batch, rows))
+        if self.replays and body.replays:
+            output = backend.memory.run(self, batch, rows, compute, draws)
+        else:
+            output = compute(*backend.memory.upload(batch, rows))
+        return output, finite and (output.logits is None or backend.chooser.finite(output.logits))
 
     def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
         """Turn a request's sequences into those of its feeds: fork, truncate, free, and append the tokens.

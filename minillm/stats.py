@@ -69,15 +69,23 @@ def expected_tokens(rate: float, guesses: int) -> float:
 class Stats:
     """Counts and times of the steps."""
 
+    prompt_tokens: int = 0
+    """Tokens of the prompts computed so far"""
+    cached_tokens: int = 0
+    """Those of them that were found in the prefix cache"""
     prefill_tokens: int = 0
-    """Prompt tokens computed; those found in the cache are not counted"""
+    """Prompt tokens computed, and tokens recomputed after a preemption; those found in the cache are not counted"""
     prefill_seconds: float = 0.0
     decode_tokens: int = 0
     """Tokens computed after the prompts"""
     decode_seconds: float = 0.0
     steps: int = 0
+    preemptions: int = 0
+    """How often a running request gave back its pages of the K/V cache, to be recomputed later"""
     speculation: Speculation = field(default_factory=Speculation)
     """Speculation counts of finished requests"""
     decode_passes: Counter[str] = field(default_factory=Counter)
     """Forward passes by model in steps without prompts, and their seconds"""
     decode_pass_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    compile_seconds: float = 0.0
+    """Of compiling kernels, while loading and in steps; none of the other times counts it"""

@@ -6,11 +6,16 @@ drawn token, when the uniform number lies within 1e-5 of the boundary between th
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
+from minillm.results import Completion, Generation, Score
+
 SCORES = 1e-4
 UNIFORM = 1e-5
+LOG_PROBS = 1e-5
 
 ScoresAfter = Callable[[list[int]], np.ndarray]
 """The scores [V] that the reference chooses from after the tokens generated so far."""
@@ -51,3 +56,22 @@ def first_difference(ours: Sequence[int], reference: Sequence[int]) -> int | Non
             return i
     assert len(ours) == len(reference), f"{len(ours)} tokens, expected {len(reference)}"
     return None
+
+
+def assert_same_results(ours: Any, expected: Any) -> None:
+    """The same generations, scores, arrays or lists of them; log-probabilities and other numbers within 1e-5."""
+    assert type(ours) is type(expected)
+    if isinstance(expected, float):
+        assert abs(ours - expected) <= LOG_PROBS, f"{ours}, expected {expected}"
+    elif isinstance(expected, list | tuple):
+        assert len(ours) == len(expected)
+        for a, b in zip(ours, expected, strict=True):
+            assert_same_results(a, b)
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=LOG_PROBS)
+    elif isinstance(expected, Generation | Completion | Score):
+        for field in fields(expected):
+            if field.compare:
+                assert_same_results(getattr(ours, field.name), getattr(expected, field.name))
+    else:
+        assert ours == expected

@@ -1,11 +1,16 @@
 """Fixtures that several test modules use."""
 
+import getpass
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # several workers of pytest share the cores: none may spin
+# What is compiled stays for the next run in the folder where pytest keeps those of its last runs, not in the user's.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}", "kept")))
+os.environ.setdefault("XDG_STATE_HOME", os.environ["XDG_CACHE_HOME"])
 
 import pytest
 

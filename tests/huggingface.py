@@ -25,10 +25,14 @@ def build_model(raw: dict[str, Any], seed: int = 0) -> transformers.PreTrainedMo
     """A model of any family, from its config.json, with random weights, biases and norms."""
     raw = copy.deepcopy(raw)  # transformers writes into nested tables
     config = transformers.AutoConfig.for_model(**raw)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name == "final_logits_bias"]
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *biases]:
+            if not parameter.requires_grad and (name, parameter) not in biases:
+                continue  # sinusoidal positions
             parameter.normal_(0, std_of(name, raw), generator=generator)
             if parameter.ndim == 1 and name.endswith(".weight") and not raw["model_type"].startswith("gemma"):
                 parameter.add_(1)
@@ -49,6 +53,13 @@ def logits(model: transformers.PreTrainedModel, token_ids: Sequence[int]) -> np.
 
 
 @torch.no_grad()
+def decoder_logits(model: transformers.PreTrainedModel, source: Sequence[int], token_ids: Sequence[int]) -> np.ndarray:
+    """Those of an encoder-decoder after a source. [T] -> [T, V]"""
+    inputs = {"input_ids": torch.tensor([list(source)]), "decoder_input_ids": torch.tensor([list(token_ids)])}
+    return model(**inputs).logits[0].float().numpy()
+
+
+@torch.no_grad()
 def hidden(model: transformers.PreTrainedModel, token_ids: Sequence[int]) -> np.ndarray:
     """The states that the head multiplies. [T] -> [T, W]"""
     return model.base_model(torch.tensor([list(token_ids)])).last_hidden_state[0].numpy()
@@ -61,14 +72,20 @@ def generate(
     """Each returned sequence's new tokens, without padding, and its score where it has one."""
     options = {"eos_token_id": None, "do_sample": False} | fields
     allowed = options.pop("prefix_allowed_tokens_fn", None)
+    given, more = len(token_ids), {}
+    if model.config.is_encoder_decoder:
+        start = options.setdefault("decoder_start_token_id", model.config.decoder_start_token_id)
+        decoder_ids = [start, *options.pop("decoder_prompt", ())]
+        given, more = len(decoder_ids), {"decoder_input_ids": torch.tensor([decoder_ids])}
     out = model.generate(
         torch.tensor([list(token_ids)]),
         generation_config=transformers.GenerationConfig(
             pad_token_id=0, output_scores=True, return_dict_in_generate=True, **options
         ),
         prefix_allowed_tokens_fn=allowed,
+        **more,
     )
-    new = out.sequences[:, len(token_ids) :].tolist()
+    new = out.sequences[:, given:].tolist()
     scores = getattr(out, "sequences_scores", None)
     return [_unpadded(line, options["eos_token_id"] or []) for line in new], [] if scores is None else scores.tolist()
 
@@ -76,3 +93,22 @@ def generate(
 def _unpadded(line: list[int], eos_token_ids: Sequence[int]) -> list[int]:
     ends = [i for i, token in enumerate(line) if token in eos_token_ids]
     return line[: ends[0] + 1] if ends else line
+
+
+def build_encoder(raw: dict[str, Any], seed: int = 0, *, labels: bool | None = None) -> transformers.PreTrainedModel:
+    """A model from its config.json with a head of labels, or without; by default as `architectures` says."""
+    if labels is None:
+        labels = any("SequenceClassification" in each for each in raw.get("architectures", []))
+    known = copy.deepcopy({name: value for name, value in raw.items() if name not in ("architectures", "num_labels")})
+    config = transformers.AutoConfig.for_model(**known)
+    if raw.get("num_labels"):
+        config.num_labels = raw["num_labels"]
+    kind = transformers.AutoModelForSequenceClassification if labels else transformers.AutoModel
+    model = kind.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0, std_of(name, raw), generator=generator)
+            if parameter.ndim == 1 and name.endswith(".weight") and not raw["model_type"].startswith("gemma"):
+                parameter.add_(1)
+    return model

@@ -101,11 +101,13 @@ BAD_MESSAGES: dict[str, tuple[Any, str]] = {
         [user([{"type": "text", "text": "a"}])],
         "not a list of parts: join them",
     ),
-    "a tool": ([{"role": "tool", "content": "4"}], "minillm does not support tools, which the role 'tool' belongs to"),
-    "a call": (
-        [assistant("", tool_calls=[{"a": 1}])],
-        "not support tools, which the key 'tool_calls' belongs to",
-    ),
+    "an old role": ([{"role": "function", "content": "4"}], "give a tool's result in the role 'tool'"),
+    "an old call": ([assistant("", function_call={"name": "f"})], "'function_call' is not supported: give calls as"),
+    "no call": ([assistant("", tool_calls=[{"a": 1}])], r"messages\[0\].tool_calls\[0\] should be .* found \{'a': 1\}"),
+    "calls as text": ([assistant("", tool_calls="f()")], "tool_calls should be a list of calls, found 'f\\(\\)'"),
+    "a user's call": ([user("") | {"tool_calls": [{"function": {"name": "f"}}]}], "belongs to the role 'assistant'"),
+    "a result's id": ([{"role": "tool", "tool_call_id": 4, "content": "4"}], "tool_call_id should be text, found 4"),
+    "a user's result": ([user("a") | {"tool_call_id": "x"}], "'tool_call_id' has no effect"),
 }
 
 
@@ -139,7 +141,8 @@ BAD_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         "not use 'date'; its variables: bos_token, date_string",
     ),
     "argument as a variable": ({"chat_template_kwargs": {"messages": []}}, "messages is an argument of the call"),
-    "tools": ({"chat_template_kwargs": {"tools": []}}, "minillm does not support tools"),
+    "tools as a variable": ({"chat_template_kwargs": {"tools": []}}, "tools is an argument of the call"),
+    "documents": ({"chat_template_kwargs": {"documents": []}}, "does not pass them to chat templates"),
     "not plain": ({"chat_template_kwargs": {"date_string": object()}}, "should hold only JSON values"),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from minillm import Engine
 from minillm.errors import CheckpointError, ParameterError, PromptError
-from minillm.request import Completion
+from minillm.results import Completion
 
 from .conversations import TALK, TEMPLATES, WRITTEN, assistant, user
 from .tiny import write_checkpoint
@@ -56,13 +56,13 @@ def test_its_arguments_are_those_of_rendering_and_of_generation(chatting: Engine
     assert text.endswith("One is: ")
     assert len(answer.token_ids) == 2
     for field, words in {
-        "tools": "minillm does not support tools",
+        "tools": "should be a list of function definitions",
         "documents": "does not pass them to chat templates",
         "nonsense": "nonsense",
     }.items():
         for method in (chatting.chat, chatting.stream_chat):
             with pytest.raises(ParameterError, match=words):
-                method(TALK, **{field: []})
+                method(TALK, **{field: 7})
 
 
 def test_any_of_the_checkpoints_ends_stops_an_answer(folder: Path, chatting: Engine, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from minillm import Engine, GenerationConfig
 from minillm.models import published
-from minillm.request import Completion, Event
+from minillm.reference.philox import fold_in
+from minillm.results import Completion, Event
 
+from .comparing import assert_same_results
 from .tiny import logits_of, runner_of, tiny_config, tiny_model, write_checkpoint
 
 TEXTS = ["A list of colors: red,", "The quick brown", "日本語の", "He", "def add(a, b):\n    return a"]
@@ -50,20 +52,32 @@ def test_text_is_that_of_the_tokens(engine: Engine) -> None:
         assert (out.completions[0].finish_reason, len(out.token_ids)) == ("length", 15)
 
 
+def test_the_prompts_of_a_list_draw_differently_by_one_seed(engine: Engine) -> None:
+    fields: dict[str, Any] = {"do_sample": True, "seed": 5, "top_k": 0, "max_new_tokens": 12, "temperature": 1.5}
+    results = engine.generate(["Once upon a time"] * 4, **fields)
+    assert_same_results(results, engine.generate(["Once upon a time"] * 4, **fields))
+    assert len({one.text for one in results}) == 4
+    assert_same_results(results[0], engine.generate("Once upon a time", **fields))
+    assert_same_results(results[2], engine.generate("Once upon a time", **fields | {"seed": fold_in(5, 2)}))
+    other = engine.generate(["A list", "Monday", "Once upon a time"], GenerationConfig(**fields))
+    assert_same_results(results[2], other[2])
+    beams = {"num_beams": 2, "max_new_tokens": 4}
+    assert len({one.text for one in engine.generate(["Once upon a time"] * 3, **fields | beams)}) > 1
+
+
 def test_text_and_its_token_ids_are_one_prompt(engine: Engine) -> None:
     ids = engine.tokenizer.encode(TEXTS[0])
-    assert (
-        engine.generate(ids)
-        == engine.generate(TEXTS[0])
-        == engine.generate(np.array(ids))
-        == engine.generate(tuple(ids))
-    )
+    expected = engine.generate(TEXTS[0])
+    for prompt in (ids, np.array(ids), tuple(ids)):
+        assert_same_results(engine.generate(prompt), expected)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_list_gives_what_each_prompt_gives_alone(engine: Engine, name: str) -> None:
     config = GenerationConfig(**CONFIGS[name])
-    together, alone = engine.generate(TEXTS, config), [engine.generate(text, config) for text in TEXTS]
+    seeds = [None if config.seed is None else fold_in(config.seed, i) for i in range(len(TEXTS))]
+    alone = [engine.generate(text, config, seed=seed) for text, seed in zip(TEXTS, seeds, strict=True)]
+    together = engine.generate(TEXTS, config)
     for ours, expected in zip(together, alone, strict=True):
         assert [c.token_ids for c in ours.completions] == [c.token_ids for c in expected.completions]
         assert [c.text for c in ours.completions] == [c.text for c in expected.completions]
@@ -105,7 +119,7 @@ def test_beams_that_stop_strings_end_in_droves(engine: Engine, stop: str) -> Non
 
 @pytest.mark.slow
 def test_thousands_of_prompts_in_little_memory(checkpoint: Path) -> None:
-    engine = Engine(checkpoint, max_batch_size=4, cache_bytes=2 * 256 * 2 * 32 * 2 * 4)
+    engine = Engine(checkpoint, max_batch_size=4, cache_bytes=2 * 128 * 2 * 32 * 2 * 4)
     assert engine.runner.cache.num_pages == 2
     distinct = [[5 + i, 6 + i % 7] for i in range(40)]
     outs = engine.generate([distinct[i % 40] for i in range(2000)], max_new_tokens=2)
@@ -149,7 +163,8 @@ def test_echo_puts_the_prompt_and_its_log_probabilities_in_front(engine: Engine)
     out = engine.generate(TEXTS[0], echo=True, top_logprobs=3, max_new_tokens=8, eos_token_id=[])
     plain = engine.generate(TEXTS[0], max_new_tokens=8, eos_token_id=[])
     assert out.text == TEXTS[0] + plain.text
-    assert out.prompt_logprobs == engine.score(TEXTS[0]).logprobs
+    assert out.prompt_logprobs is not None and out.prompt_logprobs[0] is None
+    np.testing.assert_allclose(out.prompt_logprobs[1:], engine.score(TEXTS[0]).logprobs[1:], rtol=0, atol=1e-5)
     [completion] = out.completions
     whole = engine.score(out.prompt_token_ids + out.token_ids).logprobs
     np.testing.assert_allclose(completion.logprobs, whole[-8:], rtol=0, atol=1e-4)
@@ -168,7 +183,7 @@ def test_what_is_streamed_is_what_is_returned(engine: Engine, text: str, name: s
     fields = {"max_new_tokens": 14, **CONFIGS[name]}
     expected = engine.generate(text, **fields).completions
     events = list(engine.stream(text, **fields))
-    assert collected(events, len(expected)) == expected
+    assert_same_results(collected(events, len(expected)), expected)
     assert all(event.finish_reason is None for event in events[:-1] if len(expected) == 1)
     if "num_beams" not in fields and len(expected) == 1 and "echo" not in fields:
         assert all(len(event.token_ids) == 1 for event in events)
@@ -217,7 +232,7 @@ def test_a_running_generate_keeps_the_events_of_others_for_them(engine: Engine) 
 
 
 def test_a_kept_prefix_saves_work_and_changes_nothing(checkpoint: Path) -> None:
-    plain, kept = Engine(checkpoint), Engine(checkpoint, prefix_cache=True)
+    plain, kept = Engine(checkpoint, prefix_cache=False), Engine(checkpoint)
     for engine in (plain, kept):
         line = engine.tokenizer.encode("A list")
         for _ in range(3):
@@ -228,7 +243,7 @@ def test_a_kept_prefix_saves_work_and_changes_nothing(checkpoint: Path) -> None:
 
 
 def test_one_page_is_enough_for_a_conversation(checkpoint: Path) -> None:
-    engine = Engine(checkpoint, prefix_cache=True, max_batch_size=1)
+    engine = Engine(checkpoint, max_batch_size=1)
     assert engine.runner.cache.num_pages == 1
     line = engine.tokenizer.encode("A list")
     for _ in range(3):

@@ -39,6 +39,9 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "negative": ([5, -1], "token id -1 is outside the vocabulary of 512"),
     "no number": ([5, 1.5], "a prompt should be text or a list of token ids, found 1.5"),
     "true": ([5, True], "a prompt should be text or a list of token ids, found True"),
+    "bytes": (b"red,", "found b'red,'; decode it first"),
+    "bytes in it": ([5, b"red,"], "found b'red,' in it; decode it first"),
+    "a message": ([5, {"role": "user", "content": "Hi"}], "in it; messages are for `chat`"),
     "broken text": ("a\udcffb", "not valid UTF-8"),
 }
 
@@ -88,7 +91,8 @@ def test_a_model_without_a_tokenizer_takes_ids_only(monkeypatch) -> None:
         ({"temperature": 0.5}, "temperature=0.5 has no effect without do_sample=True"),
         ({"do_sample": True, "temperature": 0}, "for greedy decoding set do_sample=False"),
         ({"do_sample": True, "top_p": 1.5}, "top_p=1.5: expected a number above 0 and at most 1"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0: expected a whole number of at least 1"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1: expected a whole number of at least 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0 generates nothing: raise it, or set echo=True for the prompt alone"),
         ({"eos_token_id": 512}, "eos_token_id: 512 is not in the vocabulary of 512"),
         (
             {"num_beams": 17},
@@ -111,11 +115,6 @@ def test_a_bad_field_is_named_before_anything_runs(engine: Engine, fields: dict[
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (
-            {"device": "cuda", "dtype": "int8"},
-            DeviceError,
-            "dtype 'int8' is not offered on 'cuda': expected 'auto', 'float32', 'float16' or 'bfloat16'",
-        ),
         ({"device": "cuda", "backend": "numpy"}, DeviceError, "backend 'numpy' computes on a CPU: leave it out"),
         ({"device": "cuda", "cache_dtype": "int8"}, DeviceError, "cache_dtype 'int8' is for a CPU"),
         ({"device": "tpu"}, DeviceError, "device 'tpu' is not known: expected 'cpu', 'cuda'"),

@@ -13,11 +13,12 @@ from minillm import Engine
 from minillm.checkpoint import SMALL_FILES
 from minillm.errors import CheckpointError, MinillmError
 from minillm.files import LIMITS, OTHER_LIMIT, read_bytes, read_json
+from minillm.loading import TOOL_USE
 
 from .tiny import write_checkpoint
 
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}
-NAMES = sorted(SMALL_FILES | WEIGHTS)
+NAMES = sorted(name for name in SMALL_FILES | WEIGHTS if not name[0].isdigit())  # modules are read if there are some
 
 
 def a_socket(path: Path) -> None:
@@ -45,8 +46,23 @@ def folder_for(folder: Path, name: str) -> Path:
     write_checkpoint(folder)
     if name in ("tokenizer.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"):
         (folder / "tokenizer_config.json").unlink()  # which would have the last word
+    for file, kind in {"sentencepiece.bpe.model": "MBartTokenizer", "spiece.model": "PegasusTokenizer"}.items():
+        if name == file:
+            (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    if name == "vocab.txt":
+        (folder / "vocab.json").unlink()
+        (folder / "merges.txt").unlink()
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    if name in ("sentence_bert_config.json", "config_sentence_transformers.json"):
+        modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     if name in WEIGHTS:
         (folder / "model.safetensors").unlink()
+    if name == TOOL_USE:  # beside the other template
+        (folder / "chat_template.jinja").write_text("")
+        (folder / name).parent.mkdir()
     (folder / name).unlink(missing_ok=True)
     return folder
 

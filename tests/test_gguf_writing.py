@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import gguf
@@ -25,6 +26,7 @@ from minillm.models.sources import tensor_shapes
 from minillm.reference import quantize as ours
 
 from . import families
+from .terminal import Screen
 from .tiny import TOKENIZER, std_of
 
 SCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -120,7 +122,8 @@ def write_folder(folder: Path, raw: dict) -> Path:
     for name in ("vocab.json", "merges.txt"):
         shutil.copyfile(TOKENIZER / name, folder / name)
     settings = json.loads((TOKENIZER / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings |= {"add_bos_token": True, "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    named = {"default": "{{ bos_token }}{{ messages[0].content }}", "tool_use": "{{ tools | length }} tools"}
+    settings |= {"add_bos_token": True, "chat_template": [{"name": n, "template": t} for n, t in named.items()]}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
 
@@ -131,6 +134,31 @@ def written(folder: Path, raw: dict, dtype: str = "float32") -> tuple[Path, Path
     target = folder / "m.gguf"
     write_gguf(source, target, dtype)
     return source, target
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])
+def test_the_errors_are_those_of_the_file(dtype: str, tmp_path: Path) -> None:
+    """As the package gguf reads it; of experts, one error for those of a layer."""
+    source, exact = written(tmp_path, CONFIGS["qwen3_moe"]["three of six"])
+    found = {one.name: one for one in write_gguf(source, tmp_path / "small.gguf", dtype)}
+    values = [
+        {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors}
+        for path in (exact, tmp_path / "small.gguf")
+    ]
+    for name, array in values[0].items():
+        error = np.linalg.norm(values[1][name] - array) / np.linalg.norm(array)
+        assert found[name].error == pytest.approx(error, rel=1e-4) if name in found else error == 0
+    assert any("_exps" in name for name in found)
+
+
+def test_writing_shows_one_bar_unless_it_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minillm.progress.BAR_DELAY", 0)
+    source = write_folder(tmp_path / "source", CONFIGS["gpt2"]["gelu by tanh"])
+    with redirect_stderr(Screen()) as screen:
+        write_gguf(source, tmp_path / "a.gguf", "int8", progress=False)
+        assert screen.getvalue() == ""
+        write_gguf(source, tmp_path / "b.gguf", "int8")
+    assert [line[:19] for line in screen.lines] == ["writing int8: 100%|"]
 
 
 def prompt_of(engine: Engine) -> list[int]:
@@ -144,7 +172,7 @@ def test_a_file_written_in_float32_gives_the_same_logits(tmp_path, family, name)
         prompt = prompt_of(before)
         plain = family == "mistral" and not any(before.config.windows)  # which is Llama
         assert after.config.model_type == ("llama" if plain else family)
-        assert np.array_equal(after.forward(prompt), before.forward(prompt))
+        np.testing.assert_allclose(after.forward(prompt), before.forward(prompt), rtol=1e-4, atol=1e-4)
         assert after.config.max_positions == before.config.max_positions
         assert after.tokenizer.encode("Hello there</s>") == before.tokenizer.encode("Hello there</s>")
 
@@ -248,6 +276,8 @@ def test_the_file_has_the_template_and_special_tokens(tmp_path):
     with Engine(source) as before, Engine(target) as after:
         messages = [{"role": "user", "content": "Hi there"}]
         assert after.render_chat(messages) == before.render_chat(messages) == "</s>Hi there"
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        assert after.render_chat(messages, tools=tools) == before.render_chat(messages, tools=tools) == "1 tools"
         assert after.tokenizer.encode("a</s> b") == before.tokenizer.encode("a</s> b")
         assert after.tokenizer.special_ids >= {after.tokenizer.eos_token_id}
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from minillm.batch import TokenSequence
-from minillm.inspect import attention_maps, next_tokens
+from minillm.errors import ParameterError
+from minillm.inspect import attention_maps, last_attention, next_tokens
 
 from .tiny import VARIANTS, logits_of, tiny_runner
 
@@ -54,10 +55,29 @@ def test_maps_are_those_of_the_queries_and_keys() -> None:
     np.testing.assert_allclose(attention_maps(runner, LINE, 0), weights, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_last_tokens_attention_is_the_last_row_of_each_map(variant: str, monkeypatch) -> None:
+    monkeypatch.setattr("minillm.inspect.CHUNK", 7)  # the tokens before it come in several chunks
+    runner = tiny_runner(variant, seed=2)
+    rows = last_attention(runner, LINE, [1, 0])
+    maps = [attention_maps(runner, LINE, layer) for layer in (1, 0)]
+    np.testing.assert_allclose(rows, [each[:, -1] for each in maps], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(last_attention(runner, LINE[:1], [0]), np.ones((1, 4, 1)))
+
+
+def test_an_engine_gives_the_attention_of_every_layer(engine) -> None:
+    rows = engine.attention(LINE)
+    assert rows.shape == (2, 4, 20)
+    np.testing.assert_allclose(rows.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(engine.attention(LINE, [1]), rows[1:], rtol=1e-4, atol=1e-6)
+    with pytest.raises(ParameterError, match="layers are 0 to 1"):
+        engine.attention(LINE, [2])
+
+
 def test_looking_leaves_the_runner_alone() -> None:
     runner = tiny_runner(seed=2)
     before = runner.prefill(TokenSequence(LINE)).logits.copy()
     free = runner.cache.free_pages
     attention_maps(runner, LINE, 0)
     assert runner.cache.free_pages == free
-    np.testing.assert_array_equal(runner.prefill(TokenSequence(LINE)).logits, before)
+    np.testing.assert_allclose(runner.prefill(TokenSequence(LINE)).logits, before, rtol=1e-4, atol=1e-5)

@@ -10,9 +10,10 @@ import pytest
 from minillm import Engine
 from minillm.decoding.guided import Guide
 from minillm.errors import MinillmError, NumericalError, ParameterError
-from minillm.request import Event
+from minillm.results import Event
 from minillm.runner import Runner
 
+from .comparing import assert_same_results
 from .tiny import write_checkpoint
 
 BACKENDS = ["numpy", "cpu"]
@@ -87,7 +88,7 @@ def add_failing(engine: Engine, kind: str, fields: dict[str, Any], monkeypatch: 
             raise ParameterError("no more")
 
     monkeypatch.setattr(Guide, "push", push)
-    monkeypatch.setattr(Guide, "allowed", lambda guide, vocab_size: np.ones(vocab_size, np.bool_))
+    monkeypatch.setattr(Guide, "fill", lambda guide, mask: mask.fill(~np.uint32(0)))
     return engine.add(SHORT, guided_regex="[a-z ]*", max_new_tokens=12, **fields)
 
 
@@ -140,6 +141,32 @@ def test_a_guide_that_fails_ends_its_request_alone(engine: Engine, name: str, mo
     assert tokens(events[beside]) == expected
 
 
+def test_a_guide_that_fails_leaves_other_guides_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call fills the masks of all guides; one of them fails, not the first."""
+    pytest.importorskip("llguidance")
+    guided = LENGTH | {"guided_regex": "[a-z ]*", "eos_token_id": 2}
+    alone = [engine.add(LONG, **guided), engine.add(LONG, **LENGTH)]
+    events = steps(engine)
+    expected, plain = (tokens(events[request_id]) for request_id in alone)
+    fill, calls = Guide.fill, []
+
+    def fails(guide: Guide, mask: Any) -> None:
+        if guide._field == "guided_json":
+            calls.append(guide)
+            if len(calls) > 3:  # the first is that of the compiled grammar
+                raise ParameterError("no more")
+        fill(guide, mask)
+
+    monkeypatch.setattr(Guide, "fill", fails)
+    first, beside = engine.add(LONG, **guided), engine.add(LONG, **LENGTH)
+    failing = engine.add(SHORT, max_new_tokens=12, guided_json={"type": "string"}, eos_token_id=2)
+    last = engine.add(LONG, **guided)
+    events = steps(engine)
+    assert str(events[failing][-1].error) == "no more"
+    assert tokens(events[first]) == tokens(events[last]) == expected
+    assert tokens(events[beside]) == plain
+
+
 def test_generate_raises_after_the_others_are_done_and_a_stream_where_it_happens(engine: Engine) -> None:
     def raises(history: Any, logits: Any, xp: Any) -> Any:
         if history.lengths[0] >= 6:
@@ -159,7 +186,7 @@ def test_generate_raises_after_the_others_are_done_and_a_stream_where_it_happens
     assert seen == plain.token_ids[:3]
     assert list(stream) == []
     assert not engine.busy
-    assert engine.generate(SHORT, **LENGTH) == plain
+    assert_same_results(engine.generate(SHORT, **LENGTH), plain)
 
 
 def test_a_text_that_cannot_be_made_ends_its_request_alone(engine: Engine, monkeypatch) -> None:

@@ -1,8 +1,11 @@
 """The step loop: whatever is computed together, in whatever pieces and order, the tokens are the same."""
 
+import time
+
 import numpy as np
 import pytest
 
+from minillm.backends import compiling
 from minillm.decoding.resolving import strategy_for
 from minillm.errors import CacheFullError, ParameterError
 from minillm.reference.philox import uniform
@@ -63,6 +66,7 @@ def test_the_order_of_the_batch_makes_no_difference(runner: Runner) -> None:
 
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
 @pytest.mark.parametrize("chunk", [1, 3, 7])
+@pytest.mark.slow
 def test_a_prompt_in_chunks_gives_what_the_whole_gives(runner: Runner, chunk: int, use_cache: bool) -> None:
     outputs = generate(runner, PROMPTS, chunk=chunk, use_cache=use_cache, max_new_tokens=8)
     assert_agree(runner, PROMPTS, outputs, singly(runner, PROMPTS, max_new_tokens=8))
@@ -93,6 +97,27 @@ def test_requests_may_come_while_others_run() -> None:
         for request_id, progress in loop.step():
             tokens.setdefault(request_id, []).extend(progress.token_ids)
     assert_agree(runner, PROMPTS, [tokens[i] for i in ids], singly(runner, PROMPTS))
+
+
+def test_times_leave_out_the_compilation_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = tiny_runner(seed=2, pages=64)
+    forward, calls = runner.forward, 0
+
+    def compile_and_forward(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        with compiling():
+            time.sleep(0.02)
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(runner, "forward", compile_and_forward)
+    loop, began = loop_of(target=runner), time.perf_counter()
+    run(loop, [request_for(PROMPTS[0], max_new_tokens=5)])
+    stats, elapsed = loop.stats, time.perf_counter() - began
+    assert stats.compile_seconds >= 0.02 * calls and calls >= 5
+    assert stats.prefill_seconds > 0 and stats.decode_seconds > 0
+    assert stats.prefill_seconds + stats.decode_seconds + stats.compile_seconds <= elapsed
+    assert 0 < stats.decode_pass_seconds["target"] <= stats.decode_seconds
 
 
 def test_different_settings_run_side_by_side() -> None:
@@ -126,6 +151,7 @@ def sampled(runner: Runner, prompts: list[list[int]], **loop_options) -> list[li
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"max_batch_size": 3}], ids=str)
+@pytest.mark.slow
 def test_draws_depend_neither_on_the_batch_nor_on_its_order(runner: Runner, options: dict) -> None:
     prompts = PROMPTS[::-1]
     together = sampled(runner, prompts, **options)
@@ -174,6 +200,7 @@ def test_several_samples_of_a_long_prompt_share_its_pages() -> None:
 # --- ends, limits and memory ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_thousands_of_prompts_pass_through_a_small_batch_and_cache() -> None:
     model = tiny_model(
         seed=3, hidden_size=8, word_embed_proj_dim=8, num_attention_heads=1, ffn_dim=8, num_hidden_layers=1
@@ -219,7 +246,7 @@ def test_the_pages_a_request_is_promised_are_enough(prompt_length: int, fields: 
     """Run with exactly as many as it may need: the last one is taken, and none is missing."""
     request = request_for(list(range(3, 3 + prompt_length)), max_new_tokens=10, **fields)
     plenty = loop_of(target=tiny_runner(seed=2, pages=99, page_size=4))
-    needed = plenty._pages_needed(request, 4)
+    needed = plenty._pages_needed(request, 4, request.max_new_tokens)
     exact = loop_of(target=tiny_runner(seed=2, pages=needed, page_size=4))
     assert run(exact, [request])[0][0].token_ids == run(plenty, [request])[0][0].token_ids
 
@@ -300,7 +327,8 @@ def test_the_prefix_cache_changes_the_work_and_not_the_tokens(fields: dict) -> N
     assert fewer < all_tokens - 10
     if not fields:  # the last token of an answer is never fed; it is computed with the next turn's prompt
         assert fewer == sum(map(len, PROMPTS[:3])) + 2
-    assert runner.cache.free_pages < runner.cache.num_pages
+    assert runner.cache.free_pages == runner.cache.num_pages
+    assert runner.cache.cached_pages > 0
 
 
 @pytest.mark.parametrize("pages", [14, 16, 20])

@@ -122,8 +122,10 @@ def test_a_recorded_step_without_adapters_is_not_replayed_with_them(
 def test_chunks_streams_and_echoed_log_probabilities(
     folders: dict[str, Path], merged: dict[str | None, Engine], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minillm.engine.PREFILL_CHUNK", 5)
-    small = Engine(folders["base"], backend="numpy", adapters=adapters_of(folders))
+    monkeypatch.setattr("minillm.backends.memory.Memory.max_prompt_tokens", 5)
+    small = Engine(
+        folders["base"], backend="numpy", max_batch_size=5, max_batched_tokens=5, adapters=adapters_of(folders)
+    )
     expected = merged["two"].generate(PROMPTS[1], echo=True, logprobs=True, **GREEDY)
     for each in (small, engine):
         found = each.generate(PROMPTS[1], lora="two", echo=True, logprobs=True, **GREEDY)
@@ -154,9 +156,35 @@ def test_weights_of_fewer_bits_are_left_as_they_are(folders: dict[str, Path], dt
     assert 0 < error < 0.05
 
 
+def test_decode_steps_with_adapters_are_recorded_once_and_replayed(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU: two adapters side by side are one kind of step, in another order another."""
+    from minillm.backends.cpu.memory import RecordedStep
+
+    options: dict[str, Any] = {"adapters": adapters_of(folders), "max_batch_size": 8, "prefix_cache": False}
+    engine = Engine(folders["base"], backend="cpu", **options)
+    plain = Engine(folders["base"], backend="numpy", **options)
+    ran: dict[str, list[bool]] = {"record": [], "run": []}
+    for method in ran:
+        original = getattr(RecordedStep, method)
+
+        def watched(step: Any, *args: Any, original: Any = original, into: str = method, **kwargs: Any) -> Any:
+            result = original(step, *args, **kwargs)
+            ran[into].append(step.complete)
+            return result
+
+        monkeypatch.setattr(RecordedStep, method, watched)
+    requests = [(PROMPTS[1], GREEDY | {"lora": "one"}), (PROMPTS[1], GREEDY | {"lora": "two"})]
+    assert together(engine, requests) == together(plain, requests)
+    assert ran == {"record": [True], "run": [True] * 14}
+    assert together(engine, requests[::-1]) == together(plain, requests[::-1])
+    assert ran == {"record": [True] * 2, "run": [True] * 28}
+
+
 def test_the_products_are_counted(folders: dict[str, Path]) -> None:
     """Rows of an adapter cost 2 r (in + out) FLOPs in each projection; other rows nothing."""
-    engine = Engine(folders["base"], backend="numpy", adapters=adapters_of(folders))
+    engine = Engine(folders["base"], backend="numpy", adapters=adapters_of(folders), prefix_cache=False)
     with counting(engine.runner) as counted:
         engine.generate(PROMPTS, max_new_tokens=1, eos_token_id=[])
         plain = counted.total

@@ -156,6 +156,7 @@ def test_what_is_unfinished_is_undone_the_latest_first_and_errors_stop_nothing()
 @pytest.mark.parametrize(
     ("option", "starts"), [("--html", b"<!DOCTYPE html>"), ("--png", b"\x89PNG")], ids=["page", "picture"]
 )
+@pytest.mark.slow
 def test_commands_write_through_links_and_leave_devices(option: str, starts: bytes, tmp_path: Path, capsys) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs the extra `plot`")
     (tmp_path / "target").write_text("old")

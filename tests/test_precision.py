@@ -44,7 +44,8 @@ def test_an_empty_text_and_a_model_without_a_tokenizer_are_named(engine: Engine,
 def test_the_logit_error_is_relative(engine: Engine) -> None:
     logits = sample_logits(engine)
     assert logits.shape == (64, 512)
-    np.testing.assert_array_equal(logits, sample_logits(engine))
+    again = sample_logits(engine)  # its beginning may be cached now, and summed otherwise
+    np.testing.assert_allclose(again, logits, rtol=1e-4, atol=1e-4)
     assert relative_error(logits, logits) == 0
     assert relative_error(logits * np.float32(1.01), logits) == pytest.approx(0.01, rel=1e-3)
 
@@ -63,6 +64,7 @@ def test_bytes_of_weights_by_their_bits(checkpoint: Path, dtype: str) -> None:
         assert weight_bytes(engine) == (projections + vocabulary + table + vectors) / 8
 
 
+@pytest.mark.slow
 def test_the_demo_model_loses_little() -> None:
     """On a part of its held-out text: 16 and 8 bits cost under 0.1 %, and 4 bits under 1 %; logits tell them apart."""
     text = HELD_OUT.read_text(encoding="utf-8")[-6000:]

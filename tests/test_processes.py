@@ -88,6 +88,7 @@ print(0 if results == [before] * 30 else 1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_an_engine_beside(case: str, backend: str) -> None:
     if backend == "numpy" and "whose other thread generates" in case:
         pytest.skip("a product of OpenBLAS does not outlive a fork by another thread: it hangs, with NumPy alone too")

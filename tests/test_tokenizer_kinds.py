@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from minillm.errors import PromptError
 from minillm.tokenizer import Tokenizer
 
 from .tokenizing import TEXTS, assert_equal_to_transformers, folder_with, random_ids, random_texts, streamed
@@ -215,6 +216,23 @@ def test_vocab_and_merges_equal_transformers(tmp_path, kind, settings, config):
     added = {600 + n: {"content": token, "special": True} for n, token in enumerate(ADDED)}
     named = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "added_tokens_decoder": added}
     assert_equal_to_transformers(folder_with(tmp_path, tmp_path, tokenizer_config={**named, **settings}, config=config))
+
+
+@pytest.mark.slow
+def test_the_bytes_of_the_tokens_of_each_kind_are_those_of_the_text(folder):
+    """Within a text: after a word. A special token, which is no text, is its name."""
+    tokenizer = Tokenizer.from_folder(folder)
+    context = tokenizer.encode("a word", add_special_tokens=False)
+    for text in [text for text in TEXTS + random_texts(100) if "\ufffd" not in text]:
+        ids = tokenizer.encode(text)
+        textual = [token_id for token_id in ids if token_id not in tokenizer.special_ids]
+        assert b"".join(map(tokenizer.token_bytes, textual)).decode() == streamed(tokenizer, textual, context)
+    for token_id in tokenizer.special_ids:
+        assert tokenizer.token_bytes(token_id).decode() == tokenizer.token(token_id)
+    padded = tokenizer.for_model(tokenizer.vocab_size + 5)
+    assert padded.token_bytes(tokenizer.vocab_size + 4) == b""
+    with pytest.raises(PromptError):
+        padded.token_bytes(tokenizer.vocab_size + 5)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.errors import CheckpointError, UnsupportedModelError, install
 from minillm.tokenizer import Tokenizer
 
 from .tokenizing import TEXTS, folder_with, random_ids, random_texts, streamed
@@ -77,6 +77,7 @@ def processor(model: bytes):
 @pytest.mark.parametrize("remove_extra", [True, False])
 @pytest.mark.parametrize("byte_fallback", [True, False])
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+@pytest.mark.slow
 def test_ids_and_text_equal_sentencepieces(tmp_path, model_type, byte_fallback, remove_extra, prefix):
     options = {"model_type": model_type, "byte_fallback": byte_fallback}
     assert_equal(tmp_path, **options, remove_extra_whitespaces=remove_extra, add_dummy_prefix=prefix)
@@ -95,6 +96,7 @@ def test_ids_and_text_equal_sentencepieces(tmp_path, model_type, byte_fallback, 
     ],
     ids=lambda options: ", ".join(map(str, options.values())),
 )
+@pytest.mark.slow
 def test_rarer_models_equal_sentencepieces(tmp_path, options):
     assert_equal(tmp_path, **options)
 
@@ -257,7 +259,7 @@ def test_guided_decoding_splits_forced_text_as_the_model_does(tmp_path, model_ty
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    assert_refused(tmp_path, trained(**LLAMA), UnsupportedModelError, "pip install 'minillm[sentencepiece]'")
+    assert_refused(tmp_path, trained(**LLAMA), UnsupportedModelError, install("sentencepiece"))
 
 
 def test_rules_for_decoded_text_are_refused(tmp_path):

@@ -32,6 +32,21 @@ def test_stream_gives_what_decode_gives(small):
         assert streamed(small, ids) == small.decode(ids)
 
 
+def test_stream_writes_special_tokens_out_as_decode_does(small):
+    draw = random.Random(6)
+    for _ in range(300):
+        ids = [
+            draw.choice([draw.randrange(small.vocab_size), *small.special_ids]) for _ in range(draw.randrange(1, 20))
+        ]
+        decoder = small.stream((), frozenset())
+        shown = "".join(map(decoder.push, ids)) + decoder.flush()
+        assert shown == small.decode(ids, skip_special_tokens=False)
+    (special,) = sorted(small.special_ids)[:1]
+    decoder = small.stream((), frozenset({special}))
+    assert decoder.push(special) == ""  # as the one that ends a text
+
+
+@pytest.mark.slow
 def test_stream_of_single_bytes_gives_what_decode_gives(small):
     draw = random.Random(5)
     telling = b"a\x80\x9f\xa0\xbf\xc0\xc3\xe0\xe2\xed\xf0\xf4\xf5\xff"  # where UTF-8's rules differ

@@ -1,11 +1,14 @@
 """The data files of a wheel: the kernels' sources, the templates of pages and the packaged model."""
 
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from minillm.errors import install
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,6 +44,28 @@ def test_kernels_are_found_inside_the_package(installed: Path) -> None:
 def test_the_pages_are_inside(installed: Path) -> None:
     names = {path.name for path in (ROOT / "minillm" / "cli" / "templates").iterdir()}
     assert {path.name for path in (installed / "minillm" / "cli" / "templates").iterdir()} == names
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(installed: Path) -> None:
+    """Outside of a checkout it is the package's own name: "minillm" on the index is another project."""
+    code = "from minillm.errors import install; print(install('guided')); print(install('plot'))"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], cwd=installed, check=True, capture_output=True, text=True, env={"PATH": ""}
+    ).stdout.splitlines()
+    assert printed[0] == "pip install 'llguidance>=1.0'"
+    assert re.fullmatch("pip install 'matplotlib.*'", printed[1])
+
+
+def test_in_a_checkout_the_command_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert install("guided") == f"pip install -e '{ROOT}[guided]'" or Path.cwd() == ROOT
+    monkeypatch.chdir(ROOT)
+    assert install("guided", "plot") == "pip install -e '.[guided,plot]'"
+
+
+def test_the_server_s_page_is_inside(installed: Path) -> None:
+    names = {path.name for path in (ROOT / "minillm" / "server" / "page").iterdir() if path.is_file()}
+    assert {path.name for path in (installed / "minillm" / "server" / "page").iterdir()} == names
+    assert (installed / "minillm" / "tokens.css").is_file()
 
 
 def test_the_small_model_is_inside(installed: Path) -> None:

@@ -64,7 +64,9 @@ def random_ids(tokenizer: Tokenizer, draw: random.Random, count: int) -> list[in
 
     Of longer runs of broken bytes `decode` makes something else than a stream: see StreamDecoder.
     """
-    tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
+    tokens = [
+        tokenizer._call("id_to_token", i) or "" for i in range(tokenizer.vocab_size)
+    ]  # as the vocabulary has them
     byte_ids = {int(text[3:5], 16): i for i, text in enumerate(tokens) if re.fullmatch("<0x[0-9A-F]{2}>", text)}
     others = [i for i in range(tokenizer.vocab_size) if i not in byte_ids.values()]
     if not byte_ids:

@@ -6,7 +6,7 @@ conventions); here are other tools' conventions, and the names of the rows.
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ..backends.weights import Weight
 from ..config import ModelConfig
 from ..models import shape_model
 from ..models.base import Model, weight_paths
+from ..models.encoder_decoder import EncoderDecoder
 from .schedule import Step
 from .storage import Storage
 
@@ -90,6 +91,9 @@ def run(model: Model, backend: Any, step: Step, *, full_square: bool = False) ->
     """One forward pass on a backend of shapes, or an observer of one: the operations of `Runner.forward`."""
     batch: Any = _ShapeBatch(step, full_square)
     pages: Any = SimpleNamespace(heads=model.config.num_kv_heads)
+    if isinstance(model, EncoderDecoder) and step.encodes:
+        model.encode(backend, batch, pages)
+        return
     x = model.forward(backend, batch, pages)  # [T] -> [T, E]
     if step.rows < step.tokens:
         x = backend.take_rows(x, without_numbers((step.rows,), int))  # [T, E] -> [R, E]
@@ -102,13 +106,22 @@ class _ShapeBatch:
     def __init__(self, step: Step, full_square: bool) -> None:
         self.num_tokens = step.tokens
         self.token_ids = self.positions = without_numbers((step.tokens,), int)
-        self.visible_pairs = cache(lambda window=None, causal=True: step.square if full_square else step.pairs(window))
+        self.types = self.positions
+        self.visible_pairs = cache(
+            lambda window=None, causal=True: step.pairs(window) if causal and not full_square else step.square
+        )
         self.reach = cache(step.reach)
+        self._step = step
+
+    @cached_property
+    def over_sources(self) -> "_ShapeBatch":
+        """As of `Batch`."""
+        return _ShapeBatch(self._step.over_sources, full_square=True)
 
 
 def place_of(path: str) -> str:
     """A weight's place in the model, the same in each layer: "attention.qkv" of "layers.3.attention.qkv"."""
-    return re.sub(r"^layers\.\d+\.", "", path)
+    return re.sub(r"\blayers\.\d+\.", "", path)
 
 
 class _RowBackend(CountingBackend):
@@ -131,8 +144,10 @@ class _RowBackend(CountingBackend):
         if operation in ("linear", "linear_experts") and weight is not None:
             products = result.size * weight.shape[-1]
         elif operation == "attend":  # for each pair and head D for the score, D for the value
-            _, H, D = result.shape
-            products = 2 * H * D * arguments["batch"].visible_pairs(arguments["window"], causal=arguments["causal"])
+            (_, H, D), batch, causal = result.shape, arguments["batch"], arguments["causal"]
+            if arguments["cross"]:
+                batch, causal = batch.over_sources, False
+            products = 2 * H * D * batch.visible_pairs(arguments["window"], causal=causal)
         other = 0 if self.conventions.products_only else cost.flops - 2 * products
         flops = self.conventions.multiply_add * products + other
         places = [operation] if weight is None else self._places[id(weight)]

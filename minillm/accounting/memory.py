@@ -71,23 +71,28 @@ def weights_bytes(config: ModelConfig, storage: Storage) -> int:
 def looked_up(config: ModelConfig, storage: Storage | None = None) -> Held:
     """Parameters and bytes of the tables of which a step reads only a row for each token.
 
-    They are the positions, and the tokens where no head shares them.
+    They are the positions, the token types, and the tokens where no head shares them.
     """
-    names = ("embedding.positions", "embedding.tokens")[: 1 if config.tied_head else 2]
+    names = ("embedding.positions", "embedding.types", "embedding.tokens")[: 2 if config.tied_head else 3]
     tables = [held for held in parts_held(config, storage or Storage()) if held.name in names]
     return Held("tables", sum(table.parameters for table in tables), sum(table.bytes for table in tables))
 
 
 def cache_bytes_per_token(config: ModelConfig, storage: Storage) -> int:
-    """Bytes of one token in the K/V cache: keys and values of one position in L layers."""
-    return config.num_layers * shape_backend(storage).memory.position_bytes(config.num_kv_heads, config.head_dim)
+    """Bytes of one token in the K/V cache: keys and values of one position in L layers.
+
+    An encoder keeps none: during a pass its layers take turns in the memory of one.
+    """
+    layers = 1 if config.bidirectional else config.num_layers
+    return layers * shape_backend(storage).memory.position_bytes(config.num_kv_heads, config.head_dim)
 
 
 @lru_cache(maxsize=256)
 def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> int:
     """Bytes of a forward pass's results in minillm's arena.
 
-    If the results of all layers have the same shapes, two layers stand for all, between which the arena takes turns.
+    If the results of all layers have the same shapes, two layers stand for all, between which the arena takes turns. Of
+    an encoder-decoder it is that of a decoder pass and of an encoder pass with as many tokens, which share it.
 
     Args:
         config: the model
@@ -97,17 +102,23 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
     """
     backend = shape_backend(storage)
     few = config if config.mixed_layers else replace(config, num_layers=min(config.num_layers, 2))
-    run(shape_model(few, backend), backend, Step((Part(T, T),), R))
+    source = 1 if config.encoder_layers else 0
+    model = shape_model(replace(few, encoder_layers=min(few.encoder_layers, 2)), backend)
+    run(model, backend, Step((Part(T, T, source=source),), R))
+    if config.encoder_layers:
+        backend.memory.arena.restart()
+        run(model, backend, Step((Part(T, T),), 0))
     return backend.memory.arena.nbytes
 
 
 def needed(config: ModelConfig, storage: Storage, batch: int, context: int) -> int:
     """Bytes needed to run `batch` sequences of `context` tokens: weights, cache, and the activations of one step.
 
-    With chunked prefill a step has at most as many new tokens as a chunk or the batch.
+    With chunked prefill a step has at most as many new tokens as a chunk or the batch. An encoder-decoder has a source
+    of as many tokens beside the decoder's text, which its encoder reads in one pass.
     """
-    T = max(batch, min(CHUNK, context))
-    cache = batch * context * cache_bytes_per_token(config, storage)
+    T = max(batch, context if config.encoder_layers else min(CHUNK, context))
+    cache = batch * context * cache_bytes_per_token(config, storage) * (2 if config.encoder_layers else 1)
     return weights_bytes(config, storage) + cache + activation_bytes(config, storage, T, batch)
 
 

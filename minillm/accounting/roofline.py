@@ -10,13 +10,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from ..backends.shapes import ShapeBackend
 from ..config import ModelConfig
 from ..errors import ParameterError
 from ..hardware import Hardware
+from ..models import shape_model
+from ..parallel import Parallel
 from .costs import Conventions, Row, operations
 from .memory import largest_batch, largest_context
 from .schedule import Part, Step
 from .storage import Storage
+
+CHOICE_BYTES = 16
+"""A logit and its token, as `distributed.logits` sends them"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +38,6 @@ class Workload:
     def decode_context(self) -> int:
         """The context of the decode step."""
         return self.prompt_length + 1 if self.context is None else self.context
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parallel:
-    """Degrees of tensor and pipeline parallelism."""
-
-    tensor: int = 1
-    """Devices that share each matrix"""
-    pipeline: int = 1
-    """Stages, each with a share of the layers"""
-
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return self.tensor * self.pipeline
 
 
 class Operation(NamedTuple):
@@ -152,8 +143,8 @@ class Phase:
     def message_bytes(self) -> int:
         """Bytes of the hidden states of all new tokens: T E numbers (the lecture's 2 L D bytes in 16 bits).
 
-        This is the size of each all-reduce of tensor parallelism, two per layer, and of each message between pipeline
-        stages.
+        This is the size of each all-reduce of tensor parallelism in the layers, two in each, and of each message
+        between pipeline stages.
         """
         return self.storage.activation_bytes * self.tokens * self.width
 
@@ -191,6 +182,8 @@ class Analysis:
         for name in ("prompt_length", "context"):
             if sizes[name] > config.max_positions:
                 raise ParameterError(f"{name} {sizes[name]} is beyond the model's {config.max_positions} positions")
+        if config.encoder_layers and parallel.devices > 1:
+            raise ParameterError("parallel is not offered with an encoder-decoder: run it in one process")
         config.sharded(parallel.tensor)
         if parallel.pipeline > config.num_layers:
             raise ParameterError(
@@ -199,20 +192,50 @@ class Analysis:
 
     @cached_property
     def prefill(self) -> Phase:
-        """All prompts in one pass; logits of the last token of each."""
+        """All prompts in one pass; logits of the last token of each. Of an encoder-decoder the encoder's pass."""
         return self._phase(Part(self.workload.prompt_length, self.workload.prompt_length))
 
     @cached_property
     def decode(self) -> Phase:
-        """A decode step: one new token of each sequence."""
-        return self._phase(Part(1, self.workload.decode_context))
+        """A decode step: one new token of each sequence; after a source of the prompt's length, if there is one."""
+        source = self.workload.prompt_length if self.config.encoder_layers else 0
+        return self._phase(Part(1, self.workload.decode_context, source=source))
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is a decode step: not of an encoder, nor of a model with another head."""
+        return self.config.output == "tokens"
+
+    @property
+    def phases(self) -> dict[str, Phase]:
+        """The phases by name."""
+        return {"prefill": self.prefill} | ({"decode": self.decode} if self.generates else {})
 
     def _phase(self, part: Part) -> Phase:
-        step = Step((part,) * self.workload.batch, self.workload.batch)
+        encodes = self.config.encoder_layers and not part.source
+        step = Step((part,) * self.workload.batch, 0 if encodes else self.workload.batch)
         rows = operations(self.config, step, self.storage, self.conventions)
         return Phase(
             rows, step.tokens, self.config.hidden_size, self.hardware, self.storage, self.conventions, self.parallel
         )
+
+    @property
+    def all_reduces(self) -> int:
+        """Sums over the ranks of tensor parallelism in a pass: two in each layer, and one of the embedding."""
+        return 2 * self.config.num_layers + 1 if self.parallel.tensor > 1 else 0
+
+    def all_reduce_bytes(self, phase: Phase) -> int:
+        """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers."""
+        if self.parallel.tensor == 1:
+            return 0
+        width = shape_model(self.config, ShapeBackend()).embedding.tokens.shape[1]  # W
+        embedded = self.storage.activation_bytes * phase.tokens * width
+        return (self.all_reduces - 1) * phase.message_bytes + embedded
+
+    @property
+    def choice_bytes(self) -> int:
+        """Bytes that each rank with logits, but rank 0, sends it for the most likely tokens: 16 for each, and 16."""
+        return CHOICE_BYTES * (self.workload.batch + 1) if self.parallel.devices > 1 else 0
 
     @property
     def memory(self) -> int:

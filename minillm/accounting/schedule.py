@@ -22,6 +22,8 @@ class Part(NamedTuple):
     """S: cached and new positions"""
     depths: tuple[int, ...] = ()
     """If the last new tokens are a tree of guesses: how many ancestors each has in the tree"""
+    source: int = 0
+    """Tokens of the source that an encoder-decoder's decoder attends to; 0 in the encoder's pass over it"""
 
     def pairs(self, window: int | None = None) -> int:
         """Pairs of a new token and a visible position, its own included.
@@ -58,6 +60,16 @@ class Step(NamedTuple):
         """T"""
         return sum(part.new for part in self.parts)
 
+    @property
+    def encodes(self) -> bool:
+        """Whether it is the encoder's, if the model is an encoder-decoder."""
+        return not any(part.source for part in self.parts)
+
+    @property
+    def over_sources(self) -> "Step":
+        """The same tokens over their sources."""
+        return Step(tuple(Part(part.new, part.source) for part in self.parts), self.rows)
+
     def reach(self, window: int | None = None) -> int:
         """Positions whose keys and values are read, over all sequences."""
         return sum(part.reach(window) for part in self.parts)
@@ -73,24 +85,35 @@ class Step(NamedTuple):
 
 
 def generation(
-    prompt_lengths: Sequence[int], new_tokens: int, *, use_cache: bool = True, width: int = 1
+    prompt_lengths: Sequence[int],
+    new_tokens: int,
+    *,
+    use_cache: bool = True,
+    width: int = 1,
+    sources: Sequence[int] = (),
 ) -> Iterator[Step]:
     """The forward passes that generate `new_tokens` after each prompt.
 
     The first computes the prompts and yields the first token; the last token is never an input. With a cache each later
     step computes one token of each sequence, naive generation computes all of them again. Chunked prefill or a split
-    batch has other steps and the same FLOPs.
+    batch has other steps and the same FLOPs. The encoder of an encoder-decoder runs before the first step; before each
+    of them in naive generation.
 
     Args:
         prompt_lengths: tokens of each prompt
         new_tokens: tokens generated after each
         use_cache: False: naive generation
         width: sequences of each prompt after the first step: beams, none of which ends early, or samples
+        sources: of an encoder-decoder, the tokens of each source; the prompts are then what the decoder begins with
     """
+    read = list(sources) or [0] * len(prompt_lengths)
     for done in range(new_tokens):
-        contexts = [length + done for length in prompt_lengths for _ in range(width if done else 1)]
-        parts = tuple(Part(1 if use_cache and done else context, context) for context in contexts)
-        yield Step(parts, len(parts))
+        if sources and not (use_cache and done):
+            yield Step(tuple(Part(length, length) for length in sources), 0)
+        lengths = [pair for pair in zip(prompt_lengths, read, strict=True) for _ in range(width if done else 1)]
+        contexts = [(length + done, source) for length, source in lengths]
+        parts = (Part(1 if use_cache and done else context, context, source=source) for context, source in contexts)
+        yield Step(tuple(parts), len(contexts))
 
 
 class Recorder(WrappedBackend):
@@ -106,9 +129,10 @@ class Recorder(WrappedBackend):
     def _upload(self, batch: Batch, rows: Any) -> tuple[Batch, Any]:
         """Record the step."""
         parts = []
-        for span in batch.spans:
+        for i, span in enumerate(batch.spans):
             depths = () if span.tree is None else tuple(int(seen) - 1 for seen in span.tree.sum(axis=1))
-            parts.append(Part(span.stop - span.start, span.context_len, depths))
+            source = batch.sources[i].context_len if batch.sources else 0
+            parts.append(Part(span.stop - span.start, span.context_len, depths, source))
         self.steps.append(Step(tuple(parts), len(rows)))
         uploaded: tuple[Batch, Any] = self.inner.memory.upload(batch, rows)
         return uploaded

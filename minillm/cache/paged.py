@@ -5,7 +5,8 @@ is in page i // P at offset i % P. Forking shares pages by reference counting; t
 both write to is copied on write.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 
 from ..backends.operations import Backend
 from ..batch import TokenSequence, common_prefix
@@ -16,6 +17,9 @@ from ..errors import CacheFullError
 class PagedCache:
     """One model's paged K/V cache. Memory is reserved at once; the system commits it as pages are first used."""
 
+    prefix_cache = False
+    """True if sequences with the same beginning share pages (`PrefixCache`)"""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -23,29 +27,43 @@ class PagedCache:
         num_pages: int,
         page_size: int | None = None,
         layers: range | None = None,
+        shared: bool = False,
     ) -> None:
-        """Reserve `num_pages` pages of P = `page_size` positions (or the backend's choice) of some layers, or all."""
-        layers = layers or range(config.num_layers)
+        """Reserve `num_pages` pages of `page_size` positions (or the backend's choice) of some layers, all, or one."""
+        layers = range(1) if shared else layers or range(config.num_layers)
         self.page_size = page_size or backend.memory.page_size
         self.num_pages = num_pages
         shape = (len(layers), num_pages, config.num_kv_heads, self.page_size, config.head_dim)
         self.storage = backend.memory.new_pages(shape)
-        self.storage.first_layer = layers.start
-        self._references = [0] * num_pages
+        self.storage.first_layer, self.storage.shared = layers.start, shared
         self.copied_positions = 0
-        """Positions copied so far because of forks, each in all layers."""
-        self.reclaim: Callable[[], bool] | None = None
-        """Called when no page is free; returns True if it freed something (`PrefixCache`)."""
-        self._free = list(range(num_pages - 1, -1, -1))
+        """Positions copied so far, each in all layers."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Free all pages. Existing sequences must not be used again."""
+        self._references = [0] * self.num_pages
+        self._free = list(range(self.num_pages - 1, -1, -1))
 
     @property
     def free_pages(self) -> int:
-        """Number of free pages."""
+        """Number of pages that no sequence uses."""
         return len(self._free)
+
+    @property
+    def cached_pages(self) -> int:
+        """Number of those of them that prompts may find."""
+        return 0
 
     def pages_for(self, tokens: int) -> int:
         """Number of pages that a context of `tokens` positions takes."""
         return -(-tokens // self.page_size)
+
+    def owners(self, page: int) -> int:
+        """Number of sequences that use a page."""
+        return self._references[page]
+
+    # --- growing ------------------------------------------------------------------------------------------------------
 
     def reserve(self, sequence: TokenSequence, tokens: int) -> None:
         """Allocate pages for `tokens` positions, and unshare the page written next.
@@ -58,6 +76,22 @@ class PagedCache:
             sequence.pages[first] = self._own(sequence.pages[first], sequence.cached % self.page_size)
         while len(sequence.pages) < self.pages_for(tokens):
             sequence.pages.append(self._take())
+        if sequence.source is not None:
+            sequence.source.hold(sequence, self.pages_for(len(sequence.source.token_ids)), self._take)
+
+    def advance(self, sequence: TokenSequence, count: int) -> None:
+        """Count the next `count` pending tokens as cached."""
+        sequence.cached += count
+
+    def match(self, sequence: TokenSequence, limit: int | None = None) -> int:
+        """Number of positions that a sequence could take over from others, and has: none without a prefix cache."""
+        return 0
+
+    def computes_next(self, leader: TokenSequence, count: int, follower: TokenSequence) -> bool:
+        """True if computing the next `count` tokens of `leader` computes tokens that `follower` then need not."""
+        return False
+
+    # --- forking and freeing ------------------------------------------------------------------------------------------
 
     def fork(
         self, sequence: TokenSequence, keep: int | None = None, spares: Iterable[TokenSequence] = ()
@@ -79,7 +113,14 @@ class PagedCache:
             self._references[page] += 1
         if keep % self.page_size:
             self._write_over(sequence, keep, pages, spares)
-        return TokenSequence(sequence.token_ids[:keep], keep, pages, sequence.adapter)
+        return replace(
+            sequence,
+            token_ids=sequence.token_ids[:keep],
+            cached=keep,
+            pages=pages,
+            found=min(keep, sequence.found),
+            tree=(),
+        )
 
     def _write_over(
         self, sequence: TokenSequence, keep: int, pages: list[int], spares: Iterable[TokenSequence]
@@ -93,18 +134,21 @@ class PagedCache:
                 if same > common:
                     best, common = spare, same
         if best is not None:
-            self._copy(pages[-1], best.pages[-1], slice(common - start, keep - start))
+            taken = self._own(best.pages[-1], common - start)
+            self._copy(pages[-1], taken, slice(common - start, keep - start))
             self._release(pages[-1])
-            pages[-1] = best.pages.pop()
+            pages[-1] = taken
+            best.pages.pop()
             self.truncate(best, start)
 
     def truncate(self, sequence: TokenSequence, keep: int) -> None:
         """Drop everything after the first `keep` positions, and pending tokens."""
         assert keep <= sequence.cached
-        for page in sequence.pages[self.pages_for(keep) :]:
-            self._release(page)
-        del sequence.pages[self.pages_for(keep) :], sequence.token_ids[keep:]
-        sequence.cached = keep
+        self._drop_pages(sequence, self.pages_for(keep))
+        del sequence.token_ids[keep:]
+        sequence.cached, sequence.found = keep, min(keep, sequence.found)
+        if not keep and sequence.source is not None:
+            sequence.source.release(sequence, self._release)
 
     def forget(self, sequence: TokenSequence) -> None:
         """Free the pages but keep the tokens, all of which become pending again."""
@@ -116,31 +160,32 @@ class PagedCache:
         """Free all pages."""
         self.truncate(sequence, 0)
 
-    def clear(self) -> None:
-        """Free all pages. Existing sequences must not be used again."""
-        self._references = [0] * self.num_pages
-        self._free = list(range(self.num_pages - 1, -1, -1))
-        self.reclaim = None
+    def retire(self, sequence: TokenSequence) -> None:
+        """Free all pages of a finished text."""
+        self.free(sequence)
+
+    def discard(self, sequence: TokenSequence) -> None:
+        """Free all pages of a failed text."""
+        self.free(sequence)
+
+    # --- single pages -------------------------------------------------------------------------------------------------
 
     def _take(self) -> int:
-        self._make_room()
-        if not self._free:
+        """A page that nobody uses."""
+        if not self.free_pages:
             raise CacheFullError(
                 f"the K/V cache's {self.num_pages} pages of {self.page_size} positions are all in use: "
                 "lower max_batch_size or max_new_tokens, or raise cache_bytes"
             )
-        page = self._free.pop()
+        page = self._next_free()
         self._references[page] = 1
         return page
 
-    def _make_room(self) -> None:
-        while not self._free and self.reclaim is not None and self.reclaim():
-            pass
+    def _next_free(self) -> int:
+        return self._free.pop()
 
     def _own(self, page: int, used: int) -> int:
-        """The page itself if it is not shared, else a copy of its first `used` positions."""
-        if self._references[page] > 1:
-            self._make_room()  # the evicted sequence may be the other owner
+        """A page to write to after its first `used` positions: itself if it is not shared, else a copy of these."""
         if self._references[page] == 1:
             return page
         copy = self._take()
@@ -151,6 +196,12 @@ class PagedCache:
     def _copy(self, source: int, target: int, part: slice) -> None:
         self.storage.copy(source, target, part)
         self.copied_positions += part.stop - part.start
+
+    def _drop_pages(self, sequence: TokenSequence, keep: int) -> None:
+        """Release all but the first `keep` pages, the last one first."""
+        for page in reversed(sequence.pages[keep:]):
+            self._release(page)
+        del sequence.pages[keep:]
 
     def _release(self, page: int) -> None:
         self._references[page] -= 1

@@ -1,46 +1,194 @@
-"""Prefix cache: finished sequences are kept for prompts with the same prefix.
+"""A paged cache in which sequences with the same beginning share its pages.
 
-A chat sends the whole conversation with every turn. Its prefix is already in the cache: a new sequence forks the
-longest common prefix and computes only the rest. Kept sequences are evicted, oldest first, when pages run out.
+A page is known by its tokens and those before it (`prefix_tree.PrefixTree`) as soon as it is full and computed, as is
+the last, partly filled page of a prompt or of a finished text. A prompt takes over the full pages that it begins with,
+and a copy of as many positions of the next one as it has in common with it. Pages that no sequence uses any more stay
+known until their memory is needed; the least recently used ones go first.
 """
 
-from ..batch import TokenSequence, common_prefix
+from typing import Any
+
+from ..batch import TokenSequence
 from .paged import PagedCache
+from .prefix_tree import Node, PrefixTree
+
+WORTH_WAITING = 16
+"""Tokens in common with another prompt that a prompt waits for, to find them computed in the next step"""
 
 
-class PrefixCache:
-    """Finished sequences of one model, oldest first."""
+class PrefixCache(PagedCache):
+    """A paged cache whose sequences share the pages of a common beginning."""
 
-    def __init__(self, cache: PagedCache, capacity: int = 8) -> None:
-        """Keep up to `capacity` sequences of `cache`."""
-        self._cache = cache
-        self._capacity = capacity
-        self._kept: list[TokenSequence] = []
-        cache.reclaim = self.evict
+    def __init__(self, *arguments: Any, prefix_cache: bool = True, **options: Any) -> None:
+        """As `PagedCache`; without `prefix_cache` nothing is shared."""
+        super().__init__(*arguments, **options)
+        self.prefix_cache = prefix_cache
 
-    def keep(self, sequence: TokenSequence) -> None:
-        """Keep a finished request's sequence."""
-        self._kept.append(self._cache.fork(sequence, sequence.line))
-        if len(self._kept) > self._capacity:
-            self.evict()
+    def clear(self) -> None:
+        """Free all pages and forget what is in them. Existing sequences must not be used again."""
+        super().clear()
+        self._known = PrefixTree()
 
-    def evict(self) -> bool:
-        """Free the oldest sequence; False if there is none."""
-        if not self._kept:
-            return False
-        self._cache.free(self._kept.pop(0))
+    @property
+    def free_pages(self) -> int:
+        """Number of pages that no sequence uses; what is known of `cached_pages` of them is lost when they are used."""
+        return len(self._free) + self._known.unused
+
+    @property
+    def cached_pages(self) -> int:
+        """Number of pages that no sequence uses but prompts may find."""
+        return self._known.unused
+
+    def advance(self, sequence: TokenSequence, count: int) -> None:
+        """Count the next `count` pending tokens as cached; prompts can find them from now on.
+
+        Single tokens are found once their page is full.
+        """
+        first = sequence.cached // self.page_size
+        sequence.cached += count
+        if self.prefix_cache and (count > 1 or not sequence.cached % self.page_size):
+            self._register(sequence, first)
+
+    def retire(self, sequence: TokenSequence) -> None:
+        """Free all pages of a finished text; prompts may also find the last, partly filled one."""
+        if self.prefix_cache:
+            self._register(sequence, sequence.line // self.page_size)
+        self.free(sequence)
+
+    def discard(self, sequence: TokenSequence) -> None:
+        """Free all pages of a failed text; nobody finds those that it alone has computed."""
+        own = sequence.pages[sequence.found // self.page_size :]
+        self.free(sequence)
+        for page in reversed(own):
+            if not self._references[page]:
+                self._forget_from(page, 0)
+
+    # --- finding ---------------------------------------------------------------------------------------------------
+
+    def match(self, sequence: TokenSequence, limit: int | None = None) -> int:
+        """Take over pages with the tokens that a sequence has to compute next.
+
+        Args:
+            sequence: its pending tokens are looked up, except those of a tree
+            limit: number of positions that it may have then; by default the last token is left to compute
+
+        Returns:
+            Number of positions found.
+        """
+        if not self.prefix_cache or sequence.private:
+            return 0
+        before, P = sequence.cached, self.page_size
+        limit = len(sequence.token_ids) - 1 if limit is None else limit
+        limit = min(limit, len(sequence.token_ids) - len(sequence.tree))
+        while sequence.cached < limit:
+            k = sequence.cached // P  # the page of the next position
+            parent = self._parent(sequence, k)
+            if parent is None:
+                break
+            node, common = self._known.find(parent, tuple(sequence.token_ids[k * P : min(k * P + P, limit)]))
+            if node is None or k * P + common <= sequence.cached or not self._take_over(sequence, k, node, common):
+                break
+            if sequence.found == sequence.cached:
+                sequence.found = k * P + common
+            sequence.cached = k * P + common
+            if common < P:
+                break
+        return sequence.cached - before
+
+    def _take_over(self, sequence: TokenSequence, k: int, node: Node, common: int) -> bool:
+        """Make the first `common` positions of a known page those of a sequence's page k; False if no page is free."""
+        page = node.page
+        if common == self.page_size:
+            self._use(page)
+            self._drop_pages(sequence, k)  # it may have computed a part of the page
+        elif k < len(sequence.pages):
+            used = sequence.cached - k * self.page_size
+            if self._references[sequence.pages[k]] > 1:
+                return False
+            self._forget_from(sequence.pages[k], used)
+            self._copy(page, sequence.pages[k], slice(used, common))
+            return True
+        else:
+            unused = not self._references[page]
+            self._use(page)
+            if unused and (len(node.tokens) == common or not self.free_pages):
+                self._forget_from(page, common)
+            elif self.free_pages:
+                copy = self._take()
+                self._copy(page, copy, slice(0, common))
+                self._release(page)
+                page = copy
+            else:
+                self._release(page)
+                return False
+        sequence.pages.append(page)
         return True
 
-    def match(self, token_ids: list[int], adapter: str | None = None) -> TokenSequence | None:
-        """A fork of the longest cached prefix of a prompt, leaving at least the last token to compute.
+    def computes_next(self, leader: TokenSequence, count: int, follower: TokenSequence) -> bool:
+        """True if computing the next `count` tokens of `leader` computes tokens that `follower` then need not.
 
-        Only sequences that the same adapter computed have the keys and values that the prompt would get.
+        At least `WORTH_WAITING` of them, so that a few words at the beginning make nobody wait.
         """
-        best, length = None, 0
-        for sequence in self._kept:
-            if sequence.adapter != adapter:
-                continue
-            common = common_prefix(sequence.token_ids, token_ids[:-1])
-            if common > length:
-                best, length = sequence, common
-        return None if best is None else self._cache.fork(best, length)
+        if not self.prefix_cache or leader.private or follower.private or leader.adapter != follower.adapter:
+            return False
+        at, stop = follower.cached, follower.cached + WORTH_WAITING
+        return (
+            leader.cached <= at < leader.cached + count
+            and not leader.tree
+            and stop < len(follower.token_ids)  # the last token is computed in any case
+            and leader.token_ids[at:stop] == follower.token_ids[at:stop]
+            and leader.token_ids[:at] == follower.token_ids[:at]
+        )
+
+    def _register(self, sequence: TokenSequence, first: int) -> None:
+        """Make a sequence's computed pages known, from page number `first` on."""
+        if sequence.private:
+            return
+        P, stop = self.page_size, sequence.line
+        while self._parent(sequence, first) is None:  # accepted guesses of a tree were not in the line before
+            first -= 1
+        for k in range(first, self.pages_for(stop)):
+            parent, page = self._parent(sequence, k), sequence.pages[k]
+            assert parent is not None
+            node = self._known.insert(parent, tuple(sequence.token_ids[k * P : min(k * P + P, stop)]), page)
+            if node.page != page and k * P + P <= stop:  # computed twice, at the same time: one is enough
+                self._use(node.page)
+                self._release(page)
+                sequence.pages[k] = node.page
+
+    def _parent(self, sequence: TokenSequence, k: int) -> Node | None:
+        """The node of the page before a sequence's page k; None if not all of its tokens are known."""
+        if not k:
+            return self._known.root(sequence.adapter)
+        node = self._known.node(sequence.pages[k - 1])
+        return node if node is not None and len(node.tokens) == self.page_size else None
+
+    def _forget_from(self, page: int, used: int) -> None:
+        """Forget the page if it is known by more than its first `used` positions, and all that follow it."""
+        node = self._known.node(page)
+        if node is not None and len(node.tokens) > used:
+            self._free += self._known.remove(node)
+
+    # --- single pages -------------------------------------------------------------------------------------------------
+
+    def _next_free(self) -> int:
+        return self._free.pop() if self._free else self._known.evict()
+
+    def _use(self, page: int) -> None:
+        """Add a reference to a known page."""
+        if not self._references[page]:
+            self._known.use(page)
+        self._references[page] += 1
+
+    def _own(self, page: int, used: int) -> int:
+        if self._references[page] == 1:
+            self._forget_from(page, used)
+        return super()._own(page, used)
+
+    def _release(self, page: int) -> None:
+        self._references[page] -= 1
+        if not self._references[page]:
+            if self._known.node(page) is None:
+                self._free.append(page)
+            else:
+                self._known.leave(page)

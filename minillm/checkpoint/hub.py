@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, ModelNotFoundError, ParameterError
 from ..output_files import undone_by_signals
+from ..progress import bars_shown
 from .folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_weights, is_index, list_weights, read_index
 from .gguf import all_shards, choose_file, is_gguf
 
@@ -30,11 +31,40 @@ SMALL_FILES = {
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "source.spm",
+    "vocab.txt",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    *(f"{i}_Pooling/config.json" for i in (1, 2, 3)),
+    *(f"{i}_Dense/{name}" for i in (2, 3, 4) for name in ("config.json", "model.safetensors", "pytorch_model.bin")),
 }
-"""Files of a model besides its weights."""
+"""Files of a model besides its weights; those of sentence-transformers are in folders named by their place."""
 _PART = "*.????????.incomplete"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@contextmanager
+def _bars() -> Iterator[None]:
+    """Without the client's progress bars where none are shown; HF_HUB_DISABLE_PROGRESS_BARS has the last word."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    if bars_shown() or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
+        yield
+        return
+    utils: Any = huggingface_hub.utils  # which documents these functions, without declaring them exported
+    before = utils.are_progress_bars_disabled()
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            utils.enable_progress_bars()
 
 
 def find_model(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
@@ -118,7 +148,7 @@ def find_file(repo_id: str, name: str, *, revision: str | None = None) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        with _removing_parts(repo_id):
+        with _bars(), _removing_parts(repo_id):
             return Path(hf_hub_download(repo_id, name, revision=revision))
     except _client_errors() as error:
         if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
@@ -138,11 +168,19 @@ def find_config(path_or_id: str | os.PathLike[str], *, revision: str | None = No
         return folder
     if is_hub_file(name):
         return _fetch_file(name, revision)
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        return Path(hf_hub_download(name, "config.json", revision=revision)).parent
+        list_hub_files(name, revision=revision)  # fails at once where there is no network; a download tries five times
+    except ModelNotFoundError:
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        if not isinstance(cached, str):
+            raise
+        return Path(cached).parent
+    try:
+        with _bars():
+            return Path(hf_hub_download(name, "config.json", revision=revision)).parent
     except EntryNotFoundError:
         return _find_on_hub(name, revision)  # a GGUF file has it inside
     except _client_errors() as error:
@@ -162,7 +200,8 @@ def find_adapter(path_or_id: str | os.PathLike[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[ADAPTER_CONFIG, *ADAPTER_WEIGHTS]))
+        with _bars():
+            return Path(snapshot_download(name, allow_patterns=[ADAPTER_CONFIG, *ADAPTER_WEIGHTS]))
     except _client_errors() as error:
         raise ModelNotFoundError(_explain(error, name, None)) from error
 
@@ -182,7 +221,8 @@ def find_tokenizer(path_or_id: str | os.PathLike[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=sorted(SMALL_FILES)))
+        with _bars():
+            return Path(snapshot_download(name, allow_patterns=sorted(SMALL_FILES)))
     except _client_errors() as error:
         raise ModelNotFoundError(_explain(error, name, None)) from error
 
@@ -210,7 +250,8 @@ def _local_folder(name: str, revision: str | None, *, or_file: bool = False) -> 
         usual = "a folder: give the folder that holds config.json and the weights, or a GGUF file"
         what = "a folder or a file" if or_file else usual
         raise ModelNotFoundError(f"{name!r:.150} is not {what}")
-    if name.startswith((".", "/", "~")) or name.count("/") != 1 + is_hub_file(name):
+    old = re.fullmatch(r"[\w-][\w.-]*", name)  # a model of the hub's first years has no owner: "gpt2"
+    if not old and (name.startswith((".", "/", "~")) or name.count("/") != 1 + is_hub_file(name)):
         raise ModelNotFoundError(f"there is no folder {name!r:.200}; a model of the hub is named owner/name")
     return None
 
@@ -248,7 +289,7 @@ def _find_on_hub(repo_id: str, revision: str | None) -> Path:
     if cached is not None and _COMMIT.fullmatch(revision or ""):
         return cached
     try:
-        with _removing_parts(repo_id):
+        with _bars(), _removing_parts(repo_id):
             return _download(repo_id, revision, cached)
     except _client_errors() as error:
         if cached is None:
@@ -358,6 +399,11 @@ def _download(repo_id: str, revision: str | None, cached: Path | None) -> Path:
 
 def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
     """One-line message for an error of the client."""
+    no_folder = "" if "/" in repo_id else f"there is no folder {repo_id!r:.100}, and "
+    return no_folder + _explained(error, repo_id, revision)
+
+
+def _explained(error: Exception, repo_id: str, revision: str | None) -> str:
     from huggingface_hub import constants, errors
 
     model = _title(repo_id, revision)
@@ -387,4 +433,4 @@ def _title(repo_id: str, revision: str | None) -> str:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 150 else text[:150] + " ..."
+    return text if len(text) <= 145 else text[:145] + " ..."

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, listed
-from .output import Table, as_json, bytes_text, number_text, seconds_text, write_page
-from .plots import CIRCLES, draw_roofline, need_matplotlib, svg, write_figure
+from .output import Table, as_json, bytes_text, number_text, seconds_text, terminal_width, wrapped, write_page
+from .plots import MARKS, NARROW, WIDE, draw_roofline, need_matplotlib, svg, write_figure
 
 if TYPE_CHECKING:
     from ..accounting.roofline import Analysis, Phase
@@ -101,8 +101,9 @@ def run(args: argparse.Namespace) -> None:
             "analyze.html",
             model=args.model,
             analysis=analysis,
-            figure=svg(draw_roofline, analysis=analysis),
-            circles=CIRCLES,
+            wide=svg(draw_roofline, analysis=analysis, inches=WIDE),
+            narrow=svg(draw_roofline, analysis=analysis, inches=NARROW),
+            marks=MARKS,
             tables=tables(analysis),
             notes=notes(analysis),
         )
@@ -110,13 +111,13 @@ def run(args: argparse.Namespace) -> None:
         work, storage = analysis.workload, analysis.storage
         title = (
             f"{args.model} on {analysis.hardware.name}, {storage.weights}: prefill of {work.batch} x "
-            f"{work.prompt_length} tokens, decode at context {work.decode_context}"
+            f"{work.prompt_length} tokens" + analysis.generates * f", decode at context {work.decode_context}"
         )
         write_figure(args.png, draw_roofline, analysis=analysis, title=title)
     if args.json:
         print(as_json(as_dict(args.model, analysis)))
     else:
-        print("\n".join(report(args.model, analysis)))
+        print("\n".join(report(args.model, analysis, terminal_width())))
 
 
 def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "Analysis":
@@ -127,18 +128,22 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
         ParameterError: a name is unknown or a size invalid.
     """
     from ..accounting import Conventions
-    from ..accounting.roofline import Analysis, Parallel, Workload
+    from ..accounting.roofline import Analysis, Workload
     from ..accounting.storage import storage_for
     from ..hardware import THIS, find_hardware
     from ..models.quantized import Quantization
     from ..models.schemes.matrix import Scheme
+    from ..parallel import Parallel
 
     found = find_model_config(args.model, args.revision)
     quantization = found.quantization
     if isinstance(quantization, Quantization):
         quantization.check_wanted(args.dtype)
     kept = (found.kept or args.dtype) if args.dtype == "auto" else args.dtype
-    fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - 1))
+    generates = found.config.output == "tokens"
+    if args.context is not None and not generates:
+        raise ParameterError(f"--context is for a decode step, and {args.model} generates nothing: leave it out")
+    fitting = max(1, min(PROMPT_LENGTH, found.config.max_positions - generates))
     prompt_length = fitting if args.prompt_length is None else args.prompt_length
     return Analysis(
         config=found.config,
@@ -151,7 +156,9 @@ def analyze(args: argparse.Namespace, hardware: "Hardware | None" = None) -> "An
             keeps_vocabulary=quantization is not None and quantization.keeps_vocabulary and args.dtype == "auto",
         ),
         scheme=quantization.title if isinstance(quantization, Scheme) else "",
-        workload=Workload(batch=args.batch, prompt_length=prompt_length, context=args.context),
+        workload=Workload(
+            batch=args.batch, prompt_length=prompt_length, context=args.context if generates else prompt_length
+        ),
         hardware=hardware or find_hardware(args.hardware),
         conventions=Conventions(
             full_square=args.full_square, products_only=args.products_only, multiply_add=1 if args.macs else 2
@@ -182,7 +189,7 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
     from ..checkpoint import find_config
     from ..checkpoint.gguf import is_gguf, read_gguf
     from ..config import read_config
-    from ..models import family_of, published, published_config, read_gguf_model_config
+    from ..models import config_of, published, published_config, read_gguf_model_config
     from ..models.gguf import main_dtype
     from ..models.schemes import read_quantization
 
@@ -201,7 +208,7 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
         main = main_dtype(gguf)
         return FoundConfig(read_gguf_model_config(gguf), main if main in BYTES else "float32", None, main)
     raw = read_config(path)
-    config: ModelConfig = family_of(raw).read_config(raw)
+    config = config_of(raw)
     stored, quantization = raw.get("dtype") or raw.get("torch_dtype"), read_quantization(raw)
     kept = None if quantization is None else quantization.dtype
     return FoundConfig(config, stored if stored in BYTES else "float32", quantization, kept)
@@ -255,14 +262,14 @@ def as_dict(model: str, analysis: "Analysis") -> dict[str, Any]:
         "tensor_parallel": analysis.parallel.tensor,
         "pipeline_parallel": analysis.parallel.pipeline,
         "prefill": _phase(analysis, analysis.prefill),
-        "decode": _phase(analysis, analysis.decode),
+        "decode": _phase(analysis, analysis.decode) if analysis.generates else None,
     }
 
 
 def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
     from ..accounting.memory import activation_bytes
 
-    parallel, L = analysis.parallel, analysis.config.num_layers
+    parallel = analysis.parallel
     batch = analysis.workload.batch
     return {
         "flops": phase.flops,
@@ -272,10 +279,12 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
         "activation_bytes": activation_bytes(analysis.config, analysis.storage, phase.tokens, batch),
         "seconds": phase.seconds,
         "tokens_per_second": phase.tokens / phase.seconds,
-        "all_reduces": 2 * L if parallel.tensor > 1 else 0,
+        "all_reduces": analysis.all_reduces,
         "all_reduce_bytes": phase.message_bytes if parallel.tensor > 1 else 0,
+        "all_reduce_total_bytes": analysis.all_reduce_bytes(phase),
         "stage_sends": parallel.pipeline - 1,
         "stage_bytes": phase.message_bytes if parallel.pipeline > 1 else 0,
+        "choice_bytes": analysis.choice_bytes,
         "ops": [
             {
                 "name": row.name,
@@ -296,8 +305,8 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def report(model: str, analysis: "Analysis") -> list[str]:
-    """The whole analysis as lines of text."""
+def report(model: str, analysis: "Analysis", width: int | None = None) -> list[str]:
+    """The whole analysis as lines of text, folded into `width` columns if it is given."""
     storage, devices = analysis.storage, analysis.parallel.devices
     hardware = f"{devices} x {analysis.hardware.name}" if devices > 1 else analysis.hardware.name
     lines = [
@@ -306,19 +315,22 @@ def report(model: str, analysis: "Analysis") -> list[str]:
     if analysis.scheme:
         lines.append(f"the checkpoint is quantised by {analysis.scheme}: read as {storage.weights}")
     for table in tables(analysis):
-        lines += ["", *table.lines()]
-    return [*lines, "", *notes(analysis)]
+        lines += ["", *table.lines(width)]
+    lines += ["", *notes(analysis)]
+    return [part for line in lines for part in wrapped(line, width)]
 
 
 def tables(analysis: "Analysis") -> list[Table]:
     """Parameters, memory, and the operations of both phases."""
     work = analysis.workload
-    return [
+    found = [
         _parameters(analysis),
         _memory(analysis),
         _operations(f"prefill, {work.batch} x {work.prompt_length} tokens", analysis.prefill),
-        _operations(f"decode, {work.batch} x 1 token at context {work.decode_context}", analysis.decode),
     ]
+    if analysis.generates:
+        found.append(_operations(f"decode, {work.batch} x 1 token at context {work.decode_context}", analysis.decode))
+    return found
 
 
 def _parameters(analysis: "Analysis") -> Table:
@@ -344,11 +356,11 @@ def _memory(analysis: "Analysis") -> Table:
         ["cache, a token", *map(bytes_text, cache.values())],
         [f"cache, {work.batch} x {work.decode_context}", *(bytes_text(positions * one) for one in cache.values())],
     ]
-    prefill, decode = (
-        bytes_text(activation_bytes(analysis.config, analysis.storage, phase.tokens, work.batch))
-        for phase in (analysis.prefill, analysis.decode)
-    )
-    return Table(["memory", *weights], rows, note=f"activations: {prefill} in prefill, {decode} in decode")
+    each = [
+        f"{bytes_text(activation_bytes(analysis.config, analysis.storage, phase.tokens, work.batch))} in {name}"
+        for name, phase in analysis.phases.items()
+    ]
+    return Table(["memory", *weights], rows, note=f"activations: {', '.join(each)}")
 
 
 def _operations(title: str, phase: "Phase") -> Table:
@@ -379,7 +391,7 @@ def notes(analysis: "Analysis") -> list[str]:
     from ..accounting import active_parameter_count, experts_read, parameter_count, weights_bytes
 
     work, config, parallel = analysis.workload, analysis.config, analysis.parallel
-    phases = {"prefill": analysis.prefill, "decode": analysis.decode}
+    phases = analysis.phases
     memory, longest = bytes_text(analysis.memory), analysis.largest_context
     if analysis.largest_batch:
         beyond = f" (the model takes at most {config.max_positions:,})" if longest > config.max_positions else ""
@@ -390,7 +402,7 @@ def notes(analysis: "Analysis") -> list[str]:
     else:
         weights = bytes_text(weights_bytes(config, analysis.storage))
         fits = f"{memory} cannot hold one sequence of {work.decode_context:,} tokens: the weights alone take {weights}"
-    lines, count = [fits], 2 * config.num_layers
+    lines = [fits]
     if config.num_experts:
         X, k = config.num_experts, config.experts_per_token
         each = [f"{name} {experts_read(config, phase.tokens):.4g}" for name, phase in phases.items()]
@@ -402,8 +414,14 @@ def notes(analysis: "Analysis") -> list[str]:
         )
     sizes = {name: phase.message_bytes for name, phase in phases.items()}
     if parallel.tensor > 1:
-        each = [f"{name} {bytes_text(size)} each, {bytes_text(count * size)} in all" for name, size in sizes.items()]
-        lines.append(f"tensor parallelism over {parallel.tensor}: {count} all-reduces, two a layer; {', '.join(each)}")
+        each = [
+            f"{name} {bytes_text(phase.message_bytes)} each, {bytes_text(analysis.all_reduce_bytes(phase))} in all"
+            for name, phase in phases.items()
+        ]
+        lines.append(
+            f"tensor parallelism over {parallel.tensor}: {analysis.all_reduces} all-reduces, two a layer and the "
+            f"embedding's; {', '.join(each)}"
+        )
     if parallel.pipeline > 1:
         each = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]
         lines.append(f"pipeline parallelism over {parallel.pipeline}: from each stage to the next in {', '.join(each)}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import MinillmError, UsageError
 from ..output_files import undone_by_signals
+from .output import flow, terminal_width
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DESCRIPTION = """List the benchmarks, one script for each question, or run those that are named.
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"benchmark {unknown[0]!r} is not known: expected {', '.join(questions)}, or all")
     if not names:
         width = max(map(len, questions)) + 2
-        print("\n".join(f"{name:<{width}}{question}" for name, question in questions.items()))
+        for name, question in questions.items():
+            print("\n".join(flow(f"{name:<{width}}", question.split(), terminal_width())))
     failed = [name for name in names if not _succeeds(name, args.options)]
     if failed:
         raise MinillmError(f"{', '.join(failed)} failed: see above")

@@ -1,11 +1,19 @@
-"""minillm chat: an interactive loop that keeps the K/V cache between turns."""
+"""minillm chat: a conversation in the terminal, which keeps the K/V cache between turns."""
 
 import argparse
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ParameterError, PromptError
+from ..backends import working_time
+from ..decoding.settings import FIELDS
+from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
+from .conversation import Conversation
 from .options import (
     COMMON,
     add_generation_options,
@@ -15,18 +23,14 @@ from .options import (
     sequences_of,
     settle,
 )
-from .output import show
+from .output import note, show, text_alone
 
 if TYPE_CHECKING:
     from ..engine import Engine
 
 PROMPT = "> "
-
-RAW_TOKENS = 64
-"""Default max_new_tokens without a chat template: raw text rarely ends by itself"""
-
-ANSWER_TOKENS = 512
-"""Default max_new_tokens of an answer"""
+HISTORY_LIMIT = 1 << 20
+"""Bytes of the history file; a longer one begins anew"""
 
 
 def add_parser(commands: Any) -> None:
@@ -35,8 +39,9 @@ def add_parser(commands: Any) -> None:
         "chat",
         help="chat with the model, turn by turn",
         description="Chat with the model, turn by turn, in the format of its chat template; a model without one "
-        "continues each line as raw text. The model sees the whole conversation, of which only the new part is "
-        "computed. An empty line or Ctrl-D ends the chat.",
+        "continues each message as raw text. The model sees the whole conversation, of which only the new part is "
+        "computed. /help lists commands; Ctrl-C stops an answer, Ctrl-D ends the chat. Without a terminal, each line "
+        "of standard input is a message.",
     )
     group = parser.add_argument_group("conversation", "For models with a chat template.")
     group.add_argument("--system", metavar="TEXT", help="system message, before the first turn")
@@ -45,7 +50,7 @@ def add_parser(commands: Any) -> None:
         metavar="JSON",
         help="""more variables for the chat template, such as '{"enable_thinking": false}'""",
     )
-    add_model_options(parser)
+    add_model_options(parser, parallel=True)
     add_generation_options(parser)
     parser.add_argument("--stats", action="store_true", help="after each turn: tokens computed and found in the cache")
     parser.shorten(COMMON)
@@ -62,20 +67,19 @@ def run(args: argparse.Namespace) -> None:
     if fields.get("num_return_sequences", 1) > 1:
         raise ParameterError("--num-return-sequences: a chat continues with one answer: leave it out")
     fields["num_return_sequences"] = 1  # overrides the checkpoint's default
-    engine = load_engine(args, sequences=sequences_of(settle(args, fields)), prefix_cache=True)
+    name = Path(args.model).name if args.model else "the model in the package"
+    engine = load_engine(args, sequences=sequences_of(settle(args, fields)))
     need_tokenizer(engine.tokenizer)  # before a line is read
-    if engine.chat_template is not None:
-        messages = [] if args.system is None else [{"role": "system", "content": args.system}]
-        while line := _read_line():
-            answer(engine, messages, line, fields, variables, show_stats=args.stats)
-        return
-    for option in ("system", "chat_template_kwargs"):
-        if getattr(args, option) is not None:
-            raise ParameterError(f"--{option.replace('_', '-')}: this model has no chat template: leave it out")
-    print("This model has no chat template: each line is continued as raw text.", file=sys.stderr)
-    conversation: list[int] = []
-    while line := _read_line():
-        conversation = turn(engine, conversation, line, fields, show_stats=args.stats)
+    if engine.chat_template is None:
+        for option in ("system", "chat_template_kwargs"):
+            if getattr(args, option) is not None:
+                raise ParameterError(f"--{option.replace('_', '-')}: this model has no chat template: leave it out")
+        print("This model has no chat template: each message is continued as raw text.", file=sys.stderr)
+    chat = Chat(Conversation(engine, args.system, variables), fields, name, show_stats=args.stats)
+    if sys.stdin.isatty():
+        chat.run_in_terminal()
+    else:
+        chat.run_lines()
 
 
 def _variables(text: str | None) -> dict[str, Any]:
@@ -89,81 +93,287 @@ def _variables(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _read_line() -> str:
-    """One line from the user; empty at end of input."""
+class Chat:
+    """The loop of messages and commands."""
+
+    def __init__(
+        self, conversation: Conversation, fields: dict[str, Any], name: str, *, show_stats: bool = False
+    ) -> None:
+        """Args:
+        conversation: with the model
+        fields: of `GenerationConfig`; `/set` changes them
+        name: the model's, for the banner
+        show_stats: print statistics after each answer
+        """
+        self.conversation = conversation
+        self.fields = fields
+        self.name = name
+        self.show_stats = show_stats
+        self._rate = 0.0  # tokens per second of the last answer
+        self._computed = 0  # tokens of its prompt
+
+    @property
+    def engine(self) -> "Engine":
+        """The conversation's engine."""
+        return self.conversation.engine
+
+    def run_lines(self) -> None:
+        """Take each line of standard input as a message or a command, until it ends. An error ends the chat.
+
+        Raises:
+            MinillmError: of the first message or command that fails.
+        """
+        while (line := _read_line()) is not None:
+            if line.strip() and not self._handle(line):
+                break
+
+    def run_in_terminal(self) -> None:
+        """Converse until /quit or Ctrl-D. Ctrl-C stops an answer; an error is shown, and the chat goes on."""
+        from ..models.base import stored_format
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        runner, context = self.engine.runner, f"context {self.engine.config.max_positions:,} tokens"
+        dtype = stored_format(runner.model).name
+        note(f"{self.name} · {dtype} · {runner.backend.name} · {context} · /help lists commands, Ctrl-D ends")
+        read = _editor(self._toolbar)
+        while True:
+            try:
+                line = read()
+                if line is None or (line.strip() and not self._handle(line)):
+                    return
+            except KeyboardInterrupt:  # an answer stays as far as it is; a line that was typed goes
+                continue
+            except MinillmError as error:
+                note(str(error))
+
+    def _toolbar(self) -> str:
+        used = self.conversation.prompt_tokens + self.conversation.answer_tokens
+        holds = self.engine.config.max_positions
+        rate = f" · {self._rate:.0f} tokens/s" if self._rate else ""
+        return f" {self.name} · {used:,} of {holds:,} tokens{rate} · /help"
+
+    def _handle(self, line: str) -> bool:
+        """Do what a line says. Returns False for the end."""
+        if not line.startswith("/"):
+            self._print(self.conversation.ask(line, self.fields))
+            return True
+        word, _, rest = line[1:].partition(" ")
+        command = next((method for names, method, *_ in COMMANDS if word in names.split()), None)
+        if command is None:
+            raise UsageError(f"no command /{word}: /help lists them; a message may begin with a space and then a /")
+        return command(self, rest.strip()) is not False
+
+    def _print(self, pieces: Iterator[str]) -> None:
+        """Print an answer as it is generated, then what is to say about it."""
+        conversation, stats = self.conversation, self.engine.stats
+        before, forgotten = stats.prefill_tokens, conversation.forgotten
+        first, conversation.answer_tokens = 0.0, 0
+        with text_alone(), _without_echo(), closing(pieces):  # type: ignore[type-var]  # a generator
+            try:
+                for piece in pieces:
+                    first = first or working_time()
+                    show(piece, end="")
+            finally:
+                if conversation.answer_tokens or first:
+                    print(flush=True)
+        elapsed, tokens = working_time() - first, conversation.answer_tokens
+        self._rate = (tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else 0.0
+        self._computed = stats.prefill_tokens - before
+        if conversation.forgotten > forgotten:
+            gone = (conversation.forgotten + 1) // 2
+            note(f"the context is full: the model no longer sees the first {gone} exchange{'s' * (gone > 1)}")
+        if conversation.finish_reason == "length" and sys.stdin.isatty():
+            note(f"stopped at the limit, after {tokens} tokens: /more goes on, /set max_new_tokens changes it")
+        if self.show_stats:
+            self._stats("")
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def _help(self, _: str) -> None:
+        for names, _method, arguments, text in COMMANDS:
+            word = f"/{names.split()[0]} {arguments}"
+            print(f"{word:<22} {text}")
+        print(f"{'Alt-Enter, Ctrl-J':<22} a new line in a message; pasted text is one message")
+
+    def _clear(self, _: str) -> None:
+        self.conversation.clear()
+
+    def _retry(self, _: str) -> None:
+        self._print(self.conversation.retry(self.fields))
+        if not draws_afresh(self.engine, self.fields):
+            note("the same settings give the same answer: /set temperature 0.8 lets it vary")
+
+    def _more(self, _: str) -> None:
+        self._print(self.conversation.more(self.fields))
+
+    def _undo(self, _: str) -> None:
+        note(f"taken back: {self.conversation.undo():.60}")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self.conversation.set_system(None if text == "none" else text)
+        else:
+            print(self.conversation.system or "no system message")
+
+    def _save(self, path: str) -> None:
+        self.conversation.save(_path(path))
+
+    def _load(self, path: str) -> None:
+        self.conversation.load(_path(path))
+        note(f"{len(self.conversation.messages)} messages")
+
+    def _set(self, text: str) -> None:
+        word, _, value = text.partition(" ")
+        if not word:
+            told = {name: value for name, value in self.fields.items() if name != "num_return_sequences"}
+            print("\n".join(f"{name} {value}" for name, value in told.items()) or "nothing is set")
+            return
+        changed = changed_fields(self.fields, word.lstrip("-").replace("-", "_"), value.strip())
+        self.engine.request([0], **changed)  # raises where they do not go together
+        self.fields.clear()
+        self.fields.update(changed)
+
+    def _stats(self, _: str) -> None:
+        prompt = self.conversation.prompt_tokens
+        cached = prompt - self._computed
+        note(f"prompt of {prompt} tokens, {self._computed} computed, {cached} cached; {self._rate:.1f} tokens/s")
+
+    def _quit(self, _: str) -> bool:
+        return False
+
+
+COMMANDS: tuple[tuple[str, Callable[[Chat, str], bool | None], str, str], ...] = (
+    ("help ?", Chat._help, "", "this list"),
+    ("clear new", Chat._clear, "", "forget what was said; the system message stays"),
+    ("retry", Chat._retry, "", "answer the last message again"),
+    ("more", Chat._more, "", "continue an answer that was stopped"),
+    ("undo", Chat._undo, "", "take back the last message and its answer"),
+    ("system", Chat._system, "[TEXT|none]", "show or replace the system message"),
+    ("set", Chat._set, "[NAME VALUE]", "show or change a generation field: /set temperature 0.7, /set seed default"),
+    ("save", Chat._save, "FILE", "write the conversation as JSON"),
+    ("load", Chat._load, "FILE", "go on with a saved conversation"),
+    ("stats", Chat._stats, "", "tokens and speed of the last answer"),
+    ("quit exit bye", Chat._quit, "", "end the chat; so does Ctrl-D"),
+)
+"""Names of a command, its method, its arguments, its help."""
+
+
+def changed_fields(fields: dict[str, Any], name: str, value: str) -> dict[str, Any]:
+    """Generation fields with one of them set as typed: a value, `on` or `off` for a switch, `default` to unset it.
+
+    Raises:
+        ParameterError: there is no such field, or the value is none of it.
+    """
+    names = [name for name, setting in FIELDS.items() if setting.flag and setting.group not in ("output", "guided")]
+    if name not in names or name == "num_return_sequences":
+        raise ParameterError(f"no field {printable(name)} to set; there are {listed(names, 300)}")
+    setting, changed = FIELDS[name], dict(fields)
+    changed.pop(name, None)
+    if name == "temperature" and value in ("0", "0.0"):  # as other programs say greedy search
+        return {each: kept for each, kept in changed.items() if "do_sample" not in (each, FIELDS[each].needs)}
+    if value == "default":
+        return changed
     try:
-        return input(PROMPT if sys.stdin.isatty() else "")
+        if " " not in (setting.flag or ""):  # a switch
+            changed[name] = {"on": True, "off": False}[value]
+        else:
+            words = [setting.read.word(word) for word in (value.split() if setting.read.many else [value])]
+            changed[name] = words if setting.read.many else words[0]
+        setting.read(changed[name])
+    except (KeyError, ValueError):
+        expected = "on or off" if " " not in (setting.flag or "") else setting.read.expected
+        raise ParameterError(f"{name} should be {expected}, or default; found {value!r:.40}") from None
+    if setting.needs in ("do_sample", "mirostat"):
+        changed["do_sample"] = True
+    return changed
+
+
+def draws_afresh(engine: "Engine", fields: dict[str, Any]) -> bool:
+    """True if requests with these fields draw random numbers that no seed fixes."""
+    settings = engine.request([0], **fields).settings
+    return bool(settings.do_sample) and "seed" not in fields
+
+
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Keys typed inside the `with` block do not show in the answer: they wait for the next prompt."""
+    try:
+        import termios
+    except ImportError:  # not on Windows
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise UsageError("name a file")
+    return Path(text).expanduser()
+
+
+def _read_line() -> str | None:
+    """One line of standard input; None at its end."""
+    try:
+        return input()
     except EOFError:
-        return ""
+        return None
     except UnicodeDecodeError as error:
         raise PromptError(f"standard input should be UTF-8 text; byte {error.start} is not") from None
 
 
-def answer(
-    engine: "Engine",
-    messages: list[dict[str, str]],
-    line: str,
-    fields: dict[str, Any],
-    variables: dict[str, Any] | None = None,
-    *,
-    show_stats: bool = False,
-) -> None:
-    """Append the user's line and the model's answer to the messages; print the answer as it is generated.
+def _editor(toolbar: Callable[[], str]) -> Callable[[], str | None]:
+    """A function that reads a message from the terminal, with editing and the history of earlier chats."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-    Args:
-        engine: has `prefix_cache=True` and a chat template
-        messages: the conversation so far
-        line: the user's input
-        fields: fields of `GenerationConfig`
-        variables: additional template variables
-        show_stats: print statistics
-    """
-    from ..request import encode_text
+    keys = KeyBindings()
 
-    messages.append({"role": "user", "content": line})
-    text = engine.render_chat(messages, chat_template_kwargs=variables)
-    prompt = encode_text(text, engine.tokenizer, engine.config, add_special_tokens=False)
-    _, said = _print_answer(engine, prompt, {"max_new_tokens": ANSWER_TOKENS, **fields}, show_stats=show_stats)
-    messages.append({"role": "assistant", "content": said})
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
 
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
 
-def turn(
-    engine: "Engine", conversation: list[int], line: str, fields: dict[str, Any], *, show_stats: bool = False
-) -> list[int]:
-    """Append the user's line and the model's answer to raw text; print the answer as it is generated.
+    path = _history_file()
+    session: PromptSession[str] = PromptSession(
+        history=InMemoryHistory() if path is None else FileHistory(path),
+        key_bindings=keys,
+        multiline=True,
+        prompt_continuation="  ",
+        bottom_toolbar=toolbar,
+    )
 
-    Args:
-        engine: has `prefix_cache=True`
-        conversation: token ids of all turns so far
-        line: the user's input
-        fields: fields of `GenerationConfig`
-        show_stats: print statistics
+    def read() -> str | None:
+        try:
+            return session.prompt(PROMPT)
+        except EOFError:
+            return None
 
-    Returns:
-        Token ids of the conversation with this turn.
-    """
-    from ..request import encode_text
-
-    text = line if not conversation else "\n" + line
-    special = not conversation
-    prompt = conversation + encode_text(text, engine.tokenizer, engine.config, add_special_tokens=special)
-    token_ids, _ = _print_answer(engine, prompt, {"max_new_tokens": RAW_TOKENS, **fields}, show_stats=show_stats)
-    return prompt + token_ids
+    return read
 
 
-def _print_answer(
-    engine: "Engine", prompt: list[int], fields: dict[str, Any], *, show_stats: bool
-) -> tuple[list[int], str]:
-    """Generate an answer and print it as it is generated. Returns its tokens and text."""
-    before = engine.stats.prefill_tokens
-    token_ids: list[int] = []
-    text = ""
-    for event in engine.stream(prompt, **fields):
-        token_ids += event.token_ids
-        text += event.text
-        show(event.text, end="")
-    print(flush=True)
-    if show_stats:
-        computed = engine.stats.prefill_tokens - before
-        print(f"prompt of {len(prompt)} tokens, {computed} computed, {len(prompt) - computed} cached", file=sys.stderr)
-    return token_ids, text
+def _history_file() -> Path | None:
+    """The file of earlier messages, which only the user can read; None if there can be none."""
+    state = os.environ.get("XDG_STATE_HOME")
+    folder = (Path(state) if state else Path.home() / ".local" / "state") / "minillm"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / "chat_history"
+        too_long = path.exists() and path.stat().st_size > HISTORY_LIMIT
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if too_long else 0), 0o600))
+    except OSError:
+        return None
+    return path

@@ -1,14 +1,14 @@
 """minillm compare: one prompt under every decoding strategy."""
 
 import argparse
-import shutil
+import math
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
-from .output import Table, as_json, token_text, write_page
+from .output import Table, as_json, terminal_width, token_text, wrapped, write_page
 
 if TYPE_CHECKING:
     from ..comparison import BeamTree, Outcome
@@ -21,9 +21,12 @@ model: the closer to zero, the likelier. Greedy search takes the likeliest token
 each time, beam search looks for the likeliest text, sampling for neither."""
 
 EPILOG = """examples:
-  minillm compare --prompt "A list of colors: red,"
+  minillm compare --prompt "Once upon a time"
   minillm compare --prompt "Once upon a time" --seed 3 --html page.html
 """
+
+WIDTH = 120
+"""Columns of the texts in a file or a pipe"""
 
 
 def add_parser(commands: Any) -> None:
@@ -32,7 +35,7 @@ def add_parser(commands: Any) -> None:
         "compare", help="one prompt under every decoding strategy", description=DESCRIPTION, epilog=EPILOG
     )
     add_prompt_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, parallel=True)
     parser.add_argument("--max-new-tokens", type=int, default=20, metavar="N", help="tokens to generate (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling strategies (default: 0)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that also draws the tree of the beams")
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
         raise PromptError(f"compare takes one prompt, found {len(prompts)}")
     [prompt] = prompts
     widest = max(variant.fields.get("num_beams", 1) for variant in STRATEGIES)
-    engine = load_engine(args, sequences=widest)
+    engine = load_engine(args, sequences=widest, prefix_cache=False)
     tokenizer = need_tokenizer(engine.tokenizer)
     outcomes = compare(engine, prompt, seed=args.seed, max_new_tokens=args.max_new_tokens)
     if args.html is not None:
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}))
     else:
-        print("\n".join(_table(outcomes, max(60, shutil.get_terminal_size().columns))))
+        print("\n".join(_table(outcomes, terminal_width() or WIDTH)))
 
 
 def _as_dict(outcome: "Outcome") -> dict[str, Any]:
@@ -97,15 +100,21 @@ def numbers(outcome: "Outcome") -> dict[str, str]:
 
 
 def _table(outcomes: list["Outcome"], width: int) -> list[str]:
-    """Two or more lines per strategy: its numbers, then its text."""
+    """The lines of each strategy: its numbers, its settings, beside them or below, then its text."""
     rows = [[one.variant.name, *numbers(one).values()] for one in outcomes]
-    head, *lines = Table(["strategy", *numbers(outcomes[0])], rows).lines()
-    shown = [f"{head}  settings"]
-    for one, line in zip(outcomes, lines, strict=True):
-        shown.append(f"{line}  {one.variant.settings}".rstrip())
+    settings = ["settings", *(one.variant.settings for one in outcomes)]
+    folded = Table(["strategy", *numbers(outcomes[0])], rows).folded(width)
+    beside = max(len(lines[-1]) for lines in folded) + 2 + max(map(len, settings)) <= width
+    texts = ["", *(as_json(one.text) for one in outcomes)]
+    shown = []
+    for lines, text, below in zip(folded, settings, texts, strict=True):
+        if beside:
+            lines[-1] = f"{lines[-1]}  {text}".rstrip()
+        elif text:
+            lines += wrapped(f"  {text}", width)
         indent = " " * 4
-        shown += textwrap.wrap(
-            as_json(one.text), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        shown += lines + textwrap.wrap(
+            below, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
         )
     return shown
 
@@ -113,45 +122,55 @@ def _table(outcomes: list["Outcome"], width: int) -> list[str]:
 # --- the tree of the beams, for the page ------------------------------------------------------------------------------
 
 COLUMN, ROW = 142, 27
-"""Distances between steps and between candidates, in pixels"""
+"""Width of a step and height of a candidate, in pixels"""
 BOX_WIDTH, BOX_HEIGHT = 112, 21
-LEFT, TOP = 40, 34
-"""Space for the prompt and for the numbers of the steps"""
+TOP = 30
+"""Space for the number of the step"""
 
 
 def draw_tree(tree: "BeamTree", tokenizer: "Tokenizer") -> dict[str, Any]:
-    """Positions of the tree's parts: a column per step, a box per candidate, and a curve to its parent."""
-    prompt = TOP + BOX_HEIGHT / 2
-    sources = {0: (LEFT - 14.0, prompt)}  # where the curves begin: at the prompt, later at each beam
-    lefts = [LEFT + number * COLUMN + (COLUMN - BOX_WIDTH) / 2 for number in range(len(tree.steps))]
+    """The parts of the drawing: for each step a box per candidate, and a curve to it from its parent; and the winner.
+
+    Each step is drawn apart, from the right edges of the boxes before it to those of its own, so that the page can
+    begin a new line at any of them.
+    """
+    left = COLUMN - BOX_WIDTH
+    sources = {0: TOP + BOX_HEIGHT / 2}  # heights at which the curves begin: of the prompt, later of each beam
     best = dict(enumerate(tree.best_ranks()))
-    boxes = []
-    for number, (left, step) in enumerate(zip(lefts, tree.steps, strict=True)):
-        following = {}
+    steps, winner, rows, before = [], [], 0, 0.0
+    for number, step in enumerate(tree.steps):
+        following, boxes = {}, []
         for rank, candidate in enumerate(step):
-            x, y = sources[candidate.parent]
-            middle, bend = prompt + rank * ROW, (left - x) / 2
+            y, middle, wins = sources[candidate.parent], TOP + BOX_HEIGHT / 2 + rank * ROW, best.get(number) == rank
             fate = "finished" if candidate.finished else "kept" if candidate.beam is not None else "pruned"
-            wins = best.get(number) == rank
+            token = token_text(tokenizer.token(candidate.token))
             boxes.append(
                 {
                     "kind": f"{fate} best" if wins else fate,
                     "prominence": 2 if wins else fate != "pruned",  # curves of a higher one are on top
-                    "left": left,
                     "top": middle - BOX_HEIGHT / 2,
-                    "curve": f"M{x} {y}C{x + bend} {y} {left - bend} {middle} {left} {middle}",
-                    "token": token_text(tokenizer.token(candidate.token)),
+                    "curve": f"M0 {y}C{left / 2} {y} {left / 2} {middle} {left} {middle}",
+                    "token": token,
                     "log_prob": candidate.log_prob,
                 }
             )
+            if wins:
+                winner.append({"token": token, "probability": math.exp(candidate.log_prob - before)})
+                before = candidate.log_prob
+            if wins or fate != "pruned":
+                rows = max(rows, rank + 1)
             if candidate.beam is not None:
-                following[candidate.beam] = (left + BOX_WIDTH, middle)
+                following[candidate.beam] = middle
+        steps.append(boxes)
         sources = following
     return {
-        "width": LEFT + len(lefts) * COLUMN + 12,
-        "height": TOP + max(map(len, tree.steps)) * ROW + 12,
-        "prompt": prompt,
-        "columns": lefts,
-        "boxes": boxes,
+        "steps": steps,
+        "winner": winner,
+        "log_prob": before,
+        "column": COLUMN,
+        "height": TOP + max(map(len, tree.steps)) * ROW,
+        "kept_height": TOP + rows * ROW,
+        "left": left,
+        "prompt": TOP + BOX_HEIGHT / 2,
         "box": (BOX_WIDTH, BOX_HEIGHT),
     }

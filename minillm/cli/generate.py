@@ -3,9 +3,9 @@
 import argparse
 import copy
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
+from ..backends import working_time
 from ..errors import ParameterError
 from .options import (
     COMMON,
@@ -18,11 +18,11 @@ from .options import (
     sequences_of,
     settle,
 )
-from .output import as_json, show
+from .output import as_json, flow, note, show, terminal_width, text_alone
 
 if TYPE_CHECKING:
     from ..engine import Engine
-    from ..request import Generation
+    from ..results import Generation
 
 SPECULATION = (
     "prompt_lookup_num_tokens",
@@ -33,6 +33,9 @@ SPECULATION = (
     "num_assistant_tokens",
 )
 """Fields of `GenerationConfig` that control speculation"""
+
+ENDLESS_TOKENS = 256
+"""Default max_new_tokens of a model without an end-of-sequence token"""
 
 EPILOG = """examples:
   minillm generate --prompt "A list of colors: red,"
@@ -50,7 +53,7 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
     )
     add_prompt_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, parallel=True)
     output = add_generation_options(parser, output=True)
     output.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
     output.add_argument(
@@ -70,7 +73,8 @@ def run(args: argparse.Namespace) -> None:
     prompts, fields = read_prompts(args), generation_fields(args)
     settings = settle(args, fields)
     engine = load_engine(args, prompts=len(prompts), sequences=sequences_of(settings))
-    began = time.perf_counter()
+    fields = _limited(engine, fields)
+    began = working_time()
     if len(prompts) == 1 and not args.json and settings.num_return_sequences == 1:
         first = _stream(engine, prompts[0], fields)
     else:
@@ -86,14 +90,32 @@ def run(args: argparse.Namespace) -> None:
             _print_speculation(engine, prompts, fields)
 
 
+def _limited(engine: "Engine", fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with a limit, where neither the user nor the checkpoint has set one.
+
+    Only the context limits a text that can end, or what of it the cache holds.
+    """
+    if not {"max_new_tokens", "max_length"}.isdisjoint(fields.keys() | engine.generation_defaults.keys()):
+        return fields
+    if not engine.config.eos_token_ids:
+        return fields | {"max_new_tokens": ENDLESS_TOKENS}
+    cache = engine.runner.cache
+    return fields | {"max_length": min(engine.config.max_positions, cache.num_pages * cache.page_size)}
+
+
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:
-    """Print the text as it is generated. Returns the time of the first token."""
-    first = None
-    for event in engine.stream(prompt, **fields):
-        if event.token_ids and first is None:
-            first = time.perf_counter()
-        show(event.text, end="")
-    print()
+    """Print the text as it is generated. Returns the `working_time` of the first token."""
+    first, reason, tokens = None, None, 0
+    events = engine.stream(prompt, **fields)
+    with text_alone():
+        for event in events:
+            if event.token_ids and first is None:
+                first = working_time()
+            tokens, reason = tokens + len(event.token_ids), event.finish_reason
+            show(event.text, end="")
+        print()
+    if reason == "length" and sys.stdout.isatty():
+        note(f"stopped at the limit, after {tokens} tokens: -n sets another")
     return first
 
 
@@ -104,10 +126,11 @@ def _as_text(generation: "Generation") -> str:
 def _as_dict(prompt: str, generation: "Generation") -> dict[str, Any]:
     """The output of --json, without absent values."""
     result: dict[str, Any] = {"prompt": prompt, "prompt_token_ids": generation.prompt_token_ids}
-    if generation.prompt_logprobs is not None:
-        result["prompt_logprobs"] = generation.prompt_logprobs
+    for name in ("prompt_logprobs", "prompt_top_logprobs"):
+        if (values := getattr(generation, name)) is not None:
+            result[name] = values
     result["completions"] = [
-        {name: value for name, value in vars(completion).items() if value is not None}
+        {name: value for name, value in vars(completion).items() if value is not None and name != "token_bytes"}
         for completion in generation.completions
     ]
     return result
@@ -116,16 +139,30 @@ def _as_dict(prompt: str, generation: "Generation") -> dict[str, Any]:
 def _print_stats(engine: "Engine", first_token: float | None) -> None:
     stats = engine.stats
     rows = [
+        *([("compile", stats.compile_seconds, "of kernels")] if stats.compile_seconds else []),
         ("load", engine.load_seconds, ""),
         ("prefill", stats.prefill_seconds, _rate(stats.prefill_tokens, stats.prefill_seconds)),
         ("decode", stats.decode_seconds, _rate(stats.decode_tokens, stats.decode_seconds)),
     ]
     if first_token is not None:
         rows.append(("first token", first_token, "after the request"))
-    for name, seconds, note in rows:
-        print(f"{name:<12}{seconds:>8.3f} s   {note}".rstrip(), file=sys.stderr)
+    for name, seconds, more in rows:
+        _tell(f"{name:<12}{seconds:>8.3f} s   ", more)
+    _tell(f"{'prompts':<12}", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} found in the cache")
+    for rank, held in enumerate(() if engine.ranks is None else engine.ranks.weights):
+        layers = f"layers {held.first_layer} to {held.stop_layer - 1}"
+        _tell(f"{f'rank {rank}':<12}", f"{held.bytes / 2**20:.1f} MiB of weights, {layers}")
+    cache = engine.runner.cache
+    used, cached = cache.num_pages - cache.free_pages, cache.cached_pages
+    pages = f"{used} used, {cached} cached, {cache.free_pages - cached} free, of {cache.page_size} positions"
+    _tell(f"{'pages':<12}", pages)
     for kind, taken, predicted in engine.device_memory:
-        print(f"{kind:<12}{taken / 2**20:>8.1f} MiB on the device; predicted {predicted / 2**20:.1f}", file=sys.stderr)
+        _tell(f"{kind:<12}{taken / 2**20:>8.1f} ", f"MiB on the device; predicted {predicted / 2**20:.1f}")
+
+
+def _tell(first: str, text: str) -> None:
+    """Print a line on standard error, folded on a narrow terminal."""
+    print("\n".join(flow(first, text.split(), terminal_width(sys.stderr))), file=sys.stderr)
 
 
 def _rate(tokens: int, seconds: float) -> str:
@@ -158,4 +195,4 @@ def _print_speculation(engine: "Engine", prompts: list[str], fields: dict[str, A
         "speed-up": f"{measured:.2f} measured, {predicted:.2f} by the formula",
     }
     for name, text in rows.items():
-        print(f"{name:<12}{text}", file=sys.stderr)
+        _tell(f"{name:<12}", text)

@@ -1,16 +1,28 @@
 """minillm inspect: the model's predictions after each token of a prompt, and its attention maps."""
 
 import argparse
+import base64
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
-from .output import as_json
-from .plots import draw_attention, need_matplotlib, write_figure
+from .output import columns_of, flow, quoted, terminal_width, token_text, write_page
+from .plots import (
+    POWER,
+    TICKS,
+    colour_stops,
+    draw_attention,
+    map_image,
+    need_matplotlib,
+    pooled,
+    with_glyphs,
+    write_figure,
+)
 
 if TYPE_CHECKING:
+    from ..engine import Engine
     from ..tokenizer import Tokenizer
 
 DESCRIPTION = """Show, for each position of a prompt, the token that stands there and what the
@@ -25,51 +37,114 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("inspect", help="what the model would say at each position", description=DESCRIPTION)
     add_prompt_options(parser)
-    add_model_options(parser)
+    add_model_options(parser, parallel=True)
     parser.add_argument("--top", type=int, default=3, metavar="N", help="answers shown at each position (default: 3)")
-    parser.add_argument("--attention", type=Path, metavar="FILE.png", help="draw the attention maps of a layer")
+    parser.add_argument(
+        "--attention",
+        type=Path,
+        metavar="FILE",
+        help="draw the attention maps of a layer: a page (.html), .png, .svg ...",
+    )
     parser.add_argument(
         "--layer", type=int, metavar="L", help="which layer, from 0; needs --attention (default: the last)"
+    )
+    parser.add_argument(
+        "--head", type=int, metavar="H", help="the head that is drawn large, from 0; needs --attention (default: 0)"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from ..inspect import attention_maps, next_tokens
+    from ..inspect import next_tokens
     from ..request import encode_prompt, need_tokenizer
 
-    if args.layer is not None and args.attention is None:
-        raise ParameterError("--layer says which maps to draw: add --attention FILE.png")
-    if args.attention is not None:
-        need_matplotlib()
+    _check(args)
     prompts = read_prompts(args)
     if args.attention is not None and len(prompts) > 1:
         raise ParameterError("--attention draws one prompt: give one")
     engine = load_engine(args)
     tokenizer, config = need_tokenizer(engine.tokenizer), engine.config
+    if config.encoder_layers:
+        raise ParameterError("inspect shows what continues a prompt: an encoder-decoder's text does not")
     if not 1 <= args.top <= config.vocab_size:
         raise ParameterError(f"--top should be from 1 to {config.vocab_size}, found {args.top}")
-    layer = config.num_layers - 1 if args.layer is None else args.layer
-    if not 0 <= layer < config.num_layers:
-        raise ParameterError(f"--layer should be from 0 to {config.num_layers - 1}, found {layer}")
+    layer, head = (config.num_layers - 1 if args.layer is None else args.layer), args.head or 0
+    for name, number, count in (("layer", layer, config.num_layers), ("head", head, config.num_heads)):
+        if not 0 <= number < count:
+            raise ParameterError(f"--{name} should be from 0 to {count - 1}, found {number}")
     for prompt in prompts:
         ids = encode_prompt(prompt, tokenizer, config)
-        for line in _table(next_tokens(engine.runner, ids, args.top), tokenizer):
+        for line in _table(next_tokens(engine.runner, ids, args.top), tokenizer, terminal_width()):
             print(line)
         if args.attention is not None:
-            maps, tokens = attention_maps(engine.runner, ids, layer), [tokenizer.token(i) for i in ids]
-            write_figure(args.attention, draw_attention, maps=maps, tokens=tokens, layer=layer)
+            _draw(args.attention, engine, ids, layer, head, model=args.model or "the model inside minillm")
             print(f"attention of layer {layer}: {args.attention}")
 
 
-def _table(positions: list[Any], tokenizer: "Tokenizer") -> list[str]:
-    """One line per position."""
-    shown = [as_json(tokenizer.token(p.token_id)) for p in positions]
-    width = max(5, *map(len, shown))
-    lines = [f"{'':>4}  {'token':<{width}}  {'p':>5}  would say next"]
+def _check(args: argparse.Namespace) -> None:
+    """Check what can be checked before the model is loaded.
+
+    Raises:
+        ParameterError: --layer or --head without --attention.
+        UsageError: matplotlib is not installed.
+    """
+    if args.attention is not None:
+        need_matplotlib()
+        return
+    for name in ("layer", "head"):
+        if getattr(args, name) is not None:
+            raise ParameterError(f"--{name} says which maps to draw: add --attention FILE.html")
+
+
+LABELS = {"wide": 56, "middle": 32, "narrow": 20}
+"""Labels that fit on a side of the large map, on pages of three widths"""
+LONGEST = 12
+"""Characters of a label"""
+
+
+def _draw(path: Path, engine: "Engine", ids: list[int], layer: int, head: int, model: str) -> None:
+    """Write the attention maps of a layer, as a page if the file's name says so."""
+    from ..inspect import masked_attention_maps
+    from ..request import need_tokenizer
+
+    tokenizer = need_tokenizer(engine.tokenizer)
+    maps, masked = masked_attention_maps(engine.runner, ids, layer)
+    tokens = [tokenizer.token(i) for i in ids]
+    if path.suffix not in (".html", ".htm"):
+        drawn = tokens if path.suffix == ".svg" else list(map(with_glyphs, tokens))  # who shows an SVG has fonts
+        write_figure(path, draw_attention, maps=maps, masked=masked, tokens=drawn, layer=layer, head=head)
+        return
+    pixels, size = pooled(maps, masked)
+    steps = {name: -(-len(ids) // most) for name, most in LABELS.items()}
+    labels = []
+    for i, token in enumerate(tokens):
+        if on := [name for name, step in steps.items() if i % step == 0]:
+            labels.append({"text": token_text(token, LONGEST), "place": (i + 0.5) / len(ids), "on": on})
+    write_page(
+        path,
+        "attention.html",
+        model=model,
+        layer=layer,
+        head=head,
+        count=len(ids),
+        size=size,
+        labels=labels,
+        longest=LONGEST,
+        images=[base64.b64encode(map_image(each)).decode() for each in pixels],
+        stops=colour_stops(),
+        ticks=[(f"{tick:g}", tick**POWER) for tick in TICKS],
+    )
+
+
+def _table(positions: list[Any], tokenizer: "Tokenizer", width: int | None) -> list[str]:
+    """A line for each position, folded if it is wider than `width`."""
+    shown = [quoted(tokenizer, p.token_id) for p in positions]
+    most = max(5, *map(columns_of, shown))
+    lines = flow(f"{'':>4}  {'token':<{most}}  {'p':>5}  ", ["would say next"], width)
     for i, (position, token) in enumerate(zip(positions, shown, strict=True)):
         own = "" if position.logprob is None else f"{math.exp(position.logprob):.3f}"
-        answers = "   ".join(f"{as_json(tokenizer.token(t))} {p:.3f}" for t, p in position.next)
-        lines.append(f"{i:>4}  {token:<{width}}  {own:>5}  {answers}")
+        answers = [f"{quoted(tokenizer, t)} {p:.3f}" for t, p in position.next]
+        space = " " * (most - columns_of(token))
+        lines += flow(f"{i:>4}  {token}{space}  {own:>5}  ", answers, width, gap=" " * 3)
     return lines

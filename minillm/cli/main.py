@@ -7,13 +7,52 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import MinillmError, one_line, printable
-from . import analyze, bench, chat, compare, generate, inspect, models, perplexity, profile, pull, quantize, tokenize
+from ..errors import FollowedError, MinillmError, listed, one_line, printable, shown
+from ..progress import bars_aside, vanishing
+from . import (
+    analyze,
+    batch,
+    bench,
+    chat,
+    classify,
+    compare,
+    embed,
+    generate,
+    inspect,
+    models,
+    perplexity,
+    profile,
+    pull,
+    quantize,
+    serve,
+    summarize,
+    tokenize,
+)
+from .options import has_ranks
 
-COMMANDS = (generate, chat, compare, inspect, tokenize, perplexity, pull, models, quantize, analyze, profile, bench)
+COMMANDS = (
+    generate,
+    chat,
+    serve,
+    batch,
+    compare,
+    summarize,
+    classify,
+    embed,
+    inspect,
+    tokenize,
+    perplexity,
+    pull,
+    models,
+    quantize,
+    analyze,
+    profile,
+    bench,
+)
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 CLOSED_PIPE = 141  # a shell's exit code for SIGPIPE
 
@@ -31,8 +70,27 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
-        """Print usage and a message, which may quote any argument, and exit."""
-        super().error(printable(message))
+        """Print a message, which may quote any argument, and then the usage, and exit."""
+        self.exit(2, f"{self.prog}: {printable(message)}\n{self.format_usage()}")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; what this parser does not know is an error of its own, which suggests an option."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            names = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes are alike in all
+            near = get_close_matches(word.lstrip("-"), names, n=1)
+            hint = f"did you mean {names[near[0]]}?" if near else "--help lists the options"
+            if not word.startswith("-"):
+                hint = "put a text of several words in quotes" if "text" in parsed else hint
+            self.error(f"{word} is not an argument of this command: {hint}")
+        return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            near = get_close_matches(str(value), list(action.choices), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {listed(action.choices, 300)}"
+            raise argparse.ArgumentError(None, f"{shown(value)}: {hint}")
 
     def shorten(self, common: frozenset[str]) -> None:
         """Make --help show only these options, by `dest`, and add --help-all."""
@@ -92,14 +150,27 @@ def run(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("minillm.kernels").setLevel(logging.INFO)  # the first compilation takes a while: show progress
     if sys.stdout is None:
         return _fail("standard output is closed: there is nowhere to print to")
+    args = argparse.Namespace()
     try:
         try:
-            args = build_parser().parse_args(arguments)
-            args.run(args)
+            parser = build_parser()
+            if not (sys.argv[1:] if arguments is None else arguments):
+                parser.print_help(sys.stdout)
+                return 0
+            args = parser.parse_args(arguments)
+            with vanishing():
+                args.run(args)
         finally:
             sys.stdout.flush()  # also after --help, which raises SystemExit
+    except FollowedError as error:
+        return error.exit_code  # rank 0 says it
     except MinillmError as error:
-        return _fail(str(error), error.exit_code)
+        code = _fail(str(error), error.exit_code)
+        if has_ranks(args):
+            from ..distributed.mpi import world
+
+            world().end(code)  # others may wait for this rank
+        return code
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
@@ -134,9 +205,18 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Messages(logging.StreamHandler[Any]):
+    """Prints log records, above the bars that are drawn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        with bars_aside():
+            super().emit(record)
+
+
 def _log_handler() -> logging.Handler:
     """A handler that prints each log record as one printable line."""
-    handler = logging.StreamHandler()
+    handler = _Messages()
     handler.addFilter(one_line)
     handler.setFormatter(logging.Formatter("minillm: %(message)s"))
     return handler

@@ -3,8 +3,6 @@
 import argparse
 import math
 import os
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MinillmError, printable
 from . import analyze
-from .output import Table, as_json, bytes_text, number_text
+from .output import Table, as_json, bytes_text, number_text, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from ..hardware import Hardware
@@ -29,8 +27,8 @@ EPILOG = """examples:
 
 DEPTH = 3
 """Levels of folders below the one given that are searched"""
-WIDTH = 80
-"""Columns of a terminal that does not tell"""
+LEAST = 20
+"""Columns that a name needs beside the other columns; else it has a line of its own"""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,7 @@ def run(args: argparse.Namespace) -> None:
     elif hardware is None or not entries:
         print("no models here: minillm pull ID fetches one from the hub")
     else:
-        width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
-        print("\n".join(report(entries, hardware, width)))
+        print("\n".join(report(entries, hardware, terminal_width())))
 
 
 def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
@@ -105,6 +102,8 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
             if len(folder.relative_to(top).parts) >= DEPTH:
                 below.clear()
             yield from ((str(file), file, "") for file in _gguf_files(folder))
+            if "modules.json" in names:  # of sentence-transformers: the folders of its modules hold no models
+                below[:] = [name for name in below if not name[0].isdigit()]
             if "config.json" in names or "adapter_config.json" in names:
                 yield where, folder, ""
 
@@ -145,7 +144,7 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
     """
     from ..checkpoint import ADAPTER_CONFIG, open_checkpoint
     from ..config import read_config
-    from ..models import check_complete, family_of, tensor_shapes
+    from ..models import check_complete, config_of, tensor_shapes
 
     if path.is_file():
         return _examine_gguf(path, facts, machine, hardware)
@@ -166,7 +165,7 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
         facts["format"] = f"int{bits}" if method == "minillm" else f"{method} {bits} bits" if bits else str(method)
     else:
         facts["parameters"] = sum(numbers.values())  # unless the family says better
-    config = family_of(raw).read_config(raw)
+    config = config_of(raw)
     facts["parameters"] = sum(map(math.prod, tensor_shapes(config).values()))
     dtype = most if quantised is None else "auto"
     if quantised is None:
@@ -177,7 +176,7 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
 def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
     """As `_examine`, of a GGUF file."""
     from ..checkpoint.gguf import read_gguf, read_shards
-    from ..models import family_of, tensor_shapes
+    from ..models import config_of, tensor_shapes
     from ..models.gguf import read_gguf_model
     from ..models.sources import check_tensors
 
@@ -189,7 +188,7 @@ def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Ha
     facts["format"] = f"GGUF {max(numbers, key=lambda name: numbers[name])}" if numbers else "GGUF"
     raw, tensors, _ = read_gguf_model(gguf)
     facts["family"] = raw["model_type"]
-    config = family_of(raw).read_config(raw)
+    config = config_of(raw)
     facts["parameters"] = sum(map(math.prod, tensor_shapes(config).values()))
     check_tensors(tensors, tensor_shapes(config))
     return _predict(path, "auto", facts, machine, hardware)
@@ -204,7 +203,9 @@ def _predict(path: Path, dtype: str, facts: dict[str, Any], machine: str, hardwa
     bytes_needed = needed(analysis.config, analysis.storage, 1, work.decode_context)
     if bytes_needed > free:
         return f"needs {bytes_text(bytes_needed)} of memory, {bytes_text(free)} are free"
-    facts["tokens_per_second"] = 1 / analysis.decode.seconds
+    facts["tokens_per_second"] = (
+        1 / analysis.decode.seconds if analysis.generates else work.prompt_length / (analysis.prefill.seconds)
+    )
     return ""
 
 
@@ -216,7 +217,7 @@ def _analyze_options(path: Path, dtype: str, machine: str) -> argparse.Namespace
 
 
 def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> list[str]:
-    """The list as lines of text: names are shortened to fit into `width` columns, if it is given."""
+    """The list as lines of text: names are shortened to fit into `width` columns, if it is given, or rows folded."""
     head = ("name", "size", "format", "parameters", "tokens/s")
     cells = [
         [
@@ -228,12 +229,13 @@ def report(entries: list[Entry], hardware: "Hardware", width: int | None) -> lis
         for entry in entries
     ]
     others = sum(2 + max(len(head[i + 1]), *(len(row[i]) for row in cells)) for i in range(4))
-    room = None if width is None else max(20, width - others)
+    room = None if width is None else width - others if width - others >= LEAST else width
     rows = [[_shortened(entry.name, room), *row] for entry, row in zip(entries, cells, strict=True)]
     source = f"{hardware.name}, {bytes_text(hardware.bandwidth)}/s"
     note = f"tokens/s: predicted for one sequence, at best, on {source}"
     problems = [f"{entry.name} does not run: {entry.problem}" for entry in entries if entry.problem]
-    return [*Table(head, rows, note=note).lines(), *(["", *problems] if problems else [])]
+    lines = [*Table(head, rows, note=note).lines(width), *(["", *problems] if problems else [])]
+    return [part for line in lines for part in wrapped(line, width)]
 
 
 def _rate(rate: float) -> str:

@@ -1,18 +1,24 @@
 """Options shared by several commands, and their conversion to engine, settings and prompts."""
 
 import argparse
+import os
+import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..decoding.settings import FIELDS, GROUPS, MODELS, GenerationConfig, Setting
-from ..errors import PromptError, UsageError
-from ..progress import loading_bar
+from ..decoding.settings import FIELDS, GROUPS, GenerationConfig, Setting
+from ..errors import ParameterError, PromptError, UsageError, listed
+from ..progress import work
 
 if TYPE_CHECKING:
+    from ..config import Output
     from ..decoding.settings import Settings
     from ..engine import Engine
+
+T = TypeVar("T")
 
 MAX_BATCH_SIZE = 16
 """Prompts that run in one batch; more are queued."""
@@ -33,12 +39,31 @@ MODEL_FLAGS = {
 EARLY_STOPPING: dict[str, bool | str] = {"yes": True, "no": False, "never": "never"}
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = None) -> None:
-    """Add options for the model and its execution. `dtypes` is the default of a command that takes several."""
+def add_model_options(
+    parser: argparse.ArgumentParser,
+    *,
+    dtypes: str | None = None,
+    several: bool = False,
+    parallel: bool = False,
+    needed: str | None = None,
+) -> None:
+    """Add options for the model and its execution.
+
+    Args:
+        parser: of the command
+        dtypes: the default of a command that takes several
+        several: whether the command takes several models
+        parallel: whether several processes may share a model
+        needed: the kind of model that must be named, since the one in the package is of another
+    """
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder, GGUF file or hub id (default: the model in the package)"
-    )
+    words = "checkpoint folder, GGUF file or hub id (default: the model in the package)"
+    if several:
+        words += "; repeated for several, each NAME=MODEL"
+        group.add_argument("-m", "--model", action="append", metavar="[NAME=]MODEL", help=words)
+    else:
+        words = words if needed is None else f"{needed}: checkpoint folder or hub id"
+        group.add_argument("-m", "--model", metavar="MODEL", help=words, required=needed is not None)
     group.add_argument("--revision", help="branch, tag or commit on the hub")
     group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")
     group.add_argument(
@@ -47,30 +72,43 @@ def add_model_options(parser: argparse.ArgumentParser, *, dtypes: str | None = N
     group.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
     )
-    several = "" if dtypes is None else "; several, with commas"
+    more = "" if dtypes is None else "; several, with commas"
     group.add_argument(
         "--dtype",
         default=dtypes or "auto",
-        help=f"of weights: float32, float16, bfloat16, int8, int4{several} (default: {dtypes or 'auto'})",
+        help=f"of weights: float32, float16, bfloat16, int8, int4{more} (default: {dtypes or 'auto'})",
     )
     group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
     group.add_argument("--backend", default="auto", help="cpu: kernels in C (default, with a C compiler); numpy")
     group.add_argument("--cache-dtype", default="auto", help="of the KV cache: float32 (default), bfloat16, int8")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
+    group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
+    if parallel:
+        group.add_argument(
+            "--tensor-parallel", type=int, metavar="N", help="processes that share each layer; start them with mpiexec"
+        )
+        group.add_argument("--pipeline-parallel", type=int, metavar="N", help="stages of layers, a process for each")
 
 
-def add_generation_options(parser: argparse.ArgumentParser, *, output: bool = False) -> Any:
-    """Add the flags that the generation fields declare; those about output only if `output`. Returns the last group."""
+def add_generation_options(
+    parser: argparse.ArgumentParser, *, output: bool = False, words: Mapping[str, str] | None = None
+) -> Any:
+    """Add the flags that the generation fields declare; those about output only if `output`. Returns the last group.
+
+    `words` replaces the help of a field, or the line below a group's name, where a command has defaults of its own.
+    """
+    words = words or {}
     for group in GROUPS if output else GROUPS[:-1]:
-        section = parser.add_argument_group(group.name, group.about or None)
-        models = set(MODELS)
+        section = parser.add_argument_group(group.name, words.get(group.name, group.about) or None)
+        models = {*MODEL_FLAGS}
         for name, setting in FIELDS.items():
             if setting.group == group.name and setting.flag is not None:
                 if setting.needs in models:
                     models.remove(setting.needs)
                     section.add_argument(f"--{setting.needs}", metavar="MODEL", help=MODEL_FLAGS[setting.needs])
                 flag, _, value = setting.flag.partition(" ")
-                section.add_argument(flag, dest=name, **_flag_arguments(name, setting, value))
+                options = _flag_arguments(name, setting, value)
+                options["help"] = words.get(name, options["help"])
+                section.add_argument(*setting.aliases, flag, dest=name, **options)
     return section
 
 
@@ -96,14 +134,24 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `GenerationConfig` that the command line sets.
 
     A field that needs sampling turns it on, but --top-k with --penalty-alpha, the candidates of contrastive search.
+    --temperature 0 is greedy search, as in other programs.
 
     Raises:
+        ParameterError: --temperature 0 stands beside a field of sampling.
         PromptError: a file named by an option is not valid UTF-8.
         UsageError: such a file cannot be read.
     """
     fields = {name: value for name, value in vars(args).items() if name in FIELDS and value is not None}
     sampling = {name for name in fields if FIELDS[name].needs in ("do_sample", "mirostat")}
-    if sampling - ({"top_k"} if "penalty_alpha" in fields else set()):
+    sampling -= {"top_k"} if "penalty_alpha" in fields else set()
+    if fields.get("temperature") == 0:
+        del fields["temperature"]
+        if others := sampling - {"temperature", "seed"} | {"do_sample"} & fields.keys():
+            flags = listed((FIELDS[name].flag or name).partition(" ")[0] for name in sorted(others))
+            raise ParameterError(f"--temperature 0 is greedy search: leave {flags} out, or raise it")
+        fields |= {"do_sample": False}
+        fields.pop("seed", None)
+    elif sampling:
         fields["do_sample"] = True
     for name in ("guided_json", "guided_grammar"):
         if name in fields and not (name == "guided_json" and fields[name].lstrip().startswith("{")):
@@ -111,8 +159,8 @@ def generation_fields(args: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
-def settle(args: argparse.Namespace, fields: Mapping[str, Any]) -> "Settings":
-    """The settings of a request with these fields, with the checkpoint's defaults for all others.
+def settle(args: argparse.Namespace, fields: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> "Settings":
+    """The settings of a request with these fields, with the checkpoint's defaults for all others, and then the task's.
 
     A hub id in `args` is replaced by its local folder, so that the hub is queried once.
 
@@ -123,14 +171,15 @@ def settle(args: argparse.Namespace, fields: Mapping[str, Any]) -> "Settings":
     from ..checkpoint import find_model
     from ..decoding.resolving import resolve
     from ..files import read_optional_json
+    from ..models import ENCODER_DECODERS
 
-    defaults = {}
+    defaults, models = dict(task or {}), [name for name in MODEL_FLAGS if getattr(args, name) is not None]
     if args.model is not None:
-        with loading_bar():
-            folder = find_model(args.model, revision=args.revision)
+        folder = find_model(args.model, revision=args.revision)
         args.model, args.revision = str(folder), None
-        defaults = read_optional_json(folder / "generation_config.json")
-    models = [name for name in MODELS if getattr(args, name) is not None]
+        defaults |= read_optional_json(folder / "generation_config.json")
+        if read_optional_json(folder / "config.json").get("model_type") in ENCODER_DECODERS:
+            models.append("encoder")
     return resolve(GenerationConfig(**fields), defaults, vocab_size=sys.maxsize, eos_token_id=0, models=models)
 
 
@@ -142,24 +191,62 @@ def sequences_of(settings: "Settings") -> int:
 
 
 def load_engine(
-    args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, prefix_cache: bool = False
+    args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, any_task: bool = False, **options: Any
 ) -> "Engine":
-    """The engine of the model options, with a batch size for these prompts and the sequences of each."""
+    """The engine of the model options, with a batch size for these prompts and the sequences of each.
+
+    `options` are further arguments of `Engine`. Another rank than 0 computes its share here until the program ends.
+
+    Raises:
+        TaskError: the model generates no text, and it has to unless `any_task`.
+    """
+    from ..embedding import refuse_task
+
+    engine = make_engine(args, prompts=prompts, sequences=sequences, **options)
+    if not any_task:
+        refuse_task(engine.config, "tokens", "this command")
+    return leading(engine)
+
+
+def make_engine(args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, **options: Any) -> "Engine":
+    """As `load_engine`, on each rank, of a model for any task."""
     from ..engine import Engine
 
-    with loading_bar():
-        return Engine(
-            args.model,
-            revision=args.revision,
-            max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), sequences),
-            prefix_cache=prefix_cache,
-            draft=getattr(args, "draft", None),
-            amateur=getattr(args, "amateur", None),
-            tokenizer=args.tokenizer,
-            adapter=args.adapter,
-            adapters=_named(args.adapters or ()),
-            **placement_fields(args),
-        )
+    return Engine(
+        args.model,
+        revision=args.revision,
+        max_batch_size=max(1, min(prompts, MAX_BATCH_SIZE), sequences),
+        draft=getattr(args, "draft", None),
+        amateur=getattr(args, "amateur", None),
+        tokenizer=args.tokenizer,
+        adapter=args.adapter,
+        adapters=_named(args.adapters or ()),
+        **placement_fields(args),
+        **options,
+    )
+
+
+def leading(engine: "Engine") -> "Engine":
+    """The engine of rank 0. Another rank computes its share here, and the program ends when rank 0 is done."""
+    if engine.rank:
+        engine.follow()
+        raise SystemExit
+    return engine
+
+
+def has_ranks(args: argparse.Namespace) -> bool:
+    """Whether this is one of several processes that the command line asks for, started by mpiexec."""
+    asked = any(getattr(args, f"{name}_parallel", None) for name in ("tensor", "pipeline"))
+    return asked and any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"))
+
+
+def leads(args: argparse.Namespace) -> bool:
+    """Whether this process takes the requests: it is alone, or rank 0."""
+    if not has_ranks(args):
+        return True
+    from ..distributed.mpi import world
+
+    return world().rank == 0
 
 
 def _named(words: Sequence[str]) -> dict[str, str]:
@@ -178,16 +265,36 @@ def _named(words: Sequence[str]) -> dict[str, str]:
 
 
 def placement_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """`Engine`'s arguments for device, backend, threads and dtypes."""
-    return {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
+    """`Engine`'s arguments for device, backend, threads, dtypes and processes."""
+    from ..parallel import Parallel
+
+    fields = {name: getattr(args, name) for name in ("dtype", "device", "backend", "cache_dtype", "threads")}
+    degrees = {name: getattr(args, f"{name}_parallel", None) for name in ("tensor", "pipeline")}
+    given = {name: degree for name, degree in degrees.items() if degree is not None}
+    return fields | ({"parallel": Parallel(**given)} if given else {})
+
+
+def next_command(model: str | Path, *, chat: bool, output: "Output" = "tokens") -> str:
+    """A command line to go on with: a chat, a text for a model without a chat template, or what a model does else."""
+    if output != "tokens":
+        return (
+            f'minillm {"classify" if output == "labels" else "embed"} --model {shlex.quote(str(model))} "A good film."'
+        )
+    command = f"minillm {'chat' if chat else 'generate'} --model {shlex.quote(str(model))}"
+    return command if chat else f'{command} --prompt "Once upon a time"'
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Add options for the prompt."""
     group = parser.add_argument_group("prompt", "Read from standard input by default.")
+    group.add_argument("text", nargs="?", metavar="PROMPT", help="the prompt, in quotes")
     source = group.add_mutually_exclusive_group()
-    source.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated: prompts run as one batch")
-    source.add_argument("--prompt-file", type=Path, metavar="FILE", help="a file that is one prompt")
+    source.add_argument(
+        "-p", "--prompt", action="append", metavar="TEXT", help="may be repeated: prompts run as one batch"
+    )
+    source.add_argument(
+        "--prompt-file", type=Path, metavar="FILE", help="a file that is one prompt, or - for standard input"
+    )
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -197,11 +304,15 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         PromptError: the text is not valid UTF-8, or standard input is closed.
         UsageError: the file cannot be read.
     """
-    if args.prompt is not None:
-        return list(args.prompt)
-    if args.prompt_file is None:
+    if args.text is not None and (args.prompt is not None or args.prompt_file is not None):
+        raise PromptError(f"the prompt {args.text!r:.40} stands beside --prompt or --prompt-file: give one of them")
+    if args.text is not None or args.prompt is not None:
+        return [args.text] if args.prompt is None else list(args.prompt)
+    if args.prompt_file is None or args.prompt_file == Path("-"):
         if sys.stdin is None:
             raise PromptError("standard input is closed: give --prompt or --prompt-file")
+        if sys.stdin.isatty():
+            print("Type the prompt; Ctrl-D on a line of its own ends it.", file=sys.stderr)
         return [decode(sys.stdin.buffer.read, "standard input")]
     return [decode(args.prompt_file.read_bytes, str(args.prompt_file))]
 
@@ -220,3 +331,61 @@ def decode(read: Callable[[], bytes], source: str) -> str:
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror}") from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+TEXTS_AT_ONCE = 64
+"""Texts of a file that are computed together; their results are printed before the next are begun"""
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> Any:
+    """Add options for texts, of which a command takes many. Returns their group."""
+    group = parser.add_argument_group("texts", "A text on each line of standard input by default.")
+    group.add_argument("text", nargs="?", metavar="TEXT", help="one text, in quotes")
+    group.add_argument(
+        "-f", "--file", action="append", metavar="FILE", help="a file with a text on each line, or -; may be repeated"
+    )
+    group.add_argument("--whole", action="store_true", help="a file is one text, not one on each line")
+    group.add_argument("--truncate", action="store_true", help="cut texts that the model cannot hold at their ends")
+    return group
+
+
+def read_texts(args: argparse.Namespace) -> list[str]:
+    """The texts of `add_text_options`; blank lines are left out.
+
+    Raises:
+        PromptError: there is none, a source is not valid UTF-8, or standard input is closed.
+        UsageError: a file cannot be read.
+    """
+    if args.text is not None:
+        if args.file is not None:
+            raise PromptError(f"the text {args.text!r:.40} stands beside --file: give one of them")
+        return [args.text]
+    texts: list[str] = []
+    for name in args.file or ["-"]:
+        text = _standard_input("texts, one on each line") if name == "-" else decode(Path(name).read_bytes, name)
+        texts += [text] if args.whole else re.split("\r\n|\r|\n", text)  # splitlines knows ten other ends of lines
+    if not (found := [text for text in texts if text.strip()]):
+        raise PromptError("there is no text: give one in quotes, --file, or lines on standard input")
+    return found
+
+
+def each_block(texts: Sequence[T], title: str, *, counted: bool = True) -> Iterator[list[T]]:
+    """The texts, some at a time, with a bar on a terminal. What is printed for a block stands above the bar.
+
+    `counted` is False where the call that computes a block reports its texts under the same title.
+    """
+    with work(title, len(texts), "texts") as progress:
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            block = [*texts[first : first + TEXTS_AT_ONCE]]
+            yield block
+            if counted:
+                progress.advance(len(block))
+
+
+def _standard_input(what: str) -> str:
+    """All of standard input."""
+    if sys.stdin is None:
+        raise PromptError("standard input is closed: give the text on the command line or a file")
+    if sys.stdin.isatty():
+        print(f"Type the {what}; Ctrl-D on a line of its own ends.", file=sys.stderr)
+    return decode(sys.stdin.buffer.read, "standard input")

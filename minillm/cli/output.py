@@ -2,15 +2,25 @@
 
 import codecs
 import json
+import logging
+import os
+import shutil
 import sys
-from collections.abc import Sequence
-from itertools import zip_longest
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from .. import __version__
 from ..errors import printable
 from ..output_files import write_file
+from ..progress import showing
+
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -24,6 +34,49 @@ def show(text: str, end: str = "\n") -> None:
     print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
+@contextmanager
+def text_alone() -> Iterator[None]:
+    """Hold back all messages for the terminal until the end of the `with` block, which prints text; bars stay hidden.
+
+    Messages are log records and Python's warnings: in the middle of a line they would be taken for the model's words.
+    The text may come to the terminal through a pipe (`| tee FILE`), so only messages to a file or a pipe go there at
+    once.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    root, held = logging.getLogger(), _Held()
+    handlers, root.handlers = root.handlers, [held]
+    logging.captureWarnings(True)
+    try:
+        with showing(False):
+            yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers = handlers
+        for record in held.records:
+            root.handle(record)
+
+
+class _Held(logging.Handler):
+    """Keeps log records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self.records.append(record)
+
+
+def note(text: str) -> None:
+    """Print a line about generated text on standard error, dim on a terminal."""
+    dim = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    text = "\n".join(wrapped(printable(text), terminal_width(sys.stderr)))
+    print(f"\x1b[2m{text}\x1b[0m" if dim else text, file=sys.stderr, flush=True)
+
+
 def as_json(value: Any) -> str:
     """JSON in one line; characters that are not printable, or not in standard output's encoding, are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -33,9 +86,21 @@ def as_json(value: Any) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def token_text(token: str) -> str:
-    """A token as a label in a drawing: spaces are visible, control characters escaped."""
-    return printable(token).replace(" ", "␣")
+def quoted(tokenizer: "Tokenizer", token_id: int) -> str:
+    r"""A token as a JSON string; bytes that are not a whole character, which JSON cannot hold, as `"\xe6"`."""
+    try:
+        tokenizer.token_bytes(token_id).decode()
+    except UnicodeDecodeError as error:
+        parts = error.object.decode("utf-8", "surrogateescape")  # a byte b becomes U+DC00 + b
+        shown = (f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else as_json(c)[1:-1] for c in parts)
+        return f'"{"".join(shown)}"'
+    return as_json(tokenizer.token(token_id))
+
+
+def token_text(token: str, length: int = 1000) -> str:
+    """A token as a label in a drawing: spaces are visible, control characters escaped, the end cut off."""
+    text = printable(token).replace(" ", "␣")
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def number_text(value: float) -> str:
@@ -61,6 +126,44 @@ def seconds_text(value: float) -> str:
     return f"{value / 1e-9:.3g} ns"
 
 
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Columns of the terminal that standard output, or another stream, is; None for a file, whose lines are whole."""
+    stream = stream or sys.stdout
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
+
+
+def columns_of(text: str) -> int:
+    """Columns that a text takes in a terminal: two for a wide character, none for a combining one."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in text)
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """A line, broken between words where it is wider than `width`; its own indentation continues."""
+    if width is None or columns_of(text) <= width:
+        return [text]
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def flow(first: str, items: Iterable[str], width: int | None, gap: str = " ") -> list[str]:
+    """A line that begins with `first` and goes on with `items`; where `width` ends, it is continued below them.
+
+    If that leaves less than half of the width, the items are on lines of their own.
+    """
+    indent = " " * columns_of(first)
+    lines = [first]
+    if width is not None and len(indent) > width / 2:
+        indent = " " * 4
+        lines.append(indent)
+    for item in items:
+        line = lines[-1] + item if lines[-1] in (first, indent) else f"{lines[-1]}{gap}{item}"
+        if width is not None and columns_of(line) > width and lines[-1] not in (first, indent):
+            lines.append(indent + item)
+        else:
+            lines[-1] = line
+    return [line.rstrip() for line in lines if line.strip()]
+
+
 class Table(NamedTuple):
     """A table for the terminal or for a page."""
 
@@ -71,14 +174,40 @@ class Table(NamedTuple):
     note: str = ""
     """A line below the table"""
 
-    def lines(self) -> list[str]:
-        """The table as text: the first column aligned to the left, the others to the right."""
-        widths = [max(map(len, column)) for column in zip_longest(self.head, *self.rows, fillvalue="")]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-            for row in (self.head, *self.rows)
-        ]
-        return [*filter(None, [self.title]), *lines, *filter(None, [self.note])]
+    def lines(self, width: int | None = None) -> list[str]:
+        """The table as text, folded if it is wider than `width`."""
+        title, note = (wrapped(text, width) if text else [] for text in (self.title, self.note))
+        return [*title, *chain.from_iterable(self.folded(width)), *note]
+
+    def folded(self, width: int | None) -> list[list[str]]:
+        """The lines of the head and of each row: the first cell aligned to the left, the others to the right.
+
+        If they do not fit into `width`, each row is folded: its cells are on as few lines as possible, at the same
+        places in each row; and the first cell, if there is no room beside them, on a line above.
+        """
+        rows = [self.head, *self.rows]
+        first, *widths = [max(map(columns_of, column)) for column in zip_longest(*rows, fillvalue="")]
+        beside, count, places = first, len(widths), widths
+        if width is not None:
+            for lines, beside in product(range(1, len(widths) + 1), (first, 0)):
+                count = -(-len(widths) // lines)
+                places = [max(widths[i::count]) for i in range(count)]
+                if beside + sum(places) + 2 * count <= width:
+                    break
+        found = []
+        for label, *cells in rows:
+            groups = [cells[i : i + count] for i in range(0, len(cells), count)]
+            below = ["".join(f"  {_right(*one)}" for one in zip(group, places, strict=False)) for group in groups]
+            above = [] if beside else wrapped(label, width)
+            if beside:
+                start = label + " " * (first - columns_of(label))
+                below = [start + "".join(below[:1]), *(" " * first + line for line in below[1:])]
+            found.append([*above, *(line.rstrip() for line in below if line.strip())])
+        return found
+
+
+def _right(cell: str, width: int) -> str:
+    return " " * (width - columns_of(cell)) + cell
 
 
 def write_page(path: Path, template: str, **data: Any) -> None:
@@ -94,7 +223,8 @@ def write_page(path: Path, template: str, **data: Any) -> None:
     """
     import jinja2
 
-    loader = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
+    package = Path(__file__).parents[1]
+    loader = jinja2.FileSystemLoader([package / "cli/templates", package / "server/page"])  # which has the colours
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -3,18 +3,20 @@
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
-from ..progress import loading_bar
-from .options import add_model_options, decode, load_engine, placement_fields
-from .output import as_json
+from .options import add_model_options, decode, leads, make_engine, placement_fields
+from .output import Table, as_json, terminal_width
 
 if TYPE_CHECKING:
     from ..engine import Engine
 
 DTYPES = "float32,bfloat16,float16,int8,int4"
+HEAD = (f"{'dtype':<10}", f"{'weights':>10}", f"{'perplexity':>10}", f"{'change':>8}", f"{'logit error':>12}")
+"""As wide as the cells, since rows are shown one by one"""
 
 DESCRIPTION = """Show what keeping weights in fewer bits costs: the perplexity of a text, and how
 far the logits after random tokens move, relative to float32 (the norm of the
@@ -39,7 +41,7 @@ class Accuracy:
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("perplexity", help="what each dtype costs in accuracy", description=DESCRIPTION)
-    add_model_options(parser, dtypes=DTYPES)
+    add_model_options(parser, dtypes=DTYPES, parallel=True)
     parser.add_argument("--shape", metavar="NAME", help="random weights in a published shape, such as opt-125m")
     parser.add_argument("--text", type=Path, metavar="FILE", help="the text to predict")
     parser.add_argument("--json", action="store_true", help="one JSON object for each dtype")
@@ -58,12 +60,21 @@ def run(args: argparse.Namespace) -> None:
     dtypes = [word.strip() for word in args.dtype.split(",")]
     for dtype in dtypes:
         check_dtype(dtype)  # all of them, before the first model is loaded
-    rows = _measure(args, list(dict.fromkeys(["float32", *dtypes])), _text(args))
+    wanted = list(dict.fromkeys(["float32", *dtypes]))
+    if not leads(args):
+        for dtype in wanted:
+            with _load(args, dtype):
+                pass  # computes its share here
+        return
+    measured = _measure(args, wanted, _text(args))
+    rows = chain([next(measured)], measured)  # a model that has no perplexity is refused before the table's head
+    width = terminal_width()
     if not args.json:
-        print(f"{'dtype':<10}{'weights':>12}{'perplexity':>12}{'change':>10}{'logit error':>14}")
+        print("\n".join(Table(HEAD, []).lines(width)))
     for row in rows:
         if row.dtype in dtypes:
-            print(as_json(vars(row)) if args.json else _line(row), flush=True)
+            lines = [as_json(vars(row))] if args.json else Table(HEAD, [_cells(row)]).folded(width)[-1]
+            print("\n".join(lines), flush=True)
 
 
 def _text(args: argparse.Namespace) -> str | None:
@@ -78,11 +89,15 @@ def _text(args: argparse.Namespace) -> str | None:
 
 def _measure(args: argparse.Namespace, dtypes: list[str], text: str | None) -> Iterator[Accuracy]:
     """One row per dtype; the first is the baseline."""
+    from ..embedding import refuse_task
     from ..precision import perplexity, relative_error, sample_logits, weight_bytes
 
     exact, plain = None, None
     for dtype in dtypes:
         with _load(args, dtype) as engine:
+            refuse_task(engine.config, "tokens", "perplexity")
+            if engine.config.encoder_layers:
+                raise ParameterError("perplexity is of a text alone: an encoder-decoder's text depends on its source")
             value = None if text is None else perplexity(engine, text)
             logits = sample_logits(engine)
             exact, plain = (logits, value) if exact is None else (exact, plain)
@@ -95,13 +110,12 @@ def _load(args: argparse.Namespace, dtype: str) -> "Engine":
 
     args = argparse.Namespace(**vars(args) | {"dtype": dtype})
     if args.shape is None:
-        return load_engine(args)
-    with loading_bar("drawing"):
-        return Engine.random(args.shape, max_batch_size=1, **placement_fields(args))
+        return make_engine(args, prefix_cache=False)
+    return Engine.random(args.shape, max_batch_size=1, **placement_fields(args))
 
 
-def _line(row: Accuracy) -> str:
+def _cells(row: Accuracy) -> list[str]:
     """A row of the table."""
-    shown = [f"{'-':>12}" if row.perplexity is None else f"{row.perplexity:>12.4f}"]
-    shown += [f"{'-':>10}" if row.change is None else f"{row.change:>+10.2%}"]
-    return f"{row.dtype:<10}{row.weight_bytes / 1e6:>9.1f} MB{''.join(shown)}{row.logit_error:>14.2e}"
+    measured = "-" if row.perplexity is None else f"{row.perplexity:.4f}"
+    change = "-" if row.change is None else f"{row.change:+.2%}"
+    return [row.dtype, f"{row.weight_bytes / 1e6:.1f} MB", measured, change, f"{row.logit_error:.2e}"]

@@ -1,14 +1,18 @@
 """Figures of the commands, drawn once with matplotlib (the extra "plot") and written as a file or inside a page."""
 
+import math
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import UsageError, install
 from ..output_files import write_file
+from .labels import Mark, place_labels
 from .output import number_text, token_text
 
 if TYPE_CHECKING:
@@ -21,9 +25,12 @@ if TYPE_CHECKING:
 Draw = Callable[..., None]
 """One of the functions below: draws its data, which are named, into an empty matplotlib figure"""
 
-COLOURS = {"ink": "#1d2129", "soft": "#667085", "line": "#e0e2e7", "prefill": "#1f6fb2", "decode": "#c0392b"}
+COLOURS = {"ink": "#1d1c1a", "soft": "#5f5b53", "line": "#e3dfd6", "prefill": "#1f6fb2", "decode": "#b8371f"}
+COLOURS |= {"raised": "#fffffe"}  # white, apart from any other white
 """A page gives them other values in its dark mode, as CSS variables of these names"""
-INK, SOFT, LINE, PREFILL, DECODE = COLOURS.values()
+INK, SOFT, LINE, PREFILL, DECODE, PAPER = COLOURS.values()
+HIDDEN = "#c9c5bb"
+"""Hatching of what the mask of attention hides"""
 STYLE = {
     "text.parse_math": False,  # a dollar sign in a model's name or in a token begins no formula
     "svg.fonttype": "none",  # text stays text: it can be selected and searched, and takes little space
@@ -45,7 +52,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise UsageError("drawing needs matplotlib: pip install 'minillm[plot]'") from None
+        raise UsageError(f"drawing needs matplotlib: {install('plot')}") from None
 
 
 def write_figure(path: Path, draw: Draw, **data: Any) -> None:
@@ -67,6 +74,7 @@ def svg(draw: Draw, **data: Any) -> str:
     text = _render("SVG", draw, data, format="svg", transparent=True, metadata=without).decode()
     for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
+    text = re.sub('<g id="[^"]*">', "<g>", text)  # a page may hold two figures, and an id once
     return text[text.index("<svg") :]  # without the XML declaration
 
 
@@ -89,101 +97,83 @@ def _render(name: str, draw: Draw, data: dict[str, Any], **options: Any) -> byte
 
 # --- the roofline -----------------------------------------------------------------------------------------------------
 
-CLOSE = 1.25
-"""Operations whose intensities differ by less than this factor share a circle"""
-MARGIN = 0.25
-"""Share of the plot's width, on either side, that holds no circle: labels are there"""
-LABEL_LINE, LABEL_GAP = 0.034, 0.018
-"""Height of a line of labels, and space between the labels of two circles, as shares of the plot's height"""
+CLOSE, CLOSE_NARROW = 1.25, 2.0
+"""Operations whose intensities differ by less than this factor share a mark; in a narrow figure"""
+MARGIN = 0.12
+"""Share of the plot's width, on either side, that holds no mark"""
+WIDE, NARROW = 10.2, 3.7
+"""Inches of a figure for a page or a file, and for a phone"""
 
-
-CIRCLES = (
-    "Each circle is one or more operations, all layers together, where they meet the roof: the most that the hardware "
+MARKS = (
+    "Each mark is one or more operations, all layers together, where they meet the roof: the most that the hardware "
     "can do at their intensity. Its size and the percentages are their share of their phase's floor."
 )
 
 
-def circles_of(phase: "Phase") -> list[list["Operation"]]:
-    """The operations with FLOPs, grouped into circles of similar intensity, in descending order of intensity."""
-    circles: list[list[Operation]] = []
+def marks_of(phase: "Phase", close: float = CLOSE) -> list[list["Operation"]]:
+    """The operations with FLOPs, grouped into marks of similar intensity, in descending order of intensity."""
+    marks: list[list[Operation]] = []
     for operation in sorted((one for one in phase.operations if one.flops), key=lambda one: -one.intensity):
-        if circles and circles[-1][0].intensity < CLOSE * operation.intensity:
-            circles[-1].append(operation)
+        if marks and marks[-1][0].intensity < close * operation.intensity:
+            marks[-1].append(operation)
         else:
-            circles.append([operation])
-    return circles
+            marks.append([operation])
+    return marks
 
 
-def draw_roofline(figure: Any, analysis: "Analysis", title: str = "") -> None:
-    """Draw the roof and both phases' operations on it: FLOP/s against FLOPs per byte.
+def draw_roofline(figure: Any, analysis: "Analysis", title: str = "", inches: float = WIDE) -> None:
+    """Draw the roof and the phases' operations on it: FLOP/s against FLOPs per byte.
 
     Args:
         figure: an empty figure
-        analysis: both phases
+        analysis: the phases
         title: drawn above the plot, with an explanation below it; a page has its own
+        inches: the figure's width
     """
     from matplotlib.ticker import EngFormatter
 
-    prefill, decode, bandwidth = analysis.prefill, analysis.decode, analysis.hardware.bandwidth
-    peak, ridge = prefill.peak, prefill.ridge
-    intensities = [one.intensity for phase in (prefill, decode) for one in phase.operations if one.flops]
+    phases, bandwidth = analysis.phases, analysis.hardware.bandwidth
+    peak, ridge = analysis.prefill.peak, analysis.prefill.ridge
+    intensities = [one.intensity for phase in phases.values() for one in phase.operations if one.flops]
     least, most = min(*intensities, ridge), max(*intensities, ridge)
     beside = (most / least) ** (MARGIN / (1 - 2 * MARGIN))  # the axis is logarithmic
     edges = [least / beside, ridge, most * beside]
-    figure.set_size_inches(9.6, 6)
+    size = 9 if inches > NARROW else 8
+    figure.set_size_inches(inches, 6)
     axis = figure.subplots()
-    axis.set(xscale="log", xlim=(edges[0], edges[2]), xlabel="arithmetic intensity, FLOPs per byte")
-    axis.set(yscale="log", ylim=(min(peak, least * bandwidth) / 8, peak * 4), ylabel="FLOP/s")
+    axis.set(xscale="log", xlim=(edges[0], edges[2]))
+    axis.set(yscale="log", ylim=(least * bandwidth / 20, peak * 20))
+    axis.set_xlabel("arithmetic intensity, FLOPs per byte", fontsize=size)
+    axis.set_title("FLOP/s", fontsize=size, loc="left")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_major_formatter(EngFormatter())
     axis.minorticks_off()
+    axis.tick_params(labelsize=size)
     axis.grid()
     axis.plot(edges, [min(peak, one * bandwidth) for one in edges], color=INK, linewidth=1.8)
     axis.vlines(ridge, 0, peak, color=SOFT, linewidth=0.9, linestyle="--")
-    bounds = f"{number_text(bandwidth)}B/s, {number_text(peak)}FLOP/s, ridge at {ridge:.0f} FLOP/byte"
-    place = {"xytext": (-6, 12), "textcoords": "offset points", "ha": "right"}
-    axis.annotate(bounds, (1, peak), xycoords=("axes fraction", "data"), color=SOFT, fontsize=9, **place)
-    _draw_circles(axis, decode, DECODE, above=True)
-    _draw_circles(axis, prefill, PREFILL, above=False)
     if title:
-        axis.set_title(title, fontsize=11)
-        figure.supxlabel(textwrap.fill(f"Red: decode, blue: prefill. {CIRCLES}", 120), fontsize=8, color=SOFT)
-
-
-def _draw_circles(axis: Any, phase: "Phase", colour: str, *, above: bool) -> None:
-    """Draw a phase's circles and their labels, in a column above the roof on the left or below it on the right.
-
-    A line runs from each label sideways and then straight to its circle: none crosses another, since the labels are in
-    descending order of intensity.
-    """
-    circles = circles_of(phase)
-    labels = [[f"{one.name} {one.seconds / phase.seconds:.1%}" for one in circle] for circle in circles]
-    heights = [len(lines) * LABEL_LINE + LABEL_GAP for lines in labels]
-    y = 0.98 if above else 0.01 + sum(heights)
-    for circle, lines, height in zip(circles, labels, heights, strict=True):
-        intensity = max(circle, key=lambda one: one.seconds).intensity
-        point = intensity, min(phase.peak, intensity * phase.hardware.bandwidth)
-        share = sum(one.seconds for one in circle) / phase.seconds
-        axis.scatter(*point, s=30 + 270 * share, color=colour, alpha=0.55, zorder=3)
-        axis.annotate(
-            "\n".join(lines),
-            point,
-            (0.015 if above else 0.985, y),
-            textcoords="axes fraction",
-            ha="left" if above else "right",
-            va="top",
-            color=colour,
-            fontsize=9,
-            arrowprops={
-                "arrowstyle": "-",
-                "connectionstyle": "angle,angleA=0,angleB=90,rad=4",
-                "relpos": (1 if above else 0, 1 - 0.5 / len(lines)),  # beside its first line
-                "color": colour,
-                "linewidth": 0.6,
-                "alpha": 0.6,
-            },
-        )
-        y -= height
+        figure.suptitle(textwrap.fill(title, 110), fontsize=11)
+        explained = f"{'Red squares: decode; blue' if 'decode' in phases else 'Blue'} circles: prefill. {MARKS}"
+        figure.supxlabel(textwrap.fill(explained, 120), fontsize=8, color=SOFT)
+    offset = {"textcoords": "offset points", "fontsize": size, "color": SOFT, "ha": "right"}
+    axis.annotate(f"{number_text(peak)}FLOP/s", (1, peak), (-4, 11), xycoords=("axes fraction", "data"), **offset)
+    axis.annotate(f"ridge: {ridge:.0f}", (ridge, 0), (-4, 4), xycoords=("data", "axes fraction"), **offset)
+    marks = []
+    looks: dict[str, tuple[str, str, int]] = {"decode": (DECODE, "s", 135), "prefill": (PREFILL, "o", -45)}
+    for name, (colour, shape, direction) in looks.items():
+        if (phase := phases.get(name)) is None:
+            continue
+        for group in marks_of(phase, CLOSE if inches > NARROW else CLOSE_NARROW):
+            group.sort(key=lambda one: -one.seconds)
+            intensity = group[0].intensity
+            point = intensity, min(peak, intensity * bandwidth)
+            area = 30 + 270 * sum(one.seconds for one in group) / phase.seconds
+            axis.scatter(*point, s=area, color=colour, alpha=0.55, marker=shape, zorder=3)
+            names = [one.name if inches > NARROW else one.name.removesuffix(".weight") for one in group]
+            lines = [f"{name} {one.seconds / phase.seconds:.1%}" for name, one in zip(names, group, strict=True)]
+            marks.append(Mark(point, area**0.5 / 2, lines, colour, direction))
+    place_labels(axis, marks, [(one, min(peak, one * bandwidth)) for one in edges], size, PAPER)
 
 
 # --- a profile --------------------------------------------------------------------------------------------------------
@@ -198,49 +188,57 @@ OUTSIDE = "#8a8a8a"
 
 
 def draw_profile(figure: Any, profile: "Profile", title: str) -> None:
-    """Draw the operations and layers of each phase, with their floors."""
+    """Draw the operations and layers of each phase, with their floors, the phases side by side."""
     phases = profile.phases
     bars = max(len(phase.operations) for phase in phases.values()) + 2
-    figure.set_size_inches(7.5 * len(phases), 3.6 + 0.3 * bars)
-    axes = figure.subplots(2, len(phases), squeeze=False, height_ratios=[0.3 * bars, 2])
-    for (name, phase), above, below in zip(phases.items(), *axes, strict=True):
+    height = 4.2 + 0.3 * bars
+    figure.set_size_inches(8.5 * len(phases), height)
+    body, foot = figure.subfigures(2, height_ratios=[height - 0.6, 0.6])
+    parts = body.subfigures(1, len(phases), squeeze=False, wspace=0.06)[0]
+    for part, (name, phase) in zip(parts, phases.items(), strict=True):
+        above, below = part.subplots(2, height_ratios=[0.3 * bars, 2])
         rate = f"{phase.tokens / phase.seconds:,.0f} tokens/s"
-        above.set_title(f"{name}: {1e3 * phase.seconds / len(phase.steps):.2f} ms a step, {rate}", fontsize=11)
+        part.suptitle(f"{name}: {1e3 * phase.seconds / len(phase.steps):.2f} ms a step, {rate}", fontsize=11)
         _draw_operations(above, phase)
         _draw_layers(below, phase)
-    figure.suptitle(title)
-    figure.supxlabel(
-        f"The floor of {profile.hardware.name}: the larger of bytes / {profile.hardware.bandwidth / 1e9:,.1f} GB/s "
-        f"and FLOPs / {profile.peak / 1e9:,.0f} GFLOP/s. ×: measured over floor.",
-        fontsize=8,
-        color=SOFT,
+    body.suptitle(textwrap.fill(title, 80 * len(phases)))
+    axis = parts[0].axes[0]
+    axis.plot([], [], color=INK, linewidth=2, label="floor")
+    handles, names = axis.get_legend_handles_labels()
+    foot.legend(
+        handles, names, loc="upper center", ncols=len(names) if len(phases) > 1 else 3, fontsize=8, frameon=False
     )
+    floors = (
+        f"The floor of {profile.hardware.name}: the larger of bytes / {profile.hardware.bandwidth / 1e9:,.1f} GB/s "
+        f"and FLOPs / {profile.peak / 1e9:,.0f} GFLOP/s. ×: measured over floor."
+    )
+    foot.supxlabel(textwrap.fill(floors, 120), fontsize=8, color=SOFT)
 
 
 def _draw_operations(axis: Any, phase: "Profile") -> None:
-    """A bar for each operation, with a line at its floor and their ratio."""
+    """A bar for each operation, with a line at its floor; beside it, in columns, its time and the ratio of both."""
     bars = [(one.name, one.seconds, one.floor, PLACES[one.place]) for one in phase.operations]
-    bars += [("between operations", phase.between_operations, 0.0, OUTSIDE)]
+    bars += [("between operations", max(0.0, phase.between_operations), 0.0, OUTSIDE)]
     bars += [("scheduler, strategy", phase.around, 0.0, OUTSIDE)]
     scale = 1e3 / len(phase.steps)
+    column = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right", "va": "center"}
+    axis.annotate("ms", (1, -1), (40, 0), fontsize=8, color=SOFT, **column)
+    axis.annotate("×", (1, -1), (80, 0), fontsize=8, color=SOFT, **column)
     for i, (_, seconds, floor, colour) in enumerate(bars):
         axis.barh(i, scale * seconds, color=colour, height=0.7)
+        axis.annotate(f"{scale * seconds:.3f}", (1, i), (40, 0), fontsize=8, **column)
         if floor:
             axis.vlines(scale * floor, i - 0.45, i + 0.45, color=INK, linewidth=2)
-        ratio = seconds / floor if floor else 0.0
-        text = f"{scale * seconds:.3f}" + (f"  {ratio:,.{0 if ratio >= 100 else 2}f} ×" if floor else "")
-        end = (scale * max(seconds, floor), i)
-        axis.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+            axis.annotate(
+                f"{seconds / floor:,.{0 if seconds / floor >= 100 else 2}f}", (1, i), (80, 0), fontsize=8, **column
+            )
     axis.set_yticks(range(len(bars)), [name for name, *_ in bars], fontsize=8)
-    axis.invert_yaxis()
-    axis.margins(y=0.02)
-    axis.set_xlim(0, 1.3 * scale * max(max(seconds, floor) for _, seconds, floor, _ in bars))
+    axis.set_ylim(len(bars) - 0.4, -0.6)
+    axis.set_xlim(0, 1.05 * scale * max(max(seconds, floor) for _, seconds, floor, _ in bars))
     axis.set_xlabel("ms a step")
     for place in dict.fromkeys(one.place for one in phase.operations):
         axis.barh(0, 0, color=PLACES[place], label=place)
     axis.barh(0, 0, color=OUTSIDE, label="outside operations")
-    axis.plot([], [], color=INK, linewidth=2, label="floor")
-    axis.legend(fontsize=8, frameon=False, loc="lower right")
 
 
 def _draw_layers(axis: Any, phase: "Profile") -> None:
@@ -251,37 +249,114 @@ def _draw_layers(axis: Any, phase: "Profile") -> None:
         names.append(str(one.layer) if place == "layers" else place)
         axis.bar(i, scale * one.seconds, color=PLACES[place], width=0.8)
         axis.hlines(scale * one.floor, i - 0.45, i + 0.45, color=INK, linewidth=2)
-    axis.set_xticks(range(len(names)), names, fontsize=7, rotation=90 if len(names) > 20 else 0)
+    axis.set_xticks(range(len(names)), names, fontsize=7, rotation=90)
     axis.set(xlabel="layer", ylabel="ms a step")
 
 
 # --- attention maps ---------------------------------------------------------------------------------------------------
 
 
-def draw_attention(figure: Any, maps: "NDArray[np.float32]", tokens: Sequence[str], layer: int) -> None:
-    """Draw the attention map of each head of a layer, queries down and keys across.
+def with_glyphs(text: str) -> str:
+    r"""A text with escapes such as `\u65e5` for characters that matplotlib's font would draw as boxes."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    return "".join(c if font.get_char_index(ord(c)) else c.encode("unicode_escape").decode() for c in text)
+
+
+POWER = 1 / 3
+"""A colour is at this power of a weight between 0 and 1: in a long prompt most weights are small"""
+TICKS = (0, 0.001, 0.01, 0.1, 1)
+PIXELS = 512
+"""Rows and columns of a map at most; each shows the largest weight of several where a prompt is longer"""
+COLOUR_MAP = "viridis"
+
+
+def pooled(maps: "NDArray[np.float32]", masked: "NDArray[np.bool_]") -> tuple["NDArray[np.float32]", int]:
+    """Maps of at most `PIXELS` rows and columns, NaN where the mask hides, and how many tokens a pixel stands for.
+
+    [H, T, T], [T, T] -> [H, t, t]
+    """
+    import numpy as np
+
+    H, T, _ = maps.shape
+    size = -(-T // PIXELS)
+    short = -(-T // size)
+    padded = np.full((H, size * short, size * short), -np.inf, np.float32)  # -inf: hidden, or beyond the end
+    padded[:, :T, :T] = np.where(masked, -np.inf, maps)
+    blocks = padded.reshape(H, short, size, short, size).max(axis=(2, 4))  # [H, t, size, t, size] -> [H, t, t]
+    return np.where(np.isneginf(blocks), np.nan, blocks), size
+
+
+def map_image(pixels: "NDArray[np.float32]") -> bytes:
+    """A map as PNG, transparent where it is NaN. [t, t] -> bytes"""
+    import numpy as np
+    from matplotlib import colormaps
+    from PIL import Image  # which matplotlib requires
+
+    levels = np.where(np.isnan(pixels), 255, np.rint(254 * np.clip(np.nan_to_num(pixels), 0, 1) ** POWER))
+    colours = np.rint(255 * colormaps[COLOUR_MAP](np.linspace(0, 1, 255))[:, :3]).astype(np.uint8)
+    image, content = Image.fromarray(levels.astype(np.uint8)), BytesIO()
+    image.putpalette([*colours.ravel().tolist(), 255, 255, 255])
+    image.save(content, "PNG", transparency=255, optimize=True)
+    return content.getvalue()
+
+
+def colour_stops() -> list[str]:
+    """Colours from weight 0 to 1, at equal distances on the scale."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps[COLOUR_MAP](i / 16)) for i in range(17)]
+
+
+def draw_attention(
+    figure: Any,
+    maps: "NDArray[np.float32]",
+    masked: "NDArray[np.bool_]",
+    tokens: Sequence[str],
+    layer: int,
+    head: int = 0,
+) -> None:
+    """Draw the attention map of one head large and those of the others small, queries down and keys across.
 
     Args:
         figure: an empty figure
         maps: [H, T, T]
+        masked: True for pairs of a query and a key that the mask hides; [T, T]
         tokens: T texts
         layer: number in the title
+        head: the one that is large
     """
+    from matplotlib import colormaps
+    from matplotlib.colors import PowerNorm
+
     H, T, _ = maps.shape
-    columns = min(4, H)
-    rows = -(-H // columns)
-    size = min(max(2.2, 0.22 * T), 11)  # inches
-    labelled = slice(None, None, -(-T // 100))  # at most 100 labels fit
-    figure.set_size_inches(columns * size + 1, rows * size + 1)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    labels = [token_text(token) for token in tokens][labelled]
-    for head, axis in enumerate(axes):
-        if head >= H:
-            axis.axis("off")
-            continue
-        image = axis.imshow(maps[head], vmin=0, vmax=1, cmap="viridis")
-        axis.set_title(f"head {head}", fontsize=9)
-        axis.set_xticks(range(T)[labelled], labels, rotation=90, fontsize=6)
-        axis.set_yticks(range(T)[labelled], labels if head % columns == 0 else [], fontsize=6)
-    figure.colorbar(image, ax=axes.tolist(), shrink=0.6, label="attention weight")
-    figure.suptitle(f"Layer {layer}: how much each token (row) looks at each token before it (column)", fontsize=10)
+    pixels, size = pooled(maps, masked)
+    others = [number for number in range(H) if number != head]
+    columns = max(1, math.ceil(math.sqrt(len(others) / 2)))  # twice as high as wide
+    rows = max(1, -(-len(others) // columns))
+    look = {"norm": PowerNorm(POWER, 0, 1), "cmap": colormaps[COLOUR_MAP], "extent": (-0.5, T - 0.5, T - 0.5, -0.5)}
+    figure.set_size_inches(13, 8)
+    left, right = figure.subfigures(1, 2, width_ratios=(8.6, 4.4))
+    axis = left.subplots()
+    image = axis.imshow(pixels[head], interpolation="nearest", **look)
+    axis.set_title(f"head {head}", fontsize=10)
+    labelled = slice(None, None, -(-T // 60))  # at most 60 labels fit
+    labels = [token_text(token, 12) for token in tokens][labelled]
+    axis.set_xticks(range(T)[labelled], labels, rotation=90, fontsize=7)
+    axis.set_yticks(range(T)[labelled], labels, fontsize=7)
+    small = right.subplots(rows, columns, squeeze=False).ravel()
+    for number, other in zip_longest(others, small):
+        other.axis("off") if number is None else other.imshow(pixels[number], **look)
+        other.set(xticks=[], yticks=[])
+        other.set_title("" if number is None else f"head {number}", fontsize=7, pad=2)
+    for each in (axis, *small[: len(others)]):
+        each.patch.set(facecolor=PAPER, edgecolor=HIDDEN, hatch="////", linewidth=0)
+    bar = left.colorbar(image, ax=axis, shrink=0.5, ticks=TICKS, format="%g", location="right")
+    bar.set_label("attention weight; hatched: hidden by the mask", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    each = f"; a pixel: the largest of {size} x {size}" if size > 1 else ""
+    figure.suptitle(
+        f"Layer {layer}: how much each token (row) looks at each token before it (column){each}", fontsize=11
+    )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import write_file
-from .options import add_model_options, load_engine, placement_fields
-from .output import Table, as_json
+from .options import add_model_options, leading, load_engine, placement_fields
+from .output import Table, as_json, terminal_width, wrapped
 from .plots import draw_profile, need_matplotlib, write_figure
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ EPILOG = """examples:
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("profile", help="where the time of a run goes", description=DESCRIPTION, epilog=EPILOG)
-    add_model_options(parser)
+    add_model_options(parser, parallel=True)
     parser.add_argument("--shape", help="a published shape with random weights in place of a model: opt-125m ...")
     work = parser.add_argument_group("work")
     work.add_argument("--prompt-length", type=int, default=128, metavar="N", help="tokens (default: 128)")
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> None:
     found = profile(engine, prompts, hardware=hardware, **options)
     model = args.shape or args.model or "the model inside minillm"
     work = f"{args.batch} prompt{'s' if args.batch > 1 else ''} of {args.prompt_length} tokens, {args.new_tokens} new"
-    title = f"{model} on {backend.name}, {work}"
+    rank = "" if engine.ranks is None else f" (rank 0 of {engine.ranks.parallel.devices})"
+    title = f"{model} on {backend.name}{rank}, {work}"
     if args.trace is not None:
         write_file(args.trace, trace(found, title))
     if args.png is not None:
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(as_dict(found, title)))
     else:
-        print("\n".join(report(found, title)))
+        print("\n".join(report(found, title, terminal_width())))
         for path in (args.trace, args.png):
             if path is not None:
                 print(f"written: {path}")
@@ -103,27 +104,27 @@ def _load(args: argparse.Namespace) -> "Engine":
     from ..engine import Engine
 
     if args.shape is None:
-        return load_engine(args, prompts=args.batch)
+        return load_engine(args, prompts=args.batch, prefix_cache=False)
     if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "adapters", "tokenizer")):
         raise ParameterError(
             "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
         )
-    return Engine.random(args.shape, max_batch_size=args.batch, **placement_fields(args))
+    return leading(Engine.random(args.shape, max_batch_size=args.batch, **placement_fields(args)))
 
 
-def report(profile: "Profile", title: str) -> list[str]:
-    """The tables as lines of text."""
+def report(profile: "Profile", title: str, width: int | None = None) -> list[str]:
+    """The tables as lines of text, folded into `width` columns if it is given."""
     bandwidth, peak, name = profile.hardware.bandwidth / 1e9, profile.peak / 1e9, profile.hardware.name
-    lines = [title, f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {peak:,.0f} GFLOP/s in products"]
-    for name, phase in profile.phases.items():
-        lines += ["", *_table(name, phase).lines()]
     low, high = (profile.overhead[len(profile.steps) * i // 4] for i in (1, 3))
-    return [
-        *lines,
-        "",
+    floors = f"floors by {name}: {bandwidth:,.1f} GB/s from memory, {peak:,.0f} GFLOP/s in products"
+    overhead = (
         f"profiling overhead: {profile.median_overhead:+.1%} a step, the median of {len(profile.steps)} steps against "
-        f"the same ones without profiling (quartiles {low:+.1%} and {high:+.1%})",
-    ]
+        f"the same ones without profiling (quartiles {low:+.1%} and {high:+.1%})"
+    )
+    lines = [*wrapped(title, width), *wrapped(floors, width)]
+    for name, phase in profile.phases.items():
+        lines += ["", *_table(name, phase).lines(width)]
+    return [*lines, "", *wrapped(overhead, width)]
 
 
 def _table(name: str, phase: "Profile") -> Table:
@@ -132,7 +133,7 @@ def _table(name: str, phase: "Profile") -> Table:
 
     def row(label: str, seconds: float, floor: float = 0.0, calls: str = "") -> list[str]:
         held = [f"{1e3 * floor / steps:.3f}", f"{seconds / floor:.2f}"] if floor else ["", ""]
-        return [label, calls, held[0], f"{1e3 * seconds / steps:.3f}", held[1]]
+        return [label, calls, held[0], f"{round(1e3 * seconds / steps, 3) + 0.0:.3f}", held[1]]  # no "-0.000"
 
     rows, place = [], None
     for one in phase.operations:

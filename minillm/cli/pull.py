@@ -2,10 +2,12 @@
 
 import argparse
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelNotFoundError, ParameterError
+from .options import next_command
 from .output import bytes_text
 
 DESCRIPTION = """Fetch a model from the Hugging Face hub into the local cache (HF_HOME). Of a
@@ -68,12 +70,12 @@ def _pull_file(model: str, name: str, revision: str | None) -> None:
     from ..checkpoint import find_file
     from ..checkpoint.gguf import all_shards, read_gguf
     from ..loading import read_chat_template
-    from ..models import family_of, tensor_shapes
+    from ..models import config_of, tensor_shapes
     from ..models.gguf import read_gguf_config
 
     paths = [find_file(model, each, revision=revision) for each in all_shards(name)]
     raw = read_gguf_config(read_gguf(paths[0]))
-    config = family_of(raw).read_config(raw)
+    config = config_of(raw)
     place = f"{model}/{paths[0].name}" if revision is None and "/" not in name else paths[0]
     _report(
         folder=paths[0].parent,
@@ -81,7 +83,7 @@ def _pull_file(model: str, name: str, revision: str | None) -> None:
         size=bytes_text(sum(path.stat().st_size for path in paths)),
         family=config.model_type,
         parameters=f"{sum(math.prod(shape) for shape in tensor_shapes(config).values()):,}",
-        next=_command("generate" if read_chat_template(paths[0]) is None else "chat", place),
+        next=next_command(place, chat=read_chat_template(paths[0]) is not None),
     )
 
 
@@ -90,27 +92,22 @@ def _pull_checkpoint(model: str, revision: str | None) -> None:
     from ..checkpoint import find_config, find_model
     from ..config import read_config
     from ..loading import read_chat_template
-    from ..models import family_of, tensor_shapes
+    from ..models import config_of, tensor_shapes
     from ..models.schemes import read_quantization
 
     raw = read_config(find_config(model, revision=revision))
-    config = family_of(raw).read_config(raw)
+    config = config_of(raw)
     read_quantization(raw)
     folder = find_model(model, revision=revision)
     parameters = sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    name = model if revision is None else f"{model} --revision {revision}"
+    more = "" if revision is None else f" --revision {shlex.quote(revision)}"
     _report(
         folder=folder,
         size=bytes_text(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())),
         family=config.model_type,
         parameters=f"{parameters:,}",
-        next=_command("generate" if read_chat_template(folder) is None else "chat", name),
+        next=next_command(model, chat=read_chat_template(folder) is not None, output=config.output) + more,
     )
-
-
-def _command(command: str, model: str | Path) -> str:
-    """The command line to continue with."""
-    return f"minillm {command} --model {model}" + (' --prompt "Once upon a time"' if command == "generate" else "")
 
 
 def _report(**facts: object) -> None:

@@ -1,10 +1,16 @@
 """minillm quantize: write a checkpoint with quantised weights."""
 
 import argparse
+import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..progress import loading_bar
+from .options import next_command
+from .output import Table, bytes_text
+
+if TYPE_CHECKING:
+    from ..quantizing import Rounding
 
 EPILOG = """examples:
   minillm quantize facebook/opt-1.3b opt-1.3b-int4 --dtype int4
@@ -18,7 +24,11 @@ It loads at once: its files are mapped, not read.
 
 A target that ends in .gguf is one file for llama.cpp and minillm, with the
 tokenizer and chat template: float32, float16, bfloat16, int8 (Q8_0) or int4
-(Q4_0)."""
+(Q4_0).
+
+At the end it shows what was saved, and how far the weights moved: the norm of
+the difference over the norm of the matrix, of all matrices of a kind and of the
+worst one. What that costs, perplexity shows."""
 
 
 def add_parser(commands: Any) -> None:
@@ -43,11 +53,47 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..checkpoint import find_model
     from ..gguf_writing import check_gguf_request, write_gguf
+    from ..loading import read_chat_template
+    from ..models import read_model_config
     from ..quantizing import check_request, write_checkpoint
 
     as_gguf = args.target.suffix.lower() == ".gguf"
     check, write = (check_gguf_request, write_gguf) if as_gguf else (check_request, write_checkpoint)
     check(args.target, args.dtype, args.group_size)  # before anything is downloaded
     source = find_model(args.source, revision=args.revision)
-    with loading_bar("writing"):
-        write(source, args.target, args.dtype, args.group_size)
+    roundings = write(source, args.target, args.dtype, args.group_size)
+    before, after = weight_bytes(source), weight_bytes(args.target)
+    print("\n".join(error_table(roundings)))
+    print(f"{'weights':<11} {bytes_text(before)} -> {bytes_text(after)}, {after / before:.0%} of it")
+    chat = read_chat_template(args.target) is not None
+    print(f"{'next':<11} {next_command(args.target, chat=chat, output=read_model_config(args.target).output)}")
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes of the files with a model's weights."""
+    from ..checkpoint.folder import list_weights
+    from ..checkpoint.gguf import all_shards, is_gguf
+
+    files = [path.with_name(name) for name in all_shards(path.name)] if is_gguf(path) else list_weights(path)[0]
+    return sum(file.stat().st_size for file in files)
+
+
+def error_table(roundings: "list[Rounding]") -> list[str]:
+    """A line for each kind of matrix and format: the relative error of all of them together, and of the worst one."""
+    kinds: dict[tuple[str, str], list[Rounding]] = {}
+    for one in roundings:
+        name = re.sub(r"(?<=\.)\d+(?=\.)", "*", one.name.removesuffix(".weight"))
+        kinds.setdefault((name, one.format.name), []).append(one)
+    rows = []
+    for (name, form), several in kinds.items():
+        error, norm = (math.fsum(getattr(one, part) for one in several) for part in ("squared_error", "squared_norm"))
+        worst = max(several, key=lambda one: one.error)
+        numbers = re.findall(r"(?<=\.)\d+(?=\.)", worst.name)
+        which = ", ".join(f"{place} {number}" for place, number in zip(("layer", "expert"), numbers, strict=False))
+        rows.append([name, str(len(several)), form, f"{math.sqrt(error / norm) if norm else 0:.2%}"])
+        rows[-1] += [f"{worst.error:.2%}" + f" in {which}" * bool(which)] * (len(several) > 1)
+    if not rows:
+        return ["every weight is written as it was, or exactly"]
+    worst = max(roundings, key=lambda one: one.error)
+    table = Table(("matrices", "number", "format", "error", "worst"), rows)
+    return [*table.lines(), "", f"{'error':<11} at most {worst.error:.2%}, in {worst.name}"]

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from .options import add_prompt_options, read_prompts
-from .output import as_json
+from .output import quoted
 
 
 def add_parser(commands: Any) -> None:
@@ -39,4 +39,4 @@ def run(args: argparse.Namespace) -> None:
             print(*ids)
         else:
             for i in ids:
-                print(f"{i:>7}  {as_json(tokenizer.token(i))}")
+                print(f"{i:>7}  {quoted(tokenizer, i)}")

@@ -51,7 +51,8 @@ from ..reference.softmax import log_softmax, top_indices
 from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict
-from .processors import History, build_processors, no_token_left, rows_without_a_token
+from .history import History
+from .processors import build_processors, no_token_left, rows_without_a_token
 from .settings import Settings
 from .strategy import Candidate, Feed, Request, Rows, State, Strategy
 
@@ -106,6 +107,22 @@ class BeamSearch(Strategy):
             first += state.feeds
         return answers
 
+    def give_up(self, state: State) -> None:
+        """Set the results to the best of the finished and the running beams."""
+        results: list[tuple[float, Continuation]] = []
+        for group in self.groups_of(state):
+            results += group.finished
+            for total, beam in zip(group.scores, group.beams, strict=True):
+                if beam.token_ids and beam.finish_reason is None:
+                    results.append((self.score(total, len(beam.token_ids)), beam))
+        if results:
+            self.return_best(state, sorted(results, key=lambda result: -result[0]))
+
+    def groups_of(self, state: State) -> list[BeamState]:
+        """The sets of beams of a request."""
+        assert isinstance(state, BeamState)
+        return [state]
+
     def extend(self, chooser: Chooser, state: BeamState, logits: Any, handicap: Any = None) -> list[Feed]:
         """Run one step for a set of beams. Returns no feeds when they are done.
 
@@ -148,7 +165,9 @@ class BeamSearch(Strategy):
                 scores = processor(history, scores, chooser.xp)
             scores = self._filtered(history, scores, chooser.xp)
         if state.request.guide is not None:
-            restrict(scores, [beam.guide for beam in state.beams], raw, chooser.xp)
+            guides = [beam.guide for beam in state.beams if beam.guide is not None]
+            for _, error in restrict(chooser, scores, range(len(guides)), guides, list(raw)):
+                raise error
         return scores, raw
 
     def _filtered(self, history: History, scores: Any, xp: Any) -> Any:
@@ -261,7 +280,8 @@ class BeamSearch(Strategy):
                 continuation.stream = state.request.text_stream()
                 for token in continuation.token_ids:
                     continuation.stream.push(token)
-                continuation.stream.flush()
+                if continuation.finish_reason is not None:
+                    continuation.stream.flush()
         state.results = [continuation for _, continuation in best]
 
 
@@ -290,6 +310,11 @@ class DiverseBeamSearch(BeamSearch):
             answers.append(self._extend_groups(chooser, state, rows.logits[first : first + state.feeds]))
             first += state.feeds
         return answers
+
+    def groups_of(self, state: State) -> list[BeamState]:
+        """The groups of a request, those that are done included."""
+        assert isinstance(state, DiverseState)
+        return state.groups
 
     def _extend_groups(self, chooser: Chooser, state: DiverseState, logits: Any) -> list[Feed]:
         """Run one step of one request. logits: [beams of the running groups, V], or [1, V] after the prompt"""

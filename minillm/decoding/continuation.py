@@ -19,17 +19,17 @@ its spelling in ordinary tokens.
 
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from ..backends.chooser import Chooser
 from ..errors import ParameterError, shown
-from ..reference.softmax import chosen_log_probs, top_log_probs
 from .guided import Guide
-from .settings import Settings
+from .prompt_scores import PromptScores, TopLogProbs
 
 
 class StopStrings:
@@ -135,9 +135,7 @@ def _check(stop_strings: Sequence[str]) -> None:
             raise ParameterError(f"a stop string should be a string of at least one character, found {shown(stop)}")
 
 
-FinishReason = Literal["stop", "length", "abort", "error"]
-TopLogProbs = list[tuple[int, float]]
-"""Most likely tokens at one position with their log-probabilities, best first."""
+FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
 
 class TokenDecoder(Protocol):
@@ -151,16 +149,22 @@ class TokenDecoder(Protocol):
 class TextStream:
     """Turns tokens into final text: whole characters, and no part of a stop string."""
 
-    def __init__(self, decoder: TokenDecoder, stops: StopStrings | None = None) -> None:
+    def __init__(self, decoder: TokenDecoder, stops: StopStrings | None = None, text: str = "") -> None:
+        """`text` is what comes before the tokens' own: the prompt, if it is echoed."""
         self._decoder = decoder
         self._stops = stops
-        self.text = ""
+        self.text = text
         """All text released so far."""
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found, or None."""
+        return None if self._stops is None else self._stops.matched
 
     @property
     def stopped(self) -> bool:
         """True once a stop string has been found."""
-        return self._stops is not None and self._stops.matched is not None
+        return self.stop_string is not None
 
     def push(self, token_id: int) -> None:
         """Add the next token."""
@@ -181,7 +185,7 @@ class TextStream:
         return copy.deepcopy(self)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Progress:
     """Tokens and text added to a continuation since the last call of `Continuation.take`."""
 
@@ -194,6 +198,19 @@ class Progress:
     score: float | None = None
     error: Exception | None = None
     """The cause, if `finish_reason` is "error"."""
+    stop_reason: int | str | None = None
+    """The token or the stop string that ended it, if `finish_reason` is "stop"."""
+    generated_tokens: int = 0
+    """Number of tokens of the continuation so far."""
+    request_finished: bool = False
+    """True in the very last progress of the request."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were found in the prefix cache."""
+    times: tuple[float, float, float] | None = None
+    """In the last progress of a continuation, seconds in the queue, until the prompt was computed, and after it."""
+    prompt_scores: PromptScores | None = None
+    """In the first progress of a request that asked for it."""
 
 
 class Continuation:
@@ -206,7 +223,9 @@ class Continuation:
         max_new_tokens: int,
         stream: TextStream | None,
         guide: Guide | None = None,
+        spelled: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        """`spelled` are the end-of-sequence tokens that a stop string spells."""
         self.index = index
         self.eos_token_ids = eos_token_ids
         self.max_new_tokens = max_new_tokens
@@ -216,7 +235,10 @@ class Continuation:
         self.log_probs: list[float] = []
         self.top_log_probs: list[TopLogProbs] = []
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        """The token or the stop string that ended it"""
         self.score: float | None = None
+        self._spelled = spelled
         self._taken_tokens = 0
         self._taken_text = 0
         self._taken_end = False
@@ -236,7 +258,11 @@ class Continuation:
             self.stream.push(token_id)
         if self.guide is not None and token_id not in self.eos_token_ids:
             self.guide.push(token_id)
-        if token_id in self.eos_token_ids or (self.stream is not None and self.stream.stopped):
+        if token_id in self.eos_token_ids:
+            self.stop_reason = self._spelled.get(token_id, token_id)
+            self.finish("stop")
+        elif self.stream is not None and self.stream.stopped:
+            self.stop_reason = self.stream.stop_string
             self.finish("stop")
         elif len(self.token_ids) >= self.max_new_tokens:
             self.finish("length")
@@ -280,29 +306,28 @@ class Continuation:
             tuple(self.top_log_probs[self._taken_tokens :]),
             self.finish_reason,
             self.score,
+            stop_reason=self.stop_reason,
+            generated_tokens=len(self.token_ids),
         )
         self._taken_tokens, self._taken_text, self._taken_end = len(self.token_ids), self._taken_text + len(text), ended
         return progress
 
 
-class Report:
-    """Log-probabilities of the model's own distribution, before processors; computed only if requested."""
+def reports(
+    chooser: Chooser, logits: Any, tokens: Sequence[int], tops: Sequence[int]
+) -> list[tuple[float, TopLogProbs | None]]:
+    """Log-probabilities of R chosen tokens, and the most likely ones beside them, for `Continuation.push`.
 
-    def __init__(self, chooser: Chooser, logits: Any, settings: Settings, *, changing: bool) -> None:
-        self._wanted = settings.logprobs
-        self._top: tuple[Any, Any] | None = None
-        if self._wanted:
-            self._raw = logits.copy() if changing else logits
-            if settings.top_logprobs:
-                self._top = top_log_probs(logits, settings.top_logprobs, chooser.xp)
-        self._xp = chooser.xp
-
-    def of(self, row: int, token: int) -> tuple[float | None, TopLogProbs | None]:
-        """The chosen token's log-probability and the top n, for `Continuation.push`."""
-        if not self._wanted:
-            return None, None
-        log_prob = float(chosen_log_probs(self._raw[row : row + 1], np.asarray([token]), self._xp)[0])
-        if self._top is None:
-            return log_prob, None
-        ids, values = self._top
-        return log_prob, [(int(i), float(v)) for i, v in zip(ids[row], values[row], strict=True)]
+    Args:
+        chooser: the chooser for the logits
+        logits: [R, V] of the model, before processors
+        tokens: [R]
+        tops: [R], how many of the most likely tokens are wanted in each row; 0 gives None
+    """
+    most = max(tops)
+    found = chooser.log_probs(logits, np.asarray(tokens), most)
+    ids, values = found.top_ids.tolist(), found.top.tolist()
+    return [
+        (chosen, [*zip(ids[row][:top], values[row][:top], strict=True)] if top else None)
+        for row, (chosen, top) in enumerate(zip(found.chosen.tolist(), tops, strict=True))
+    ]

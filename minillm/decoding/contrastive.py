@@ -30,9 +30,10 @@ import numpy as np
 from ..backends.chooser import Chooser
 from ..errors import ParameterError
 from ..reference.softmax import log_softmax, softmax, top_indices
-from .continuation import Continuation, Report
-from .processors import History, build_processors, no_token_left, rows_without_a_token
-from .sampling import GreedySearch, Sampling, TokenState
+from .continuation import Continuation, reports
+from .history import History
+from .processors import build_processors, no_token_left, rows_without_a_token
+from .sampling import Sampling, TokenState
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -47,8 +48,8 @@ class ContrastiveState(State):
     """[k], probabilities of the candidates"""
     directions: Any = None
     """[room, W]: the hidden state of each token so far, scaled to unit length; the rest is preallocated"""
-    report: Report | None = None
-    """Log-probabilities of the logits that the candidates come from"""
+    logits: Any = None
+    """[1, V], those of the model that the candidates come from; kept if log-probabilities are wanted"""
 
     @property
     def continuation(self) -> Continuation:
@@ -106,8 +107,10 @@ class ContrastiveSearch(Strategy):
             return self._feeds(chooser, state, logits[-1:], parent=0)
         chosen = self._choose(chooser, state, directions)
         state.directions[len(state.line)] = directions[chosen]
-        assert state.report is not None
-        state.continuation.push(state.candidates[chosen], *state.report.of(0, state.candidates[chosen]))
+        token = state.candidates[chosen]
+        wanted = self.settings.logprobs
+        report = reports(chooser, state.logits, [token], [self.settings.top_logprobs])[0] if wanted else (None, None)
+        state.continuation.push(token, *report)
         if state.continuation.finish_reason is not None:
             return []
         return self._feeds(chooser, state, logits[chosen : chosen + 1], parent=chosen)
@@ -133,7 +136,7 @@ class ContrastiveSearch(Strategy):
         V = logits.shape[-1]
         if self.settings.top_k > V:
             raise ParameterError(f"top_k={self.settings.top_k} is more than the vocabulary's {V} tokens: lower it")
-        state.report = Report(chooser, logits, self.settings, changing=True)
+        state.logits = logits.copy() if self.settings.logprobs else None
         scores = logits.copy()
         if self.processors:
             history = History.of([(state.request, state.continuation.token_ids)])
@@ -156,7 +159,7 @@ class ContrastiveDecoding(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.choice: GreedySearch = Sampling(settings) if settings.do_sample else GreedySearch(settings)
+        self.choice = Sampling(settings)
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Feed the prompt to both models; continuations fork from it after the first step."""

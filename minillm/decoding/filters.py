@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ..reference.sampling import keep_min_p, keep_top_k, keep_top_p, scale
 from ..reference.softmax import log_softmax, softmax, top_log_probs
-from .processors import History, LogitsProcessor
+from .history import History
+from .processors import LogitsProcessor
 from .settings import Settings
 
 

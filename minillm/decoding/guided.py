@@ -16,67 +16,186 @@ the end of a complete text), the guide wins: the tokens it allows get back the m
 A regular expression is written as in Rust, without look-around; \d is any digit of Unicode, [0-9] the usual ten. A
 JSON schema allows no white space outside of strings, unless its "x-guidance" says otherwise: if it did, a weak model
 could write spaces without end.
+
+A mask may take a millisecond (a counted repetition such as `[a-z]{1,400}`). Where the last one took long, the next one
+is begun as soon as the token is known, in a thread beside the forward pass: llguidance works without Python's lock.
 """
 
 import json
+import os
+import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ParameterError
+from ..backends.chooser import Chooser
+from ..errors import ParameterError, install
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 COMPACT_JSON: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+SLOW = 1e-4
+"""CPU seconds of a mask from which on the next one is computed ahead: more than the hand-over to a thread costs"""
 
 
 class Guide:
     """Grammar state of one continuation, which determines the allowed next tokens."""
 
-    def __init__(self, field: str, matcher: "LLMatcher", eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, field: str, matcher: "LLMatcher", eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+        """`vocab_size`: that of the matcher's tokenizer, at least the model's."""
         self._field = field
         self._matcher = matcher
-        self._eos_token_ids = list(eos_token_ids)
+        self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
+        self._next: _NextMask | None = None
+        """The mask after the tokens so far, once it is computed or begun"""
 
-    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Mask of allowed next tokens, [V]. Never empty: a text that can only end allows the end-of-sequence tokens.
+    @property
+    def words(self) -> int:
+        """W, the number of words of 32 bits in a mask."""
+        return -(-self._vocab_size // 32)
+
+    def fill(self, mask: NDArray[np.uint32]) -> None:
+        """Set one bit for each allowed next token, the first in the lowest bit, and clear all others. mask: [W]
+
+        Some token is always allowed: where a text can only end, the end-of-sequence tokens.
 
         Raises:
             ParameterError: nothing can follow, or the grammar exceeds a limit of llguidance; the message says which.
         """
-        with _refused(self._field):
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)  # one bit a token
-        allowed = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(np.bool_)  # [V / 8] -> [V]
-        may_end = self._matcher.is_accepting()
-        if self._matcher.is_stopped() and not may_end:
-            self._fail()
-        allowed[self._eos_token_ids] = may_end  # one of them may be a text token, which would end the text too early
-        return allowed
+        if self._next is None:
+            self._next = self._new_mask()
+        mask[:] = self._next.result()
 
     def push(self, token_id: int) -> None:
-        """Advance by a token that `allowed` marked and that does not end the sequence.
+        """Advance by a token that `fill` allowed and that does not end the sequence.
 
         Raises:
             ParameterError: the grammar exceeds a limit of llguidance; the message says which.
         """
+        before, self._next = self._next, None
+        if before is not None:
+            before.wait()
         with _refused(self._field):
             consumed = self._matcher.consume_token(token_id)
         if not consumed:
-            self._fail()
+            raise _unsatisfied(self._field, self._matcher)
+        if before is not None and before.seconds > SLOW:
+            self._next = self._new_mask()
+            _HELPERS.compute(self._next)
 
     def fork(self) -> "Guide":
         """An independent copy, for a continuation that branches."""
-        return Guide(self._field, self._matcher.deep_copy(), tuple(self._eos_token_ids))
+        if self._next is not None:
+            self._next.wait()
+        twin = Guide(self._field, self._matcher.deep_copy(), self._eos_token_ids, self._vocab_size)
+        twin._next = self._next
+        return twin
 
-    def _fail(self) -> None:
-        reason = _first_words(self._matcher.get_error())
-        raise ParameterError(f"{self._field} cannot be satisfied: no token is allowed next (llguidance: {reason})")
+    def _new_mask(self) -> "_NextMask":
+        return _NextMask(self._field, self._matcher, self._eos_token_ids, self.words)
+
+
+class _NextMask:
+    """The mask of a matcher's next token: computed once, by the thread that comes first; others wait for it."""
+
+    def __init__(self, field: str, matcher: "LLMatcher", eos_token_ids: tuple[int, ...], words: int) -> None:
+        self.seconds = 0.0
+        """CPU time that it took"""
+        self._field, self._matcher, self._eos_token_ids = field, matcher, eos_token_ids
+        self._mask = np.zeros(words, np.uint32)
+        self._error: BaseException | None = None
+        self._begun, self._ended = threading.Lock(), threading.Lock()
+        self._ended.acquire()
+
+    def compute(self) -> None:
+        """Compute it, unless some thread has begun."""
+        if not self._begun.acquire(blocking=False):
+            return
+        began = time.thread_time()
+        try:
+            self._compute(self._mask)
+        except BaseException as error:  # of the thread that asks for the result
+            self._error = error
+        finally:
+            self.seconds = time.thread_time() - began
+            self._ended.release()
+
+    def wait(self) -> None:
+        """Compute it, or wait until it is: from then on the matcher is free."""
+        self.compute()
+        with self._ended:
+            pass
+
+    def result(self) -> NDArray[np.uint32]:
+        """The mask, [W].
+
+        Raises:
+            ParameterError: as `Guide.fill`.
+        """
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._mask
+
+    def _compute(self, mask: NDArray[np.uint32]) -> None:
+        with _refused(self._field):
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        may_end = self._matcher.is_accepting()
+        if self._matcher.is_stopped() and not may_end:
+            raise _unsatisfied(self._field, self._matcher)
+        for token in self._eos_token_ids:  # one of them may be a text token, which would end the text too early
+            bit = np.uint32(1 << token % 32)
+            mask[token // 32] = mask[token // 32] | bit if may_end else mask[token // 32] & ~bit
+
+
+class _Helpers:
+    """Threads that compute masks beside a forward pass. They end when there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[weakref.ref[_NextMask]] = deque()  # of those that nobody wants any more nothing is done
+        self._threads, self._most = 0, max(1, min(4, (os.cpu_count() or 1) // 2))
+        self._lock = threading.Lock()
+
+    def compute(self, mask: _NextMask) -> None:
+        """Have a mask computed."""
+        with self._lock:
+            self._waiting.append(weakref.ref(mask))
+            if self._threads == self._most or (self._threads and len(self._waiting) < 2):
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._work, name="minillm-masks", daemon=True).start()
+        except RuntimeError:  # the system has no thread left: the mask is computed where it is needed
+            with self._lock:
+                self._threads -= 1
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                mask = self._waiting.popleft()()
+            if mask is not None:
+                mask.compute()
+            del mask
+
+
+_HELPERS = _Helpers()
+
+
+def _unsatisfied(field: str, matcher: "LLMatcher") -> ParameterError:
+    reason = _first_words(matcher.get_error())
+    return ParameterError(f"{field} cannot be satisfied: no token is allowed next (llguidance: {reason})")
 
 
 @contextmanager
@@ -93,23 +212,35 @@ def _refused(field: str) -> Iterator[None]:
         raise ParameterError(f"{field} was refused by llguidance: {_first_words(str(error))}") from None
 
 
-def restrict(logits: Any, guides: Sequence[Guide | None], model_logits: Any, xp: ModuleType) -> None:
-    """Set tokens that each row's guide does not allow to -inf, in place.
+def restrict(
+    chooser: Chooser, logits: Any, rows: Sequence[int], guides: Sequence[Guide], originals: Sequence[Any]
+) -> list[tuple[int, Exception]]:
+    """Set tokens that each guide does not allow to -inf in its row, in place.
 
     Args:
+        chooser: of the host
         logits: [R, V], after the processors
-        guides: one for each of the R rows; None leaves a row as it is
-        model_logits: [R, V], before the processors: used for rows in which these leave no allowed token
-        xp: the array module of both
+        rows: [G], the row of each guide
+        guides: G of them, of one model
+        originals: of each guide the row before the processors [V], used if these leave no allowed token; None if there
+            are none
+
+    Returns:
+        The guides that failed, by index, with their errors; their rows are as they were.
     """
-    for row, guide in enumerate(guides):
-        if guide is None:
-            continue
-        allowed = xp.asarray(guide.allowed(logits.shape[-1]))
-        scores = xp.where(allowed, logits[row], -xp.inf)
-        if scores.max() == -xp.inf:
-            scores = xp.where(allowed, model_logits[row], -xp.inf)
-        logits[row] = scores
+    masks = np.empty((len(guides), guides[0].words), np.uint32)
+    failures: list[tuple[int, Exception]] = []
+    for i, guide in enumerate(guides):
+        try:
+            guide.fill(masks[i])
+        except Exception as error:
+            failures.append((i, error))
+            masks[i] = ~np.uint32(0)
+    for i in np.flatnonzero(~chooser.keep_allowed(logits, rows, masks)).tolist():
+        if originals[i] is not None:
+            logits[rows[i]] = originals[i]
+            chooser.keep_allowed(logits, rows[i : i + 1], masks[i : i + 1])
+    return failures
 
 
 class GuideMaker:
@@ -143,14 +274,15 @@ class GuideMaker:
         try:
             from llguidance import LLMatcher
         except ImportError:
-            raise ParameterError(f"{field} needs llguidance: pip install 'minillm[guided]'") from None
-        tokenizer = self._tokenizer_for(field, eos_token_ids, max(vocab_size, self._vocab_size))
+            raise ParameterError(f"{field} needs llguidance: {install('guided')}") from None
+        size = max(vocab_size, self._vocab_size)
+        tokenizer = self._tokenizer_for(field, eos_token_ids, size)
         with _refused(field):
             matcher = LLMatcher(tokenizer, _grammar(field, value), log_level=0)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
-        guide = Guide(field, matcher, eos_token_ids)
-        guide.allowed(vocab_size)
+        guide = Guide(field, matcher, eos_token_ids, size)
+        guide.fill(np.zeros(guide.words, np.uint32))
         return guide
 
     def _read_tokenizer(self, field: str, eos_token_ids: tuple[int, ...], size: int) -> "LLTokenizer":

@@ -9,7 +9,6 @@ As in llama.cpp, the surprise is measured in the truncated distribution; at leas
 filters only the temperature is applied, before.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +17,8 @@ import numpy as np
 from ..backends.chooser import Chooser
 from ..reference.sampling import scale
 from ..reference.softmax import softmax
-from .continuation import Continuation
-from .sampling import UNFILTERED, Sampling, TokenState, keys_of
+from .rules import UNFILTERED, Growing
+from .sampling import Sampling, TokenState, keys_of
 from .strategy import Feed, Request, State
 
 
@@ -35,6 +34,11 @@ class Mirostat(Sampling):
     """Draw each token from those with a surprise of at most mu bits, then update mu."""
 
     @property
+    def batch_key(self) -> object:
+        """Itself: only requests with equal settings share a call."""
+        return self
+
+    @property
     def on_device(self) -> bool:
         """False: it computes the surprise of the drawn token."""
         return False
@@ -43,16 +47,16 @@ class Mirostat(Sampling):
         """As greedy search, with every mu at its initial value."""
         state, feeds = super().begin(request)
         mu = dict.fromkeys(request.indices, 2 * self.settings.mirostat_tau)
-        return MirostatState(state.request, state.results, growing=state.growing, mu=mu), feeds
+        return MirostatState(request, state.results, rules=self.rules, growing=state.growing, mu=mu), feeds
 
-    def choose(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """Draw one token for each row of processed logits. [R, V] -> R ids"""
         xp, rows = chooser.xp, np.arange(len(growing))
         scores = scale(logits, self.settings.temperature)
         probs = softmax(scores, xp)
         mus = np.asarray([max(0.0, self._state(state).mu[c.index]) for state, c in growing], np.float32)
         kept = probs >= xp.minimum(xp.exp2(-xp.asarray(mus)), probs.max(axis=-1))[:, None]  # below 0: only the best
-        tokens = chooser.sample(xp.where(kept, scores, -xp.inf), keys_of(growing), **UNFILTERED)
+        tokens = chooser.sample(xp.where(kept, scores, -xp.inf), keys_of(growing), **UNFILTERED._asdict())
         mass = xp.where(kept, probs, 0).sum(axis=-1, dtype=xp.float64)  # [R, V] -> [R]
         surprises = -xp.log2(probs[rows, tokens] / mass)
         for (state, continuation), surprise in zip(growing, surprises, strict=True):

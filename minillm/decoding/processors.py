@@ -9,76 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ParameterError, shown
+from .history import History
 from .settings import Settings
-from .strategy import Request
 from .values import LARGE, ByIdentity
+
+if TYPE_CHECKING:
+    pass
 
 SHORT_MATCH = 16
 """Tokens up to which a match is sought at all positions at once; longer ones are found by `common_suffixes`."""
 
 Sequences = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of token ids, none empty, each with its bias"""
-
-
-@dataclass(frozen=True, eq=False)
-class History:
-    """Tokens of the N sequences so far, concatenated without padding.
-
-    Attributes:
-        token_ids: all tokens, prompts included, [sum of lengths] int64.
-        starts: offset of each sequence in `token_ids`, then the end of the last one, [N + 1] int64.
-        prompt_lengths: number of prompt tokens of each, [N] int64.
-        max_lengths: maximum number of tokens of each, prompt included, [N] int64.
-        requests: index of the request that each belongs to, from 0, [N] int64.
-        batch_ids: index of each one's prompt in the list given to `Engine.generate`, [N] int64.
-    """
-
-    token_ids: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    prompt_lengths: NDArray[np.int64]
-    max_lengths: NDArray[np.int64]
-    requests: NDArray[np.int64]
-    batch_ids: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, sequences: Sequence[tuple[Request, Sequence[int]]]) -> "History":
-        """The history of sequences, each given as its request and the tokens generated so far."""
-        lines = [(*request.prompt_ids, *generated) for request, generated in sequences]
-        prompt_lengths = np.asarray([len(request.prompt_ids) for request, _ in sequences], np.int64)
-        numbers: dict[int, int] = {}
-        return cls(
-            np.concatenate([np.asarray(line, np.int64) for line in [(), *lines]]),
-            np.cumsum([0, *map(len, lines)], dtype=np.int64),
-            prompt_lengths,
-            prompt_lengths + np.asarray([request.max_new_tokens for request, _ in sequences], np.int64),
-            np.asarray([numbers.setdefault(id(request), len(numbers)) for request, _ in sequences], np.int64),
-            np.asarray([request.batch_id for request, _ in sequences], np.int64),
-        )
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Number of tokens of each sequence, prompt included, [N]."""
-        return self.starts[1:] - self.starts[:-1]
-
-    @property
-    def generated_lengths(self) -> NDArray[np.int64]:
-        """Number of generated tokens of each sequence, [N]."""
-        return self.lengths - self.prompt_lengths
-
-    def rows(self, xp: ModuleType) -> NDArray[np.int64]:
-        """Index of the sequence that each token belongs to, [sum of lengths]."""
-        rows: NDArray[np.int64] = xp.searchsorted(self.starts, xp.arange(len(self.token_ids)), side="right") - 1
-        return rows
-
-    def sequence(self, row: int) -> NDArray[np.int64]:
-        """All tokens of one sequence, [its length]."""
-        return self.token_ids[self.starts[row] : self.starts[row + 1]]
 
 
 class LogitsProcessor(Protocol):
@@ -91,29 +39,60 @@ class LogitsProcessor(Protocol):
         """
 
 
-def forbid(logits: NDArray[Any], rows: NDArray[np.bool_], ids: Sequence[int], xp: ModuleType) -> NDArray[Any]:
-    """Set the tokens `ids` to -inf in the rows marked by `rows` [N]."""
-    logits[xp.flatnonzero(rows)[:, None], xp.asarray(ids, xp.int64)] = -xp.inf
+class InPlace:
+    """Base of the processors that change single scores in place, of the rows `history.places` if there are others."""
+
+    @property
+    def forbids(self) -> bool:
+        """Whether it may forbid a token."""
+        return True
+
+    @classmethod
+    def together(cls, processors: Sequence[Any]) -> LogitsProcessor | None:
+        """One processor that does to sequence i what `processors[i]` does; None if there is none."""
+        return None
+
+
+def _each(value: Any, rows: NDArray[np.int64]) -> Any:
+    """The parameters of some sequences, which are the same for all or given for each."""
+    return value if np.ndim(value) == 0 else value[rows]
+
+
+def forbid(
+    history: History, logits: NDArray[Any], rows: NDArray[np.bool_], ids: Sequence[int], xp: ModuleType
+) -> NDArray[Any]:
+    """Set the tokens `ids` to -inf in the sequences marked by `rows` [N]."""
+    logits[history.at(xp.flatnonzero(rows))[:, None], xp.asarray(ids, xp.int64)] = -xp.inf
     return logits
 
 
-def force(logits: NDArray[Any], rows: NDArray[np.bool_], ids: Sequence[int], xp: ModuleType) -> NDArray[Any]:
-    """Leave no choice but the tokens `ids` in the rows marked by `rows` [N]: they get the score 0, all others -inf."""
-    logits[rows] = -xp.inf
-    logits[xp.flatnonzero(rows)[:, None], xp.asarray(ids, xp.int64)] = 0.0
+def force(
+    history: History, logits: NDArray[Any], rows: NDArray[np.bool_], ids: Sequence[int], xp: ModuleType
+) -> NDArray[Any]:
+    """Leave no choice but the tokens `ids` in the sequences marked by `rows` [N]: they get the score 0, others -inf."""
+    forced = history.at(xp.flatnonzero(rows))
+    logits[forced] = -xp.inf
+    logits[forced[:, None], xp.asarray(ids, xp.int64)] = 0.0
     return logits
 
 
 def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:
     """The processors that have an effect, in order."""
+    return tuple(processor for _, processor in numbered_processors(settings))
+
+
+def numbered_processors(settings: Settings) -> tuple[tuple[int, LogitsProcessor], ...]:
+    """The processors that have an effect, each with its place in the order of all there are."""
     eos, forced_bos = settings.eos_token_ids, settings.forced_bos_token_id
     penalties = settings.presence_penalty, settings.frequency_penalty
     decay, allowed = settings.exponential_decay_length_penalty, settings.prefix_allowed_tokens_fn
     in_order: list[LogitsProcessor | Literal[False]] = [
         bool(settings.sequence_bias) and SequenceBias(settings.sequence_bias),
+        settings.encoder_repetition_penalty != 1.0 and EncoderRepetitionPenalty(settings.encoder_repetition_penalty),
         settings.repetition_penalty != 1.0 and RepetitionPenalty(settings.repetition_penalty),
         any(penalties) and PresenceFrequencyPenalty(*penalties),
         settings.no_repeat_ngram_size > 0 and NoRepeatNGram(settings.no_repeat_ngram_size),
+        settings.encoder_no_repeat_ngram_size > 0 and EncoderNoRepeatNGram(settings.encoder_no_repeat_ngram_size),
         bool(settings.bad_words_ids) and SequenceBias(tuple((word, -np.inf) for word in settings.bad_words_ids)),
         bool(settings.min_length and eos) and MinLength(settings.min_length, eos),
         bool(settings.min_new_tokens and eos) and MinNewTokens(settings.min_new_tokens, eos),
@@ -126,11 +105,11 @@ def build_processors(settings: Settings) -> tuple[LogitsProcessor, ...]:
         and SuppressTokensAtBegin(settings.begin_suppress_tokens, forced_beginning=forced_bos is not None),
     ]
     users = [UserProcessor(function) for function in settings.logits_processor]
-    return (*(processor for processor in in_order if processor), *users)
+    return tuple((place, processor) for place, processor in enumerate([*in_order, *users]) if processor)
 
 
 @dataclass(frozen=True)
-class SequenceBias:
+class SequenceBias(InPlace):
     """Add a bias to the token that would complete a sequence; always, for a sequence of one token.
 
     Forbidding a sequence (bad_words_ids) is a bias of -inf. Several biases of one token add up.
@@ -139,10 +118,9 @@ class SequenceBias:
     biases: Sequences
 
     @cached_property
-    def _last(self) -> tuple[NDArray[np.int64], dict[int, int]]:
-        """The tokens that can complete a sequence [C], and the column of each."""
-        tokens = sorted({sequence[-1] for sequence, _ in self.biases})
-        return np.asarray(tokens, np.int64), {token: column for column, token in enumerate(tokens)}
+    def tokens(self) -> NDArray[np.int64]:
+        """The tokens that can complete a sequence, ascending, [C]."""
+        return np.asarray(sorted({sequence[-1] for sequence, _ in self.biases}), np.int64)
 
     @cached_property
     def _groups(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
@@ -153,15 +131,15 @@ class SequenceBias:
         return [
             (
                 np.asarray([sequence[:-1] for sequence, _ in group], np.int64).reshape(len(group), m),
-                np.asarray([self._last[1][sequence[-1]] for sequence, _ in group], np.int64),
+                np.searchsorted(self.tokens, np.asarray([sequence[-1] for sequence, _ in group], np.int64)),
                 np.asarray([bias for _, bias in group], np.float32),
             )
             for m, group in groups.items()
         ]
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        tokens = xp.asarray(self._last[0])
-        total = xp.zeros((len(logits), len(tokens)), logits.dtype)  # [N, C]
+        tokens = xp.asarray(self.tokens)
+        total = xp.zeros((len(history.lengths), len(tokens)), logits.dtype)  # [N, C]
         for beginnings, columns, biases in self._groups:
             m = beginnings.shape[1]
             places = history.starts[1:, None] - m + xp.arange(m)  # [N, m]: each sequence's last m tokens
@@ -170,51 +148,129 @@ class SequenceBias:
             matches &= (history.lengths >= m)[:, None]
             rows, which = xp.nonzero(matches)
             xp.add.at(total, (rows, xp.asarray(columns)[which]), xp.asarray(biases)[which])
-        logits[:, tokens] += total
+        logits[history.at(xp.arange(len(total)))[:, None], tokens] += total
+        return logits
+
+    @cached_property
+    def of_tokens(self) -> NDArray[np.float32] | None:
+        """The bias of each of the tokens that can complete a sequence [C]; None if some sequence is longer than one."""
+        total = np.zeros(len(self.tokens), np.float32)
+        [(_, columns, biases), *longer] = self._groups
+        np.add.at(total, columns, biases)
+        return None if longer else total
+
+    @property
+    def forbids(self) -> bool:
+        """Whether it may forbid a token."""
+        return any(bias == -np.inf for _, bias in self.biases)
+
+    @classmethod
+    def together(cls, processors: Sequence[Any]) -> "SequenceBiases":
+        """Biases of each sequence's own."""
+        return SequenceBiases(tuple(processors))
+
+
+@dataclass(frozen=True)
+class SequenceBiases(InPlace):
+    """Add to each sequence's scores the biases of its own."""
+
+    each: tuple[SequenceBias, ...]
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        rows, ids, biases = [], [], []
+        for row, processor in enumerate(self.each):
+            if processor.of_tokens is None:  # it depends on the tokens so far
+                processor(history.take([row]), logits, xp)
+            else:
+                rows.append(row)
+                ids.append(processor.tokens)
+                biases.append(processor.of_tokens)
+        if rows:
+            places = np.repeat(history.at(np.asarray(rows)), [*map(len, ids)])
+            logits[xp.asarray(places), xp.asarray(np.concatenate(ids))] += xp.asarray(np.concatenate(biases))
         return logits
 
 
 @dataclass(frozen=True)
-class RepetitionPenalty:
+class RepetitionPenalty(InPlace):
     """Lower the score of every token that occurs in the sequence, prompt included, once however often it occurs.
 
     A positive score is divided by the penalty, a negative one multiplied (Keskar et al. 1909.05858, section 4.1, in the
     form used by transformers).
     """
 
-    penalty: float
+    penalty: Any
+    """A number for all sequences, or [N] float32"""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        seen = history.rows(xp), history.token_ids
-        scores = logits[seen]  # [N, V] -> [sum of lengths]; a token that occurs twice is written twice, the same
-        logits[seen] = xp.where(scores < 0, scores * self.penalty, scores / self.penalty)
+        rows, ids = history.seen(xp)
+        seen, penalty = (history.at(rows), ids), _each(self.penalty, rows)
+        scores = logits[seen]  # [N, V] -> [M]; a token that occurs twice is written twice, the same
+        logits[seen] = xp.where(scores < 0, scores * penalty, scores / penalty)
+        return logits
+
+    @property
+    def forbids(self) -> bool:
+        """Whether it may forbid a token."""
+        return False
+
+    @classmethod
+    def together(cls, processors: Sequence[Any]) -> "RepetitionPenalty":
+        """A penalty for each sequence."""
+        return cls(np.asarray([processor.penalty for processor in processors], np.float32))
+
+
+@dataclass(frozen=True)
+class EncoderRepetitionPenalty(RepetitionPenalty):
+    """Raise the score of every token of the prompt, an encoder-decoder's source, once however often it occurs there.
+
+    The penalty of `RepetitionPenalty` inverted: a positive score is multiplied, a negative one divided (transformers'
+    encoder_repetition_penalty).
+    """
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        rows, ids = history.sources()
+        source, penalty = (history.at(rows), ids), 1 / _each(self.penalty, rows)
+        scores = logits[source]  # [N, V] -> [M]
+        logits[source] = xp.where(scores < 0, scores * penalty, scores / penalty)
         return logits
 
 
 @dataclass(frozen=True)
-class PresenceFrequencyPenalty:
+class PresenceFrequencyPenalty(InPlace):
     """Lower the score of generated tokens: score - frequency * count - presence * (count > 0), prompt not counted.
 
     The formula is that of OpenAI's API reference; as in vLLM, only generated tokens count. Negative values encourage
     repetition.
     """
 
-    presence: float
-    frequency: float
+    presence: Any
+    """A number for all sequences, or [N] float64"""
+    frequency: Any
+    """Likewise"""
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        V = logits.shape[-1]
-        rows = history.rows(xp)
-        positions = xp.arange(len(rows)) - history.starts[rows]
-        generated = positions >= history.prompt_lengths[rows]
-        # One number for each (row, token), so that each distinct pair is counted once.
-        pairs, counts = xp.unique(rows[generated] * V + history.token_ids[generated], return_counts=True)
-        logits[pairs // V, pairs % V] -= (self.presence + self.frequency * counts).astype(logits.dtype)
+        rows, ids, counts = history.generated(xp)
+        lowered = _each(self.presence, rows) + _each(self.frequency, rows) * counts
+        logits[history.at(rows), ids] -= lowered.astype(logits.dtype)
         return logits
+
+    @property
+    def forbids(self) -> bool:
+        """Whether it may forbid a token."""
+        return False
+
+    @classmethod
+    def together(cls, processors: Sequence[Any]) -> "PresenceFrequencyPenalty":
+        """Penalties for each sequence."""
+        return cls(
+            np.asarray([processor.presence for processor in processors], np.float64),
+            np.asarray([processor.frequency for processor in processors], np.float64),
+        )
 
 
 @dataclass(frozen=True)
-class NoRepeatNGram:
+class NoRepeatNGram(InPlace):
     """Forbid every token that would complete an n-gram that the sequence, prompt included, already contains.
 
     Paulus et al. 1705.04304, section 2.5, for any `n`. The cost is linear in the tokens, whatever `n`.
@@ -233,12 +289,41 @@ class NoRepeatNGram:
             same = history.token_ids[places + i] == history.token_ids[history.starts[rows + 1] - (self.n - 1) + i]
             places, rows = places[same], rows[same]
         if self.n - 1 <= SHORT_MATCH:
-            logits[rows, history.token_ids[places + self.n - 1]] = -xp.inf
+            logits[history.at(rows), history.token_ids[places + self.n - 1]] = -xp.inf
             return logits
-        for row in {int(row) for row in rows}:  # the first SHORT_MATCH tokens match: compare the rest
+        for row in xp.unique(rows):  # the first SHORT_MATCH tokens match: compare the rest
             line = history.sequence(row)
-            logits[row, line[common_suffixes(line) >= self.n - 1]] = -xp.inf
+            logits[history.at(row), line[common_suffixes(line) >= self.n - 1]] = -xp.inf
         return logits
+
+
+@dataclass(frozen=True)
+class EncoderNoRepeatNGram(InPlace):
+    """Forbid every token that would complete an n-gram of the prompt, an encoder-decoder's source.
+
+    transformers' encoder_no_repeat_ngram_size. What was generated may come again: `NoRepeatNGram` forbids that.
+    """
+
+    n: int
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        for row in range(len(history.lengths)):
+            source, line = history.source(row), history.sequence(row)
+            if self.n <= min(len(source), len(line) + 1):
+                logits[history.at(np.asarray([row])), followers(source, line[len(line) + 1 - self.n :])] = -xp.inf
+        return logits
+
+
+def followers(line: NDArray[np.int64], beginning: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The tokens that come after `beginning`, wherever it occurs in `line`. [T], [m] -> [places]"""
+    m = len(beginning)
+    if m > SHORT_MATCH:
+        suffixes = common_suffixes(np.concatenate([line, beginning]))  # of line[:i] and `beginning`, or longer
+        return line[m:][suffixes[m : len(line)] >= m]
+    places = np.arange(len(line) - m)
+    for i in range(m):
+        places = places[line[places + i] == beginning[i]]
+    return line[places + m]
 
 
 def common_suffixes(line: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -262,49 +347,65 @@ def common_suffixes(line: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class MinLength:
+class MinLength(InPlace):
     """Forbid every end-of-sequence token while the sequence, prompt included, is shorter than `min_length`."""
 
-    min_length: int
+    min_length: Any
+    """A number for all sequences, or [N]"""
     eos_token_ids: tuple[int, ...]
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return forbid(logits, history.lengths < self.min_length, self.eos_token_ids, xp)
+        return forbid(history, logits, history.lengths < self.min_length, self.eos_token_ids, xp)
+
+    @classmethod
+    def together(cls, processors: Sequence[Any]) -> "MinLength | None":
+        """A minimum for each sequence, if all have the same end-of-sequence tokens."""
+        eos = processors[0].eos_token_ids
+        minima = np.asarray([processor.min_length for processor in processors])
+        return cls(minima, eos) if all(processor.eos_token_ids == eos for processor in processors) else None
 
 
 @dataclass(frozen=True)
-class MinNewTokens:
+class MinNewTokens(InPlace):
     """Forbid every end-of-sequence token while fewer than `min_new_tokens` have been generated."""
 
-    min_new_tokens: int
+    min_new_tokens: Any
+    """A number for all sequences, or [N]"""
     eos_token_ids: tuple[int, ...]
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return forbid(logits, history.generated_lengths < self.min_new_tokens, self.eos_token_ids, xp)
+        return forbid(history, logits, history.generated_lengths < self.min_new_tokens, self.eos_token_ids, xp)
+
+    @classmethod
+    def together(cls, processors: Sequence[Any]) -> "MinNewTokens | None":
+        """A minimum for each sequence, if all have the same end-of-sequence tokens."""
+        eos = processors[0].eos_token_ids
+        minima = np.asarray([processor.min_new_tokens for processor in processors])
+        return cls(minima, eos) if all(processor.eos_token_ids == eos for processor in processors) else None
 
 
 @dataclass(frozen=True)
-class ForcedBeginning:
+class ForcedBeginning(InPlace):
     """Force `token_id` after a prompt of one token (transformers' forced_bos_token_id)."""
 
     token_id: int
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return force(logits, history.lengths == 1, (self.token_id,), xp)
+        return force(history, logits, history.lengths == 1, (self.token_id,), xp)
 
 
 @dataclass(frozen=True)
-class ForcedEnd:
+class ForcedEnd(InPlace):
     """Force one of `token_ids` as the last token before the length limit (transformers' forced_eos_token_id)."""
 
     token_ids: tuple[int, ...]
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        return force(logits, history.lengths == history.max_lengths - 1, self.token_ids, xp)
+        return force(history, logits, history.lengths == history.max_lengths - 1, self.token_ids, xp)
 
 
 @dataclass(frozen=True)
-class ExponentialDecayLengthPenalty:
+class ExponentialDecayLengthPenalty(InPlace):
     """Raise the EOS tokens' scores with every token after the first `start` generated ones.
 
     k tokens past `start` the score s of each end-of-sequence token grows by |s| * (factor ** k - 1); a factor below 1
@@ -320,7 +421,7 @@ class ExponentialDecayLengthPenalty:
         rows = xp.flatnonzero(past > 0)
         with np.errstate(over="ignore"):  # a score grows to what float32 holds, and no further
             growth = xp.minimum(self.factor ** past[rows].astype(xp.float64) - 1, LARGE).astype(logits.dtype)
-        where = rows[:, None], xp.asarray(self.eos_token_ids)
+        where = history.at(rows)[:, None], xp.asarray(self.eos_token_ids)
         scores = logits[where]  # [N, V] -> [rows, number of EOS ids]
         finite = xp.isfinite(scores)
         logits[where] = scores + xp.where(finite, abs(xp.where(finite, scores, 0)) * growth[:, None], 0)
@@ -328,18 +429,34 @@ class ExponentialDecayLengthPenalty:
 
 
 @dataclass(frozen=True)
-class SuppressTokens:
+class SuppressTokens(InPlace):
     """Forbid `token_ids` everywhere."""
 
     token_ids: tuple[int, ...]
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        logits[:, xp.asarray(self.token_ids)] = -xp.inf
+        return forbid(history, logits, xp.ones(len(history.lengths), xp.bool_), self.token_ids, xp)
+
+    @classmethod
+    def together(cls, processors: Sequence[Any]) -> "SuppressedTokens":
+        """Tokens of each sequence's own."""
+        return SuppressedTokens(tuple(processor.token_ids for processor in processors))
+
+
+@dataclass(frozen=True)
+class SuppressedTokens(InPlace):
+    """Forbid `each[i]` in sequence i."""
+
+    each: tuple[tuple[int, ...], ...]
+
+    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
+        rows = np.repeat(np.arange(len(self.each)), [*map(len, self.each)])
+        logits[history.at(rows), np.asarray([token for ids in self.each for token in ids])] = -xp.inf
         return logits
 
 
 @dataclass(frozen=True)
-class SuppressTokensAtBegin:
+class SuppressTokensAtBegin(InPlace):
     """Forbid `token_ids` as the first generated token; as the second where the first is forced."""
 
     token_ids: tuple[int, ...]
@@ -348,7 +465,7 @@ class SuppressTokensAtBegin:
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
         forced = (history.prompt_lengths == 1) & self.forced_beginning
-        return forbid(logits, history.generated_lengths == forced, self.token_ids, xp)
+        return forbid(history, logits, history.generated_lengths == forced, self.token_ids, xp)
 
 
 @dataclass(frozen=True)

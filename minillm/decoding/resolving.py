@@ -74,7 +74,7 @@ def resolve(
         checkpoint: the fields of its generation_config.json.
         vocab_size: number of tokens that the model scores.
         eos_token_id: of the model's own configuration; `config` and `checkpoint` take precedence.
-        models: which of "draft" and "amateur" the engine has.
+        models: which of "draft", "amateur" and "encoder" the engine has.
 
     Raises:
         ParameterError: a field has the wrong type or value, cannot have an effect, or contradicts another. max_length
@@ -127,6 +127,7 @@ class _Resolution:
         resolved = self.resolved
         if resolved["seed"] is None:
             resolved["seed"] = int.from_bytes(os.urandom(8), "little") if resolved["do_sample"] else 0
+        del resolved["encoder"]
         if not resolved.pop("draft"):
             resolved["num_assistant_tokens"] = 0
         return Settings(**resolved, explicit=frozenset(self.user))
@@ -143,6 +144,7 @@ class _Resolution:
         if setting.needs is None or self.on(setting.needs) or (name == "top_k" and self.on("penalty_alpha")):
             self.resolved[name] = setting.default if value is None else self._read_value(name, value)
         elif name in self.user:
+            self._read_value(name, value)  # an invalid one is refused as such
             need = NEEDS.get(setting.needs, setting.needs)
             raise ParameterError(f"{name}={shown(value)} has no effect without {need}: set that, or leave {name} out")
         else:
@@ -243,10 +245,11 @@ class _Resolution:
             keep(name)
         keep("sequence_bias", lambda pair: pair[0])
         keep("bad_words_ids", lambda word: word)
-        name, token = "forced_bos_token_id", resolved["forced_bos_token_id"]
-        if token is not None and token >= self.vocab_size:
-            message = f"{name}: {token} is not in the vocabulary of {self.vocab_size} tokens"
-            raise _ContradictionError(message, name)
+        for name in ("forced_bos_token_id", "decoder_start_token_id"):
+            token = resolved[name]
+            if token is not None and token >= self.vocab_size:
+                message = f"{name}: {token} is not in the vocabulary of {self.vocab_size} tokens"
+                raise _ContradictionError(message, name)
 
         ends = {(token,) for token in resolved["eos_token_id"]}
         words = tuple(word for word in resolved["bad_words_ids"] if word not in ends)
@@ -266,6 +269,9 @@ class _Resolution:
         resolved, user = self.resolved, self.user
         if resolved["max_new_tokens"] is None and resolved["max_length"] is None:
             resolved["max_new_tokens"] = 20
+        if resolved["max_new_tokens"] == 0 and not resolved["echo"]:
+            message = "max_new_tokens=0 generates nothing: raise it, or set echo=True for the prompt alone"
+            raise _ContradictionError(message, "max_new_tokens")
         for name, effect in (
             ("min_new_tokens", "hold back"),
             ("min_length", "hold back"),
@@ -316,7 +322,7 @@ def new_token_limit(settings: Settings, prompt_length: int) -> int:
     else:
         assert settings.max_length is not None
         name, limit = f"max_length={settings.max_length}", settings.max_length - prompt_length
-    if limit < 1:
+    if limit < 1 and settings.max_new_tokens != 0:
         raise ParameterError(
             f"{name} leaves no room for new tokens: the prompt has {prompt_length}; raise it, or set max_new_tokens"
         )
@@ -336,8 +342,8 @@ def strategy_for(settings: Settings) -> "Strategy":
     """The strategy for a request.
 
     If one call serves several requests (`Strategy.shared`), those with equal settings get the same object; seed,
-    lengths and text settings are handled per request and may differ. A request with user code or a guide gets its own
-    object, so that a failure there does not affect others.
+    lengths and text settings are handled per request and may differ. A request with user code gets its own object, so
+    that a failure there does not affect others.
 
     Raises:
         ParameterError: a guide is combined with a strategy that does not choose token by token.
@@ -345,7 +351,17 @@ def strategy_for(settings: Settings) -> "Strategy":
     kind = strategy_class(settings)
     if kind.shared and not (settings.guide or settings.logits_processor or settings.prefix_allowed_tokens_fn):
         return _shared(
-            kind, replace(settings, seed=0, max_new_tokens=1, stop_strings=(), include_stop=False, echo=False)
+            kind,
+            replace(
+                settings,
+                seed=0,
+                max_new_tokens=1,
+                stop_strings=(),
+                include_stop=False,
+                echo=False,
+                decoder_prompt=None,
+                decoder_start_token_id=None,
+            ),
         )
     strategy = kind(settings)
     if settings.guide is not None and not kind.guided:
@@ -361,7 +377,11 @@ def _shared(kind: type["Strategy"], settings: Settings) -> "Strategy":
 
 def strategy_class(settings: Settings) -> type["Strategy"]:
     """The strategy class for the settings; its module is loaded on first use."""
+    if settings.max_new_tokens == 0:
+        from .scoring import Scoring
+
+        return Scoring
     chosen = [strategy for name, strategy in STRATEGIES.items() if is_on(name, getattr(settings, name))]
-    module, name = chosen[-1] if chosen else ("sampling", "GreedySearch")
+    module, name = chosen[-1] if chosen else ("sampling", "Sampling")
     kind: type[Strategy] = getattr(import_module(f".{module}", __package__), name)
     return kind

@@ -1,5 +1,7 @@
-"""Greedy search and sampling, token by token. They differ only in the choice: the most likely token, or a random draw
-after the filters.
+"""Greedy search and sampling, token by token: the most likely token, or a random draw after the filters.
+
+One call serves all requests of a batch, whatever their settings (`rules.py`); rows that are changed before the choice,
+or whose log-probabilities are wanted, cost extra, and others do not.
 """
 
 from collections.abc import Sequence
@@ -11,11 +13,9 @@ from numpy.typing import ArrayLike
 
 from ..backends.chooser import Chooser
 from ..reference.philox import Keys
-from ..reference.sampling import Draw
-from .continuation import Continuation, Report
-from .filters import MinP, Temperature, TopK, TopP, build_filters
-from .guided import restrict
-from .processors import History, LogitsProcessor, build_processors, no_token_left, rows_without_a_token
+from ..reference.sampling import Draw, Parameters
+from .continuation import Continuation, reports
+from .rules import Growing, Rules, apply_rules, rules_of
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -27,8 +27,12 @@ class TokenState(State):
     growing: list[Continuation] = field(default_factory=list)
 
 
-class GreedySearch(Strategy):
-    """Take the most likely token, one at a time; ties go to the smallest id."""
+class Sampling(Strategy):
+    """Take the most likely token, ties going to the smallest id; or, with `do_sample`, draw one at random.
+
+    One uniform number per draw, keyed by the request's seed, the continuation's index and the token's position, so a
+    draw depends on nothing else in the batch (`reference/philox.py`).
+    """
 
     guided = True
     shared = True
@@ -36,28 +40,41 @@ class GreedySearch(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.processors = build_processors(settings)
-        self.filters: tuple[LogitsProcessor, ...] = ()
-        """Filters that mask the rows before `choose`; set by `Sampling`"""
+        self.rules = Rules.of(settings)
+
+    @property
+    def batch_key(self) -> object:
+        """One for all requests, except those with a user's function, which may fail."""
+        apart = self.settings.logits_processor or self.settings.prefix_allowed_tokens_fn
+        return self if apart else Sampling
 
     @property
     def on_device(self) -> bool:
-        """True if nothing but the choice itself is needed."""
-        return not (self.processors or self.filters or self.settings.logprobs)
+        """True: it copies the rows to the host that are changed there."""
+        return True
 
     def begin(self, request: Request) -> tuple[TokenState, list[Feed]]:
         """Feed the prompt once; continuations fork from it after the first step."""
         continuations = [request.continuation(i) for i in request.indices]
-        draw = self.next_draw(request, continuations[0]) if len(continuations) == 1 else None
-        return TokenState(request, continuations, growing=list(continuations)), [Feed(request.prompt_ids, draw=draw)]
+        state = TokenState(request, continuations, rules=self.rules, growing=list(continuations))
+        draw = self.next_draw(state, continuations[0]) if len(continuations) == 1 else None
+        return state, [Feed(request.prompt_ids, draw=draw)]
 
-    def next_draw(self, request: Request, continuation: Continuation) -> Draw | None:
+    def next_draw(self, state: State, continuation: Continuation) -> Draw | None:
         """The draw from unmodified logits that `choose` will make for a continuation's next token, if it will."""
-        return None
+        rules, request = rules_of(state), state.request
+        if rules.changes or continuation.guide is not None or not rules.draw.temperature:
+            return None
+        return Draw(*rules.draw, request.settings.seed, continuation.index, _place(request, continuation))
 
-    def choose(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
-        return [int(token) for token in chooser.argmax(logits)]
+        draws = [rules_of(state).draw for state, _ in growing]
+        if not any(draw.temperature for draw in draws):
+            return [int(token) for token in chooser.argmax(logits)]
+        columns = zip(Parameters._fields, zip(*draws, strict=True), strict=True)
+        parameters: dict[str, Any] = {name: np.asarray(column) for name, column in columns}
+        return [int(token) for token in chooser.sample(logits, keys_of(growing), **parameters)]
 
     def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:
         """Choose a token for every growing continuation and feed it."""
@@ -65,62 +82,61 @@ class GreedySearch(Strategy):
         self.extend(chooser, _row_per_continuation(chooser, rows, states), growing)  # [feeds, V] -> [R, V]
         return [self.next_feeds(state) for state in states if isinstance(state, TokenState)]
 
-    def extend(
-        self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]], raw: Any = None
-    ) -> None:
+    def extend(self, chooser: Chooser, logits: Any, growing: Growing, raw: Any = None) -> None:
         """Give each continuation its next token.
 
         Args:
             chooser: the chooser of tokens
             logits: [R, V], one row per continuation; may be changed in place
-            growing: the continuations, each with its request's state
+            growing: the R continuations, each with its request's state
             raw: the model's own logits, if `logits` are something else
 
         A continuation that cannot continue, because processors and filters leave no token or because its guide or text
         fails, is left unchanged, with the error in its request's `State.error`.
         """
-        guided = any(continuation.guide is not None for _, continuation in growing)
-        changing = raw is None and (guided or bool(self.processors or self.filters))
-        report = Report(chooser, logits if raw is None else raw, self.settings, changing=changing)
-        if guided or self.processors or self.filters:
-            logits = self._processed(chooser, logits, growing, guided=guided)
-        tokens = self._chosen(chooser, logits, growing)
-        for row, (token, (state, continuation)) in enumerate(zip(tokens, growing, strict=True)):
+        rules = [rules_of(state) for state, _ in growing]
+        changed = [row for row, (_, c) in enumerate(growing) if rules[row].changes or c.guide is not None]
+        reported = {row: rule.top_logprobs for row, rule in enumerate(rules) if rule.top_logprobs is not None}
+        unchanged = logits if raw is None else raw
+        at_risk = raw is None and chooser.on_host and not reported.keys().isdisjoint(changed)
+        unchanged = chooser.copied(logits, [*reported]) if at_risk else _take(chooser, unchanged, [*reported])
+        if chooser.on_host and changed:
+            apply_rules(chooser, logits, changed, [growing[row] for row in changed])
+            tokens = self._chosen(chooser.host, logits, growing)
+        else:
+            tokens = [0] * len(growing)
+            plain = [row for row in range(len(growing)) if row not in changed] if changed else [*range(len(growing))]
+            if plain:
+                chosen = self._chosen(chooser, _take(chooser, logits, plain), [growing[row] for row in plain])
+                _put(tokens, plain, chosen)
+            if changed:
+                copied = chooser.to_host(_take(chooser, logits, changed))
+                theirs = [growing[row] for row in changed]
+                apply_rules(chooser.host, copied, range(len(changed)), theirs)
+                _put(tokens, changed, self._chosen(chooser.host, copied, theirs))
+        pushes: list[tuple[Any, ...]] = [(token,) for token in tokens]
+        if reported:
+            found = reports(chooser, unchanged, [tokens[row] for row in reported], [*reported.values()])
+            for row, report in zip(reported, found, strict=True):
+                pushes[row] = tokens[row], *report
+        for push, (state, continuation) in zip(pushes, growing, strict=True):
             if state.error is None:
                 try:
-                    continuation.push(token, *report.of(row, token))
+                    continuation.push(*push)
                 except Exception as error:
                     state.error = error
 
-    def _chosen(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def _chosen(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """`choose` for all rows; on failure row by row, so that only the request with the bad row ends."""
         try:
             return self.choose(chooser, logits, growing)
         except Exception as error:
             if len(growing) == 1:
-                growing[0][0].error = error
+                growing[0][0].error = growing[0][0].error or error
                 return [0]
             return [
                 self._chosen(chooser, logits[row : row + 1], growing[row : row + 1])[0] for row in range(len(growing))
             ]
-
-    def _processed(
-        self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]], *, guided: bool
-    ) -> Any:
-        """Apply processors, then guides, then filters. [R, V] -> [R, V]"""
-        unprocessed = logits.copy() if guided and self.processors else logits
-        history = History.of([(state.request, continuation.token_ids) for state, continuation in growing])
-        for processor in self.processors:
-            logits = processor(history, logits, chooser.xp)
-        if guided:
-            restrict(logits, [continuation.guide for _, continuation in growing], unprocessed, chooser.xp)
-        # Before the filters: they keep a token in each row that has one, and fail on a row that has none.
-        for row in chooser.xp.flatnonzero(rows_without_a_token(logits, chooser.xp)).tolist():
-            growing[row][0].error = no_token_left()
-            logits[row] = 0.0  # any choice will do: it is discarded
-        for filter_ in self.filters:
-            logits = filter_(history, logits, chooser.xp)
-        return logits
 
     def next_feeds(self, state: TokenState) -> list[Feed]:
         """Feed each unfinished continuation its newest token."""
@@ -128,7 +144,7 @@ class GreedySearch(Strategy):
             return []
         shared = state.feeds == 1
         feeds = [
-            Feed((c.token_ids[-1],), parent=0 if shared else i, draw=self.next_draw(state.request, c))
+            Feed((c.token_ids[-1],), parent=0 if shared else i, draw=self.next_draw(state, c))
             for i, c in enumerate(state.growing)
             if c.finish_reason is None
         ]
@@ -145,43 +161,23 @@ def _row_per_continuation(chooser: Chooser, rows: Rows, states: Sequence[State])
         shared = state.feeds == 1
         sources += [first if shared else first + i for i in range(len(state.growing))]
         first += state.feeds
-    if sources == list(range(len(rows.logits))):
-        return rows.logits
-    return chooser.xp.take(rows.logits, chooser.xp.asarray(sources), axis=0)
+    return _take(chooser, rows.logits, sources)
 
 
-UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+def _take(chooser: Chooser, logits: Any, rows: Sequence[int]) -> Any:
+    """Some rows of logits; without a copy if they are adjacent, and the same array if they are all. -> [rows, V]"""
+    first, count = (rows[0] if rows else 0), len(rows)
+    if [*rows] == [*range(first, first + count)]:
+        return logits if count == len(logits) else logits[first : first + count]
+    return chooser.xp.take(logits, chooser.xp.asarray(rows), axis=0)
 
 
-class Sampling(GreedySearch):
-    """Draw tokens at random instead of taking the most likely one.
-
-    One uniform number per draw, keyed by the request's seed, the continuation's index and the token's position, so a
-    draw depends on nothing else in the batch (`reference/philox.py`).
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        filters = build_filters(settings)
-        if all(isinstance(filter_, Temperature | TopK | TopP | MinP) for filter_ in filters):
-            self.drawn = {name: getattr(settings, name) for name in UNFILTERED}
-        else:  # the draw itself does not support the others: let all of them mask the row
-            self.filters = filters
-            self.drawn = UNFILTERED
-
-    def next_draw(self, request: Request, continuation: Continuation) -> Draw | None:
-        """The draw that `choose` will make, or None if the logits are changed first."""
-        if not self.on_device or request.guide is not None:
-            return None
-        place = _place(request, continuation)
-        return Draw(**self.drawn, seed=request.settings.seed, sequence=continuation.index, position=place)
-
-    def choose(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
-        """Draw one token for each row of processed logits. [R, V] -> R ids"""
-        return [int(token) for token in chooser.sample(logits, keys_of(growing), **self.drawn)]
+def _put(tokens: list[int], rows: Sequence[int], chosen: Sequence[int]) -> None:
+    for row, token in zip(rows, chosen, strict=True):
+        tokens[row] = token
 
 
-def keys_of(growing: Sequence[tuple[State, Continuation]], purpose: int = 0, ahead: ArrayLike = 0) -> Keys:
+def keys_of(growing: Growing, purpose: int = 0, ahead: ArrayLike = 0) -> Keys:
     """Random keys of each continuation's next token, or of the one `ahead` tokens further. [R]"""
     return Keys(
         np.asarray([state.request.settings.seed for state, _ in growing], np.uint64),

@@ -19,9 +19,10 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Never, Self, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Never, Self, TypeVar, Unpack, get_args
 
 from ..errors import ParameterError, listed, shown
+from .keywords import GenerationFields
 from .values import (
     LARGE,
     ByIdentity,
@@ -38,6 +39,7 @@ from .values import (
     sequence,
     stopping_rule,
     text,
+    text_or_ids,
     texts,
     token_ids,
     whole,
@@ -61,6 +63,8 @@ class Setting(NamedTuple):
     """The field or the additional model without which it has no effect"""
     flag: str | None = None
     """Name and value of its flag on the command line; without a value, it sets the opposite of the default"""
+    aliases: tuple[str, ...] = ()
+    """Other names of the flag, as other programs have them"""
     common: bool = False
     """True if the flag is in the short help"""
 
@@ -86,8 +90,8 @@ SPECULATION = Group("speculation", "The same distribution in fewer forward passe
 OUTPUT = Group("output", "Log-probabilities are shown with --json.")
 GROUPS = (TEXT, SAMPLING, SEARCH, GUIDED, SPECULATION, OUTPUT)
 
-MODELS = ("draft", "amateur")
-"""Additional models that an engine may have."""
+MODELS = ("draft", "amateur", "encoder")
+"""Additional models that an engine may have, and the encoder of an encoder-decoder."""
 
 NEEDS = {
     "do_sample": "do_sample=True",
@@ -96,6 +100,7 @@ NEEDS = {
     "mirostat": "mirostat=2",
     "draft": "a draft model: Engine(..., draft=...)",
     "amateur": "an amateur model: Engine(..., amateur=...)",
+    "encoder": "an encoder-decoder, such as T5",
 }
 """How to say what `Setting.needs` names, where its name is not enough."""
 
@@ -105,14 +110,21 @@ class Fields(Generic[Unset]):
     """The declarations, with the types that a user may give; `Settings` narrows those that a reader converts."""
 
     # fmt: off
-    max_new_tokens: int | None = TEXT.field(None, whole(1), flag="--max-new-tokens N", common=True,
-        help="tokens to generate at most (default: the checkpoint's limit, else 20)")
+    max_new_tokens: int | None = TEXT.field(None, whole(0), flag="--max-new-tokens N", common=True,
+        aliases=("-n", "--max-tokens"), help="tokens to generate at most (default: the checkpoint's limit, else 20; on "
+        "the command line else the end of the text)",
+        notes="0 together with echo computes the prompt alone, for its log-probabilities.")
     max_length: int | None = TEXT.field(None, whole(1),
         help="the same with the prompt counted; conflicts with max_new_tokens")
     min_new_tokens: int | Unset = TEXT.field(0, whole(0), flag="--min-new-tokens N",
         help="tokens to generate before an end-of-sequence token is allowed")
     min_length: int | Unset = TEXT.field(0, whole(0),
         help="the same with the prompt counted; conflicts with min_new_tokens")
+    decoder_prompt: str | Sequence[int] | None = TEXT.field(None, text_or_ids, needs="encoder",
+        flag="--decoder-prompt TEXT", help="what the decoder's text begins with; the prompt is the encoder's text",
+        notes="A text, without special tokens, or token ids. The token decoder_start_token_id precedes it.")
+    decoder_start_token_id: int | None = TEXT.field(None, whole(0), needs="encoder", expected="a token id",
+        flag="--decoder-start-token-id ID", help="the token before the decoder's text (default: the checkpoint's)")
     eos_token_id: int | Sequence[int] | Unset = TEXT.field((), token_ids(-math.inf),
         help="the token or tokens that end a sequence; an empty sequence means none")
     stop_strings: str | Sequence[str] | Unset = TEXT.field((), texts(), flag="--stop TEXT", common=True,
@@ -127,6 +139,9 @@ class Fields(Generic[Unset]):
         "processors or the vocabulary do not allow so many.")
     no_repeat_ngram_size: int | Unset = TEXT.field(0, whole(0), flag="--no-repeat-ngram-size N",
         help="never repeat a sequence of this many tokens, prompt included (0: no limit)")
+    encoder_no_repeat_ngram_size: int | Unset = TEXT.field(0, whole(0), flag="--encoder-no-repeat-ngram-size N",
+        help="never repeat a sequence of this many tokens of the prompt (0: no limit)",
+        notes="Of an encoder-decoder the encoder's.")
     suppress_tokens: Sequence[int] | Unset = TEXT.field((), token_ids(), flag="--suppress-tokens ID [ID ...]",
         help="never generate these tokens")
     begin_suppress_tokens: Sequence[int] | Unset = TEXT.field((), token_ids(),
@@ -136,7 +151,8 @@ class Fields(Generic[Unset]):
         help="add to the score of the token that completes a sequence: [[token ids, bias], ...] or "
         "{token ids: bias}; -inf forbids")
     forced_bos_token_id: int | None = TEXT.field(None, whole(0), expected="a token id",
-        help="the token that follows a prompt of one token")
+        flag="--forced-bos-token-id ID", help="the token that follows a prompt of one token",
+        notes="Of an encoder-decoder that of the decoder: the language of mBART's translation.")
     forced_eos_token_id: int | Sequence[int] | Unset = TEXT.field((), token_ids(), flag="--forced-eos-token-id ID",
         help="the token allowed at the last position before the length limit")
     exponential_decay_length_penalty: tuple[int, float] | None = TEXT.field(None, decay,
@@ -168,7 +184,9 @@ class Fields(Generic[Unset]):
         help="keep tokens at least this many times as likely as the best (0: all)")
     seed: int | Unset = SAMPLING.field(None, whole(0, 2**64), needs="do_sample", flag="--seed SEED", common=True,
         expected="a whole number from 0 to 2**64 - 1",
-        help="seed of the random draws (default: a fresh one)")
+        help="seed of the random draws (default: a fresh one)",
+        notes="A prompt draws the same whatever runs beside it. The prompts of a list with one seed draw differently, "
+        "each by the seed and its index.")
     typical_p: float | Unset = SAMPLING.field(1.0, number(0, 1, above=True), needs="do_sample", flag="--typical-p P",
         help="keep those of the most typical surprise that together reach this probability")
     epsilon_cutoff: float | Unset = SAMPLING.field(0.0, number(0, 1, below=True), needs="do_sample",
@@ -188,6 +206,9 @@ class Fields(Generic[Unset]):
         flag="--mirostat-eta X", help="Mirostat's learning rate (default: {default})")
     repetition_penalty: float | Unset = SAMPLING.field(1.0, positive, flag="--repetition-penalty X",
         help="above 1 makes tokens seen in prompt or output less likely, once per distinct token")
+    encoder_repetition_penalty: float | Unset = SAMPLING.field(1.0, positive, flag="--encoder-repetition-penalty X",
+        help="above 1 makes tokens of the prompt more likely, once per distinct token",
+        notes="Of an encoder-decoder the encoder's.")
     presence_penalty: float | Unset = SAMPLING.field(0.0, number(-LARGE, LARGE), flag="--presence-penalty X",
         help="subtract this from the logit of every token generated so far")
     frequency_penalty: float | Unset = SAMPLING.field(0.0, number(-LARGE, LARGE), flag="--frequency-penalty X",
@@ -245,7 +266,10 @@ class Fields(Generic[Unset]):
     echo: bool | Unset = OUTPUT.field(False, flag, flag="--echo", common=True,
         help="prepend the prompt to the text",
         notes="With logprobs, also its tokens' log-probabilities to the others.")
+    skip_special_tokens: bool | Unset = OUTPUT.field(True, flag, flag="--keep-special-tokens",
+        help="write special tokens out in the text, except the one that ends it")
     logprobs: bool | Unset = OUTPUT.field(False, flag, flag="--logprobs",
+        expected="True or False; for alternatives set top_logprobs",
         help="return the log-probability of each chosen token")
     top_logprobs: int | Unset = OUTPUT.field(0, whole(0), flag="--top-logprobs N",
         help="return also those of this many best tokens", notes="Above 0 implies logprobs.")
@@ -264,24 +288,47 @@ class GenerationConfig(Fields[None]):
 
     __signature__: ClassVar[inspect.Signature]
 
-    def __new__(cls, *positional: object, **given: object) -> Self:
+    def __new__(cls, *positional: object, **given: Unpack[GenerationFields]) -> Self:
         if positional:
             raise ParameterError(f"GenerationConfig takes fields by name, found {shown(positional[0])} without one")
         refuse_unknown(given)  # before __init__, whose TypeError has no suggestion or explanation
         return super().__new__(cls)
 
+    def __repr__(self) -> str:
+        return f"GenerationConfig({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
+
+    def _repr_html_(self) -> str:
+        from ..display import table_html  # a notebook's alone
+
+        return table_html("GenerationConfig", {name: repr(value) for name, value in self._given().items()})
+
+    def _given(self) -> dict[str, Any]:
+        """The fields that are set."""
+        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "GenerationConfig":
-        """A configuration from a dict of fields; None means unset, as in a transformers configuration file."""
+        """A configuration from a dict of fields; None means unset, as in a transformers configuration file.
+
+        Example:
+            >>> GenerationConfig.from_dict({"max_new_tokens": 8, "top_k": None})
+            GenerationConfig(max_new_tokens=8)
+        """
         if not isinstance(mapping, Mapping):
             raise ParameterError(f"generation fields should be a dict of names and values, found {shown(mapping)}")
         refuse_unknown(mapping)
         return cls(**{name: value for name, value in mapping.items() if value is not None})
 
-    def merged(self, **given: Any) -> "GenerationConfig":
-        """A copy with the given fields replaced; None leaves a field as it is."""
+    def merged(self, **given: Unpack[GenerationFields]) -> "GenerationConfig":
+        """A copy with the given fields replaced; None leaves a field as it is.
+
+        Example:
+            >>> GenerationConfig(num_beams=4).merged(max_new_tokens=8)
+            GenerationConfig(max_new_tokens=8, num_beams=4)
+        """
         refuse_unknown(given)
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
+        values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(self, **values)
 
 
 def _document(group: Group) -> Iterator[str]:
@@ -292,7 +339,8 @@ def _document(group: Group) -> Iterator[str]:
             opposite = "False: " if setting.default is True else ""
             needs = f"; needs {NEEDS.get(setting.needs, setting.needs)}" if setting.needs else ""
             text = f"{name}: {opposite}{setting.help}{needs}. {setting.notes}".rstrip()
-            yield textwrap.fill(text, 116, initial_indent="    ", subsequent_indent="        ")
+            indents: dict[str, Any] = {"initial_indent": "    ", "subsequent_indent": "        "}
+            yield textwrap.fill(text, 116, break_on_hyphens=False, **indents)
     yield ""
 
 
@@ -304,6 +352,13 @@ Values are checked when a request is made, once the model and its vocabulary are
 {_SECTIONS}
 Raises:
     ParameterError: an unknown field.
+
+Example:
+    >>> config = GenerationConfig(temperature=0.8, top_p=0.9, seed=7)
+    >>> config
+    GenerationConfig(temperature=0.8, top_p=0.9, seed=7)
+    >>> engine.generate("Once upon a time", config, do_sample=True, max_new_tokens=4).text
+    ' there was a kind'
 """
 GenerationConfig.__signature__ = inspect.Signature(
     [
@@ -322,6 +377,7 @@ class Settings(Fields[Never]):
     fresh if none was set, 0 without sampling. `num_assistant_tokens` is 0 without a draft model.
     """
 
+    decoder_prompt: str | tuple[int, ...] | None
     eos_token_id: tuple[int, ...]
     stop_strings: tuple[str, ...]
     guided_json: str | None
@@ -351,8 +407,7 @@ class Settings(Fields[Never]):
 
 # fmt: off
 NOT_OFFERED: dict[str, object] = {
-    "guidance_scale": 1, "dola_layers": None, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0,
-    "decoder_start_token_id": None, "remove_invalid_values": False, "watermarking_config": None,
+    "guidance_scale": 1, "dola_layers": None, "remove_invalid_values": False, "watermarking_config": None,
     "token_healing": False, "constraints": None, "force_words_ids": None, "max_time": None, "use_mtp": False,
     "assistant_early_exit": None, "assistant_ensemble_weight": None, "speculation_type": None,
 }
@@ -366,23 +421,66 @@ NO_MEANING = frozenset({
     "is_assistant", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
     "target_lookbehind",
 })
-# fmt: on
 """Fields of transformers that never change the tokens: padding, return format, execution."""
+
+_OURS = {
+    "stop_strings": "stop stop_sequences stop_words stopping_criteria",
+    "max_new_tokens": "max_tokens max_completion_tokens max_output_tokens num_predict n_predict",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n best_of num_samples num_completions",
+    "eos_token_id": "stop_token_ids stop_token",
+    "eos_token_id=[]": "ignore_eos",
+    "include_stop": "include_stop_str_in_output",
+    "echo": "return_full_text",
+    "echo and top_logprobs": "prompt_logprobs",
+    "top_logprobs": "top_n_tokens n_probs num_logprobs",
+    "skip_special_tokens=False": "keep_special_tokens",
+    "sequence_bias": "logit_bias",
+    "bad_words_ids": "bad_words",
+    "prefix_allowed_tokens_fn": "allowed_token_ids",
+    "logits_processor": "logits_processors",
+    "repetition_penalty": "repeat_penalty",
+    "num_beams": "use_beam_search beam_width beam_size",
+    "typical_p": "typical",
+    "mirostat": "mirostat_mode",
+    "seed": "random_seed generator",
+    "do_sample=False": "greedy",
+    "guided_json": "response_format json_schema schema format structured_outputs guided_decoding",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "guided_choice": "choices",
+    "lora": "lora_request adapter",
+    "timeout": "max_time",
+    "a GenerationConfig": "sampling_params generation_config",
+    "`stream` or `stream_chat`": "stream streaming streamer",
+    "`chat`": "messages system tools add_generation_prompt",
+    "the first argument": "prompt input_ids inputs",
+    "Engine(draft=...)": "assistant_model draft_model speculative_config",
+    "Engine(tokenizer=...)": "tokenizer",
+    "Engine(model, ...)": "model device dtype",
+}
+OTHER_NAMES = {name: ours for ours, names in _OURS.items() for name in names.split()}
+# fmt: on
+"""Names of OpenAI's API, vLLM, llama.cpp, Ollama and transformers -> what minillm has instead."""
 
 
 def refuse_unknown(given: Mapping[str, object]) -> None:
     """Raise ParameterError for an unknown name, or a transformers field that minillm does not support.
 
-    The latter are accepted with the value None, which means unset: a full configuration written by transformers has
-    many of them.
+    A name of another engine is told ours, a misspelt one the nearest. Unsupported fields are accepted with the value
+    None, which means unset: a full configuration written by transformers has many of them.
     """
     for name, value in given.items():
         if name in FIELDS or (value is None and (name in NOT_OFFERED or name in NO_MEANING)):
             continue
+        ours = OTHER_NAMES.get(name)
         if name in NOT_OFFERED:
-            raise ParameterError(f"{name} is a field of transformers that minillm does not support: leave it out")
+            hint = "leave it out" if ours is None else f"use {ours}"
+            raise ParameterError(f"{name} is a field of transformers that minillm does not support: {hint}")
         if name in NO_MEANING:
             raise ParameterError(f"{name} is a field of transformers that has no effect in minillm: leave it out")
+        if ours is not None:
+            raise ParameterError(f"unknown generation field {shown(name)}: use {ours}")
         import difflib  # only needed here
 
         nearest = difflib.get_close_matches(name, FIELDS, n=1) if isinstance(name, str) else []

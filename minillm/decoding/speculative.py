@@ -42,8 +42,10 @@ from ..reference.softmax import softmax
 from ..stats import Speculation
 from .continuation import Continuation
 from .filters import build_filters
-from .processors import SHORT_MATCH, History, build_processors, common_suffixes, rows_without_a_token
-from .sampling import UNFILTERED, GreedySearch, Sampling, keys_of
+from .history import History
+from .processors import SHORT_MATCH, build_processors, common_suffixes, rows_without_a_token
+from .rules import Growing, Rules
+from .sampling import Sampling, keys_of
 from .settings import Settings
 from .strategy import Feed, Request, Rows, State, Strategy
 
@@ -134,7 +136,7 @@ class Guessing(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.choice: GreedySearch = Sampling(settings) if settings.do_sample else GreedySearch(settings)
+        self.choice = Sampling(settings)
 
     @abstractmethod
     def guess(self, state: Any, line: Line, room: int) -> Guess:
@@ -151,7 +153,7 @@ class Guessing(Strategy):
 
     def set_up(self, state: GuessState) -> None:
         """Create the request's empty continuations."""
-        request = state.request
+        request, state.rules = state.request, self.choice.rules
         state.results = [request.continuation(i) for i in request.indices]
         state.lines = [Line(continuation, len(request.prompt_ids)) for continuation in state.results]
         state.speculation = state.counts
@@ -279,7 +281,7 @@ class SpeculativeDecoding(Guessing):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.choice = AcceptOrResample(settings) if settings.do_sample else GreedySearch(settings)
+        self.choice = AcceptOrResample(settings) if settings.do_sample else Sampling(settings)
         self.distribution = Distribution(settings)
 
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
@@ -381,9 +383,9 @@ class AcceptOrResample(Sampling):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.filters, self.drawn = build_filters(settings), UNFILTERED  # p, as Algorithm 1 compares it, is masked
+        self.rules = Rules.of(settings, masked=True)  # p, as Algorithm 1 compares it
 
-    def choose(self, chooser: Chooser, logits: Any, growing: Sequence[tuple[State, Continuation]]) -> list[int]:
+    def choose(self, chooser: Chooser, logits: Any, growing: Growing) -> list[int]:
         """Choose one token for each row of processed logits. [R, V] -> R ids"""
         drafted = [
             _draft_of(state, c).start + len(_draft_of(state, c).tokens) > len(c.token_ids) for state, c in growing
@@ -397,9 +399,7 @@ class AcceptOrResample(Sampling):
                     tokens[row] = token
         return tokens
 
-    def _accept_or_resample(
-        self, chooser: Chooser, scores: Any, growing: Sequence[tuple[State, Continuation]]
-    ) -> list[int]:
+    def _accept_or_resample(self, chooser: Chooser, scores: Any, growing: Growing) -> list[int]:
         """Apply algorithm 1 to one drafted token per row."""
         p = softmax(scores, chooser.xp)  # [R, V]
         drafts = [(_draft_of(state, c), len(c.token_ids)) for state, c in growing]

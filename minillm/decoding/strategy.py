@@ -6,23 +6,29 @@ ragged forward per model, and calls the strategy again. Greedy search is the sim
 row); beam search names a parent more than once; speculation feeds several tokens, requests all rows and keeps fewer
 positions in its next feed.
 
-A strategy object holds settings and no state; a request's data is in the `State` that `begin` returns. Strategies that
-choose token by token serve all requests with equal settings in one call. A failure of one of them is stored in that
-request's `State.error`, and the others continue. With user code (a processor, a guide), or if requests are handled one
-by one anyway, each request has its own strategy object, which may raise.
+A strategy object holds settings and no state; a request's data is in the `State` that `begin` returns. Greedy search
+and sampling serve all requests in one call, whatever their settings; other strategies that choose token by token, all
+with equal settings. A failure of one of them is stored in that request's `State.error`, and the others continue. With
+user code, or if requests are handled one by one anyway, each request has its own strategy object, which may raise.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from ..backends.chooser import Chooser
 from ..reference.sampling import Draw
 from ..stats import Speculation
 from .continuation import Continuation, TextStream
 from .guided import Guide
+from .prompt_scores import PromptScores
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .history import Tally
+    from .rules import Rules
 
 
 class Rows(NamedTuple):
@@ -87,6 +93,33 @@ class Request:
     """Called with the candidates of each beam search step, best first. For observation only."""
     part: range | None = None
     """Indices of the returned sequences that this part of a request generates; None: all."""
+    spelled: Mapping[int, str] = field(default_factory=dict)
+    """End-of-sequence tokens that a stop string spells"""
+    created: float = field(default_factory=time.monotonic)
+    """When it was made, in seconds of `time.monotonic`"""
+    priority: int = 0
+    """Requests with smaller ones come first"""
+    timeout: float | None = None
+    """Seconds from `created` after which it ends with what there is; None: never"""
+    source_ids: list[int] | None = None
+    """The encoder's text; `prompt_ids` are then what the decoder's text begins with. None without an encoder"""
+
+    @property
+    def given_ids(self) -> list[int]:
+        """The tokens of the user's prompt."""
+        return self.prompt_ids if self.source_ids is None else self.source_ids
+
+    @property
+    def deadline(self) -> float | None:
+        """When it ends at the latest, in seconds of `time.monotonic`."""
+        return None if self.timeout is None else self.created + self.timeout
+
+    @property
+    def prompt_scores(self) -> PromptScores | None:
+        """Receiver of the prompt's log-probabilities; None if the request, or this part of it, does not report them."""
+        if not (self.settings.echo and self.settings.logprobs and 0 in self.indices):
+            return None
+        return PromptScores(self.prompt_ids, self.settings.top_logprobs)
 
     @property
     def indices(self) -> range:
@@ -103,7 +136,7 @@ class Request:
         """A new, empty continuation; with `text=False` its text is decoded at the end."""
         stream = self.text_stream() if self.text_stream is not None and text else None
         guide = self.guide() if self.guide is not None else None
-        return Continuation(index, self.settings.eos_token_ids, self.max_new_tokens, stream, guide)
+        return Continuation(index, self.settings.eos_token_ids, self.max_new_tokens, stream, guide, self.spelled)
 
 
 @dataclass(eq=False)
@@ -119,6 +152,10 @@ class State:
     """Counts of accepted guesses, for speculative strategies."""
     error: Exception | None = None
     """Error that ends the request. The loop ends it; the strategy ignores it from then on."""
+    rules: "Rules | None" = None
+    """How a strategy that chooses token by token treats the request's rows"""
+    tallies: dict[int, "Tally"] = field(default_factory=dict)
+    """The tokens of continuations whose processors ask for them, by the continuation's index"""
 
 
 class Strategy(ABC):
@@ -137,11 +174,13 @@ class Strategy(ABC):
         self.settings = settings
 
     @property
-    def on_device(self) -> bool:
-        """True if it only calls `Chooser.argmax` or `Chooser.sample` on logits; otherwise they are copied to the host.
+    def batch_key(self) -> object:
+        """Requests whose strategies have equal keys are advanced by one call of `step` of any of them."""
+        return self
 
-        Logits of a guided request always are.
-        """
+    @property
+    def on_device(self) -> bool:
+        """True if it takes logits on the device that computed them; otherwise they are copied to the host."""
         return False
 
     @property
@@ -152,6 +191,10 @@ class Strategy(ABC):
     @abstractmethod
     def begin(self, request: Request) -> tuple[State, list[Feed]]:
         """Start a request. The first feeds usually hold the prompt."""
+
+    def give_up(self, state: State) -> None:
+        """Set the results to the best so far, for a request whose time is over; by default they are what they are."""
+        return
 
     @abstractmethod
     def step(self, chooser: Chooser, states: Sequence[State], rows: Rows) -> list[list[Feed]]:

@@ -184,6 +184,12 @@ def texts(least: int = 0) -> Reader[tuple[str, ...]]:
     return replace(several, read=read)
 
 
+@reader("a text or a sequence of token ids")
+def text_or_ids(value: object) -> str | tuple[int, ...]:
+    """A text, which may be empty, or token ids."""
+    return (value and text(value)) if isinstance(value, str) else sequence("", whole(0))(value)
+
+
 phrase = sequence("token ids, at least one", whole(0), least=1)
 phrases = sequence("a sequence of sequences of token ids, none empty", phrase)
 pair = sequence("two values", Reader("any value", lambda value: value), least=2)

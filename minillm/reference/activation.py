@@ -11,11 +11,11 @@ from typing import Any
 
 from .cost import Cost
 
-FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
+FLOPS_PER_ELEMENT = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1}
 """ReLU is one comparison. GELU as computed here is 20: a scaling; in erf 3 for t, 9 for the polynomial, 3 for the
 exponential (a square, exp, a product) and the subtraction from 1; then the addition of 1 and two products. Its
 approximation is 9: two products and a sum for 1 + c x^2, two products for the argument, tanh, the addition of 1 and two
-products. SiLU is 3: an exponential, a sum and a division."""
+products. SiLU is 3: an exponential, a sum and a division. tanh alone counts as one."""
 
 ALIASES = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 """Alternative names in config.json."""
@@ -54,6 +54,11 @@ def silu(x: Any, xp: Any) -> Any:
     return xp.divide(x, y, out=x)
 
 
+def tanh(x: Any, xp: Any) -> Any:
+    """The hyperbolic tangent, in place. [T, F] -> [T, F]"""
+    return xp.tanh(x, out=x)
+
+
 def erf(x: Any, xp: Any) -> Any:
     """The error function to an absolute error of 1.5e-7 (Abramowitz and Stegun, 7.1.26); NumPy has none."""
     z = xp.abs(x)
@@ -67,7 +72,10 @@ def erf(x: Any, xp: Any) -> Any:
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_new": gelu_new, "silu": silu}
-"""Activation functions by name."""
+"""Activation functions of an MLP by name."""
+
+LINEAR_ACTIVATIONS = ACTIVATIONS | {"tanh": tanh}
+"""Those of any projection: also of the one before the labels of a classification."""
 
 
 def glu(x: Any, activation: str, xp: Any, out: Any) -> Any:

@@ -6,13 +6,12 @@ from a decoder to its encoder. The new tokens' keys and values are in the cache 
 never gathered into one array, which would cost several times the attention itself.
 
 Four variants, in the order in which they change a score: a soft cap c bounds it, c tanh(score / c) (Gemma Team,
-arXiv 2408.00118, section 2). A bias of the model's own is added, such as T5's relative positions (Raffel et al., arXiv
+arXiv 2408.00118, section 2). A learned bias by the distance from query to key is added (T5: Raffel et al., arXiv
 1910.10683, section 2.1). With a sliding window W a query at position p sees the positions p - W + 1 to p (Jiang et al.,
 "Mistral 7B", arXiv 2310.06825, section 2), and up to p + W - 1 if it is not causal. With ALiBi each head subtracts its
 slope m times the distance between query and key (Press et al., arXiv 2108.12409, section 3).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def attend(
     causal: bool = True,
     window: int | None = None,
     slopes: Any | None = None,
-    bias: Sequence[Any] | None = None,
+    bias: Any | None = None,
     softcap: float | None = None,
 ) -> Any:
     """Attention of every sequence of a ragged batch.
@@ -54,15 +53,14 @@ def attend(
         causal: False: a query sees the keys after it too
         window: W, positions that a query sees, its own included, and as many after it if not causal; None: no window
         slopes: [H], ALiBi's m; None: no ALiBi
-        bias: added to the scores, [H, n, S] for each sequence; None: nothing
+        bias: [H, 2 M + 1], added to scores by distance: for a key d after its query column M + d, d at most M; or None
         softcap: c; None: no cap
     """
-    variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes, "softcap": softcap}
-    for i, span in enumerate(batch.spans):
-        own = None if bias is None else bias[i]
+    variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes, "bias": bias, "softcap": softcap}
+    for span in batch.spans:
         for first in range(span.start, span.stop, QUERY_TILE):
             last = min(first + QUERY_TILE, span.stop)
-            scores = attention_scores(q[first:last], keys, span, last, scale, xp, **variant, bias=own)  # [K, G n, S]
+            scores = attention_scores(q[first:last], keys, span, last, scale, xp, **variant)  # [K, G n, S]
             weights = softmax(scores, xp, out=scores)
             merge_values(weights, values, span, out[first:last], xp)
     return out
@@ -95,7 +93,7 @@ def attention_scores(
         causal: as in `attend`
         window: likewise
         slopes: likewise
-        bias: [H, all n of the sequence, its context], or None
+        bias: likewise
         softcap: as in `attend`
 
     Returns:
@@ -117,17 +115,17 @@ def attention_scores(
         scores /= softcap
         xp.tanh(scores, out=scores)
         scores *= softcap
-    if bias is not None:
-        stop = span.stop - span.start - after
-        by_head += bias[:, stop - n : stop, :S].reshape(K, H // K, n, S)
     if causal and n > 1:
         newest = by_head[..., S - n :]  # the keys of the tile itself
         newest += xp.triu(xp.full((n, n), -xp.inf, q.dtype), 1)
     if causal and span.tree is not None:
         _hide_other_branches(by_head, span, last, xp)
-    if slopes is not None or (window is not None and window < S):
+    if slopes is not None or bias is not None or (window is not None and window < S):
         stop = len(span.positions()) - after
         back = span.positions()[stop - n : stop, None] - span.key_positions()[:S]  # [n, S]
+        if bias is not None:
+            M = bias.shape[1] // 2
+            by_head += bias[:, xp.asarray(M - np.clip(back, -M, M))].reshape(K, H // K, n, S)
         back = xp.asarray(back if causal else np.abs(back))  # distances
         if window is not None:
             by_head += xp.where(back < window, 0, -xp.inf).astype(scores.dtype)
@@ -187,23 +185,23 @@ def attention_cost(
     causal: bool = True,
     window: int | None = None,
     slopes: bool = False,
-    bias: bool = False,
+    bias: int = 0,
     softcap: bool = False,
 ) -> Cost:
     """FLOPs per visible pair and head: 2 D for the score, 4 for softmax, 2 D for the value; and one scaling of Q.
 
     Softmax's four: subtraction of the maximum, exponential, sum, division. A soft cap takes three more (division,
     hyperbolic tangent, product), a bias one, ALiBi two (a product and a subtraction). Each sequence's visible keys and
-    values are read once, as are slopes, the bias of visible pairs (float32) and the queries; the result is written
+    values are read once, as are slopes, the bias of so many distances (float32) and the queries; the result is written
     once.
 
     `position_bytes` is the size of one position's keys and values in one layer of the cache.
     """
-    scores, changes = H * batch.visible_pairs(window, causal=causal), 3 * softcap + bias + 2 * slopes
+    scores, changes = H * batch.visible_pairs(window, causal=causal), 3 * softcap + bool(bias) + 2 * slopes
     flops = scores * (4 * D + 4 + changes) + batch.num_tokens * H * D
     query_bytes = number_bytes * batch.num_tokens * H * D  # the result takes as many
     saved = number_bytes * scores * (4 + changes)  # scores written, changed and normalised in place, read
-    read = query_bytes + batch.reach(window) * position_bytes + 4 * H * slopes + 4 * scores * bias
+    read = query_bytes + batch.reach(window) * position_bytes + 4 * H * (slopes + bias)
     return Cost(flops, read, query_bytes, saved)
 
 

@@ -6,7 +6,7 @@ checkpoint's file can be used in place.
 
 from typing import Any
 
-from .activation import ACTIVATIONS, FLOPS_PER_ELEMENT
+from .activation import FLOPS_PER_ELEMENT, LINEAR_ACTIVATIONS
 from .cost import Cost
 
 
@@ -28,14 +28,14 @@ def linear(
         bias: [out] or None
         xp: the array module
         out: [T, out], filled and returned
-        activation: a name in `ACTIVATIONS`, or None
+        activation: a name in `LINEAR_ACTIVATIONS`, or None
         residual: [T, out] or None; not modified
     """
     y = xp.matmul(x, weight.T, out=out)  # [T, in] x [in, out] -> [T, out]
     if bias is not None:
         y += bias
     if activation is not None:
-        y = ACTIVATIONS[activation](y, xp)
+        y = LINEAR_ACTIVATIONS[activation](y, xp)
     if residual is not None:
         y += residual
     return y
@@ -81,10 +81,12 @@ def embed(
     out: Any,
     positions: Any = None,
     position_table: Any = None,
+    types: Any = None,
+    type_table: Any = None,
     *,
     scale: float = 1.0,
 ) -> Any:
-    """Token embedding: scale * table[ids], plus position_table[positions] if the model learned one.
+    """Token embedding: scale * table[ids], plus the rows of positions and of token types if the model learned some.
 
     Args:
         table: [V, E]
@@ -93,6 +95,8 @@ def embed(
         out: [T, E], filled and returned
         positions: [T], or None
         position_table: [positions, E], or None
+        types: [T], or None
+        type_table: [types, E], or None: BERT's segments (Devlin et al., arXiv 1810.04805, section 3)
         scale: factor of the token's vector
     """
     out[...] = table[ids]  # not xp.take: it would copy a column-major table
@@ -100,16 +104,27 @@ def embed(
         out *= scale
     if position_table is not None:
         out += position_table[positions]
+    if type_table is not None:
+        out += type_table[types]
     return out
 
 
 def embed_cost(
-    T: int, E: int, row_bytes: int, position_row_bytes: int = 0, number_bytes: int = 4, *, scaled: bool = False
+    T: int,
+    E: int,
+    row_bytes: int,
+    position_row_bytes: int = 0,
+    number_bytes: int = 4,
+    *,
+    type_row_bytes: int = 0,
+    scaled: bool = False,
 ) -> Cost:
-    """T E products if scaled, T E additions with positions; T ids and T rows of each table read, T E numbers written.
+    """T E products if scaled, T E additions for positions and for types; T ids and T rows of each table read.
 
-    The `..._bytes` are the size of one row of each table; 0: no position table.
+    T E numbers are written. The `..._bytes` are the size of one row of each table; 0: there is no such table.
     """
-    learned, result = position_row_bytes > 0, number_bytes * T * E
-    read = T * (8 + row_bytes) + learned * T * (8 + position_row_bytes)
-    return Cost((learned + scaled) * T * E, read, result, (learned + scaled) * 2 * result)
+    result = number_bytes * T * E
+    added = [row for row in (position_row_bytes, type_row_bytes) if row]
+    read = T * (8 + row_bytes) + sum(T * (8 + row) for row in added)
+    steps = len(added) + scaled
+    return Cost(steps * T * E, read, result, steps * 2 * result)

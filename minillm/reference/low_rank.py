@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .activation import ACTIVATIONS, FLOPS_PER_ELEMENT
+from .activation import FLOPS_PER_ELEMENT, LINEAR_ACTIVATIONS
 from .cost import Cost
 
 
@@ -23,13 +23,13 @@ def add_low_rank(
         x: [T, in]
         parts: for each adapter its rows [n], A [r, in], and B [out, r] with the scale in it; no row occurs twice
         xp: the array module
-        activation: a name in `ACTIVATIONS`, or None
+        activation: a name in `LINEAR_ACTIVATIONS`, or None
         residual: [T, out] or None; not modified
     """
     for rows, down, up in parts:
         y[rows] += xp.matmul(xp.matmul(x[rows], down.T), up.T).astype(y.dtype)  # [n, in] -> [n, r] -> [n, out]
     if activation is not None:
-        y = ACTIVATIONS[activation](y, xp)
+        y = LINEAR_ACTIVATIONS[activation](y, xp)
     if residual is not None:
         y += residual
     return y

@@ -11,7 +11,7 @@ Key and counter in minillm (`lo` and `hi` are the halves of the 64-bit seed, eve
 
 `position` is the index of the token in its sequence, prompt included; `sequence` is the index of the sequence in its
 request; `purpose` distinguishes the draws at one position: 0 is the choice of the token itself, `BEAMS` the candidates
-of a beam search, where `sequence` numbers the draws.
+of a beam search, where `sequence` numbers the draws. A fourth word of 1 instead of 0 derives seeds (`fold_in`).
 
 Only the first of the four result words is used. Its upper 23 bits `k` give the uniform (2 k + 1) / 2**24: never 0,
 never 1, and exact in float32, so that a GPU kernel and NumPy agree bit for bit.
@@ -65,6 +65,21 @@ def uniform(seed: ArrayLike, sequence: ArrayLike, position: ArrayLike, purpose: 
     key = np.stack([seeds & _LOW, seeds >> _WORD], axis=-1)  # [...] -> [..., 2]
     k = philox4x32(counter, key)[..., 0] >> np.uint32(9)  # [..., 4] -> [...]
     return (2 * k + np.uint32(1)).astype(np.float32) * np.float32(2**-24)
+
+
+def fold_in(seed: int, index: int) -> int:
+    """The seed of prompt `index` of a list with one seed: the seed itself for the first, another for each further one.
+
+    Named after JAX's function. Of n prompts two share a seed with probability n**2 / 2**65.
+
+    Args:
+        seed: of the list, in [0, 2**64)
+        index: of the prompt in the list, in [0, 2**32)
+    """
+    if index == 0:
+        return seed  # a prompt alone and the first of a list draw the same
+    low, high, *_ = philox4x32([index, 0, 0, 1], [seed & 0xFFFFFFFF, seed >> 32])
+    return int(high) << 32 | int(low)
 
 
 class Keys(NamedTuple):

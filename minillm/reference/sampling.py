@@ -7,6 +7,8 @@ The filters, in this order, on float32 scores:
     top-p         keep the fewest best candidates whose share of the mass reaches p (Holtzman et al. 1904.09751)
     min-p         drop candidates less than min_p times as likely as the best (Nguyen et al. 2407.01082)
 
+A temperature of 0 takes the most likely token, and the filters have no say.
+
 The draw: candidates are ordered by descending score, ties by ascending id. A candidate's weight is
 exp(score - best score), in float32; weights are summed in float64. The token is the first candidate at which the
 cumulative mass reaches u times the mass of all survivors (inverse CDF).
@@ -36,6 +38,15 @@ _BUCKETS_PER_NAT = 128
 """4096 / 128 = 32: candidates less than e**-32 times as likely as the best share the last bucket."""
 
 
+class Parameters(NamedTuple):
+    """Parameters of the draw from one row: those of `sample`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
 class Draw(NamedTuple):
     """Arguments of the draw from one row, other than its logits."""
 
@@ -47,6 +58,10 @@ class Draw(NamedTuple):
     sequence: int
     position: int
     """Together with the two fields above, the key of the uniform number (`philox.uniform`)."""
+
+
+DRAWS = np.dtype(list(zip(Draw._fields, ("f4", "i4", "f8", "f4", "u8", "i4", "i4"), strict=True)))
+"""The type of an array of draws, one for each row; a temperature of 0 takes the row's most likely token."""
 
 
 def scale(logits: NDArray[Any], temperature: float) -> NDArray[Any]:
@@ -115,18 +130,18 @@ def sample(
     logits: NDArray[np.float32],
     uniforms: NDArray[Any],
     *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
     xp: ModuleType,
 ) -> NDArray[np.int64]:
-    """Draw one token from each row.
+    """Draw one token from each row. Each parameter is one number for all rows, or [N].
 
     Args:
         logits: [N, V]; -inf excludes a token. Not modified.
         uniforms: [N] numbers in (0, 1), one per row.
-        temperature: > 0.
+        temperature: >= 0; 0 takes the most likely token, the smallest id among equals.
         top_k: keep the k best; 0 keeps all.
         top_p: in (0, 1]; 1 keeps all.
         min_p: in [0, 1]; 0 keeps all.
@@ -139,9 +154,10 @@ def sample(
         NumericalError: a row has NaN or +inf, or only -inf.
     """
     _check(logits, xp)
+    each = [np.broadcast_to(one, len(logits)).tolist() for one in (uniforms, temperature, top_k, top_p, min_p)]
     tokens = [
-        _sample_row(scale(row, temperature), float(u), top_k, top_p, min_p, xp)
-        for row, u in zip(logits, uniforms, strict=True)
+        _sample_row(scale(row, t), u, k, p, m, xp) if np.float32(t) > 0 else int(row.argmax())
+        for row, u, t, k, p, m in zip(logits, *each, strict=True)
     ]
     drawn: NDArray[np.int64] = xp.asarray(tokens, xp.int64)
     return drawn

@@ -41,9 +41,10 @@ def log_sum_exp(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.float64]:
 
 
 def chosen_log_probs(logits: NDArray[Any], ids: NDArray[np.int64], xp: ModuleType = np) -> NDArray[np.float32]:
-    """Log-probability of one token in each row: `logits` [N, V], `ids` [N] -> [N] float32."""
-    chosen = logits[xp.arange(len(logits)), ids]  # [N, V] -> [N]
-    log_probs: NDArray[np.float32] = (chosen - log_sum_exp(logits, xp)).astype(xp.float32)
+    """Log-probabilities of one token in each row, or of n: `logits` [N, V], `ids` [N] or [N, n] -> as ids, float32."""
+    several = ids[:, None] if ids.ndim == 1 else ids
+    chosen = logits[xp.arange(len(logits))[:, None], several]  # [N, V] -> [N, n]
+    log_probs: NDArray[np.float32] = (chosen - log_sum_exp(logits, xp)[:, None]).astype(xp.float32).reshape(ids.shape)
     return log_probs
 
 
@@ -74,5 +75,4 @@ def top_log_probs(logits: NDArray[Any], n: int, xp: ModuleType = np) -> tuple[ND
     ids: NDArray[np.int64] = xp.empty((len(logits), n), xp.int64)
     for i, row in enumerate(logits):
         ids[i] = top_indices(row, n, xp)
-    top = logits[xp.arange(len(logits))[:, None], ids]  # [N, V] -> [N, n]
-    return ids, (top - log_sum_exp(logits, xp)[:, None]).astype(xp.float32)
+    return ids, chosen_log_probs(logits, ids, xp)

@@ -27,6 +27,7 @@ of each head's D numbers rotated,
     experts     2 T E X + 4 T X + 2 n T k             router; softmax; weights normalised
                 + 4 k T E F + (a + 1) k T F           gate and up of k experts; activation, product
                 + 2 k T F E + 2 k T E + T E           down; weighted sum, residual
+    a bias      H pairs, by distance; cross-attention as attention, its pairs those of a token and its source
     soft cap    3 H pairs of scores, 3 R V of logits      (+ R V if logits are scaled)
     T E where the embedding is scaled, and where a norm adds the residual, in place of the product before it
 
@@ -39,6 +40,7 @@ with their product, and attention's scores are never in memory. `fusion_saves` i
 bytes that would move if each of these steps read and wrote its own arrays.
 """
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from minillm.accounting import Conventions, Row, Step, Storage
@@ -61,13 +63,14 @@ from .outlines import (
     Spread,
     StoreKV,
     TakeRows,
+    encoder_outline_of,
     outline_of,
 )
 
-ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3}
+ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an
 exponential, a sum and a division."""
-LOGITS = ("vocabulary", "router")
+LOGITS = ("vocabulary", "router", "labels")
 """Roles of matrices whose products are always float32"""
 BITS = {"int8": 8, "int4": 4}
 """Bits of a number in a group that shares a scale of 2 bytes"""
@@ -105,7 +108,8 @@ def operations(
     used: Used = "expected",
 ) -> list[Row]:
     """The operations of one forward pass in execution order."""
-    storage, conventions, outline = storage or Storage(), conventions or Conventions(), outline_of(config)
+    storage, conventions = storage or Storage(), conventions or Conventions()
+    outline = encoder_outline_of(config) if config.encoder_layers and step.encodes else outline_of(config)
 
     def rows(parts: tuple[Component, ...], layer: int | None, T: int) -> list[Row]:
         found = []
@@ -145,7 +149,9 @@ def amounts_of(
             written = T * position_bytes(storage, part.kv_heads, part.head_dim)
             return Amounts(read=storage.activation_bytes * numbers, written=written)
         case Attend():
-            return _attend(part, T, step, storage, step.square if conventions.full_square else step.pairs(part.window))
+            step = step.over_sources if part.cross else step
+            every = conventions.full_square or not part.causal
+            return _attend(part, T, step, storage, step.square if every else step.pairs(part.window))
         case TakeRows() | Route() | Spread() | ExpertLinear() | Combine():
             return _of_chosen(part, T, storage, used)
         case ScaleLogits():
@@ -191,14 +197,17 @@ def used_experts(part: ExpertLinear, T: int, used: Used) -> float:
 
 
 def _embed(part: Embed, T: int, storage: Storage) -> Amounts:
-    """Copies a row of each table per token; T E additions with two tables, T E products if scaled."""
+    """Copies a row of each table per token; T E additions for each but the first, T E products if scaled."""
     read = 0
     if part.vectors:
         read += T * (ID_BYTES + row_bytes(storage, "vocabulary", part.width))
     if part.positions:
+        row = VECTOR_BYTES * part.width if part.computed else row_bytes(storage, "positions", part.width)
+        read += T * (ID_BYTES + row)
+    if part.types:
         read += T * (ID_BYTES + row_bytes(storage, "positions", part.width))
     result = storage.activation_bytes * T * part.width
-    steps = bool(part.vectors and part.positions) + part.scaled
+    steps = bool(part.vectors and part.positions) + bool(part.types) + part.scaled
     return Amounts(other=steps * T * part.width, read=read, written=result, fusion_saves=steps * 2 * result)
 
 
@@ -253,29 +262,32 @@ def _attend(part: Attend, T: int, step: Step, storage: Storage, pairs: int) -> A
 
     Softmax's four are subtraction, exponential, sum and division. ALiBi's two are a product and a subtraction, a soft
     cap's three a division, a hyperbolic tangent and a product. Q is scaled once. Unfused, scores would be written by
-    the first product, read and written by soft cap, ALiBi and softmax, and read by the second product.
+    the first product, read and written by soft cap, ALiBi and softmax, and read by the second product. A bias by
+    distance is one sum.
     """
     H, D, a = part.heads, part.head_dim, storage.activation_bytes
-    queries = T * H * D
+    queries, steps = T * H * D, 4 + 2 * part.biased + 3 * part.capped + bool(part.distances)
     cached = step.reach(part.window) * position_bytes(storage, part.kv_heads, D)
     return Amounts(
         products=2 * D * H * pairs,
-        other=(4 + 2 * part.biased + 3 * part.capped) * H * pairs + queries,
-        read=a * queries + cached + VECTOR_BYTES * H * part.biased,
+        other=steps * H * pairs + queries,
+        read=a * queries + cached + VECTOR_BYTES * H * (part.biased + part.distances),
         written=a * queries,
-        fusion_saves=(4 + 2 * part.biased + 3 * part.capped) * a * H * pairs,
+        fusion_saves=steps * a * H * pairs,
     )
 
 
 def parameters_of(part: Component) -> int:
-    """Parameters of one component; a tied head has none of its own."""
+    """Parameters of one component; a tied head has none of its own but a bias."""
     match part:
         case Embed():
-            return (part.vectors + part.positions) * part.width
+            return (part.vectors + part.positions * (not part.computed) + part.types) * part.width
         case Linear():
-            return 0 if part.tied else part.outputs * (part.inputs + part.bias)
+            return part.outputs * (part.inputs * (not part.tied) + part.bias)
         case ExpertLinear():
             return part.experts * part.outputs * part.inputs
+        case Attend():
+            return part.buckets * part.heads
         case Norm():
             return (1 + part.mean) * part.width * part.affine
     return 0
@@ -286,11 +298,14 @@ def weight_bytes_of(part: Component, storage: Storage) -> int:
     match part:
         case Embed():
             vectors = part.vectors * row_bytes(storage, "vocabulary", part.width)
-            return vectors + part.positions * row_bytes(storage, "positions", part.width)
+            tables = part.positions * (not part.computed) + part.types
+            return vectors + tables * row_bytes(storage, "positions", part.width)
         case Linear():
-            return 0 if part.tied else matrix_bytes(part, storage)
+            return VECTOR_BYTES * part.outputs * part.bias if part.tied else matrix_bytes(part, storage)
         case ExpertLinear():
             return part.experts * expert_bytes(part, storage)
+        case Attend():
+            return part.buckets * row_bytes(storage, "positions", part.heads)
         case Norm():
             return VECTOR_BYTES * parameters_of(part)
     return 0
@@ -312,7 +327,7 @@ def row_bytes(storage: Storage, role: Role, width: int) -> int:
     With 4-bit projections the vocabulary has 8 bits; positions and routers are never quantised.
     """
     stored = storage.weights
-    if stored in BITS and role in ("positions", "router"):
+    if stored in BITS and role in ("positions", "router", "labels"):
         stored = storage.checkpoint
     elif stored == "int4" and role == "vocabulary":
         stored = "int8"
@@ -341,21 +356,19 @@ def activation_bytes(config: ModelConfig, storage: Storage, T: int, R: int) -> i
         T: new tokens of all sequences
         R: rows that go through the head
     """
-    outline = outline_of(config)
-
-    def results(parts: tuple[Component, ...], rows: int) -> list[int]:
-        wanted = [part for part in parts if not (isinstance(part, TakeRows) and R == T)]
-        return [size for part in wanted for size in result_bytes(part, storage, rows)]
-
-    turns = [results(outline.before, T), *(results(layer, T) for layer in outline.layers)]
-    turns.append(results(outline.after, T) + results(outline.head, R))
     places: dict[tuple[int, bool], int] = {}
-    last = (-1, False)
-    for sizes in turns:
-        kept = last
-        for number, size in enumerate(sizes):
-            last = number, kept == (number, False)
-            places[last] = max(size, places.get(last, 0))
+    for outline in (outline_of(config), *((encoder_outline_of(config),) if config.encoder_layers else ())):
+        last = (-1, False)
+        ends = (*((part, T) for part in outline.after), *((part, R) for part in outline.head))
+        for turn in (*([(part, T) for part in parts] for parts in (outline.before, *outline.layers)), ends):
+            kept, number = last, 0
+            for part, rows in turn:
+                if isinstance(part, TakeRows) and R == T:
+                    continue
+                for size in result_bytes(part, storage, rows):
+                    last = number, kept == (number, False)
+                    places[last] = max(size, places.get(last, 0))
+                    number += not getattr(part, "given_back", False)
     return sum(places.values())
 
 
@@ -394,5 +407,15 @@ def weights_bytes(config: ModelConfig, storage: Storage) -> int:
 
 
 def _all_parts(config: ModelConfig) -> list[Component]:
-    outline = outline_of(config)
-    return [part for parts in (outline.before, *outline.layers, outline.after, outline.head) for part in parts]
+    outlines = [outline_of(config)]
+    if config.encoder_layers:
+        encoder = encoder_outline_of(config)
+        embed, *rest = encoder.before
+        assert isinstance(embed, Embed)
+        outlines.append(replace(encoder, before=(replace(embed, vectors=0), *rest)))  # the tokens are the decoder's
+    return [
+        part
+        for outline in outlines
+        for parts in (outline.before, *outline.layers, outline.after, outline.head)
+        for part in parts
+    ]

@@ -3,7 +3,7 @@
 `closed_form.py` has the formulas of each kind of component. Nothing here looks at how minillm builds a model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from minillm.backends.formats import Role
@@ -24,8 +24,12 @@ class Embed:
     """Rows of the token table; 0: positions only"""
     positions: int = 0
     """Rows of the position table; 0: there is none"""
+    computed: bool = False
+    """The positions are computed, in float32, and no parameters"""
     scaled: bool = False
     """The token's vector is multiplied by a factor"""
+    types: int = 0
+    """Rows of the table of token types; 0: there is none"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,8 @@ class Linear:
     role: Role = "projection"
     tied: bool = False
     """The matrix is the token embedding, where its parameters are counted"""
+    given_back: bool = False
+    """The memory of its result is free for the next one"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +113,7 @@ class StoreKV:
 
 @dataclass(frozen=True, kw_only=True)
 class Attend:
-    """Causal attention over the K/V cache."""
+    """Attention over the K/V cache."""
 
     kind: ClassVar[str] = "attend"
     name: str
@@ -120,6 +126,14 @@ class Attend:
     """ALiBi"""
     capped: bool = False
     """Soft cap"""
+    causal: bool = True
+    """False: of all pairs of a text"""
+    distances: int = 0
+    """Distances that have a bias of their own; 0: none has"""
+    buckets: int = 0
+    """Different biases of a head that a checkpoint has for them; 0: another layer has them"""
+    cross: bool = False
+    """Over the source"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +232,9 @@ def self_attention(
     biased: bool = False,
     capped: bool = False,
     residual: bool = True,
+    causal: bool = True,
+    distances: int = 0,
+    buckets: int = 0,
 ) -> tuple[Component, ...]:
     """Components of `layers.attention.Attention`.
 
@@ -230,20 +247,34 @@ def self_attention(
         biased: see `Attend.biased`
         capped: see `Attend.capped`
         residual: whether the output projection adds it
+        causal: see `Attend.causal`
+        distances: see `Attend.distances`
+        buckets: see `Attend.buckets`
     """
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     return (
         Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
         *between,
         StoreKV(name="store_kv", kv_heads=K, head_dim=D),
-        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, window=window, biased=biased, capped=capped),
+        Attend(
+            name="attend",
+            heads=H,
+            kv_heads=K,
+            head_dim=D,
+            window=window,
+            biased=biased,
+            capped=capped,
+            causal=causal,
+            distances=distances,
+            buckets=buckets,
+        ),
         Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=residual),
     )
 
 
-def mlp(config: ModelConfig, activation: str, *, bias: bool = True) -> tuple[Component, ...]:
-    """Components of `layers.mlp.MLP`."""
-    E, F = config.hidden_size, config.intermediate_size
+def mlp(config: ModelConfig, activation: str, *, bias: bool = True, width: int | None = None) -> tuple[Component, ...]:
+    """Components of `layers.mlp.MLP`; `width`: F, if it is not that of the configuration."""
+    E, F = config.hidden_size, width or config.intermediate_size
     return (
         Linear(name="mlp.up", inputs=E, outputs=F, bias=bias, activation=activation),
         Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=True),
@@ -263,7 +294,13 @@ def gated_mlp(
 
 
 def head(
-    config: ModelConfig, *, tied: bool, width: int | None = None, scaled: bool = False, capped: bool = False
+    config: ModelConfig,
+    *,
+    tied: bool,
+    width: int | None = None,
+    scaled: bool = False,
+    capped: bool = False,
+    bias: bool = False,
 ) -> tuple[Component, ...]:
     """Selection of rows, and the components of `layers.head.LMHead`.
 
@@ -273,13 +310,14 @@ def head(
         width: W, if the states are projected to it first
         scaled: logits have a factor
         capped: logits have a soft cap
+        bias: logits have a bias
     """
     E, V, W = config.hidden_size, config.vocab_size, width or config.hidden_size
     after = (ScaleLogits(name="scale_logits", width=V, scaled=scaled, capped=capped),) if scaled or capped else ()
     return (
         TakeRows(name="take_rows", width=E),
         *((Linear(name="head.project_out", inputs=E, outputs=W),) if W != E else ()),
-        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied),
+        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied, bias=bias),
         *after,
     )
 
@@ -297,9 +335,168 @@ def outline_of(config: ModelConfig) -> Outline:
         "starcoder2": _starcoder2,
         "gemma2": _gemma,
         "olmo2": _olmo2,
+        "t5": _t5,
+        "mt5": _t5,
     } | kin
+    outlines |= dict.fromkeys(BARTS, _bart)
+    if config.bidirectional:
+        return _encoder(config)
     outline: Outline = outlines[config.model_type](config)
-    return outline
+    if config.output == "tokens":
+        return outline
+    width = config.hidden_size  # the classification head has no more than its matrix
+    score = Linear(name="head.weight", inputs=width, outputs=len(config.labels), role="labels")
+    return replace(outline, head=(TakeRows(name="take_rows", width=width), score))
+
+
+def _encoder(config: Any) -> Outline:
+    E, V = config.hidden_size, config.vocab_size
+    embed = Embed(
+        name="embedding.tokens",
+        width=E,
+        vectors=V,
+        positions=config.max_positions + config.first_position,
+        types=config.token_types,
+    )
+    norms = [Norm(name=f"{name}.weight", width=E) for name in ("embedding.norm", "attention_norm", "mlp_norm")]
+    attention = self_attention(config, bias=True, out_bias=True, causal=False)
+    head: tuple[Component, ...] = (TakeRows(name="take_rows", width=E),)
+    if config.output == "labels":
+        dense = "relu" if config.model_type == "distilbert" else "tanh"
+        head += (
+            Linear(name="head.dense", inputs=E, outputs=E, bias=True, activation=dense),
+            Linear(name="head.weight", inputs=E, outputs=len(config.labels), bias=True, role="labels"),
+        )
+    return Outline(
+        before=(embed, norms[0]),
+        layers=((*attention, norms[1], *mlp(config, config.activation), norms[2]),) * config.num_layers,
+        after=(),
+        head=head,
+    )
+
+
+def encoder_outline_of(config: ModelConfig) -> Outline:
+    """The components of an encoder-decoder's encoder, and the keys and values of cross-attention."""
+    encoders = {"t5": _t5_encoder, "mt5": _t5_encoder} | dict.fromkeys(BARTS, _bart_encoder)
+    outline: Outline = encoders[config.model_type](config)
+
+    def named(parts: tuple[Component, ...]) -> tuple[Component, ...]:
+        own = [isinstance(each, Linear | Norm) and not each.name.startswith("cross.") for each in parts]
+        pairs = zip(parts, own, strict=True)
+        return tuple(replace(each, name=f"encoder.{each.name}") if is_own else each for each, is_own in pairs)
+
+    before, *layers, after = (named(parts) for parts in (outline.before, *outline.layers, outline.after))
+    return replace(outline, before=before, layers=tuple(layers), after=after)
+
+
+def _cross_kv(config: ModelConfig, *, bias: bool) -> tuple[Component, ...]:
+    E, K, D = config.hidden_size, config.num_kv_heads, config.head_dim
+    kv = Linear(name="cross.kv", inputs=E, outputs=2 * K * D, bias=bias, given_back=True)
+    return (kv, StoreKV(name="store_kv", kv_heads=K, head_dim=D)) * config.num_layers
+
+
+def _cross(config: ModelConfig, *, bias: bool) -> tuple[Component, ...]:
+    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    return (
+        Linear(name="cross.q", inputs=E, outputs=H * D, bias=bias),
+        Attend(name="attend", heads=H, kv_heads=K, head_dim=D, causal=False, cross=True),
+        Linear(name="cross.out", inputs=H * D, outputs=E, bias=bias, residual=True),
+    )
+
+
+def _t5_norm(config: Any, name: str) -> Norm:
+    return Norm(name=f"{name}.weight", width=config.hidden_size, mean=False)
+
+
+def _t5_attention(config: Any, i: int, *, causal: bool) -> tuple[Component, ...]:
+    bias = {"distances": 2 * config.max_distance + 1, "buckets": 0 if i else config.buckets}
+    return self_attention(config, bias=False, out_bias=False, causal=causal, **bias)
+
+
+def _t5_mlp(config: Any) -> tuple[Component, ...]:
+    return (gated_mlp if config.gated else mlp)(config, config.activation, bias=False)
+
+
+def _t5_encoder(config: Any) -> Outline:
+    embed = Embed(name="embedding.tokens", width=config.hidden_size, vectors=config.vocab_size)
+    layers = (
+        (
+            _t5_norm(config, "attention_norm"),
+            *_t5_attention(config, i, causal=False),
+            _t5_norm(config, "mlp_norm"),
+            *_t5_mlp(config),
+        )
+        for i in range(config.encoder_layers)
+    )
+    after = (_t5_norm(config, "final_norm"), *_cross_kv(config, bias=False))
+    return Outline(before=(embed,), layers=tuple(layers), after=after, head=())
+
+
+def _t5(config: Any) -> Outline:
+    embed = Embed(name="embedding.tokens", width=config.hidden_size, vectors=config.vocab_size)
+    layers = (
+        (
+            _t5_norm(config, "attention_norm"),
+            *_t5_attention(config, i, causal=True),
+            _t5_norm(config, "cross_norm"),
+            *_cross(config, bias=False),
+            _t5_norm(config, "mlp_norm"),
+            *_t5_mlp(config),
+        )
+        for i in range(config.num_layers)
+    )
+    return Outline(
+        before=(embed,),
+        layers=tuple(layers),
+        after=(_t5_norm(config, "final_norm"),),
+        head=head(config, tied=config.tied_head, scaled=config.scaled_head),
+    )
+
+
+BARTS = ("bart", "mbart", "pegasus", "marian")
+
+
+def _bart_norms(config: Any, *names: str) -> list[Norm]:
+    return [Norm(name=f"{name}.weight", width=config.hidden_size) for name in names]
+
+
+def _bart_blocks(config: Any, norms: list[Norm], *parts: tuple[Component, ...]) -> tuple[Component, ...]:
+    """Each part with its norm before or after it."""
+    pairs = zip(norms, parts, strict=True)
+    return tuple(each for norm, part in pairs for each in ((norm, *part) if config.pre_norm else (*part, norm)))
+
+
+def _bart_before(config: Any) -> tuple[Component, ...]:
+    embed = Embed(
+        name="embedding.tokens",
+        width=config.hidden_size,
+        vectors=config.vocab_size,
+        positions=config.max_positions + (2 if config.learned_positions else 0),
+        computed=not config.learned_positions,
+        scaled=config.embedding_scale != 1,
+    )
+    return (embed, *(_bart_norms(config, "embedding.norm") if config.embedding_norm else ()))
+
+
+def _bart_encoder(config: Any) -> Outline:
+    attention = self_attention(config, bias=True, out_bias=True, causal=False)
+    dense = mlp(config, config.activation, width=config.encoder_intermediate_size)
+    layer = _bart_blocks(config, _bart_norms(config, "attention_norm", "mlp_norm"), attention, dense)
+    final = _bart_norms(config, "final_norm") if config.final_norm else []
+    layers = (layer,) * config.encoder_layers
+    return Outline(before=_bart_before(config), layers=layers, after=(*final, *_cross_kv(config, bias=True)), head=())
+
+
+def _bart(config: Any) -> Outline:
+    attention, dense = self_attention(config, bias=True, out_bias=True), mlp(config, config.activation)
+    norms = _bart_norms(config, "attention_norm", "cross_norm", "mlp_norm")
+    layer = _bart_blocks(config, norms, attention, _cross(config, bias=True), dense)
+    return Outline(
+        before=_bart_before(config),
+        layers=(layer,) * config.num_layers,
+        after=tuple(_bart_norms(config, "final_norm") if config.final_norm else ()),
+        head=head(config, tied=True, bias=True),
+    )
 
 
 def _opt(config: Any) -> Outline:

@@ -95,19 +95,24 @@ EACH_SIZE = [pytest.param(n, marks=[] if n in FIRST.values() else [pytest.mark.s
 def test_a_model_of_shapes_costs_what_the_formula_says(shape: str) -> None:
     """Every row of every published size, by name and in order, in every format and convention."""
     config = published_config(shape)
-    for i, (storage, step) in enumerate(itertools.product(STORAGES, STEPS.values())):
+    steps = list(STEPS.values())
+    if config.encoder_layers:  # these are the encoder's, and here the decoder's
+        steps += [step._replace(parts=tuple(p._replace(source=99 + p.new) for p in step.parts)) for step in steps]
+    for i, (storage, step) in enumerate(itertools.product(STORAGES, steps)):
         conventions = CONVENTIONS[(i + i // 4) % 4]  # in time each with each storage and each step
         expected = closed_form.operations(config, step, storage, conventions)
         assert accounting.operations(config, step, storage, conventions) == expected
 
 
 @pytest.mark.parametrize("shape", EACH_SIZE)
+@pytest.mark.slow
 def test_memory_of_a_model_of_shapes_is_what_the_formula_says(shape: str) -> None:
     config = published_config(shape)
     assert accounting.parameter_count(config) == closed_form.parameter_count(config)
     for storage in STORAGES:
         assert accounting.weights_bytes(config, storage) == closed_form.weights_bytes(config, storage)
-        token = config.num_layers * closed_form.position_bytes(storage, config.num_kv_heads, config.head_dim)
+        layers = 1 if config.bidirectional else config.num_layers  # the layers of an encoder share one's pages
+        token = layers * closed_form.position_bytes(storage, config.num_kv_heads, config.head_dim)
         assert accounting.cache_bytes_per_token(config, storage) == token
         for T, R in ((1, 1), (512, 1), (512, 512), (64, 0), (70, 3)):
             held = closed_form.activation_bytes(config, storage, T, R)

@@ -3,11 +3,12 @@
 import pytest
 
 from minillm.accounting import Conventions, Storage, memory
-from minillm.accounting.roofline import Analysis, Parallel, Workload
+from minillm.accounting.roofline import Analysis, Workload
 from minillm.accounting.storage import storage_for
 from minillm.errors import ParameterError
 from minillm.hardware import CHIPS, Hardware, find_hardware, product_rate, read_bandwidth
 from minillm.models import published_config
+from minillm.parallel import Parallel
 
 HALF = Storage(weights="float16", cache="float16", activations="float16")
 

@@ -132,8 +132,9 @@ def test_a_whole_model_on_numbers_that_count(
     raw = dict(MODELS[model])
     if "word_embed_proj_dim" in raw:
         raw["word_embed_proj_dim"] = 4
-    expand = "minillm.backends.operations.expand"
-    monkeypatch.setattr(expand, lambda data, rows=slice(None): data[rows])  # they are no floats
+    for module in ("operations", "weights"):
+        expand = f"minillm.backends.{module}.expand"
+        monkeypatch.setattr(expand, lambda data, rows=slice(None): data[rows])  # they are no floats
     config = counted(raw, lengths, rows)
     outline = outline_of(config)
     step = Step(tuple(Part(*length) for length in lengths), rows)

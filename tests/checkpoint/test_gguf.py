@@ -1,5 +1,6 @@
 """GGUF files: their headers and tensors against the package `gguf`, and what is refused."""
 
+import re
 import sys
 
 import gguf
@@ -12,7 +13,7 @@ from minillm import Engine
 from minillm.backends.cpu.compiling import available
 from minillm.backends.weights import expand
 from minillm.checkpoint.gguf import TYPES, read_gguf
-from minillm.errors import CheckpointError, UnsupportedModelError
+from minillm.errors import CheckpointError, UnsupportedModelError, install
 from minillm.models.base import weights_of
 from minillm.models.gguf_tensors import open_tensors
 from minillm.precision import relative_error
@@ -150,7 +151,7 @@ def test_without_the_package_only_types_that_need_it_are_refused(tmp_path, monke
         monkeypatch.setitem(sys.modules, name, None)
     with Engine(tmp_path / "m.gguf") as engine:
         assert np.isfinite(engine.forward([1, 2])).all()
-    with pytest.raises(UnsupportedModelError, match=r"is stored as Q5_1, .* pip install 'minillm\[gguf\]'"):
+    with pytest.raises(UnsupportedModelError, match=f"is stored as Q5_1, .* {re.escape(install('gguf'))}"):
         Engine(tmp_path / "q.gguf")
 
 

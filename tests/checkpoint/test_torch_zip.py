@@ -195,6 +195,7 @@ def test_views_that_leave_their_storage(tmp_path, view, says):
     ],
     ids=["memo", "nested", "marks", "hash", "laughs"],
 )
+@pytest.mark.slow
 def test_bombs(tmp_path, bomb):
     tracemalloc.start()
     refused(tmp_path, bomb, "")

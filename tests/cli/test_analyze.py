@@ -14,7 +14,8 @@ from minillm import hardware
 from minillm.cli.analyze import analyze
 from minillm.cli.main import build_parser, run
 from minillm.cli.output import bytes_text, number_text, seconds_text
-from minillm.cli.plots import circles_of, draw_roofline
+from minillm.cli.plots import draw_roofline, marks_of
+from minillm.errors import install
 from minillm.hardware import Hardware
 
 from ..shapes import BASE
@@ -92,8 +93,8 @@ def test_tables_show_every_part_and_operation(capsys: pytest.CaptureFixture[str]
     for name in {op["name"] for op in found["prefill"]["ops"]} | found["parameters_by_part"].keys():
         assert f"\n{name} " in out
     assert "331,196,416" in out
-    assert "tensor parallelism over 4: 48 all-reduces" in out and "pipeline parallelism over 2" in out
-    assert found["prefill"]["all_reduces"] == 48 and found["prefill"]["all_reduce_bytes"] == 2 * 512 * 1024
+    assert "tensor parallelism over 4: 49 all-reduces" in out and "pipeline parallelism over 2" in out
+    assert found["prefill"]["all_reduces"] == 49 and found["prefill"]["all_reduce_bytes"] == 2 * 512 * 1024
     assert found["decode"]["stage_sends"] == 1 and found["decode"]["stage_bytes"] == 2 * 1024
 
 
@@ -187,6 +188,7 @@ def texts(svg: ElementTree.Element) -> list[str]:
 
 
 @needs_matplotlib
+@pytest.mark.slow
 def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +211,7 @@ def test_the_page_has_every_operation_and_needs_nothing_from_elsewhere(
 
 
 @needs_matplotlib
+@pytest.mark.slow
 def test_the_name_of_a_model_is_text_and_not_markup(tmp_path: Path) -> None:
     folder = tmp_path / "<b>&$x^2$"
     folder.mkdir()
@@ -221,8 +224,8 @@ def test_the_name_of_a_model_is_text_and_not_markup(tmp_path: Path) -> None:
 
 
 @needs_matplotlib
-def test_circles_stand_on_the_roof() -> None:
-    """Read from the drawing: positions of the circles, and their areas, against the analysis."""
+def test_marks_stand_on_the_roof() -> None:
+    """Read from the drawing: positions of the marks, and their areas, against the analysis."""
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
@@ -232,7 +235,7 @@ def test_circles_stand_on_the_roof() -> None:
     (axis,) = figure.axes
     circles = [one for one in axis.collections if isinstance(one, PathCollection)]
     for phase in (analysis.prefill, analysis.decode):
-        groups = circles_of(phase)
+        groups = marks_of(phase)
         drawn = [circles.pop() for _ in groups] if phase is analysis.prefill else circles
         points = {tuple(one.get_offsets()[0]): one.get_sizes()[0] for one in drawn}
         assert len(points) == len(groups)
@@ -256,6 +259,6 @@ def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_without_matplotlib_it_is_said(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run(["analyze", "opt-125m", option, str(tmp_path / "roof")]) == 2
-    assert "pip install 'minillm[plot]'" in capsys.readouterr().err
+    assert install("plot") in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert run(["analyze", "opt-125m"]) == 0

@@ -1,7 +1,8 @@
-"""minillm chat, of a model with a chat template; one without is in test_other_commands."""
+"""minillm chat, of models with and without a chat template: lines, commands, a full context, a terminal."""
 
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from minillm import Engine
+from minillm.cli.conversation import Conversation
 from minillm.cli.main import run
+from minillm.errors import PromptError, UsageError
 
 from ..conversations import TEMPLATES, assistant, system, user
 from ..tiny import write_checkpoint
@@ -48,7 +51,7 @@ def test_each_line_is_a_turn_of_one_conversation(folder, monkeypatch, capsys):
         first = engine.chat(messages, **told)
         second = engine.chat([*messages, assistant(first.text), user("And?")], **told)
     assert captured.out == f"{first.text}\n{second.text}\n"
-    counts = [tuple(map(int, re.findall(r"\d+", line))) for line in captured.err.splitlines()]
+    counts = [tuple(map(int, re.findall(r"\d+", line)[:3])) for line in captured.err.splitlines()]
     assert [prompt for prompt, _, _ in counts] == [len(first.prompt_token_ids), len(second.prompt_token_ids)]
     assert counts[0][2] == 0
     # The empty thoughts before the first answer are gone by then: what precedes them is found.
@@ -107,3 +110,191 @@ def test_a_chat_serves_the_checkpoints_beams_and_goes_on_with_one_answer(folder,
     with Engine(other) as engine:
         expected = engine.chat([user("Hi")], num_return_sequences=1, max_new_tokens=4).text
     assert capsys.readouterr().out == expected + "\n"
+
+
+# --- raw text ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(max_batch_size=1, prefix_cache=True) as engine:
+        yield engine
+
+
+def said(pieces) -> str:
+    return "".join(pieces)
+
+
+def test_raw_text_computes_only_what_is_new(engine):
+    conversation = Conversation(engine)
+    said(conversation.ask("A list of colors: red,", {"max_new_tokens": 8}))
+    known = [token for message in conversation.messages for token in message.token_ids]
+    before = engine.stats.prefill_tokens
+    answer = said(conversation.ask("A list of animals: cat,", {"max_new_tokens": 8}))
+    line = engine.tokenizer.encode("\nA list of animals: cat,", add_special_tokens=False)
+    assert engine.stats.prefill_tokens - before == len(line) + 1  # and the last token of the answer before
+    with Engine(max_batch_size=1) as fresh:
+        assert fresh.generate(known + line, max_new_tokens=8).text == answer
+
+
+def test_lines_are_continued_as_raw_text_and_empty_ones_are_nothing(monkeypatch, capsys):
+    """An empty line once ended the chat, and what else was pasted went to the user's shell."""
+    say(monkeypatch, "A list of colors: red,", "", "  ", "Count from 3 to 9:")
+    assert run(["chat", "--max-new-tokens", "4"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(" orange, yellow,\n") and len(captured.out.splitlines()) == 2
+    assert "raw text" in captured.err
+
+
+def test_a_message_that_is_too_long_says_so_and_is_not_kept(engine, monkeypatch, capsys):
+    say(monkeypatch, "red, " * 300)
+    assert run(["chat"]) == 2
+    assert "512" in capsys.readouterr().err
+    conversation = Conversation(engine)
+    with pytest.raises(PromptError, match="512"):
+        said(conversation.ask("red, " * 300, {}))
+    assert conversation.messages == []
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_context_drops_the_oldest_exchanges_and_says_so(folder, monkeypatch, capsys):
+    with Engine(folder, prefix_cache=True) as engine:
+        conversation = Conversation(engine, "Be brief.")
+        for i in range(40):
+            said(conversation.ask(f"word{i} " * 6, {"max_new_tokens": 8}))
+        assert 0 < conversation.forgotten < len(conversation.messages) == 80
+        seen = [{"role": m.role, "content": m.content} for m in conversation.messages[conversation.forgotten : -1]]
+        expected = engine.chat([system("Be brief."), *seen], max_new_tokens=8)
+        assert expected.text == conversation.messages[-1].content
+        assert len(expected.prompt_token_ids) == conversation.prompt_tokens <= 400 - 8
+    say(monkeypatch, *["many words of a message " * 4] * 20)
+    assert run(["chat", "--model", str(folder), "--max-new-tokens", "4"]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert notes and all(re.fullmatch("the context is full: .* first \\d+ exchanges?", note) for note in notes)
+
+
+def test_retry_undo_more_and_clear(engine):
+    conversation, four = Conversation(engine), {"max_new_tokens": 4}
+    first = said(conversation.ask("A list of colors: red,", four))
+    assert conversation.finish_reason == "length"
+    rest = said(conversation.more({"max_new_tokens": 6}))
+    with Engine(max_batch_size=1) as fresh:
+        whole = fresh.generate("A list of colors: red,", max_new_tokens=10).text
+    assert first + rest == conversation.messages[-1].content == whole
+    assert said(conversation.retry(four)) == first == conversation.messages[-1].content
+    assert len(conversation.messages) == 2
+    assert conversation.undo() == "A list of colors: red,"
+    with pytest.raises(UsageError, match="nothing was said"):
+        conversation.undo()
+    assert said(conversation.ask("A list of colors: red,", four)) == first
+    conversation.clear()
+    assert conversation.messages == []
+
+
+def test_an_answer_that_is_stopped_stays_as_far_as_it_is(engine):
+    conversation = Conversation(engine)
+    pieces = conversation.ask("A list of colors: red,", {"max_new_tokens": 20})
+    beginning = next(pieces) + next(pieces)
+    pieces.close()
+    assert conversation.finish_reason == "abort" and not engine.busy
+    assert conversation.messages[-1].content == beginning
+    assert (beginning + said(conversation.more({"max_new_tokens": 18}))).startswith(" orange, yellow, green, blue")
+
+
+def test_a_conversation_is_saved_and_loaded(folder, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "talk.json"
+    few = ["--model", str(folder), "--max-new-tokens", "6"]
+    say(monkeypatch, "/system Be brief.", "Hi", f"/save {file}")
+    assert run(["chat", *few]) == 0
+    first = capsys.readouterr().out
+    say(monkeypatch, "/system Be brief.", "Hi", "And?")
+    assert run(["chat", *few]) == 0
+    second = capsys.readouterr().out.removeprefix(first)
+    saved = json.loads(file.read_text())
+    assert saved["system"] == "Be brief." and [each["role"] for each in saved["messages"]] == ["user", "assistant"]
+    say(monkeypatch, f"/load {file}", "And?")
+    assert run(["chat", *few]) == 0
+    assert capsys.readouterr().out == second
+    for text in ("{", "[1]", '{"messages": [{"role": "assistant", "content": "a"}]}', '[{"role": "user"}]'):
+        file.write_text(text)
+        say(monkeypatch, f"/load {file}")
+        assert run(["chat", *few]) == 2
+        captured = capsys.readouterr()
+        assert "talk.json" in captured.err and len(captured.err.splitlines()) == 1
+
+
+def test_fields_are_set_in_a_chat_as_by_flags(monkeypatch, capsys):
+    prompt = "Once upon a time"
+    flags = ["--temperature", "1", "--seed", "3", "--top-k", "50", "--max-new-tokens", "8"]
+    say(monkeypatch, prompt)
+    assert run(["chat", *flags]) == 0
+    expected = capsys.readouterr().out
+    typed = [f"/set {flag} {value}" for flag, value in zip(flags[::2], flags[1::2], strict=True)]
+    say(monkeypatch, *typed, prompt, "/undo", "/set temperature 0", prompt)
+    assert run(["chat"]) == 0
+    *answer, last = capsys.readouterr().out.splitlines()
+    assert "\n".join(answer) + "\n" == expected != last + "\n"
+    with Engine() as engine:
+        assert engine.generate(prompt, max_new_tokens=8).text == last
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/nothing", "no command /nothing"),
+        ("/set top_q 1", "no field top_q"),
+        ("/set top_p 2", "top_p should be"),
+        ("/set logits_processor 1", "no field logits_processor"),
+        ("/set num_beams 2.5", "num_beams should be"),
+        ("/set num_beam_groups 2", "num_beam_groups"),
+        ("/save", "name a file"),
+        ("/load /nowhere/x", "/nowhere/x"),
+        ("/more", "no answer"),
+        ("/retry", "nothing was said"),
+        ("/system You are kind.", "no chat template"),
+    ],
+)
+def test_a_command_that_cannot_be_is_one_line(line, words, monkeypatch, capsys):
+    say(monkeypatch, line, "never read")
+    assert run(["chat"]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err.splitlines()[-1] and len(captured.err.splitlines()) == 2
+    assert captured.out == ""
+
+
+# --- a terminal -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_in_a_terminal_a_paste_is_one_message_ctrl_c_stops_an_answer_and_ctrl_d_ends(tmp_path):
+    from ..terminal import Terminal
+
+    terminal = Terminal([sys.executable, "-m", "minillm", "chat"], XDG_STATE_HOME=str(tmp_path))
+    banner = terminal.read_until(">")
+    assert re.search(r"the model in the package · \w+ · \w+ · context 512 tokens · /help lists commands", banner)
+    terminal.write("\x1b[200~A list of\n\ncolors: red,\x1b[201~\r")
+    terminal.read_until("orange")
+    terminal.read_until(">")
+    terminal.type("/set max_new_tokens 450")
+    terminal.type("/set min_new_tokens 450")
+    terminal.type("Once upon a time")
+    terminal.read_until("there was")
+    terminal.write("zebra")  # is not shown in the answer
+    answer = terminal.read_until(".")
+    terminal.write("\x03")
+    answer += terminal.read_until(">")
+    assert "zebra" not in answer
+    terminal.type(f"/save {tmp_path}/talk.json")
+    terminal.type("/nonsense")
+    terminal.read_until("no command /nonsense")
+    terminal.read_until(">")
+    terminal.write("\x04")
+    terminal.read_until("\0")
+    assert terminal.close() == 0
+    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [each["content"] for each in messages[::2]] == ["A list of\n\ncolors: red,", "Once upon a time"]
+    assert messages[3]["content"].startswith(" there was") and len(messages[3]["content"]) < 1500
+    history = tmp_path / "minillm" / "chat_history"
+    assert "Once upon a time" in history.read_text() and history.stat().st_mode & 0o777 == 0o600

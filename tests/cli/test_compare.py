@@ -1,17 +1,21 @@
 """minillm compare: the table, the JSON and the page."""
 
 import json
+import math
 import re
+import shlex
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
 
+from minillm import Engine
+from minillm.cli.compare import EPILOG
 from minillm.cli.main import run
 from minillm.comparison import STRATEGIES
 
 ARGUMENTS = ["compare", "--prompt", "Once upon <a> time", "--max-new-tokens", "6"]
-VOID = {"meta"}
+VOID = {"meta", "input"}
 
 
 class Elements(HTMLParser):
@@ -44,6 +48,13 @@ def test_the_table_has_a_line_and_a_text_for_each_strategy(capsys):
         assert line.endswith(variant.settings)
 
 
+def test_strategies_differ_in_the_example_of_the_help(capsys):
+    example, *_ = (shlex.split(line)[1:] for line in EPILOG.splitlines() if line.startswith("  minillm"))
+    assert run([*example, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert len({result["text"] for result in results}) >= 8
+
+
 def test_json_holds_the_results_in_full_and_the_seed_counts(capsys):
     results = []
     for seed in ("1", "1", "2"):
@@ -71,14 +82,20 @@ def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
     assert len([1 for tag, _ in elements.seen if tag == "article"]) == len(STRATEGIES)
     assert all(f"{result['logprob']:.2f}" in text for result in report["results"])
 
-    (svg,) = re.findall("<svg.*?</svg>", text, re.DOTALL)
-    tree = ElementTree.fromstring(svg)
-    boxes = [element.get("class") for element in tree.iter("g")]
-    lines = [element.get("class") for element in tree.iter("path")]
+    steps = [ElementTree.fromstring(svg) for svg in re.findall("<svg.*?</svg>", text, re.DOTALL)]
     beams = next(result for result in report["results"] if result["name"] == "beam search")
-    assert len(boxes) == len(lines) == 8 * len(beams["token_ids"])
-    assert sum("best" in kind for kind in boxes) == len(beams["token_ids"])
-    assert sum("pruned" in kind for kind in boxes[:-8]) == 4 * (len(beams["token_ids"]) - 1)
+    assert len(steps) == len(beams["token_ids"])
+    for number, step in enumerate(steps, 1):
+        boxes = [element.get("class") for element in step.iter("g")]
+        assert len(boxes) == len(list(step.iter("path"))) == 8
+        assert sum("best" in kind for kind in boxes) == 1
+        assert number == len(steps) or sum("pruned" in kind for kind in boxes) == 4
+    winner = re.findall("<li><code>(.*?)</code><small>(.*?)%</small>", text)
+    assert "".join(token for token, _ in winner).replace("␣", " ") == beams["text"]
+    probabilities = [float(percent) / 100 for _, percent in winner]
+    scores = Engine().score(ids := Engine().tokenizer.encode(report["prompt"]) + beams["token_ids"]).logprobs
+    expected = [math.exp(score) for score in scores[len(ids) - len(winner) :]]
+    assert probabilities == pytest.approx(expected, abs=6e-4)
     assert list(tmp_path.iterdir()) == [page]
 
 

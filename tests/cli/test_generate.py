@@ -1,6 +1,7 @@
 """minillm generate: what reaches standard output, standard error and the shell."""
 
 import argparse
+import io
 import json
 import os
 import re
@@ -99,8 +100,47 @@ def test_the_naive_way_prints_the_same(capsys):
 def test_stats_go_to_standard_error(capsys):
     assert run(["generate", "--prompt", PROMPT, "--stats"]) == 0
     report = capsys.readouterr().err
-    assert [line.split()[0] for line in report.splitlines()] == ["load", "prefill", "decode", "first"]
+    assert [line.split()[0] for line in report.splitlines()] == [
+        *("load", "prefill", "decode", "first"),
+        *("prompts", "pages"),
+    ]
+    assert "tokens, 0 found in the cache" in report
     assert "tokens/s" in report
+
+
+INTERRUPTIONS = """
+import logging, time, warnings
+from minillm import progress
+from minillm.cli.main import run
+from minillm.loop import StepLoop
+
+step = StepLoop.step
+
+def speak(loop):
+    progress.BAR_DELAY = 0
+    logging.getLogger("minillm").warning("a message after %d steps", loop.stats.steps)
+    warnings.warn("a warning")
+    with progress.work("compiling", 2, "kernels") as compiling:
+        compiling.advance()
+    return step(loop)
+
+StepLoop.step = speak
+run(["generate", "A list of colors: red,"])
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_nothing_lands_in_the_middle_of_the_text(engine):
+    from ..terminal import Terminal
+
+    terminal = Terminal([sys.executable, "-W", "always", "-c", INTERRUPTIONS])
+    shown = terminal.read_until("never shown")
+    assert terminal.close() == 0
+    text, *messages = shown.splitlines()
+    assert text == engine.generate(PROMPT).text
+    assert messages[0] == "minillm: a message after 0 steps"
+    assert re.fullmatch(r"minillm: .*UserWarning: a warning.*", messages[1])
+    assert len(messages) > 10 and all(message.startswith("minillm: ") for message in messages)
 
 
 def test_stop_strings_end_the_text_and_stay_out_of_it(engine, capsys):
@@ -121,7 +161,8 @@ def test_beams_and_echo_and_a_prompt_file(engine, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--temperature", "0"], 2, ["temperature", "greedy"]),
+        (["--temperature", "-1"], 2, ["temperature", "greedy"]),
+        (["--temperature", "0", "--top-k", "5"], 2, ["--temperature 0", "--top-k"]),
         (["--top-p", "1.5"], 2, ["top_p"]),
         (["--num-beams", "2", "--num-return-sequences", "3"], 2, ["num_return_sequences", "num_beams"]),
         (["--include-stop"], 2, ["include_stop", "stop_strings"]),
@@ -129,11 +170,11 @@ def test_beams_and_echo_and_a_prompt_file(engine, capsys, tmp_path):
         (["--backend", "abacus"], 1, ["abacus", "cpu", "numpy"]),
         (["--threads", "0"], 2, ["threads", "0"]),
         (["--dtype", "float31"], 1, ["float31"]),
-        (["--device", "cuda", "--dtype", "int8"], 1, ["cuda", "int8", "float16"]),
         (["--device", "abacus"], 1, ["abacus"]),
         (["--revision", "main"], 2, ["revision"]),
         (["--model", "./no-such-folder"], 1, ["no-such-folder"]),
         (["--max-new-tokens", "0"], 2, ["max_new_tokens"]),
+        (["red"], 2, ["'red'", "--prompt"]),
         (["--guided-json", "no-such-schema.json"], 2, ["no-such-schema.json"]),
         (["--guided-choice", "a", "--guided-regex", "b"], 2, ["guided_choice", "guided_regex"]),
     ],
@@ -163,11 +204,25 @@ def test_guides_from_the_command_line_and_from_files(capsys, tmp_path):
         assert re.fullmatch(expected, capsys.readouterr().out.removesuffix("\n"))
 
 
-def test_an_unknown_option_is_usage(capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(["generate", "--tempurature", "1"])
-    assert stop.value.code == 2
-    assert "--tempurature" in capsys.readouterr().err
+def test_a_prompt_without_a_flag_and_from_standard_input(engine, capsys, monkeypatch):
+    expected = engine.generate(PROMPT, max_new_tokens=6).text + "\n"
+    assert run(["generate", PROMPT, "-n", "6"]) == 0
+    assert capsys.readouterr().out == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{PROMPT}\n".encode())))
+    assert run(["generate", "--prompt-file", "-", "-n", "6"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(("end", "limit"), [(3, 298), (None, 256)])
+def test_without_a_limit_a_text_goes_on_to_its_end_or_the_context(end, limit, tmp_path, capsys, caplog):
+    """And nothing is said about a limit that nobody has set; 256 tokens are enough of a text that cannot end."""
+    folder = write_checkpoint(tmp_path / "model", seed=2, max_position_embeddings=300, eos_token_id=end)
+    assert run(["generate", "--model", str(folder), "ab", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    with Engine(folder) as engine:
+        room = min(limit, 300 - len(result["prompt_token_ids"]))
+        assert result["completions"][0]["token_ids"] == engine.generate("ab", max_new_tokens=room).token_ids
+    assert caplog.records == []
 
 
 def test_a_long_prompt_is_refused_and_a_long_answer_cut(capsys, caplog):

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
 from minillm import Engine
@@ -89,8 +90,8 @@ def test_shards_are_one_model(tmp_path):
     assert len(shards) > 2
     (tmp_path / "whole.gguf").rename(tmp_path / "whole")
     with Engine(tmp_path / "whole") as whole, Engine(tmp_path) as folder, Engine(shards[1]) as second:
-        assert (whole.forward([1, 2]) == folder.forward([1, 2])).all()
-        assert (whole.forward([1, 2]) == second.forward([1, 2])).all()
+        np.testing.assert_allclose(folder.forward([1, 2]), whole.forward([1, 2]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(second.forward([1, 2]), whole.forward([1, 2]), rtol=1e-4, atol=1e-4)
     shards[-1].unlink()
     with pytest.raises(CheckpointError, match=rf"is the first of {len(shards)} files, and .* is missing"):
         Engine(tmp_path)

@@ -11,10 +11,14 @@ from minillm.decoding.settings import FIELDS
 FLAGS: dict[str, dict[str, Any]] = {
     "--max-new-tokens 5": {"max_new_tokens": 5},
     "--min-new-tokens 5": {"min_new_tokens": 5},
+    "--decoder-prompt a": {"decoder_prompt": "a"},
+    "--decoder-start-token-id 5": {"decoder_start_token_id": 5},
     "--stop a --stop b": {"stop_strings": ["a", "b"]},
     "--include-stop": {"include_stop": True},
     "--num-return-sequences 2": {"num_return_sequences": 2},
     "--no-repeat-ngram-size 3": {"no_repeat_ngram_size": 3},
+    "--encoder-no-repeat-ngram-size 3": {"encoder_no_repeat_ngram_size": 3},
+    "--forced-bos-token-id 5": {"forced_bos_token_id": 5},
     "--suppress-tokens 5 6": {"suppress_tokens": [5, 6]},
     "--begin-suppress-tokens 5 6": {"begin_suppress_tokens": [5, 6]},
     "--forced-eos-token-id 5": {"forced_eos_token_id": [5]},
@@ -35,6 +39,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--mirostat-tau 4": {"mirostat_tau": 4.0, "do_sample": True},
     "--mirostat-eta 0.2": {"mirostat_eta": 0.2, "do_sample": True},
     "--repetition-penalty 1.5": {"repetition_penalty": 1.5},
+    "--encoder-repetition-penalty 1.5": {"encoder_repetition_penalty": 1.5},
     "--presence-penalty 1.5": {"presence_penalty": 1.5},
     "--frequency-penalty -1.5": {"frequency_penalty": -1.5},
     "--num-beams 4": {"num_beams": 4},
@@ -60,6 +65,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--lookahead-ngram-size 4": {"lookahead_ngram_size": 4},
     "--lookahead-guesses 4": {"lookahead_guesses": 4},
     "--echo": {"echo": True},
+    "--keep-special-tokens": {"skip_special_tokens": False},
     "--logprobs": {"logprobs": True},
     "--top-logprobs 4": {"top_logprobs": 4},
 }
@@ -78,6 +84,7 @@ def test_every_declared_flag_is_tried_and_none_sets_what_was_not_asked_for():
     assert declared == {word for words in FLAGS for word in words.split() if word.startswith("--")}
     assert generation_fields(build_parser().parse_args(["generate"])) == {}
     assert generation_fields(build_parser().parse_args(["chat"])) == {}
+    assert generation_fields(build_parser().parse_args(["generate", "--temperature", "0"])) == {"do_sample": False}
 
 
 def test_help_explains_each_flag_as_its_field(capsys):
@@ -99,11 +106,45 @@ def test_help_explains_each_flag_as_its_field(capsys):
         ("--early-stopping soon", "expected yes, no or never, found 'soon'"),
         ("--top-k many", "invalid int value: 'many'"),
         ("--temperature", "expected one argument"),
-        ("--no-cache yes", "unrecognized arguments: yes"),
+        ("--no-cache a b", "b is not an argument of this command: put a text of several words in quotes"),
+        ("--max-tokns 3", "--max-tokns is not an argument of this command: did you mean --max-tokens?"),
+        ("--zzz", "--zzz is not an argument of this command: --help lists the options"),
+        ("a --prompt b --prompt-file c", "not allowed with argument"),
     ],
 )
-def test_what_a_flag_does_not_take_is_one_line_after_the_usage(words, expected, capsys):
+def test_what_is_wrong_is_one_line_and_then_the_usage(words, expected, capsys):
     with pytest.raises(SystemExit) as stop:
         run(["generate", *words.split()])
     assert stop.value.code == 2
-    assert expected in capsys.readouterr().err.splitlines()[-1]
+    error, usage = capsys.readouterr().err.splitlines()
+    assert error.startswith("minillm generate: ") and expected in error
+    assert usage == "usage: minillm generate [options]"
+
+
+def test_a_misspelt_command_is_told_the_nearest_and_none_shows_the_help(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["genrate"])
+    assert stop.value.code == 2
+    assert "'genrate': did you mean generate?" in capsys.readouterr().err
+    assert run([]) == 0
+    shown = capsys.readouterr()
+    assert "generate" in shown.out and shown.out.startswith("usage: minillm") and shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "ours"),
+    [
+        ("-n 3", "--max-new-tokens 3"),
+        ("--max-tokens 3", "--max-new-tokens 3"),
+        ("--temp 0.5", "--temperature 0.5"),
+        ("-p red", "--prompt red"),
+        ("-m folder", "--model folder"),
+        ("-t 1", "--threads 1"),
+        ("--temperature 0 --seed 3", "--temperature 0"),
+    ],
+)
+def test_names_that_other_programs_have_are_ours_too(other, ours):
+    one, same = (build_parser().parse_args(["generate", *words.split()]) for words in (other, ours))
+    assert generation_fields(one) == generation_fields(same)
+    names = ("prompt", "model", "threads")
+    assert [getattr(one, name) for name in names] == [getattr(same, name) for name in names]

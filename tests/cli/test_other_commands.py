@@ -1,4 +1,4 @@
-"""minillm tokenize, inspect and chat."""
+"""minillm tokenize and inspect, and what holds for several commands."""
 
 import io
 import json
@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from minillm import Engine
-from minillm.cli import chat
 from minillm.cli.main import run
-from minillm.cli.plots import draw_attention, write_figure
+from minillm.cli.plots import PIXELS, draw_attention, map_image, pooled, with_glyphs, write_figure
 from minillm.loading import DEMO_MODEL
 
 PROMPT = "A list of colors: red,"
@@ -65,19 +64,50 @@ def test_labels_of_tokens_are_no_formulas(tmp_path):
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     tokens = ["$x$", "_{", " a", "\x1b", "中"]
     picture = tmp_path / "attention.svg"
-    write_figure(picture, draw_attention, maps=np.zeros((1, 5, 5), np.float32), tokens=tokens, layer=0)
+    write_figure(picture, draw_attention, **maps_of(1, 5), tokens=tokens, layer=0)
     texts = [one.text for one in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert {"$x$", "_{", "␣a", "\\x1b", "中"} <= set(texts)
+
+
+def test_characters_without_a_glyph_are_no_boxes():
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    assert with_glyphs("é␣日\n") == r"é␣\u65e5\n"
+
+
+def maps_of(heads, length):
+    """Maps and the mask of a drawing."""
+    masked = np.triu(np.ones((length, length), bool), 1)
+    return {"maps": np.zeros((heads, length, length), np.float32), "masked": masked}
 
 
 def test_the_size_of_the_maps_of_a_long_prompt_is_limited(tmp_path):
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     picture = tmp_path / "attention.svg"
-    write_figure(picture, draw_attention, maps=np.zeros((1, 250, 250), np.float32), tokens=["t"] * 250, layer=0)
+    write_figure(picture, draw_attention, **maps_of(3, 250), tokens=["t"] * 250, layer=0, head=1)
     root = ElementTree.parse(picture).getroot()
-    assert root.get("width") == f"{72 * 12}pt"
-    labels = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text") if one.text == "t"]
-    assert len(labels) == 2 * 84  # every third, on both axes
+    assert root.get("width") == f"{72 * 13}pt"
+    texts = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("t") == 2 * 50  # every fifth, on both sides of the large map
+    assert [text for text in texts if text and text.startswith("head")] == ["head 1", "head 0", "head 2"]
+
+
+def test_pixels_of_a_map_keep_the_largest_weight_and_the_mask():
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    image = pytest.importorskip("PIL.Image")
+    T = 2 * PIXELS + 1
+    maps = np.zeros((1, T, T), np.float32)
+    masked = np.triu(np.ones((T, T), bool), 1)
+    maps[0, 600, 31], maps[0, 0, 0], maps[0, 700, 3] = 1, 1, 1e-3
+    pixels, size = pooled(maps, masked)
+    assert size == 3
+    assert pixels.shape == (1, 342, 342)
+    drawn = np.asarray(image.open(io.BytesIO(map_image(pixels[0]))).convert("RGBA"))
+    assert drawn[..., 3].all() == drawn[0, 1, 3] == 0  # transparent where the mask hides
+    np.testing.assert_array_equal(drawn[..., 3] == 0, np.triu(np.ones((342, 342), bool), 1))
+    colours = {tuple(drawn[row, column]) for row, column in ((200, 10), (0, 0))}
+    assert len(colours) == 1  # of weight 1
+    zero, small, one = (tuple(drawn[place]) for place in ((300, 5), (233, 1), (0, 0)))
+    assert len({zero, small, one}) == 3  # a weight of a thousandth can be told from zero
 
 
 @pytest.mark.parametrize(
@@ -85,7 +115,9 @@ def test_the_size_of_the_maps_of_a_long_prompt_is_limited(tmp_path):
     [
         (["--top", "0"], "--top"),
         (["--layer", "0"], "--attention"),
+        (["--head", "0"], "--attention"),
         (["--attention", "a.png", "--layer", "6"], "--layer"),
+        (["--attention", "a.html", "--head", "6"], "--head"),
         (["--attention", "no/such/folder/a.png"], "cannot be written"),
         (["--attention", "a.nonsense"], "cannot be written"),
     ],
@@ -97,32 +129,6 @@ def test_inspect_names_what_is_wrong(arguments, word, capsys, tmp_path, monkeypa
     assert run(["inspect", "--prompt", PROMPT, *arguments]) == 2
     assert word in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_chat_computes_only_what_is_new(engine, capsys):
-    conversation = chat.turn(engine, [], "A list of colors: red,", {"max_new_tokens": 8})
-    before = engine.stats.prefill_tokens
-    longer = chat.turn(engine, conversation, "A list of animals: cat,", {"max_new_tokens": 8})
-    line = engine.tokenizer.encode("\nA list of animals: cat,", add_special_tokens=False)
-    assert engine.stats.prefill_tokens - before == len(line) + 1  # and the last token of the answer before
-    assert longer[: len(conversation)] == conversation
-    fresh = Engine(max_batch_size=1).generate(longer[: len(conversation) + len(line)], max_new_tokens=8)
-    assert longer[len(conversation) + len(line) :] == fresh.token_ids
-    assert capsys.readouterr().out.endswith(fresh.text + "\n")
-
-
-def test_chat_reads_lines_and_says_that_it_continues_raw_text(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("A list of colors: red,\nCount from 3 to 9:\n"))
-    assert run(["chat", "--max-new-tokens", "4"]) == 0
-    captured = capsys.readouterr()
-    assert len(captured.out.splitlines()) >= 2
-    assert "raw text" in captured.err
-
-
-def test_a_chat_that_outgrows_the_context_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("red, " * 300 + "\n"))
-    assert run(["chat"]) == 2
-    assert "512" in capsys.readouterr().err
 
 
 def test_starting_imports_only_what_is_needed():

@@ -170,7 +170,7 @@ def test_standard_input_that_is_closed_is_one_line(command: str) -> None:
 
 
 def test_what_was_to_go_to_a_closed_standard_error_goes_nowhere() -> None:
-    good, bad = [*MODULE, "generate", *PROMPT, *FAST, "--stats"], [*MODULE, "generate", *PROMPT, "--temperature", "0"]
+    good, bad = [*MODULE, "generate", *PROMPT, *FAST, "--stats"], [*MODULE, "generate", *PROMPT, "--temperature", "-1"]
     expected = run([*MODULE, "generate", *PROMPT, *FAST]).stdout
     result = run(good, preexec_fn=lambda: os.close(2))
     assert (result.returncode, result.stdout) == (0, expected)
@@ -181,7 +181,7 @@ def test_what_was_to_go_to_a_closed_standard_error_goes_nowhere() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
     with Path("/dev/full").open("wb") as full:
-        result = run([*MODULE, "generate", *PROMPT, "--temperature", "0"], stderr=full)
+        result = run([*MODULE, "generate", *PROMPT, "--temperature", "-1"], stderr=full)
     assert (result.returncode, result.stdout) == (2, "")
 
 

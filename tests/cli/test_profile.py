@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,33 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     assert call("--png", tmp_path / "a.png") == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_texts_of_the_picture_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the extents that matplotlib measures: names, times, ratios, titles and the legend."""
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    figure = Figure(layout="constrained", dpi=140)
+    monkeypatch.setattr("minillm.cli.profile.write_figure", lambda path, draw, **data: draw(figure, **data))
+    assert call("--png", "unused.png") == 0
+    FigureCanvasAgg(figure).draw()
+    axes = [axis for each in figure.findobj(Axes) for axis in (each.xaxis, each.yaxis)]
+    ticks = {text for axis in axes for tick in axis.get_major_ticks() for text in (tick.label1, tick.label2)}
+    drawn = {text for axis in axes for tick in axis._update_ticks() for text in (tick.label1, tick.label2)}
+    beyond_the_view = ticks - drawn
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    shown = {text: text.get_window_extent() for text in texts if text not in beyond_the_view}
+    assert [one.get_text() for one in shown].count("ms") == 2
+    for (one, box), (other, beyond) in combinations(shown.items(), 2):
+        assert not box.padded(-1).overlaps(beyond.padded(-1)), f"{one} covers {other}"
+    names = [one.x1 for text, one in shown.items() if text.get_text() == "scheduler, strategy"]
+    starts = [one.x0 for text, one in shown.items() if text.get_text().startswith("layer_norm self")]
+    assert starts[1] - names[0] > 400  # pixels from the names of one phase to those of the next
 
 
 def test_floors_of_a_published_chip(capsys: pytest.CaptureFixture[str]) -> None:

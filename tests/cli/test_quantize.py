@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
+import shlex
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -12,8 +15,10 @@ import pytest
 
 from minillm import Engine
 from minillm.cli.main import run
+from minillm.cli.output import bytes_text
 from minillm.loading import DEMO_MODEL
 from minillm.precision import perplexity
+from minillm.quantizing import write_checkpoint as write_weights
 
 from ..tiny import write_checkpoint
 
@@ -23,8 +28,7 @@ PROMPT = "A list of colors: red,"
 def test_a_written_checkpoint_runs_as_any_other(tmp_path, capsys):
     out = tmp_path / "demo-int4"
     assert run(["quantize", str(DEMO_MODEL), str(out), "--dtype", "int4", "--group-size", "64"]) == 0
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "")
+    assert capsys.readouterr().err == ""
     assert json.loads((out / "config.json").read_text())["quantization_config"]["group_size"] == 64
     assert (out / "model.safetensors").stat().st_size < 0.4 * (DEMO_MODEL / "model.safetensors").stat().st_size
     assert (out / "generation_config.json").read_bytes() == (DEMO_MODEL / "generation_config.json").read_bytes()
@@ -59,6 +63,7 @@ def test_a_mistake_is_one_clear_line(arguments, code, words, tmp_path, capsys, m
     monkeypatch.chdir(tmp_path)
     write_checkpoint(tmp_path / "SRC")
     assert run(["quantize", "SRC", "QUANTISED", "--dtype", "int4"]) == 0
+    capsys.readouterr()
     before = sorted(tmp_path.rglob("*"))
     assert run(["quantize", *arguments]) == code
     captured = capsys.readouterr()
@@ -67,6 +72,34 @@ def test_a_mistake_is_one_clear_line(arguments, code, words, tmp_path, capsys, m
     for word in words:
         assert word in captured.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_it_ends_with_errors_sizes_and_the_next_command(tmp_path, capsys):
+    source, target = write_checkpoint(tmp_path / "SRC"), tmp_path / "a folder"
+    worst = max(write_weights(source, tmp_path / "again", "int4"), key=lambda one: one.error)
+    assert run(["quantize", str(source), str(target), "--dtype", "int4"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert set(captured.out) <= set(string.printable) - set("\r\x1b")
+    head, *table, _, error, weights, following = captured.out.splitlines()
+    assert head.split() == ["matrices", "number", "format", "error", "worst"]
+    rows = {line.split()[0]: re.split(r"  +", line)[1:] for line in table}
+    assert rows["embed_tokens"][:2] == ["1", "int8"]
+    kind, layer = re.fullmatch(r"layers\.(\d)\.(.*)\.weight", worst.name).groups()[::-1]
+    assert rows[f"layers.*.{kind}"][:2] == ["2", "int4"]
+    assert rows[f"layers.*.{kind}"][3] == f"{worst.error:.2%} in layer {layer}"
+    assert float(rows[f"layers.*.{kind}"][2].rstrip("%")) <= 100 * worst.error
+    assert error.split(maxsplit=1) == ["error", f"at most {worst.error:.2%}, in {worst.name}"]
+    before, after = ((folder / "model.safetensors").stat().st_size for folder in (source, target))
+    assert weights.split(maxsplit=1)[1] == f"{bytes_text(before)} -> {bytes_text(after)}, {after / before:.0%} of it"
+    name, program, *command = shlex.split(following)
+    assert (name, program) == ("next", "minillm")
+    assert run([*command, "--backend", "numpy"]) == 0
+
+
+def test_a_dtype_that_the_weights_have_rounds_nothing(tmp_path, capsys):
+    assert run(["quantize", str(DEMO_MODEL), str(tmp_path / "DST"), "--dtype", "float16"]) == 0
+    assert "every weight is written as it was" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
@@ -132,6 +165,7 @@ def test_a_random_shape_has_logits_and_no_text(capsys, monkeypatch):
 def test_a_quantised_folder_against_its_own_float32(tmp_path, capsys):
     out = tmp_path / "out"
     assert run(["quantize", str(DEMO_MODEL), str(out), "--dtype", "int8"]) == 0
+    capsys.readouterr()
     text = tmp_path / "text.txt"
     text.write_text(PROMPT, encoding="utf-8")
     arguments = ["perplexity", "--model", str(out), "--text", str(text), "--backend", "numpy", "--json"]

@@ -1,10 +1,8 @@
 """Histories for the tests of processors."""
 
-import itertools
-
 import numpy as np
 
-from minillm.decoding.processors import History
+from minillm.decoding.history import History
 
 
 def history(*sequences: tuple[list[int], list[int]], max_new_tokens: int = 20) -> History:
@@ -12,8 +10,7 @@ def history(*sequences: tuple[list[int], list[int]], max_new_tokens: int = 20) -
     ids = [prompt + generated for prompt, generated in sequences]
     prompt_lengths = np.array([len(prompt) for prompt, _ in sequences], np.int64)
     return History(
-        token_ids=np.array(list(itertools.chain(*ids)), np.int64),
-        starts=np.cumsum([0, *map(len, ids)]),
+        lines=[np.asarray(line, np.int64) for line in ids],
         prompt_lengths=prompt_lengths,
         max_lengths=prompt_lengths + max_new_tokens,
         requests=np.arange(len(ids)),

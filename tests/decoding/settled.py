@@ -15,6 +15,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "lookahead_window": {"lookahead_window": 5},
     "draft": {"models": ("draft",)},
     "amateur": {"models": ("amateur",)},
+    "encoder": {"models": ("encoder",)},
 }
 """Fields to set so that a field with `needs` has an effect"""
 

@@ -22,6 +22,8 @@ from minillm.decoding.filters import (  # noqa: E402
     build_filters,
 )
 from minillm.decoding.processors import (  # noqa: E402
+    EncoderNoRepeatNGram,
+    EncoderRepetitionPenalty,
     ExponentialDecayLengthPenalty,
     ForcedBeginning,
     ForcedEnd,
@@ -131,11 +133,49 @@ def test_processors_give_identical_scores(name: str, kind: str) -> None:
     ours, make = PROCESSORS[name]
     seen = random_history(np.random.default_rng(1), ROWS, V, max_new_tokens=LIMIT)
     if (few := {"no ": 3, "seq": 6, "bad": 6}.get(name[:3])) is not None:
-        seen = dataclasses.replace(seen, token_ids=seen.token_ids % few)  # so that sequences do come again
+        seen = dataclasses.replace(seen, lines=[line % few for line in seen.lines])  # so that sequences do come again
     logits = random_logits(kind)
     expected = theirs(make, seen, logits)
     assert (expected != logits).any()
     np.testing.assert_array_equal(ours(seen, logits.copy(), np), expected)
+
+
+ENCODER_PROCESSORS = {
+    "penalty 1.3": (
+        EncoderRepetitionPenalty(1.3),
+        lambda source: transformers.EncoderRepetitionPenaltyLogitsProcessor(1.3, source),
+    ),
+    "penalty 0.7": (
+        EncoderRepetitionPenalty(0.7),
+        lambda source: transformers.EncoderRepetitionPenaltyLogitsProcessor(0.7, source),
+    ),
+    **{
+        f"no {n}-gram": (
+            EncoderNoRepeatNGram(n),
+            lambda source, n=n: transformers.EncoderNoRepeatNGramLogitsProcessor(n, source),
+        )
+        for n in (1, 2, 3)
+    },
+}
+
+
+@pytest.mark.parametrize("with_encoder", [True, False], ids=["encoder", "decoder-only"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ENCODER_PROCESSORS)
+def test_processors_that_read_the_source_give_identical_scores(name: str, kind: str, with_encoder: bool) -> None:
+    """The penalty up to the last bit: a float64 is inverted there, and rounded once."""
+    ours, make = ENCODER_PROCESSORS[name]
+    rng = np.random.default_rng(1)
+    seen = random_history(rng, ROWS, V)
+    seen = dataclasses.replace(seen, lines=[line % 6 for line in seen.lines])
+    if with_encoder:
+        seen = dataclasses.replace(seen, given=[rng.integers(6, size=rng.integers(3, 40)) for _ in range(ROWS)])
+    logits, expected = random_logits(kind), []
+    for row in range(ROWS):
+        processor = make(torch.tensor(seen.source(row))[None])
+        expected.append(processor(torch.tensor(seen.sequence(row))[None], torch.tensor(logits[row : row + 1]))[0])
+    assert (np.stack(expected) != logits).any()
+    np.testing.assert_allclose(ours(seen, logits.copy(), np), np.stack(expected), rtol=3e-7)
 
 
 @pytest.mark.parametrize("alive", ["all", "none", "one"])
@@ -146,9 +186,7 @@ def test_beams_whose_allowed_tokens_are_all_forbidden(alive: str) -> None:
     )
     length = int(seen.lengths.min())
     lines = np.stack([seen.sequence(row)[:length] for row in range(4)])
-    seen = dataclasses.replace(
-        seen, token_ids=lines.ravel(), starts=np.arange(5) * length, prompt_lengths=np.ones(4, np.int64)
-    )
+    seen = dataclasses.replace(seen, lines=list(lines), prompt_lengths=np.ones(4, np.int64))
     logits = random_logits("different scores")[:4]
     for row in {"all": [], "none": [0, 1, 2, 3], "one": [0, 1, 3]}[alive]:
         logits[row, some_allowed(0, lines[row])] = -np.inf
@@ -161,7 +199,9 @@ def test_beams_whose_allowed_tokens_are_all_forbidden(alive: str) -> None:
 ASKED = {
     "sequence_bias": [[[3], 1.5], [[4, 3], 0.5]],
     "repetition_penalty": 1.3,
+    "encoder_repetition_penalty": 1.1,
     "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 3,
     "bad_words_ids": [[4], [1, 2]],
     "min_new_tokens": 2,
     "forced_bos_token_id": 7,
@@ -192,9 +232,11 @@ def test_the_order_is_theirs(sampled: bool, num_beams: int) -> None:
     config = transformers.GenerationConfig(do_sample=sampled, eos_token_id=2, **asked)
     config._eos_token_tensor = torch.tensor([2])
     config.max_length = 9
-    chain = model._get_logits_processor(config, input_ids_seq_length=4)
+    chain = model._get_logits_processor(config, input_ids_seq_length=4, encoder_input_ids=torch.tensor([[3, 4]]))
     pairs = {
         "SequenceBiasLogitsProcessor": "SequenceBias", "RepetitionPenaltyLogitsProcessor": "RepetitionPenalty",
+        "EncoderRepetitionPenaltyLogitsProcessor": "EncoderRepetitionPenalty",
+        "EncoderNoRepeatNGramLogitsProcessor": "EncoderNoRepeatNGram",
         "NoRepeatNGramLogitsProcessor": "NoRepeatNGram", "NoBadWordsLogitsProcessor": "SequenceBias",
         "MinLengthLogitsProcessor": "MinLength", "MinNewTokensLengthLogitsProcessor": "MinNewTokens",
         "ForcedBOSTokenLogitsProcessor": "ForcedBeginning", "ForcedEOSTokenLogitsProcessor": "ForcedEnd",

@@ -48,6 +48,7 @@ def everything(runner, prompt: list[int], eos: tuple[int, ...], penalty: float) 
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize("eos", [(), (2,), (0, 3)])
+@pytest.mark.slow
 def test_enough_beams_find_the_best_of_everything(runner, eos: tuple[int, ...], penalty: float) -> None:
     fields: dict[str, Any] = {"length_penalty": penalty, "early_stopping": "never"}
     fields |= {"eos_token_id": eos} if eos else {}
@@ -82,6 +83,7 @@ def test_beams_find_likelier_lines_than_greedy_search() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"repetition_penalty": 1.3}], ids=str)
 @pytest.mark.parametrize("options", [{"chunk": 3}, {"max_batch_size": 4}, {}], ids=str)
+@pytest.mark.slow
 def test_a_ragged_batch_cached_or_naive_gives_what_each_prompt_gives_alone(options: dict, fields: dict) -> None:
     runner = runner_of(tiny_model(seed=2), pages=600, page_size=4)
     prompts = random_prompts(8, seed=3)
@@ -133,6 +135,7 @@ EXTREME = [-50.0, -10.0, -5.0, 10.0, 50.0]
 @pytest.mark.parametrize("eos", [{}, {"eos_token_id": [3, 9, 20, 40, 60]}], ids=["no end", "ends"])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("penalty", EXTREME)
+@pytest.mark.slow
 def test_there_are_results_whatever_the_length_penalty(
     penalty: float, early_stopping: Any, eos: dict, groups: dict
 ) -> None:

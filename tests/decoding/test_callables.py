@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.decoding.processors import History
+from minillm.decoding.history import History
 from minillm.errors import ParameterError
 
 from ..tiny import generate, loop_of, random_prompts, request_for, run, tiny_runner

@@ -12,7 +12,9 @@ import pytest
 
 from minillm import Engine
 from minillm.decoding.settings import FIELDS, GenerationConfig
+from minillm.reference.philox import fold_in
 
+from .. import seq2seq
 from ..adapters import write_adapter
 from ..tiny import write_checkpoint
 
@@ -74,6 +76,9 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "logprobs": lambda plain: added({}, logprobs=True),
     "top_logprobs": lambda plain: added({"logprobs": True}, top_logprobs=2),
     "echo": lambda plain: added({}, echo=True),
+    "skip_special_tokens": lambda plain: added(
+        {"prefix_allowed_tokens_fn": lambda batch_id, ids: [2], "eos_token_id": 7}, skip_special_tokens=False
+    ),
     "top_h": lambda plain: added(SAMPLED, top_h=0.2),
     "top_n_sigma": lambda plain: added(SAMPLED, top_n_sigma=0.5),
     "typical_p": lambda plain: added(SAMPLED, typical_p=0.2),
@@ -84,6 +89,10 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "mirostat_eta": lambda plain: added(SAMPLED | {"mirostat": 2, "mirostat_tau": 1.0}, mirostat_eta=2.0),
     "sequence_bias": lambda plain: added({}, sequence_bias=[[plain.tokens[:2], -99.0]]),
     "no_repeat_ngram_size": lambda plain: added({"presence_penalty": -50.0}, no_repeat_ngram_size=2),
+    "encoder_no_repeat_ngram_size": lambda plain: added(
+        {"prompt": [*PROMPT, plain.tokens[0], *PROMPT]}, encoder_no_repeat_ngram_size=1
+    ),
+    "encoder_repetition_penalty": lambda plain: added({}, encoder_repetition_penalty=99.0),
     "bad_words_ids": lambda plain: added({}, bad_words_ids=[plain.tokens[1:3]]),
     "prefix_allowed_tokens_fn": lambda plain: added({}, prefix_allowed_tokens_fn=lambda batch_id, ids: [5, 6]),
     "forced_bos_token_id": lambda plain: added({"prompt": [40]}, forced_bos_token_id=7),
@@ -105,6 +114,8 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "lookahead_window": lambda plain: added({}, lookahead_window=4),
     "lookahead_ngram_size": lambda plain: added({"lookahead_window": 4}, lookahead_ngram_size=5),
     "lookahead_guesses": lambda plain: added(LOOPING | {"lookahead_window": 9}, lookahead_guesses=1),
+    "decoder_prompt": lambda plain: added({"with": "encoder"}, decoder_prompt=[5, 6]),
+    "decoder_start_token_id": lambda plain: added({"with": "encoder"}, decoder_start_token_id=5),
     "num_assistant_tokens": lambda plain: added({"with": "draft"}, num_assistant_tokens=2),
     "contrastive_alpha": lambda plain: added({"with": "amateur"}, contrastive_alpha=0.9),
     "amateur_temperature": lambda plain: added({"with": "amateur"}, amateur_temperature=9.0),
@@ -115,20 +126,21 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return Engine(write_checkpoint(tmp_path_factory.mktemp("model"), seed=3), max_batch_size=4)
+    return Engine(write_checkpoint(tmp_path_factory.mktemp("model"), seed=3), max_batch_size=4, prefix_cache=False)
 
 
 @pytest.fixture(scope="module")
 def engines(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
-    """The engine alone, with a draft model, with an amateur, and with an adapter."""
+    """The engine alone, with a draft model, with an amateur, and with an adapter; and one with an encoder."""
     model = write_checkpoint(tmp_path_factory.mktemp("model"), seed=3)
     other = write_checkpoint(tmp_path_factory.mktemp("other"), seed=4)
     adapters = {"one": write_adapter(tmp_path_factory.mktemp("adapter"))}
     return {
         "": engine,
-        "draft": Engine(model, draft=other),
-        "amateur": Engine(model, amateur=other),
-        "lora": Engine(model, adapters=adapters),
+        "draft": Engine(model, draft=other, prefix_cache=False),
+        "amateur": Engine(model, amateur=other, prefix_cache=False),
+        "lora": Engine(model, adapters=adapters, prefix_cache=False),
+        "encoder": Engine(seq2seq.write_checkpoint(tmp_path_factory.mktemp("t5"))),
     }
 
 
@@ -140,7 +152,7 @@ def outcome(engines: dict[str, Engine], fields: Fields) -> tuple[Any, int, int]:
     generation = engine.generate(fields.pop("prompt", PROMPT), **fields)
     after = engine.stats
     computed = after.prefill_tokens + after.decode_tokens - before.prefill_tokens - before.decode_tokens
-    return dataclasses.asdict(generation), computed, after.steps - before.steps
+    return generation, computed, after.steps - before.steps
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +191,7 @@ TOGETHER = [
 
 @pytest.mark.parametrize("fields", TOGETHER, ids=[" ".join(fields) for fields in TOGETHER])
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "naive"])
+@pytest.mark.slow
 def test_ragged_prompts_with_different_limits_give_what_each_gives_alone(
     fields: Fields, use_cache: bool, engine: Engine
 ) -> None:
@@ -190,6 +203,8 @@ def test_ragged_prompts_with_different_limits_give_what_each_gives_alone(
         if "prefix_allowed_tokens_fn" in fields:
             allow = fields["prefix_allowed_tokens_fn"]
             config = config.merged(prefix_allowed_tokens_fn=lambda _, ids, i=batch_id, allow=allow: allow(i, ids))
+        if "seed" in fields:
+            config = config.merged(seed=fold_in(fields["seed"], batch_id))
         alone = engine.generate(prompt, config)
         assert [c.token_ids for c in alone.completions] == [c.token_ids for c in generation.completions]
         streamed: list[list[int]] = [[] for _ in generation.completions]

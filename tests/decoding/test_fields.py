@@ -57,6 +57,7 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "logprobs": [(True, True), (False, False)],
     "top_logprobs": [(0, 0), (100, 100)],
     "echo": [(True, True), (False, False)],
+    "skip_special_tokens": [(True, True), (False, False)],
     "top_h": [(0.4, 0.4), (1, 1.0)],
     "top_n_sigma": [(0, 0.0), (1, 1.0)],
     "typical_p": [(1e-9, 1e-9), (1, 1.0)],
@@ -72,6 +73,8 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
         ([], ()),
     ],
     "no_repeat_ngram_size": [(0, 0), (3, 3)],
+    "encoder_no_repeat_ngram_size": [(0, 0), (3, 3)],
+    "encoder_repetition_penalty": [(0.1, 0.1), (2, 2.0)],
     "bad_words_ids": [([[5], [6, 7], [2]], ((5,), (6, 7))), ([[2, 2]], ((2, 2),)), ([], ())],
     "prefix_allowed_tokens_fn": [(allow, ByIdentity(allow))],
     "forced_bos_token_id": [(0, 0), (np.int64(99), 99)],
@@ -93,12 +96,14 @@ VALID: dict[str, list[tuple[Any, Any]]] = {
     "num_assistant_tokens": [(0, 0), (8, 8)],
     "contrastive_alpha": [(0, 0.0), (1, 1.0)],
     "amateur_temperature": [(1e-8, 1e-8), (2, 2.0)],
+    "decoder_prompt": [("ab", "ab"), ("", ""), ([5, np.int64(6)], (5, 6)), ([], ())],
+    "decoder_start_token_id": [(0, 0), (np.int64(99), 99)],
 }
 NOT_WHOLE: list[Any] = [True, 1.0, "1", [1], math.nan]
 NOT_A_NUMBER: list[Any] = [True, "0.7", [0.5], math.nan, math.inf, -math.inf, 10**400, -1e31, 1j]
 NOT_A_FLAG: list[Any] = [1, 0, "true", 1.0]
 INVALID: dict[str, list[Any]] = {
-    "max_new_tokens": [0, -1, *NOT_WHOLE],
+    "max_new_tokens": [-1, *NOT_WHOLE],  # and 0 without echo
     "max_length": [0, *NOT_WHOLE],
     "min_new_tokens": [-1, 21, *NOT_WHOLE],
     "min_length": [-1, *NOT_WHOLE],
@@ -130,6 +135,7 @@ INVALID: dict[str, list[Any]] = {
     "logprobs": NOT_A_FLAG,
     "top_logprobs": [-1, 101, *NOT_WHOLE],
     "echo": NOT_A_FLAG,
+    "skip_special_tokens": NOT_A_FLAG,
     "top_h": [0.0, 1.1, *NOT_A_NUMBER],
     "top_n_sigma": [-0.1, *NOT_A_NUMBER],
     "typical_p": [0.0, 1.1, *NOT_A_NUMBER],
@@ -151,6 +157,8 @@ INVALID: dict[str, list[Any]] = {
         [[[-1], 1.0]],
     ],
     "no_repeat_ngram_size": [-1, *NOT_WHOLE],
+    "encoder_no_repeat_ngram_size": [-1, *NOT_WHOLE],
+    "encoder_repetition_penalty": [0, -1.0, *NOT_A_NUMBER],
     "bad_words_ids": [[5], [[]], [["a"]], "ab", [[100]], [[5, -1]], [[2]]],
     "prefix_allowed_tokens_fn": [5, [allow], lambda batch_id: [5], processor],
     "forced_bos_token_id": [-1, 100, [5], *NOT_WHOLE],
@@ -168,6 +176,8 @@ INVALID: dict[str, list[Any]] = {
     "num_assistant_tokens": [-1, *NOT_WHOLE],
     "contrastive_alpha": [-0.1, 1.1, *NOT_A_NUMBER],
     "amateur_temperature": [0, -1.0, *NOT_A_NUMBER],
+    "decoder_prompt": [5, [-1], [5, "a"], ["a"], b"a", True, {5}],
+    "decoder_start_token_id": [-1, 100, [5], *NOT_WHOLE],
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from minillm.backends.chooser import Chooser
 from minillm.decoding.beam import BeamSearch
 from minillm.decoding.resolving import strategy_for
-from minillm.decoding.sampling import GreedySearch, Sampling
+from minillm.decoding.sampling import Sampling
 from minillm.decoding.strategy import Rows
 
 from ..tiny import request_for
@@ -16,7 +16,7 @@ LOGITS = np.array([[0.0, 3.0, 1.0, 3.0], [2.0, -1.0, 2.5, 0.0]], np.float32)
 
 def step(*requests, logits: np.ndarray = LOGITS):
     """One step of greedy search after the prompts. Returns each request's continuation and feeds."""
-    strategy = GreedySearch(requests[0].settings)
+    strategy = Sampling(requests[0].settings)
     states = [strategy.begin(request)[0] for request in requests]
     feeds = strategy.step(Chooser(), states, Rows(logits.copy(), list(range(len(logits) + 1))))
     return [state.results[0] for state in states], feeds
@@ -60,7 +60,7 @@ def test_requests_that_choose_alike_share_a_strategy() -> None:
     assert chosen(do_sample=True, top_k=3) is not chosen(do_sample=True, top_k=4)
     assert chosen(logprobs=True) is not chosen()
     assert [type(chosen(**fields)) for fields in ({}, {"do_sample": True}, {"num_beams": 2})] == [
-        GreedySearch,
+        Sampling,
         Sampling,
         BeamSearch,
     ]

@@ -1,9 +1,13 @@
 """Guided texts are always valid, and drawn from the model's own distribution over what is allowed."""
 
+import ctypes
 import json
+import math
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +17,12 @@ import numpy as np
 import pytest
 
 from minillm import Engine, GenerationConfig
-from minillm.decoding import resolving
+from minillm.decoding import guided, resolving
 from minillm.decoding.guided import Guide
 from minillm.decoding.strategy import Strategy
-from minillm.errors import ParameterError
-from minillm.request import Completion, RequestMaker
+from minillm.errors import ParameterError, install
+from minillm.request import RequestMaker
+from minillm.results import Completion
 
 from ..reference.chi_square import p_value
 from ..tiny import tiny_model, write_checkpoint
@@ -103,6 +108,7 @@ def assert_valid(completion: Completion, is_valid: Callable[[str], bool]) -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.slow
 def test_what_a_random_model_writes_is_valid(engine: Engine, guide: str, mode: str) -> None:
     fields, is_valid = GUIDES[guide]
     for generation in engine.generate(PROMPTS, max_new_tokens=90, **fields, **MODES[mode]):
@@ -285,7 +291,7 @@ def test_what_llguidance_refuses_is_quoted_in_one_line(plain: Engine, fields: di
 def test_without_llguidance_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(tmp_path)
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ParameterError, match=r"^guided_regex needs llguidance: pip install 'minillm\[guided\]'$"):
+    with pytest.raises(ParameterError, match=f"^guided_regex needs llguidance: {re.escape(install('guided'))}$"):
         engine.generate("x", guided_regex="a")
     assert engine.generate("x", max_new_tokens=2).token_ids
 
@@ -368,25 +374,122 @@ def test_a_guide_that_fails_in_a_step_is_an_error_of_ours(plain: Engine, mode: s
 @pytest.mark.parametrize("raised", [ValueError("too much\n  of it"), type("PanicException", (BaseException,), {})("x")])
 def test_whatever_llguidance_raises_in_a_step_is_an_error_of_ours(raised: BaseException) -> None:
     class Matcher:
-        def compute_bitmask(self) -> bytes:
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
             raise raised
 
         def consume_token(self, token_id: int) -> bool:
             raise raised
 
-    guide = Guide("guided_regex", Matcher(), (2,))  # type: ignore[arg-type]
-    for act in (lambda: guide.allowed(9), lambda: guide.push(3)):
+    guide = Guide("guided_regex", Matcher(), (2,), 9)  # type: ignore[arg-type]
+    for act in (lambda: guide.fill(np.zeros(1, np.uint32)), lambda: guide.push(3)):
         with pytest.raises(ParameterError, match=r"^guided_regex was refused by llguidance: (too much|x)$"):
             act()
 
 
+class SlowMatcher:
+    """A matcher of one word whose masks after the first wait for `gate`."""
+
+    def __init__(self) -> None:
+        self.gate, self.threads = threading.Event(), list[str]()
+        self.consumed = 0
+
+    def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert not self.consumed or self.gate.wait(30)
+        ctypes.memset(pointer, 16 + self.consumed, size)
+
+    def consume_token(self, token_id: int) -> bool:
+        self.consumed += 1
+        return True
+
+    def is_accepting(self) -> bool:
+        return False
+
+    is_stopped = is_accepting
+
+    def deep_copy(self) -> "SlowMatcher":
+        return self
+
+
+def test_a_mask_that_takes_long_is_begun_when_the_token_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`push` does not wait for it, in another thread; who needs the mask, or forks, does."""
+    monkeypatch.setattr(guided, "SLOW", -1.0)
+    matcher, mask = SlowMatcher(), np.zeros(1, np.uint32)
+    guide = Guide("guided_regex", matcher, (2,), 9)  # type: ignore[arg-type]
+    guide.fill(mask)
+    assert mask.tobytes() == bytes([16] * 4)
+    guide.push(3)
+    end = time.monotonic() + 30
+    while len(matcher.threads) < 2:  # the helper has begun
+        assert time.monotonic() < end, "nothing computes the mask"
+        time.sleep(0.001)
+    matcher.gate.set()
+    twin = guide.fork()
+    for one in (guide, twin):
+        one.fill(mask)
+        assert mask.tobytes() == bytes([17 & ~4] + [17] * 3)  # without the end-of-sequence token
+    assert matcher.threads == [threading.current_thread().name, "minillm-masks"]
+
+
+def test_masks_are_computed_where_they_are_needed_if_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(guided, "SLOW", -1.0)
+    monkeypatch.setattr(guided, "_HELPERS", guided._Helpers())
+    matcher, mask = SlowMatcher(), np.zeros(1, np.uint32)
+    matcher.gate.set()
+    guide = Guide("guided_regex", matcher, (2,), 9)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            guide.fill(mask)
+            guide.push(3)
+    guide.fill(mask)
+    assert mask.tobytes() == bytes([19 & ~4] + [19] * 3)
+    assert set(matcher.threads) == {threading.current_thread().name}
+    guide.push(3)
+    guide._next.wait()  # type: ignore[union-attr]
+    assert guided._HELPERS._threads <= guided._HELPERS._most
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beams"])
+def test_masks_computed_beside_the_forward_pass_are_the_same(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    found = []
+    for slow in (math.inf, -1.0):
+        monkeypatch.setattr(guided, "SLOW", slow)
+        found.append(plain.generate(PROMPTS, max_new_tokens=40, guided_regex="[a-z ]{3,30}", **MODES[mode]))
+    for one, other in zip(*found, strict=True):
+        assert [completion.token_ids for completion in one.completions] == [
+            completion.token_ids for completion in other.completions
+        ]
+        assert all(re.match("[a-z ]{3,30}|$", completion.text) for completion in other.completions)
+
+
+def test_a_mask_that_fails_beside_the_forward_pass_ends_its_request_alone(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guided, "SLOW", -1.0)
+    bad = plain.add("x", guided_json=ANY_OF, max_new_tokens=20)
+    good = plain.add("x", guided_regex="[a-z]{30}", max_new_tokens=8)
+    events = []
+    while plain.busy:
+        events += plain.step()
+    [failed] = [event for event in events if event.error is not None]
+    assert failed.request_id == bad
+    assert isinstance(failed.error, ParameterError)
+    assert sum(len(event.token_ids) for event in events if event.request_id == good) == 8
+
+
 def test_an_interrupt_goes_through() -> None:
     class Matcher:
-        def compute_bitmask(self) -> bytes:
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Guide("guided_regex", Matcher(), (2,)).allowed(9)  # type: ignore[arg-type]
+        Guide("guided_regex", Matcher(), (2,), 9).fill(np.zeros(1, np.uint32))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_it_is_its_algorithm() -> None:
 
 
 @pytest.mark.parametrize("tau", [2.0, 3.0, 4.5])
+@pytest.mark.slow
 def test_the_mean_surprise_comes_to_tau(tau: float) -> None:
     rng = np.random.default_rng(3)
     steps = [zipf(rng, 4) for _ in range(700)]

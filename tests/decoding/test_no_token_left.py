@@ -8,7 +8,9 @@ import pytest
 from minillm import Engine
 from minillm.backends.chooser import Chooser
 from minillm.decoding.beam import BeamSearch
-from minillm.decoding.processors import History, rows_without_a_token
+from minillm.decoding.history import History
+from minillm.decoding.processors import rows_without_a_token
+from minillm.decoding.rules import FEW
 from minillm.decoding.speculative import Distribution
 from minillm.decoding.strategy import Rows
 from minillm.errors import NumericalError, ParameterError
@@ -146,6 +148,24 @@ def test_such_a_draft_can_be_drawn(engines: dict[str, Engine], fields: dict[str,
     scores = Distribution(settings)(Chooser(), history(([1], [3]), ([1], [2])), logits)
     assert np.isfinite(scores.max(axis=-1)).all()
     assert scores[1, 7] == -np.inf
+
+
+def test_rows_whose_first_tokens_are_forbidden_have_others(engines: dict[str, Engine]) -> None:
+    """Beside one that has none: a row is looked at in part before it is looked at whole."""
+    engine, forbidden = engines["plain"], [*range(FEW + 100)]
+    wanted = [{"suppress_tokens": forbidden}, {"forced_eos_token_id": 5, "suppress_tokens": [5]}, SAMPLED]
+    ids = [engine.add(PROMPT, max_new_tokens=4, eos_token_id=[], **fields) for fields in wanted]
+    tokens: dict[Any, list[int]] = {request_id: [] for request_id in ids}
+    errors = {}
+    while engine.busy:
+        for event in engine.step():
+            tokens[event.request_id] += event.token_ids
+            if event.error is not None:
+                errors[event.request_id] = str(event.error)
+    assert [len(tokens[request_id]) for request_id in ids] == [4, 3, 4]
+    assert min(tokens[ids[0]]) >= FEW + 100
+    assert list(errors) == [ids[1]]
+    assert "forbid every token" in errors[ids[1]]
 
 
 def test_a_sum_that_is_no_number_is_named() -> None:

@@ -4,11 +4,12 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import re
 from collections.abc import Sequence
 
 import pytest
 
-from minillm.decoding.settings import FIELDS, NEEDS, NO_MEANING, NOT_OFFERED, GenerationConfig, Settings
+from minillm.decoding.settings import FIELDS, NEEDS, NO_MEANING, NOT_OFFERED, OTHER_NAMES, GenerationConfig, Settings
 from minillm.errors import ParameterError
 
 from .settled import settle
@@ -18,6 +19,13 @@ from .settled import settle
 
 def test_nothing_is_said_unless_set() -> None:
     assert all(getattr(GenerationConfig(), name) is None for name in FIELDS)
+
+
+def test_the_repr_has_what_is_set_and_makes_an_equal_configuration() -> None:
+    assert repr(GenerationConfig()) == "GenerationConfig()"
+    config = GenerationConfig(num_beams=4, stop_strings=["a", "'"], echo=False)
+    assert repr(config) == """GenerationConfig(stop_strings=['a', "'"], num_beams=4, echo=False)"""
+    assert eval(repr(config)) == config
 
 
 def test_configuration_and_settings_have_the_declared_fields() -> None:
@@ -67,6 +75,11 @@ def test_unknown_fields_are_refused_by_name(make) -> None:
         make({"tempurature": 0.5})
     with pytest.raises(ParameterError, match="'zzz': expected one of max_new_tokens, "):
         make({"zzz": None})
+    for name, ours in OTHER_NAMES.items():
+        assert name not in FIELDS
+        assert not ours.isidentifier() or ours in {*FIELDS, "timeout"}
+        with pytest.raises(ParameterError, match=f"{name}.*: use {re.escape(ours)}$"):
+            make({name: 1})
     for name in NOT_OFFERED:
         with pytest.raises(ParameterError, match=f"^{name} .* does not support"):
             make({name: 1})

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minillm.decoding.history import History
 from minillm.decoding.processors import (
+    EncoderNoRepeatNGram,
+    EncoderRepetitionPenalty,
     ExponentialDecayLengthPenalty,
-    History,
     LogitsProcessor,
     MinLength,
     MinNewTokens,
@@ -45,6 +47,15 @@ def test_repetition_penalty_counts_each_token_of_prompt_and_text_once() -> None:
     seen = history(([0, 0, 1], [0]), ([3], []))
     logits = [[4.0, -4.0, 1.0, -1.0], [4.0, -4.0, 1.0, -1.0]]
     assert apply(RepetitionPenalty(2.0), seen, logits) == [[2.0, -8.0, 1.0, -1.0], [4.0, -4.0, 1.0, -2.0]]
+
+
+def test_encoder_penalty_raises_the_tokens_of_the_source() -> None:
+    """The prompt's, where the model has no encoder."""
+    seen, logits = history(([3], [2]), ([0, 0], [])), [[4.0, -4.0, 1.0, -1.0]] * 2
+    assert apply(EncoderRepetitionPenalty(2.0), seen, logits) == [[4.0, -4.0, 1.0, -0.5], [8.0, -4.0, 1.0, -1.0]]
+    sources = replace(seen, given=[[1, 0, 1], []])
+    assert apply(EncoderRepetitionPenalty(2.0), sources, logits) == [[8.0, -2.0, 1.0, -1.0], logits[1]]
+    assert apply(EncoderRepetitionPenalty(2.0), sources.take([1]).alone(), logits[:1]) == logits[:1]
 
 
 def test_presence_and_frequency_penalty_count_generated_tokens_only() -> None:
@@ -97,13 +108,15 @@ def test_all_processors_are_built_in_transformers_order() -> None:
         logits_processor=[lambda history, logits, xp: logits], begin_suppress_tokens=[3], suppress_tokens=[4],
         exponential_decay_length_penalty=(1, 2.0), forced_eos_token_id=5, forced_bos_token_id=6, min_new_tokens=3,
         prefix_allowed_tokens_fn=lambda batch_id, ids: [1], bad_words_ids=[[7]], no_repeat_ngram_size=2,
-        presence_penalty=1, repetition_penalty=2, sequence_bias=[[[8], 1.0]],
+        presence_penalty=1, repetition_penalty=2, sequence_bias=[[[8], 1.0]], encoder_repetition_penalty=3,
+        encoder_no_repeat_ngram_size=4,
     )  # fmt: skip
     built = build_processors(asked)
     assert [type(processor).__name__ for processor in built] == [
-        *("SequenceBias", "RepetitionPenalty", "PresenceFrequencyPenalty", "NoRepeatNGram", "SequenceBias"),
-        *("MinNewTokens", "PrefixAllowedTokens", "ForcedBeginning", "ForcedEnd", "ExponentialDecayLengthPenalty"),
-        *("SuppressTokens", "SuppressTokensAtBegin", "UserProcessor"),
+        *("SequenceBias", "EncoderRepetitionPenalty", "RepetitionPenalty", "PresenceFrequencyPenalty"),
+        *("NoRepeatNGram", "EncoderNoRepeatNGram", "SequenceBias", "MinNewTokens", "PrefixAllowedTokens"),
+        *("ForcedBeginning", "ForcedEnd", "ExponentialDecayLengthPenalty", "SuppressTokens"),
+        *("SuppressTokensAtBegin", "UserProcessor"),
     ]
     for processor in built:
         assert isinstance(hash(processor), int)
@@ -182,6 +195,28 @@ def test_long_n_grams_are_found_as_short_ones_are() -> None:
             assert row == [-INF if token in banned else 0.0 for token in range(4)]
             found += bool(banned) and n > 20
     assert found > 30
+
+
+def test_n_grams_of_the_source_are_forbidden() -> None:
+    """And of the prompt where the model has no encoder; those of generated tokens are not."""
+    rng, found = np.random.default_rng(5), 0
+    for _ in range(300):
+        size = int(rng.integers(1, 4))
+        n = int(rng.integers(1, 40))
+        beginning = rng.integers(size, size=n - 1).tolist()
+        source = [*rng.integers(size, size=9), *beginning, *rng.integers(4, size=2), *beginning]
+        lines = [([0], [*rng.integers(size, size=rng.integers(3)), *beginning]), (source, beginning)]
+        seen = history(*lines)
+        for sources in ([source, source[: rng.integers(len(source))]], None):
+            rows = apply(EncoderNoRepeatNGram(n), replace(seen, given=sources), [[0.0] * 4] * 2)
+            for i, row in enumerate(rows):
+                text, read = [*lines[i][0], *lines[i][1]], lines[i][0] if sources is None else sources[i]
+                ends = [read[j + n - 1] for j in range(len(read) - n + 1)
+                        if read[j : j + n - 1] == text[len(text) - n + 1 :][: n - 1]]  # fmt: skip
+                banned = {*ends} if len(text) >= n - 1 else set()
+                assert row == [-INF if token in banned else 0.0 for token in range(4)]
+                found += bool(banned) and n > 20
+    assert found > 100
 
 
 class Counted(int):

@@ -61,6 +61,7 @@ def assert_all_free(*runners: Runner) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"use_cache": False}, {"eos_token_id": (20, 30, 40)}], ids=str)
 @pytest.mark.parametrize("chunk", [512, 3])
+@pytest.mark.slow
 def test_n_gram_speculation_gives_the_greedy_tokens_in_fewer_steps(chunk: int, fields: dict) -> None:
     runner = repetitive()
     requests = [request_for(p, max_new_tokens=40, **fields) for p in PROMPTS]

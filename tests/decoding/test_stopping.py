@@ -9,7 +9,7 @@ import pytest
 from minillm import Engine, GenerationConfig
 from minillm.decoding.continuation import StopStrings
 from minillm.errors import ParameterError
-from minillm.request import Completion
+from minillm.results import Completion
 
 from ..tiny import TOKENIZER, write_checkpoint
 

@@ -92,4 +92,4 @@ def assert_alike(ours: Any, theirs: Any) -> None:
         for one, other in zip(ours, theirs, strict=True):
             assert_alike(one, other)
     else:
-        assert ours == (pytest.approx(theirs, rel=1e-4) if isinstance(ours, float) else theirs)
+        assert ours == (pytest.approx(theirs, rel=1e-4, abs=1e-4) if isinstance(ours, float) else theirs)

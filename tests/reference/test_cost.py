@@ -192,9 +192,9 @@ def test_alibi_takes_a_product_and_a_subtraction_for_each_key() -> None:
 def test_a_soft_cap_takes_three_for_each_key_and_a_bias_one() -> None:
     H, D, S = 4, 3, 11
     batch = Batch.of([TokenSequence([0] * S, S - 1, [0])], [1], 16)
-    cache, how = numbers(1, H, 16, D), {"bias": [numbers(H, 1, S)], "softcap": Number(2.0)}
+    cache, how = numbers(1, H, 16, D), {"bias": numbers(H, 9), "softcap": Number(2.0)}
     reference.attend(numbers(1, H, D), cache, cache, batch, D**-0.5, XP, empty(1, H, D), **how)
-    assert attention_cost(batch, H, D, 0, bias=True, softcap=True).flops == Number.arithmetic + H * (S + 1 + D)
+    assert attention_cost(batch, H, D, 0, bias=9, softcap=True).flops == Number.arithmetic + H * (S + 1 + D)
 
 
 @pytest.mark.parametrize("page_size", [16, 4], ids=["one page", "three pages"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minillm.reference.philox import philox4x32, uniform
+from minillm.reference.philox import fold_in, philox4x32, uniform
 
 from .chi_square import p_value
 
@@ -81,3 +81,18 @@ def test_the_tests_above_can_fail() -> None:
     assert p_value(np.bincount(bins[:-1:2] * 16 + bins[1::2], minlength=256), np.full(256, n / 2 / 256)) < 1e-6
     skewed = uniform(11, 2, np.arange(n)) ** 1.05
     assert p_value(np.bincount((skewed * 16).astype(int), minlength=16), np.full(16, n / 16)) < 1e-6
+
+
+def test_the_prompts_of_a_list_draw_independently() -> None:
+    """First draws of prompts with the seeds that are folded from one; the first prompt keeps the seed."""
+    n = 3000
+    seeds = [fold_in(2**64 - 5, index) for index in range(n)]
+    assert seeds[0] == 2**64 - 5
+    assert len({*seeds}) == n
+    assert max(seeds) < 2**64
+    bins = (uniform(np.asarray(seeds, np.uint64), 0, 9) * 8).astype(int)
+    assert p_value(np.bincount(bins, minlength=8), np.full(8, n / 8)) > 1e-3
+    neighbours = np.bincount(bins[:-1:2] * 8 + bins[1::2], minlength=64)  # disjoint pairs
+    assert p_value(neighbours, np.full(64, n / 2 / 64)) > 1e-3
+    low, high, *_ = philox4x32([3, 0, 0, 1], [7, 0])
+    assert fold_in(7, 3) == int(high) * 2**32 + int(low)

@@ -57,6 +57,7 @@ def counts(sampler: Callable, draws: int = 20_000, **settings: float) -> np.ndar
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.slow
 def test_tokens_are_drawn_with_their_exact_probabilities(sampler: Callable, name: str) -> None:
     settings = FILTERS | SETTINGS[name]
     observed = counts(sampler, **settings)
@@ -108,6 +109,7 @@ def shapes_of_logits(rng: np.random.Generator, V: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("V", [1, 2, 17, 400, 3000])
+@pytest.mark.slow
 def test_sampling_equals_its_definition(V: int) -> None:
     rng = np.random.default_rng(V)
     names, rows = zip(*shapes_of_logits(rng, V).items(), strict=True)

@@ -72,6 +72,7 @@ def test_the_same_seed_gives_the_same_texts_and_another_gives_others() -> None:
     assert held_out_text(5) == held_out_text(5) != held_out_text(5, seed=1)
 
 
+@pytest.mark.slow
 def test_every_kind_occurs(training: list[Document], held_out: dict[str, list[Document]]) -> None:
     assert {document.kind for document in training} == set(KINDS) == set(held_out)
     assert all(len({d.text for d in documents}) == len(documents) >= 20 for documents in held_out.values())

@@ -1,0 +1,107 @@
+"""minillm batch: run a file of requests in OpenAI's batch format."""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MinillmError, ParameterError, UsageError, install
+from ..progress import showing
+from .options import MAX_BATCH_SIZE, add_model_options, load_engine
+from .output import note
+
+if TYPE_CHECKING:
+    from ..batches import Done
+    from ..engine import Engine
+
+DESCRIPTION = """\
+Run a file of requests in OpenAI's batch format, and write their results in the
+same order. The same command goes on after an interruption: results that are
+written are not computed again.
+
+With --replicas each of several engines takes some of the requests: on this
+machine, or in the Ray cluster of RAY_ADDRESS. One that dies loses nothing."""
+EPILOG = """a line of the input:
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Count to 9"}]}}
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "batch",
+        help="run a file of requests",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    )
+    parser.add_argument("input", type=Path, metavar="IN.jsonl", help="requests, one a line")
+    parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="results, one a line")
+    add_model_options(parser, parallel=True)
+    parser.add_argument(
+        "--max-batch-size", type=int, default=MAX_BATCH_SIZE, metavar="N", help="texts that run at once (default: 16)"
+    )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="engines, each in a process of its own, that share the requests (needs the extra ray)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    try:
+        from ..batches import read_batch, run_batch
+    except ImportError as error:
+        raise MinillmError(f"batches need {error.name}: {install('serve')}") from None
+    requests = read_batch(args.input)  # before the model is loaded
+    if args.output.exists() and args.output.samefile(args.input):
+        raise UsageError(f"{args.output} is the input: name another output")
+    if args.replicas is not None:
+        done = _run_replicas(args)
+    else:
+        engine = load_engine(args, sequences=args.max_batch_size, any_task=True)
+        with showing(True):
+            done = run_batch(engine, args.input, args.output)
+    for name, status, message in done.failed:
+        note(f"{name}: {status}: {message}")
+    note(f"{len(requests)} requests, {done.resumed} of them done before, {len(done.failed)} failed")
+
+
+def _run_replicas(args: argparse.Namespace) -> "Done":
+    from ..replicas import run_replicas
+
+    if args.replicas < 1:
+        raise ParameterError(f"--replicas should be a number above 0, found {args.replicas}")
+    for name in ("tensor_parallel", "pipeline_parallel"):
+        if getattr(args, name) is not None:
+            raise ParameterError(f"--replicas and --{name.replace('_', '-')} do not go together: leave one of them out")
+    there = argparse.Namespace(**vars(args) | {name: _everywhere(getattr(args, name)) for name in _PATHS})
+    there.adapters = [_everywhere_named(word) for word in args.adapters or ()]
+    make = partial(_engine, there)
+    with showing(True):
+        return run_replicas(
+            make, args.replicas, args.input, args.output, threads=args.threads, gpu=args.device == "cuda"
+        )
+
+
+_PATHS = ("model", "adapter", "tokenizer")
+
+
+def _everywhere(word: str | None) -> str | None:
+    """A path as other processes find it, which have other working directories; a hub id as it is."""
+    return str(Path(word).resolve()) if word is not None and Path(word).exists() else word
+
+
+def _everywhere_named(word: str) -> str:
+    name, _, path = word.partition("=")
+    return f"{name}={_everywhere(path)}"
+
+
+def _engine(args: argparse.Namespace, threads: int | None) -> "Engine":
+    """The engine of a replica."""
+    return load_engine(
+        argparse.Namespace(**vars(args) | {"threads": threads}), sequences=args.max_batch_size, any_task=True
+    )

@@ -1,0 +1,63 @@
+"""minillm classify: the labels of texts, a line for each."""
+
+import argparse
+from typing import Any
+
+from ..errors import ParameterError, UsageError
+from ..progress import bars_aside
+from .options import add_model_options, add_text_options, each_block, load_engine, read_texts
+from .output import as_json, show
+
+DESCRIPTION = """\
+Label texts with a model for sequence classification (sentiment, topics, ...)
+or a reranker: a line for each, of its best label and the label's score."""
+EPILOG = """examples:
+  minillm classify -m siebert/sentiment-roberta-large-english "A fine film."
+  minillm classify -m cross-encoder/ms-marco-MiniLM-L6-v2 --pairs -f pairs.tsv
+"""
+FUNCTIONS = ("softmax", "sigmoid", "none")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser("classify", help="label texts", description=DESCRIPTION, epilog=EPILOG)
+    texts = add_text_options(parser)
+    texts.add_argument("--pairs", action="store_true", help="a line is two texts with a tab between, as rerankers take")
+    add_model_options(parser, needed="a model for sequence classification")
+    group = parser.add_argument_group("labels")
+    group.add_argument("-k", "--top-k", type=int, metavar="N", help="show the best N labels (default: 1)")
+    group.add_argument("--all", action="store_true", help="show all labels")
+    group.add_argument(
+        "--function", choices=FUNCTIONS, help="of logits to scores: softmax, sigmoid, none (default: the checkpoint's)"
+    )
+    group.add_argument("--lora", metavar="NAME", help="adapter of --adapters to use")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each text, with its labels")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    if args.all and args.top_k is not None:
+        raise ParameterError("--all and --top-k exclude each other: give one")
+    texts = read_texts(args)
+    pairs: list[Any] = [_pair(text) for text in texts] if args.pairs else [*texts]
+    top_k = None if args.all else 1 if args.top_k is None else args.top_k
+    with load_engine(args, any_task=True, prefix_cache=False) as engine:
+        for block in each_block(pairs, "classifying", counted=False):
+            options = {"top_k": top_k, "function": args.function, "truncate": args.truncate, "lora": args.lora}
+            results: Any = engine.classify(block, **options)
+            with bars_aside():
+                for text, found in zip(block, results, strict=True):
+                    labels = [{"label": label.label, "score": label.score} for label in found.labels]
+                    if args.json:
+                        one = {"text": text} if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
+                        show(as_json(one | {"labels": labels}))
+                    else:
+                        show("  ".join(f"{label.label} {label.score:.4f}" for label in found.labels))
+
+
+def _pair(line: str) -> tuple[str, str]:
+    first, tab, second = line.partition("\t")
+    if not (tab and first.strip() and second.strip()):
+        raise UsageError(f"--pairs: a line should be two texts with a tab between, found {line!r:.60}")
+    return first, second

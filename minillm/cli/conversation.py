@@ -1,0 +1,262 @@
+"""A conversation with a model: its messages, which of them the model still sees, and its answers as they come."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PromptError, UsageError
+from ..output_files import write_file
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+ANSWER_ROOM = 512
+"""Tokens that are kept free for an answer, or a quarter of the context where that is less"""
+RAW_TOKENS = 256
+"""Default max_new_tokens without a chat template: raw text rarely ends by itself"""
+LARGEST_FILE = 16 << 20
+"""Bytes of a saved conversation that is read"""
+
+
+@dataclass
+class Message:
+    """One side's turn."""
+
+    role: str
+    content: str
+    token_ids: list[int] = field(default_factory=list)
+    """Of raw text: the tokens that were typed or generated. A template writes a conversation anew each time"""
+
+
+class Conversation:
+    """The messages of both sides. A model without a chat template continues them as raw text, a line each.
+
+    When the context is full, the oldest exchanges fall out until half of it is free: the model sees the rest. Less each
+    time would make it compute everything anew with each message.
+    """
+
+    def __init__(self, engine: "Engine", system: str | None = None, variables: Mapping[str, Any] | None = None) -> None:
+        """Args:
+        engine: best with `prefix_cache=True`, so that only what is new is computed
+        system: the system message; needs a chat template
+        variables: further variables for the template
+        """
+        self.engine = engine
+        self.system = system
+        self.variables = dict(variables or {})
+        self.messages: list[Message] = []
+        self.forgotten = 0
+        """Messages at the beginning that the model no longer sees"""
+        self.finish_reason: str | None = None
+        """Of the last answer; "abort" if it was stopped"""
+        self.prompt_tokens = 0
+        """Of the last answer"""
+        self.answer_tokens = 0
+
+    @property
+    def raw(self) -> bool:
+        """True if the model has no chat template."""
+        return self.engine.chat_template is None
+
+    # --- asking --------------------------------------------------------------------------------------------------
+
+    def ask(self, text: str, fields: Mapping[str, Any]) -> Iterator[str]:
+        """Add the user's message and generate the answer, in pieces. Stopped early, it stays as it is by then.
+
+        Raises:
+            PromptError: the message alone does not fit into the context, or the template refuses it. It is not added.
+            MinillmError: the answer failed.
+        """
+        newline = "\n" if self.raw and self.messages else ""
+        ids = self._encode(newline + text, begin=not self.messages) if self.raw else []
+        self.messages.append(Message("user", text, ids))
+        try:
+            prompt = self._prompt(fields)
+        except Exception:
+            self.messages.pop()
+            raise
+        yield from self._answer(prompt, Message("assistant", ""), fields)
+
+    def retry(self, fields: Mapping[str, Any]) -> Iterator[str]:
+        """Generate the last answer anew.
+
+        Raises:
+            UsageError: nothing was asked.
+            MinillmError: the answer failed.
+        """
+        self._need_messages()
+        if self.messages[-1].role == "assistant":
+            self.messages.pop()
+        yield from self._answer(self._prompt(fields), Message("assistant", ""), fields)
+
+    def more(self, fields: Mapping[str, Any]) -> Iterator[str]:
+        """Continue the last answer where it ended.
+
+        Raises:
+            UsageError: there is no answer, or the model itself has ended it.
+            PromptError: the context is full.
+            MinillmError: the continuation failed.
+        """
+        if not self.messages or self.messages[-1].role != "assistant":
+            raise UsageError("there is no answer to continue")
+        if self.finish_reason == "stop":
+            raise UsageError("the model has ended its answer: ask something")
+        answer = self.messages.pop()
+        try:
+            prompt = self._prompt(fields) + answer.token_ids
+        except Exception:
+            self.messages.append(answer)
+            raise
+        yield from self._answer(prompt, answer, fields)
+
+    def _answer(self, prompt: list[int], answer: Message, fields: Mapping[str, Any]) -> Iterator[str]:
+        """Generate text that continues a prompt, and add it to the messages as `answer`."""
+        limit: dict[str, Any] = {}
+        if "max_new_tokens" not in fields and "max_length" not in fields:
+            room = self.engine.config.max_positions - len(prompt)
+            limit = {"max_new_tokens": max(1, min(room, RAW_TOKENS) if self.raw else room)}
+        stream = self.engine.stream(prompt, **limit, **fields)
+        self.messages.append(answer)
+        before = len(answer.token_ids)
+        self.finish_reason, self.prompt_tokens, self.answer_tokens = "abort", len(prompt), 0
+        try:
+            for event in stream:
+                answer.token_ids += event.token_ids
+                answer.content += event.text
+                self.answer_tokens = len(answer.token_ids) - before
+                self.finish_reason = event.finish_reason or "abort"
+                yield event.text
+        finally:
+            stream.close()
+
+    # --- what the model sees -------------------------------------------------------------------------------------
+
+    def _prompt(self, fields: Mapping[str, Any]) -> list[int]:
+        """The messages as token ids, without the oldest ones if all of them leave no room for an answer."""
+        context = self.engine.config.max_positions
+        room = min(fields.get("max_new_tokens") or ANSWER_ROOM, ANSWER_ROOM, context // 4)
+        longest = context - room
+        while True:
+            following = [i for i, each in enumerate(self.messages) if i > self.forgotten and each.role == "user"]
+            try:
+                ids = self._encode_all(self.messages[self.forgotten :])
+            except _TooLongError:
+                if not following:
+                    raise
+                ids = None
+            if ids is not None and (len(ids) <= longest or (not following and len(ids) < context)):
+                return ids
+            if not following:
+                assert ids is not None
+                raise PromptError(
+                    f"the message has {len(ids)} tokens, with what the chat template adds; the context holds {context}"
+                )
+            self.forgotten, longest = following[0], context // 2
+
+    def _encode_all(self, messages: list[Message]) -> list[int]:
+        if self.raw:
+            return [token for message in messages for token in message.token_ids]
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        said = [{"role": message.role, "content": message.content} for message in messages]
+        text = self.engine.render_chat(first + said, chat_template_kwargs=self.variables)
+        return self._encode(text, begin=False)
+
+    def _encode(self, text: str, *, begin: bool) -> list[int]:
+        from ..request import encode_text
+
+        try:
+            return encode_text(text, self.engine.tokenizer, self.engine.config, add_special_tokens=begin)
+        except PromptError as error:
+            raise _TooLongError(str(error)) from None
+
+    # --- changing it ---------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget everything that was said; the system message stays."""
+        self.messages.clear()
+        self.forgotten = self.prompt_tokens = self.answer_tokens = 0
+        self.finish_reason = None
+
+    def undo(self) -> str:
+        """Take back the last message and its answer. Returns the message.
+
+        Raises:
+            UsageError: nothing was asked.
+        """
+        self._need_messages()
+        if self.messages[-1].role == "assistant":
+            self.messages.pop()
+        self.forgotten = min(self.forgotten, max(0, len(self.messages) - 1))
+        return self.messages.pop().content
+
+    def set_system(self, text: str | None) -> None:
+        """Replace the system message; None removes it.
+
+        Raises:
+            UsageError: the model has no chat template.
+            PromptError: its template refuses a system message. The one before stays.
+        """
+        if self.raw:
+            raise UsageError("this model has no chat template, and so no system message")
+        before, self.system = self.system, text
+        try:
+            self._encode_all(self.messages or [Message("user", "")])
+        except PromptError:
+            self.system = before
+            raise
+
+    def save(self, path: Path) -> None:
+        """Write the conversation to a JSON file.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        said = [{"role": message.role, "content": message.content} for message in self.messages]
+        write_file(path, json.dumps({"system": self.system, "messages": said}, ensure_ascii=False, indent=1) + "\n")
+
+    def load(self, path: Path) -> None:
+        """Replace the conversation by that of a file which `save` has written, or a list of messages.
+
+        Raises:
+            UsageError: it cannot be read, or is no conversation. The one before stays.
+        """
+        try:
+            with path.open("rb") as file:
+                read = json.loads(file.read(LARGEST_FILE))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError):
+            raise UsageError(f"{path} is not a conversation in JSON, as /save writes it") from None
+        told = read.get("messages") if isinstance(read, dict) else read
+        system = read.get("system") if isinstance(read, dict) else None
+        if told is None or not _is_conversation(told) or not isinstance(system, str | None) or (self.raw and system):
+            raise UsageError(
+                f'{path}: expected {{"system": ..., "messages": [...]}} as /save writes it: a message of the user, '
+                "then an answer, in turns"
+            )
+        messages = [Message(each["role"], each["content"]) for each in told]
+        for i, message in enumerate(messages):
+            text = f"\n{message.content}" if i and message.role == "user" else message.content
+            message.token_ids = self._encode(text, begin=not i)
+        self.clear()
+        self.messages, self.system = messages, system
+
+    def _need_messages(self) -> None:
+        if not self.messages:
+            raise UsageError("nothing was said yet")
+
+
+class _TooLongError(PromptError):
+    """A text that has far more tokens than the context."""
+
+
+def _is_conversation(messages: Any) -> bool:
+    """True for a list of the user's messages and answers in turns."""
+    return isinstance(messages, list) and all(
+        isinstance(each, dict)
+        and each.get("role") == ("assistant" if i % 2 else "user")
+        and isinstance(each.get("content"), str)
+        for i, each in enumerate(messages)
+    )

@@ -1,0 +1,75 @@
+"""minillm embed: texts as vectors, JSON lines or a file of NumPy's."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..errors import ParameterError
+from ..progress import bars_aside
+from .options import add_model_options, add_text_options, each_block, load_engine, read_texts
+from .output import as_json, note, show
+
+DESCRIPTION = """\
+Embed texts: a JSON object with the vector of each, a line for each, or an array
+[texts, dimensions] of float32 in a file. Similar texts have vectors with a
+large dot product. How a vector is formed, the checkpoint's folder says."""
+EPILOG = """examples:
+  minillm embed -m sentence-transformers/all-MiniLM-L6-v2 "How are you?"
+  minillm embed -m BAAI/bge-small-en-v1.5 --file texts.txt --output vectors.npy
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser("embed", help="texts as vectors", description=DESCRIPTION, epilog=EPILOG)
+    add_text_options(parser)
+    add_model_options(parser, needed="an encoder, or a decoder made for embeddings")
+    group = parser.add_argument_group("vectors", "Left out, the checkpoint's folder decides each of these.")
+    group.add_argument("--dimensions", type=int, metavar="N", help="only the first N numbers (Matryoshka)")
+    group.add_argument("--pooling", choices=("mean", "cls", "last"), help="of tokens' states; cls is the first's")
+    group.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, help="divide each vector by its length, or do not"
+    )
+    group.add_argument("--prompt", metavar="TEXT", help="goes before each text")
+    group.add_argument("--prompt-name", metavar="NAME", help="likewise, one of the checkpoint's, such as query")
+    group.add_argument("--lora", metavar="NAME", help="adapter of --adapters to use")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.npy", help="write an array, and print nothing")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    import numpy as np
+
+    from ..output_files import write_file
+
+    if args.output is not None and args.output.suffix != ".npy":
+        raise ParameterError(f"--output should end in .npy, found {str(args.output)!r:.60}")
+    texts = read_texts(args)
+    names = ("dimensions", "pooling", "normalize", "prompt", "prompt_name", "truncate", "lora")
+    options = {name: getattr(args, name) for name in names}
+    vectors = []
+    with load_engine(args, any_task=True, prefix_cache=False) as engine:
+        for block in each_block(texts, "embedding", counted=False):
+            found = engine.embed(block, **options)
+            if args.output is not None:
+                vectors.append(found)
+                continue
+            with bars_aside():
+                for text, vector in zip(block, found, strict=True):  # str: as few digits as float32 needs
+                    show(as_json({"text": text, "embedding": [float(str(value)) for value in vector]}))
+    if args.output is not None:
+        array = np.concatenate(vectors)  # blocks of [N, E] -> [N, E]
+        write_file(args.output, _npy(array))
+        note(f"{args.output}: {array.shape[0]} vectors of {array.shape[1]} dimensions")
+
+
+def _npy(array: Any) -> bytes:
+    """An array as a file of NumPy's."""
+    import io
+
+    import numpy as np
+
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=False)
+    return out.getvalue()

@@ -1,0 +1,293 @@
+"""minillm serve: an HTTP server with OpenAI's API."""
+
+import argparse
+import dataclasses
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..chat import FORMATS
+from ..errors import MinillmError, ParameterError, UsageError, install
+from .options import MODEL_FLAGS, add_model_options, decode, leads, make_engine
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..server import Limits
+
+EPILOG = """examples:
+  minillm serve
+  minillm serve --model HuggingFaceTB/SmolLM2-135M-Instruct --port 8080
+  minillm serve --model small=models/smol.gguf --model large=models/llama
+"""
+
+KEY_VARIABLE = "MINILLM_API_KEY"
+MAX_BATCH_SIZE = 32
+"""Sequences that run at once"""
+
+LIMITS: Mapping[str, tuple[type, str, str]] = {
+    "max_body_bytes": (int, "N", "bytes of a request's body (default: 8388608)"),
+    "max_prompt_tokens": (int, "N", "tokens of a prompt (default: as many as the context holds)"),
+    "max_prompts": (int, "N", "prompts in one request (default: 256)"),
+    "max_n": (int, "N", "results for each prompt: n, best_of, num_beams (default: 128)"),
+    "max_logprobs": (int, "N", "alternatives of each token (default: 20)"),
+    "request_timeout": (
+        float,
+        "SECONDS",
+        "time for one request, in the queue too; then it ends with what there is (default: no limit)",
+    ),
+    "send_timeout": (
+        float,
+        "SECONDS",
+        "time for a client to send its request, and to take each part of its answer (default: 60)",
+    ),
+}
+"""Fields of `Limits` -> type, placeholder and help of their flags."""
+
+EXAMPLES = {
+    "/v1/completions": '{"prompt": "A list of colors: red,", "temperature": 0}',
+    "/v1/embeddings": '{"input": "How are you?"}',
+    "/classify": '{"input": "A fine film."}',
+    "/rerank": '{"query": "How are you?", "documents": ["I am well.", "It rains."]}',
+}
+"""The first endpoint that a model has -> a request to it"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve models over HTTP, with OpenAI's API",
+        description="Serve models over HTTP: /v1/chat/completions, /v1/completions and more,\n"
+        "as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a\nsecond one ends it.",
+        epilog=EPILOG,
+    )
+    add_model_options(parser, several=True, parallel=True)
+    group = parser.add_argument_group("engine")
+    for name, words in MODEL_FLAGS.items():
+        group.add_argument(f"--{name}", metavar="MODEL", help=words)
+    group.add_argument("--alias", metavar="NAME", help="name of the model in requests (default: that of its file)")
+    group.add_argument(
+        "--max-batch-size",
+        type=int,
+        default=MAX_BATCH_SIZE,
+        metavar="N",
+        help="sequences that run at once (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-batched-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of a step; fewer let long prompts delay others less (default: 128, on a GPU 512)",
+    )
+    group.add_argument("--cache-bytes", type=int, metavar="N", help="memory of the KV cache (default: see `Engine`)")
+    group.add_argument("--no-prefix-cache", action="store_true", help="compute prompts with a known beginning anew")
+    group.add_argument(
+        "--sampling-defaults",
+        choices=("openai", "checkpoint"),
+        default="openai",
+        help="of temperature, top_p etc., where a request leaves them out: OpenAI's (temperature 1; default), or those "
+        "of the checkpoint's generation_config.json",
+    )
+    group.add_argument(
+        "--tool-parser",
+        choices=FORMATS,
+        metavar="FORMAT",
+        help=f"how the models write tool calls: {', '.join(FORMATS)} (default: as each model's chat template says)",
+    )
+    group = parser.add_argument_group("address")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
+    group.add_argument("--port", type=int, default=8000, help="port (default: %(default)s; 0: a free one)")
+    group.add_argument("--ssl-keyfile", metavar="FILE", help="private key for TLS")
+    group.add_argument("--ssl-certfile", metavar="FILE", help="certificate for TLS")
+    group.add_argument(
+        "--api-key", action="append", metavar="KEY", help=f"key that requests need; may be repeated; or {KEY_VARIABLE}"
+    )
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="such keys, one a line")
+    group.add_argument(
+        "--cors-origin", action="append", metavar="URL", help="site whose pages may use it in a browser; * for all"
+    )
+    group = parser.add_argument_group("limits")
+    group.add_argument(
+        "--max-waiting",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="requests in the queue; further ones get status 429 (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="connections, idle ones too; requests on further ones get status 503 (default: no limit)",
+    )
+    for name, (kind, placeholder, words) in LIMITS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=placeholder, help=words)
+    group.add_argument(
+        "--drain-timeout", type=float, metavar="SECONDS", help="time for what runs to finish (default: no limit)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no line of log for each request")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    try:
+        from ..server import make_app
+        from ..server.process import Binding, serve
+    except ImportError as error:
+        raise MinillmError(f"serving needs {error.name}: {install('serve')}") from None
+    limits, keys = _limits(args), _keys(args)
+    if args.max_connections is not None and args.max_connections < 1:
+        raise ParameterError(f"--max-connections should be a number above 0, found {args.max_connections}")
+    binding = Binding(
+        host=args.host,
+        port=args.port,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        send_timeout=limits.send_timeout,
+        max_connections=args.max_connections,
+    )
+    binding.check()
+    names = _names(args)
+    if not leads(args):  # computes its share, and has no socket
+        follow_all([_load(args, model) for model in names.values()])
+        return
+    with binding.bind() as bound:
+        if not keys and not binding.is_local(bound):
+            _say(f"everyone who reaches {args.host} may use this server: give --api-key, or leave --host out")
+        engines = {name: _load(args, model) for name, model in names.items()}
+        app = make_app(
+            engines,
+            limits=limits,
+            max_waiting=args.max_waiting,
+            sampling=args.sampling_defaults,
+            keys=keys,
+            cors_origins=args.cors_origin or (),
+            tool_parser=args.tool_parser,
+        )
+        _set_up_log(quiet=args.quiet)
+        url = binding.url(bound)
+
+        def started() -> None:
+            for name, engine in engines.items():
+                _say(_about(name, engine))
+            _say(f"listening at {url}")
+            endpoint = next(iter(app.state.server.models.values())).endpoints[0]
+            _say(_example(url, endpoint, keyed=bool(keys), tls=binding.ssl_certfile is not None))
+
+        serve(app, binding, bound, drain_timeout=args.drain_timeout, started=started)
+
+
+def _names(args: argparse.Namespace) -> dict[str, str | None]:
+    """The models by their names in requests."""
+    named: dict[str, str | None] = {}
+    words: list[str | None] = args.model or [None]
+    if len(words) > 1:
+        for option in ("alias", "revision", "adapter", "adapters", "tokenizer", *MODEL_FLAGS):
+            if getattr(args, option) is not None:
+                raise UsageError(f"--{option} goes with one --model, found {len(words)}")
+    for word in words:
+        name, path = _split(word)
+        name = args.alias or name
+        if name in named:
+            raise UsageError(f"two models are called {name!r:.100}: name them with --model NAME=PATH")
+        named[name] = path
+    return named
+
+
+def _split(word: str | None) -> tuple[str, str | None]:
+    """NAME=PATH; without a name that of the file or folder, or the hub id."""
+    if word is None:
+        return "minillm", None
+    name, equals, path = word.partition("=")
+    if equals and name and path and not Path(word).exists():
+        return name, path
+    found = Path(word)
+    return (found.resolve().stem if found.suffix == ".gguf" else found.resolve().name) if found.exists() else word, word
+
+
+def _load(args: argparse.Namespace, model: str | None) -> "Engine":
+    single = argparse.Namespace(**vars(args) | {"model": model})
+    return make_engine(
+        single,
+        sequences=args.max_batch_size,
+        max_batched_tokens=args.max_batched_tokens,
+        cache_bytes=args.cache_bytes,
+        prefix_cache=not args.no_prefix_cache,
+    )
+
+
+def follow_all(engines: Sequence["Engine"]) -> None:
+    """Compute this rank's share of several models, each in a thread, until rank 0 has closed them all.
+
+    Ctrl-C and SIGTERM are left to rank 0, which lets what runs finish.
+    """
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
+    threads = [threading.Thread(target=engine.follow) for engine in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _limits(args: argparse.Namespace) -> "Limits":
+    from ..server import Limits
+
+    given = {name: value for name in LIMITS if (value := getattr(args, name)) is not None}
+    for name, value in given.items():
+        if not 0 < value < 1e15:
+            raise ParameterError(f"--{name.replace('_', '-')} should be a number above 0, found {value:g}")
+    return dataclasses.replace(Limits(), **given)
+
+
+def _keys(args: argparse.Namespace) -> list[str]:
+    """The API keys of the flags, the file and the environment."""
+    keys = list(args.api_key or ())
+    if args.api_key_file is not None:
+        lines = decode(args.api_key_file.read_bytes, str(args.api_key_file)).splitlines()
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise UsageError(f"{args.api_key_file} has no API key: expected one a line")
+        keys += found
+    elif not keys and os.environ.get(KEY_VARIABLE):
+        keys.append(os.environ[KEY_VARIABLE])
+    if any(not key.isascii() or not key.isprintable() or not key.strip() for key in keys):
+        raise UsageError("an API key should be of printable ASCII characters")
+    return keys
+
+
+def _set_up_log(*, quiet: bool) -> None:
+    """Let the lines of requests through."""
+    logging.getLogger("minillm.access").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _about(name: str, engine: "Engine") -> str:
+    from ..models.base import weights_of
+
+    cache = engine.runner.cache
+    matrices = [weight.data for weight in weights_of(engine.runner.model) if weight.data is not None]
+    size = sum(matrix.nbytes for matrix in matrices)
+    bits = 8 * size / sum(math.prod(matrix.shape) for matrix in matrices)
+    kept = "" if engine.config.bidirectional else f", KV cache {cache.num_pages * cache.page_size} tokens"
+    return (
+        f"{name}: {engine.config.model_type}, weights {size / 2**20:.0f} MiB ({bits:.3g} bits each), "
+        f"context {engine.context} tokens{kept}"
+    )
+
+
+def _example(url: str, endpoint: str, *, keyed: bool, tls: bool) -> str:
+    """A command to try."""
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    body = EXAMPLES[endpoint]
+    return f"try: curl{' -k' if tls else ''} {url}{endpoint} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def _say(line: str) -> None:
+    print(f"minillm: {line}", file=sys.stderr, flush=True)

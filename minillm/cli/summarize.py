@@ -1,0 +1,90 @@
+"""minillm summarize and minillm translate: texts through an encoder-decoder, a line for each."""
+
+import argparse
+from typing import Any
+
+from ..errors import ParameterError
+from ..progress import bars_aside
+from .options import (
+    COMMON,
+    add_generation_options,
+    add_model_options,
+    add_text_options,
+    each_block,
+    generation_fields,
+    load_engine,
+    read_texts,
+    sequences_of,
+    settle,
+)
+from .output import as_json, show
+
+SHORT = (COMMON - {"draft", "prompt", "prompt_file", "system", "stats"}) | {
+    *("text", "file", "whole", "truncate", "source", "target", "num_beams"),
+}
+"""Options in the short help, by their `dest`"""
+
+WORDS = {
+    "max_new_tokens": "tokens to write at most (default: the checkpoint's limit, else 256)",
+    "num_beams": "width of beam search (default: the checkpoint's, else 4; 1: greedy search)",
+    "sampling": "Each of these but the penalties turns sampling on.",
+}
+"""Help where the defaults are those of the tasks"""
+TRANSLATE = "Translate texts with an encoder-decoder, such as T5 or mBART: a line for each."
+SUMMARIZE = "Summarize texts with an encoder-decoder, such as BART or T5: a line for each."
+TRANSLATE_EXAMPLES = """examples:
+  minillm translate -m google/flan-t5-small --source en --target fr "Thank you."
+  minillm translate -m Helsinki-NLP/opus-mt-en-de --file english.txt > german.txt
+"""
+SUMMARIZE_EXAMPLES = """examples:
+  minillm summarize -m facebook/bart-large-cnn --whole --file article.txt
+  minillm summarize -m google/flan-t5-small --json < lines.txt
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-commands."""
+    translate = commands.add_parser(
+        "translate", help="translate texts", description=TRANSLATE, epilog=TRANSLATE_EXAMPLES
+    )
+    texts = add_text_options(translate)
+    texts.add_argument("--source", metavar="LANGUAGE", help="of the texts, such as en or en_XX, if the model needs it")
+    texts.add_argument("--target", metavar="LANGUAGE", help="of the translations, likewise")
+    _add_other_options(translate)
+    translate.set_defaults(run=run, task="translation", key="translation_text", doing="translating")
+    summarize = commands.add_parser(
+        "summarize", help="summarize texts", description=SUMMARIZE, epilog=SUMMARIZE_EXAMPLES
+    )
+    add_text_options(summarize)
+    _add_other_options(summarize)
+    summarize.set_defaults(run=run, task="summarization", key="summary_text", doing="summarizing")
+
+
+def _add_other_options(parser: Any) -> None:
+    add_model_options(parser, needed="an encoder-decoder")
+    add_generation_options(parser, words=WORDS)
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each text")
+    parser.shorten(SHORT)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run either command."""
+    from ..pipelines import Text2Text, pipeline
+
+    texts, fields = read_texts(args), generation_fields(args)
+    languages = {"src_lang": getattr(args, "source", None), "tgt_lang": getattr(args, "target", None)}
+    given = {name: language for name, language in languages.items() if language is not None}
+    sequences = sequences_of(settle(args, fields, Text2Text.DEFAULTS))
+    engine = load_engine(args, prompts=len(texts), sequences=sequences, any_task=True)
+    with pipeline(args.task, engine, truncation=args.truncate, **given) as write:
+        for block in each_block(texts, args.doing):
+            try:
+                results = write(block, **fields)
+            except ParameterError as error:  # in the command's own words
+                raise ParameterError(
+                    str(error).replace("src_lang", "--source").replace("tgt_lang", "--target")
+                ) from None
+            with bars_aside():
+                for text, found in zip(block, results, strict=True):
+                    for one in found if isinstance(found, list) else [found]:
+                        show(as_json({"text": text} | one) if args.json else " ".join(one[args.key].splitlines()))
