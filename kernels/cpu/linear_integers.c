@@ -37,9 +37,9 @@ INLINE ints load_ints(const void *p) {
     return v;
 }
 
-/* The numbers of float16, or of bytes, of LANES groups of 32 from g on, of which a row has `groups`; zeros beyond. There
- * is one for 2^shift groups, at any address: weights may be mapped from a file. From the row on there are `room`, with
- * those of later rows, so that most rows' last ones are read as a whole vector. */
+/* The numbers of float16, or of bytes, of LANES groups of 32 from g on, of which a row has `groups`; zeros beyond.
+ * There is one for 2^shift groups, at any address: weights may be mapped from a file. From the row on there are
+ * `room`, with those of later rows, so that most rows' last ones are read as a whole vector. */
 INLINE floats halves_of_groups(const uint16_t *row, int64_t g, int64_t groups, int64_t shift, int64_t room) {
     const uint16_t *from = (const uint16_t *)((const char *)row + (2 * g >> shift));
     const int64_t left = groups - g, stored = (smaller(left, LANES) + shift) >> shift;
@@ -143,10 +143,10 @@ INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-/* total[r, o] += x'[r] @ W[o] for GROUPS or GROUPS4 groups: `w` and `x` point to the first. Where fewer are `left`, zeros
- * are in place of the others. */
-INLINE void add_groups(const int format, const int R, const char *const *w, int64_t at, const int8_t *x, int64_t x_stride,
-                       int64_t left, const float *scales, floats total[4][4]) {
+/* total[r, o] += x'[r] @ W[o] for GROUPS or GROUPS4 groups, from byte `at` of a row of W on and from `x` on. If only
+ * `left` of them exist, not 0, zeros are in place of the others. */
+INLINE void add_groups(const int format, const int R, const char *const *w, int64_t at, const int8_t *x,
+                       int64_t x_stride, int64_t left, const float *scales, floats total[4][4]) {
     octets numbers[4][2];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
@@ -205,7 +205,8 @@ INLINE void multiply_four(const int format, const int R, const linear *a, int64_
 #pragma GCC unroll 4
         for (int o = 0; o < 4; o++) {
             __builtin_prefetch((const char *)c.scales[o] + (2 * g >> shift) + 2 * AHEAD / bytes);
-            floats scale = halves_of_groups(c.scales[o], g, groups, shift, c.room), low = scale; /* x_sums are -8 sums */
+            floats scale = halves_of_groups(c.scales[o], g, groups, shift, c.room);
+            floats low = scale; /* x_sums are -8 sums */
             if (format == INT4 && a->offsets) {
                 low = (a->zeros ? scale * bytes_of_groups((const uint8_t *)c.offsets[o], g, groups, shift, c.room)
                                 : -halves_of_groups((const uint16_t *)c.offsets[o], g, groups, shift, c.room)) / 8;

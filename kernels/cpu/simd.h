@@ -367,7 +367,8 @@ INLINE float float16_to_float(uint16_t x) {
 /* 32 integers that fit into them, as bytes and as 16 bits. */
 INLINE void store_as_bytes(int8_t *p, const ints *v) {
 #if HAS_AVX2
-    __m256i low = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]), high = _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]);
+    __m256i low = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]);
+    __m256i high = _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]);
     __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256((void *)p, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
 #else
