@@ -156,7 +156,7 @@ class Run:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Test and measure minillm on a GPU.")
+    parser = argparse.ArgumentParser(description="Test and measure minillm on a GPU.", allow_abbrev=False)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument(
         "--shapes",

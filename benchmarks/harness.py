@@ -26,7 +26,7 @@ class BenchmarkError(Exception):
 
 def new_parser(description: str, results: str) -> argparse.ArgumentParser:
     """A parser of options, with those for threads and for the folder of the results, such as "CSV and the plot"."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--threads", type=positive, default=available_cores(), metavar="N", help="default: all cores")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"for the {results}")
     return parser

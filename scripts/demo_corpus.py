@@ -271,7 +271,7 @@ def held_out_text(per_kind: int = 100, seed: int = 0) -> str:
 
 def main() -> None:
     """Print some of the corpus."""
-    parser = argparse.ArgumentParser(description="Print texts of the demo model's corpus.")
+    parser = argparse.ArgumentParser(description="Print texts of the demo model's corpus.", allow_abbrev=False)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--documents", type=int, default=20, help="how many training texts (default: 20)")
     parser.add_argument("--held-out", action="store_true", help="print the held-out texts instead")

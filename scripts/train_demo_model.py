@@ -166,7 +166,7 @@ def read_and_measure(out: Path) -> dict[str, Measures]:
 
 def main() -> None:
     """Train, store, read back, measure, and write the card."""
-    parser = argparse.ArgumentParser(description="Train the demo model that ships with minillm.")
+    parser = argparse.ArgumentParser(description="Train the demo model that ships with minillm.", allow_abbrev=False)
     parser.add_argument("--seconds", type=float, default=1500, help="how long to train (default: 1500)")
     parser.add_argument("--seed", type=int, default=0, help="of the corpus and of the first weights (default: 0)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="the folder to write (default: the package's)")

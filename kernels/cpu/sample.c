@@ -14,8 +14,8 @@
  *
  * Sampling does not sort. Every filter keeps a prefix of the candidates in their order, so it only lowers the mass that
  * the uniform number is a fraction of. Weights are summed in buckets of scores, best first; only the bucket in which
- * a mass is reached is searched: divided again, and sorted when few are left. Blocks of logits that are all far below
- * the best, most of a real model's, are only summed at first: they seldom have the token, then a second pass finds it.
+ * a mass is reached is searched: divided again, and sorted when few are left. Logits that are far below the best, nearly
+ * all of a real model's, are only summed at first: they seldom have the token, then a second pass over all finds it.
  */
 #include "activation.h"
 #include "pool.h"
@@ -87,11 +87,11 @@ enum {
     BUCKETS = 2048, /* of equal width, from the best to the worst candidate */
     SORTED = 32,    /* up to so many candidates are sorted by insertion */
     BLOCK = 64,     /* candidates that are looked at together */
-    NEAR = 6,       /* one of so many blocks is near, about */
-    SAMPLED = 4     /* one of so many decides which */
+    NEAR = 3,       /* one of so many blocks has a near candidate, about */
+    SAMPLED = 4     /* one of so many decides which are near */
 };
 static const float WIDEST = 32; /* nats: candidates further below the best share the last bucket */
-static const float STEEP = 4;   /* nats below the best where the far blocks begin, at least: else they have the token */
+static const float STEEP = 4;   /* nats below the best where far candidates begin, at least: else they have the token */
 static const double FAR = 104;  /* nats below the best at which a weight is 0 in float */
 
 /* The arguments of one draw; a temperature of 0 takes the most likely token. */
@@ -119,13 +119,12 @@ typedef struct {
     const float *x;          /* [M]: the logits, or the scores that top-k leaves */
     float temperature, best; /* best: the largest score */
     float per_nat;           /* buckets per nat */
-    float edge;              /* the x below which a block is far if all of it is; -infinity: none is */
-    double sure;             /* the mass up to which the buckets have all candidates */
+    double rest, sure;       /* the mass of the far candidates, and of all others; 0 and infinity if none is far */
     int64_t M;
     double *coarse, *fine; /* [BUCKETS]: mass by bucket, of all and of some members of a bucket */
     members found;         /* [V] each */
-    int64_t *ids;          /* [V], of the candidates that top-k leaves; they ascend */
-    float *maxima;         /* [M / BLOCK], the largest x of each block, if any may be far */
+    int64_t *ids;          /* [V], of the candidates that top-k leaves, or of the near ones; they ascend */
+    float *maxima;         /* [V / BLOCK], the largest logit of each block */
     float *scratch;        /* [3 V] */
     int16_t *buckets;      /* [V] */
 } candidates;
@@ -181,40 +180,80 @@ static float smallest_of(const float *x, int64_t n) {
     return found;
 }
 
-/* Whether a block, which begins at candidate `first`, is far. */
-static bool is_far(const candidates *c, int64_t first) {
-    return c->edge > -INFINITY && first + BLOCK <= c->M && c->maxima[first / BLOCK] < c->edge;
-}
-
-/* Decides which blocks are far: none if the distribution is flat. */
-static void find_edge(candidates *c) {
+/* The score below which candidates are far; -infinity if none are, as in a flat distribution. */
+static float edge_of(const candidates *c) {
     int64_t blocks = c->M / BLOCK, count = 0;
     float *copy = c->scratch;
-    c->edge = -INFINITY;
-    if (blocks < 2 * NEAR * SAMPLED) return;
+    if (blocks < 2 * NEAR * SAMPLED) return -INFINITY;
     for (int64_t b = 0; b < blocks; b += SAMPLED) copy[count++] = c->maxima[b];
-    float edge = select_largest(copy, count, count / NEAR);
-    if (c->best - edge / c->temperature >= STEEP) c->edge = edge;
+    float edge = select_largest(copy, count, count / NEAR) / c->temperature;
+    return c->best - edge >= STEEP ? edge : -INFINITY;
 }
 
-/* Divides the candidates of near blocks into buckets, and returns the mass of all. */
+/* Appends those of n <= LANES candidates from index i on that are near. */
+INLINE void append_near(candidates *c, floats scores, int64_t i, int64_t n, float edge) {
+    for (int64_t k = 0; k < n; k++) {
+        c->ids[c->M] = i + k; /* overwritten if it is far: no branch to be predicted */
+        c->scratch[c->M] = scores[k];
+        c->M += scores[k] >= edge;
+    }
+}
+
+/* Keeps the candidates at the edge and above, and sums the others; `cold` says if the temperature is other than 1. */
+INLINE void keep_near_of(candidates *c, float edge, bool cold) {
+    int64_t V = c->M, first = 0;
+    candidates a = *c; /* known to be no alias of what is written */
+    a.temperature = cold ? a.temperature : 1;
+    const floats best = splat(a.best);
+    four_doubles rest = {0};
+    double few = 0;
+    a.M = 0;
+    for (; first + BLOCK <= V; first += BLOCK) {
+        const float *x = a.x + first;
+        floats part[2] = {{0}};
+        if (a.maxima[first / BLOCK] / a.temperature < edge) {
+            for (int64_t i = 0; i < BLOCK; i += 2 * LANES)
+#pragma GCC unroll 2
+                for (int k = 0; k < 2; k++) {
+                    floats v = load(x + i + k * LANES);
+                    part[k] += decay((cold ? v / a.temperature : v) - best);
+                }
+        } else
+            for (int64_t i = 0; i < BLOCK; i += LANES) {
+                floats v = load(x + i), scores = cold ? v / a.temperature : v;
+                part[i / LANES % 2] += pick(scores >= edge, splat(0), decay(scores - best));
+                if (largest(scores) >= edge) append_near(&a, scores, first + i, LANES, edge);
+            }
+        rest += folded(part[0] + part[1]);
+    }
+    for (; first < V; first += LANES) {
+        int64_t n = V - first < LANES ? V - first : LANES;
+        floats scores = scores_of(&a, load_part(a.x + first, n)), weights = decay(scores - best);
+        append_near(&a, scores, first, n, edge);
+        for (int64_t k = 0; k < n; k++) few += scores[k] >= edge ? 0 : weights[k];
+    }
+    a.x = a.scratch;
+    a.temperature = 1;
+    a.rest = few + rest[0] + rest[1] + rest[2] + rest[3];
+    *c = a;
+}
+
+static void keep_near(candidates *c, float edge) {
+    if (c->temperature == 1) keep_near_of(c, edge, false);
+    else keep_near_of(c, edge, true);
+}
+
+/* Divides the candidates into buckets, and returns their mass and that of the far ones. */
 static double weigh(candidates *c) {
     double *odd = c->fine, mass = 0; /* of every other candidate: additions to one bucket wait for each other */
-    bool all = c->edge == -INFINITY;
-    float range = c->best - (all ? smallest_of(c->x, c->M) : c->edge) / c->temperature;
+    float range = c->best - smallest_of(c->x, c->M) / c->temperature;
     c->per_nat = (BUCKETS - 1) / (range > 1e-30f ? (range < WIDEST ? range : WIDEST) : 1);
 
     memset(c->coarse, 0, sizeof(double) * BUCKETS);
     memset(odd, 0, sizeof(double) * BUCKETS);
-    four_doubles rest[2] = {{0}};
     for (int64_t first = 0; first < c->M; first += BLOCK) {
         int64_t count = c->M - first < BLOCK ? c->M - first : BLOCK, i;
         float weights[BLOCK];
-        if (is_far(c, first)) {
-            for (i = 0; i < BLOCK; i += LANES)
-                rest[i / LANES % 2] += folded(decay(scores_of(c, load(c->x + first + i)) - c->best));
-            continue;
-        }
         int32_t places[BLOCK];
         for (i = 0; i < count; i += LANES) {
             floats below = scores_of(c, load_part(c->x + first + i, count - i)) - c->best;
@@ -229,7 +268,6 @@ static double weigh(candidates *c) {
         }
         if (i < count) c->coarse[places[i]] += weights[i];
     }
-    c->sure = INFINITY;
     four_doubles sums[4] = {{0}};
     for (int64_t b = 0; b < BUCKETS; b += 16)
         for (int64_t k = 0; k < 4; k++) {
@@ -242,10 +280,8 @@ static double weigh(candidates *c) {
         }
     sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     mass = (sums[0][0] + sums[0][1]) + (sums[0][2] + sums[0][3]);
-    /* The last two buckets have candidates below the edge, by rounding too. A sum in another order is as far as 1e-12. */
-    if (!all) c->sure = (mass - (c->coarse[BUCKETS - 2] + c->coarse[BUCKETS - 1])) * (1 - 1e-12);
-    rest[0] += rest[1];
-    return mass + (rest[0][0] + rest[0][1] + rest[0][2] + rest[0][3]);
+    c->sure = c->rest > 0 ? mass * (1 - 1e-12) : INFINITY; /* a sum in another order is as far as 1e-12 */
+    return mass + c->rest;
 }
 
 /* Lists the candidates in some buckets. Returns how many. */
@@ -255,7 +291,6 @@ static int64_t members_of(const candidates *c, int64_t lowest, int64_t highest) 
     int64_t count = 0;
     for (int64_t first = 0; first < c->M; first += BLOCK) {
         int64_t end = first + BLOCK < c->M ? first + BLOCK : c->M;
-        if (is_far(c, first)) continue;
         int16_t here = 0; /* most blocks have no member */
         for (int64_t i = first; i < end; i++) here |= (c->buckets[i] >= low) & (c->buckets[i] <= high);
         for (int64_t i = first; here && i < end; i++) {
@@ -314,7 +349,7 @@ static int64_t narrow(const candidates *c, int64_t count, double target, double 
 }
 
 /* The first candidate at which the cumulative mass reaches `target`; `through` becomes the mass including it. -1 if it
- * may be in a far block. */
+ * may be far. */
 static int64_t reach(const candidates *c, double target, double *through) {
     double before = 0;
     if (target > c->sure) return -1;
@@ -346,7 +381,7 @@ static int64_t reach(const candidates *c, double target, double *through) {
 }
 
 /* The mass of the candidates at least min_p times as likely as the best: those in the buckets before the one at the
- * edge, and some of those near it. -1 if some may be in far blocks. */
+ * edge, and some of those near it. -1 if some may be far. */
 static double mass_of_likely(const candidates *c, float min_p) {
     double edge = -log(min_p) * c->per_nat, mass = 0;
     int64_t low = edge < BUCKETS - 1 ? (int64_t)edge - 1 : BUCKETS - 2, high = low + 2;
@@ -357,7 +392,7 @@ static double mass_of_likely(const candidates *c, float min_p) {
     return mass;
 }
 
-/* A draw from the candidates; -1 if its token may be in a far block. */
+/* A draw from the candidates; -1 if its token may be far. */
 static int64_t choose(candidates *c, const draw *d) {
     double mass = weigh(c), through;
     if (d->top_p < 1) {
@@ -382,17 +417,20 @@ static int64_t sample_row(const float *logits, int64_t V, const draw *d, candida
     c.x = logits;
     c.temperature = temperature;
     c.best = best / temperature;
-    c.edge = -INFINITY;
     c.M = V;
+    c.rest = 0;
     if (c.best == INFINITY) return -1;
     if (filtered) {
         keep_top_k(&c, V, d->top_k);
         return c.ids[choose(&c, d)];
     }
-    find_edge(&c);
-    int64_t index = choose(&c, d);
-    if (index >= 0) return index;
-    c.edge = -INFINITY;
+    float edge = edge_of(&c);
+    if (edge > -INFINITY) {
+        candidates near = c;
+        keep_near(&near, edge);
+        int64_t index = choose(&near, d);
+        if (index >= 0) return near.ids[index];
+    }
     return choose(&c, d);
 }
 

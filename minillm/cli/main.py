@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         if "\n" in f"{options.get('description')}{options.get('epilog')}":  # keep their lines
             options["formatter_class"] = argparse.RawDescriptionHelpFormatter
-        super().__init__(**options)
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Print a message, which may quote any argument, and then the usage, and exit."""
@@ -79,7 +79,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             word = unknown[0].partition("=")[0]
             names = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes are alike in all
-            near = get_close_matches(word.lstrip("-"), names, n=1)
+            begun = [name for name in names if name.startswith(word.lstrip("-"))]
+            near = (begun if word.startswith("--") else []) or get_close_matches(word.lstrip("-"), names, n=1)
             hint = f"did you mean {names[near[0]]}?" if near else "--help lists the options"
             if not word.startswith("-"):
                 hint = "put a text of several words in quotes" if "text" in parsed else hint

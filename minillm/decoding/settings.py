@@ -172,6 +172,7 @@ class Fields(Generic[Unset]):
     do_sample: bool | Unset = SAMPLING.field(False, flag, flag="--sample",
         help="sample tokens instead of taking the most likely one")
     temperature: float | Unset = SAMPLING.field(1.0, positive, needs="do_sample", flag="--temperature T", common=True,
+        aliases=("--temp",),
         expected=f"{positive.expected}; for greedy decoding set do_sample=False and no temperature",
         help="divide the logits by this: above 1 flattens")
     top_k: int | Unset = SAMPLING.field(50, whole(0), needs="do_sample", flag="--top-k K", common=True,

@@ -155,7 +155,7 @@ async def _relevance(
         found = await _classified(exchange, await exchange.encode(pairs, asked, param))
         return [one.score for one in found]
     distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
-    texts = await exchange.encode(distinct, asked, param)
+    texts = await exchange.encode(distinct, asked, param, len(pairs))  # a query is no text of its own
     engine, lora = exchange.served.engine, exchange.served.lora
 
     def vectors_of(encoded: list[EncodedText]) -> list[Any]:

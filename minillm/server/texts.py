@@ -54,13 +54,16 @@ class TextsExchange:
         self._server, self._http, self._arrived = server, request, time.monotonic()
         self._reason: str | None = None
 
-    async def encode(self, texts: Sequence[Any], asked: TextsRequest, param: str) -> list[EncodedText]:
+    async def encode(
+        self, texts: Sequence[Any], asked: TextsRequest, param: str, count: int | None = None
+    ) -> list[EncodedText]:
         """The tokens of a request's texts, which are counted.
 
         Args:
             texts: texts, pairs of texts or token ids
             asked: the request
             param: the field that they are from
+            count: how many of them the limit counts; None: all
 
         Raises:
             ApiError: there are too many, one is too long or empty, too many wait, or the server is draining.
@@ -68,8 +71,9 @@ class TextsExchange:
         limits, most = self.limits, self.served.max_waiting
         if self._server.draining:
             raise _unavailable("the engine is draining: it takes no new requests")
-        if len(texts) > limits.max_prompts:
-            message = f"{param}: {len(texts)} texts, and this server allows {limits.max_prompts}"
+        count = len(texts) if count is None else count
+        if count > limits.max_prompts:
+            message = f"{param}: {count} texts, and this server allows {limits.max_prompts}"
             raise ApiError(message, param=param)
         if asked.truncate_prompt_tokens not in (None, -1):
             message = f"truncate_prompt_tokens={asked.truncate_prompt_tokens}: expected -1, or nothing"

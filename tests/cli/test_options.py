@@ -108,6 +108,8 @@ def test_help_explains_each_flag_as_its_field(capsys):
         ("--temperature", "expected one argument"),
         ("--no-cache a b", "b is not an argument of this command: put a text of several words in quotes"),
         ("--max-tokns 3", "--max-tokns is not an argument of this command: did you mean --max-tokens?"),
+        ("--max-tok 3", "--max-tok is not an argument of this command: did you mean --max-tokens?"),
+        ("--temper 1", "--temper is not an argument of this command: did you mean --temperature?"),
         ("--zzz", "--zzz is not an argument of this command: --help lists the options"),
         ("a --prompt b --prompt-file c", "not allowed with argument"),
     ],

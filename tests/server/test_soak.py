@@ -165,14 +165,17 @@ async def ask(port: int, request: bytes, *, slow: bool = False) -> Reply:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=client, limit=2048 if slow else 65536)
-        writer.write(request)
-        pieces = []
-        while piece := await reader.read(1024 if slow else 65536):
-            pieces.append(piece)
-            if slow:
-                await asyncio.sleep(0.002)
-        writer.close()
-        await writer.wait_closed()
+        try:
+            writer.write(request)
+            pieces = []
+            while piece := await reader.read(1024 if slow else 65536):
+                pieces.append(piece)
+                if slow:
+                    await asyncio.sleep(0.002)
+            writer.close()
+            await writer.wait_closed()
+        finally:
+            writer.transport.abort()  # when its time is over: else the next socket of this number fails
     return Reply(b"".join(pieces))
 
 

@@ -254,6 +254,13 @@ def test_limits_of_texts_and_tokens_hold(engines: dict[str, Engine]) -> None:
     assert post(app, "/v1/embeddings", {"input": TEXTS[1]}).status_code == 200
 
 
+def test_the_limit_counts_the_pairs_that_are_scored(engines: dict[str, Engine]) -> None:
+    app = make_app({"vectors": engines["vectors"]}, limits=Limits(max_prompts=2))
+    assert post(app, "/score", {"text_1": "the cat", "text_2": TEXTS[:2]}).status_code == 200
+    error = error_of(post(app, "/score", {"text_1": "the cat", "text_2": TEXTS}))
+    assert "3 texts, and this server allows 2" in error["message"]
+
+
 def test_texts_of_requests_that_wait_are_computed_together(engines: dict[str, Engine]) -> None:
     app = make_app({"vectors": engines["vectors"]})
     served = app.state.server.models["vectors"]
