@@ -6,8 +6,8 @@
  * place. In `floats_across` PANEL_DEPTH inputs are summed by ascending place, and these sums likewise.
  *
  * Versions:
- * - `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4 outputs, or a
- *   single row by 8; lanes along the inputs.
+ * - `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4 outputs, or
+ *   a single row by 8; lanes along the inputs.
  * - `floats_across`, with vectors of 8 in place of `floats_many`: up to ACROSS_ROWS rows by PANEL outputs, lanes along
  *   the outputs of W, which is transposed in panels. A tile of 12 sums then loads 8 numbers for 12 products, not 7
  *   vectors, and needs no sum across lanes.
