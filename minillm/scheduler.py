@@ -43,6 +43,9 @@ MAX_PASSES = 8
 """Number of later requests that may be admitted before a waiting one that does not fit."""
 PROMPT_SHARE = 8
 """Prompts get at least one token in so many of the budget, even if decoding sequences use it up."""
+SOURCES_TOGETHER = 4
+"""Times the budget of a pass without decoding sequences if its prompts have sources to encode: a text that is encoded
+later is then decoded later, in steps of fewer rows than all texts would make together"""
 
 
 @dataclass(frozen=True)
@@ -403,7 +406,10 @@ class Scheduler:
                     whole = 1 if feed.rows == "last" else len(feed.tokens)
                     prompts.append(Piece(active, i, sequence, pending, whole))
         if prompts:
-            pieces += list(self.chunks(prompts, self._budget_beside(pieces), cache))
+            budget = self._budget_beside(pieces)
+            if not pieces and any(piece.encodes for piece in prompts):
+                budget *= SOURCES_TOGETHER
+            pieces += list(self.chunks(prompts, budget, cache))
         tokens = sum([piece.tokens + piece.encodes for piece in pieces])
         if cache.free_pages < 2 * len(pieces) + tokens // cache.page_size:
             return self._reserve(cache, name, pieces)

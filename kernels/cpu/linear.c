@@ -9,13 +9,15 @@
  *
  * Order of summation. Floats: the inputs are divided into blocks of DEPTH, at fixed places; a block is summed by lane
  * and then across lanes, and the blocks by ascending place. So an output has the same bits in any batch and with any
- * number of workers. Integers: the same within `linear_few`, and within `linear_many`; with AVX-512 VNNI in both.
+ * number of workers; with vectors of 8 within `linear_few`, and within `linear_many`. Integers: likewise, and with
+ * AVX-512 VNNI in both.
  *
  * Versions:
  * - `linear_few`: a register tile multiplies several rows by 4 rows of W as they are stored; lanes along the inputs.
  *   Integers with AVX-512 VNNI: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
- *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache.
+ *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
+ *   transposed instead, and lanes are along the outputs.
  * - `linear_many`, integers: INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs and
  *   stay in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes.
  */

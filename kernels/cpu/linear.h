@@ -12,7 +12,7 @@
 enum {
     DEPTH = 768,                            /* inputs of a block; divides into groups and vectors */
     AHEAD = 16384,                          /* bytes of W that `linear_few` fetches early */
-    FLOAT_OUTPUTS = LANES == 16 ? 192 : 48, /* outputs that `floats_many` multiplies together: W in the L2 cache ... */
+    FLOAT_OUTPUTS = LANES == 16 ? 192 : 96, /* outputs that `floats_many` multiplies together: W in the L2 cache ... */
     INTEGER_OUTPUTS = 2 * LANES             /* ... and `integers_many` */
 };
 

@@ -3,16 +3,25 @@
  * Bytes and floor: as in linear.c.
  *
  * Order of summation: a block of DEPTH inputs is summed by lane and then across lanes, and the blocks by ascending
- * place. Both versions have it, so that an output has the same bits in any batch.
+ * place. In `floats_across` PANEL_DEPTH inputs are summed by ascending place, and these sums likewise.
  *
- * Versions: `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4
- * outputs, or a single row by 8; lanes along the inputs.
+ * Versions:
+ * - `floats_few` and `floats_many`, which linear.c describes, with one register tile: up to ROWS rows by 4 outputs, or
+ *   a single row by 8; lanes along the inputs.
+ * - `floats_across`, with vectors of 8 in place of `floats_many`: up to ACROSS_ROWS rows by PANEL outputs, lanes along
+ *   the outputs of W, which is transposed in panels. A tile of 12 sums then loads 8 numbers for 12 products, not 7
+ *   vectors, and needs no sum across lanes.
  */
+#include "dot.h"
 #include "linear.h"
 
 enum {
     ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* of a tile: ROWS * 4 sums, ROWS + 1 operands */
-    STRIDE = DEPTH + 16                    /* from row to row of an expanded block: not a power of 2, for the cache */
+    STRIDE = DEPTH + 16,                   /* from row to row of an expanded block: not a power of 2, for the cache */
+    ACROSS = LANES == 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
+    ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
+    PANEL = 2 * LANES,                     /* ... and so many outputs, ... */
+    PANEL_DEPTH = 256                      /* ... of so many inputs at a time: then W's are in the L1 cache */
 };
 
 INLINE int64_t bytes_of(int64_t format) {
@@ -197,10 +206,101 @@ INLINE void expand(const int format, const linear *a, int64_t first, int64_t las
     }
 }
 
+/* --- many rows, lanes along the outputs --------------------------------------------------------------------------- */
+
+/* Inputs k to k + depth, 1 to PANEL_DEPTH, of PANEL outputs of W from o on; in place of outputs from `last` on the one
+ * before it is repeated. -> [PANEL / LANES, depth in whole eights, LANES] */
+INLINE void transpose_panel(const int format, const linear *a, int64_t o, int64_t last, int64_t k, int64_t depth,
+                            float *panel) {
+    const char *rows[PANEL];
+    for (int i = 0; i < PANEL; i++)
+        rows[i] = (const char *)a->weight + (smaller(o + i, last - 1) * a->inputs + k) * bytes_of(format);
+    for (int half = 0; half < PANEL; half += LANES)
+        for (int64_t i = 0; i < depth; i += 8, panel += 8 * LANES) {
+            float square[LANES * LANES]; /* LANES are 8 */
+            for (int r = 0; r < LANES; r++) {
+                const char *row = rows[half + r];
+                store(square + r * LANES, i + LANES <= depth ? load_weights(format, row, i)
+                                                             : load_last_weights(format, row, i, depth - i));
+            }
+            transpose((const int32_t *)square, LANES, (int32_t *)panel);
+        }
+}
+
+/* out[r, o] = x[r] @ panel[:, o], or += that, for R rows and the first `count` of PANEL outputs. */
+INLINE void multiply_panel(const int R, const float *x, int64_t x_stride, const float *panel, int64_t depth,
+                           int64_t count, bool add, float *out, int64_t out_stride) {
+    const float *next = panel + (depth + 7) / 8 * 8 * LANES;
+    floats total[ACROSS_ROWS][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) total[r][0] = total[r][1] = (floats){0};
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < depth; k++) {
+        floats low = load(panel + k * LANES), high = load(next + k * LANES);
+        keep(&low);
+        keep(&high);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            floats number = splat(x[r * x_stride + k]);
+            total[r][0] = multiply_add(number, low, total[r][0]);
+            total[r][1] = multiply_add(number, high, total[r][1]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            float *to = out + r * out_stride + half * LANES;
+            int64_t left = count - half * LANES;
+            if (left <= 0) break;
+            floats y = total[r][half];
+            store_part(to, add ? y + load_part(to, left) : y, left);
+        }
+}
+
+typedef void panel_tile(const float *x, int64_t x_stride, const float *panel, int64_t depth, int64_t count, bool add,
+                        float *out, int64_t out_stride);
+#define PANEL_TILE(R) \
+    SEPARATE void of_panel_##R(const float *x, int64_t x_stride, const float *panel, int64_t depth, int64_t count, \
+                               bool add, float *out, int64_t out_stride) { \
+        if (ACROSS) multiply_panel(R, x, x_stride, panel, depth, count, add, out, out_stride); \
+    }
+PANEL_TILE(1)
+PANEL_TILE(2)
+PANEL_TILE(3)
+PANEL_TILE(4)
+PANEL_TILE(5)
+PANEL_TILE(6)
+static panel_tile *const of_panel[] = {NULL, of_panel_1, of_panel_2, of_panel_3, of_panel_4, of_panel_5, of_panel_6};
+
+/* The panels of all outputs are in the L2 cache, and meet a tile's rows, which are in the L1 cache. */
+static void floats_across(const linear *a, int64_t first, int64_t last, float *panels) {
+    const int64_t tiles = (a->rows + ACROSS_ROWS - 1) / ACROSS_ROWS;
+    for (int64_t k = 0; k < larger(a->inputs, 1); k += PANEL_DEPTH) {
+        int64_t depth = smaller(PANEL_DEPTH, a->inputs - k);
+        for (int64_t o = first; o < last; o += PANEL) {
+            float *panel = panels + (o - first) * PANEL_DEPTH;
+            switch (a->format) {
+            case FLOAT32: transpose_panel(FLOAT32, a, o, last, k, depth, panel); break;
+            case FLOAT16: transpose_panel(FLOAT16, a, o, last, k, depth, panel); break;
+            case BFLOAT16: transpose_panel(BFLOAT16, a, o, last, k, depth, panel); break;
+            }
+        }
+        for (int64_t i = 0; i < tiles; i++) {
+            int64_t row = a->rows * i / tiles, rows = a->rows * (i + 1) / tiles - row;
+            const float *x = a->x + row * a->inputs + k;
+            for (int64_t o = first; o < last; o += PANEL)
+                of_panel[rows](x, a->inputs, panels + (o - first) * PANEL_DEPTH, depth, smaller(PANEL, last - o), k > 0,
+                               a->out + row * a->outputs + o, a->outputs);
+        }
+    }
+}
+
 /* FLOAT_OUTPUTS outputs at most. */
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     float *block = (float *)scratch;
     int64_t k = 0;
+    if (ACROSS) return floats_across(a, first, last, block);
     do {
         int64_t depth = smaller(DEPTH, a->inputs - k);
         switch (a->format) {

@@ -15,7 +15,7 @@
 
 typedef struct {
     const float *logits; /* [R, V], no NaN */
-    double *sums;        /* [R], out */
+    double *sums;        /* [R], out; or NULL */
     int64_t *ids;        /* [R, n], out: the most likely tokens, best first */
     uint8_t *scratch;    /* [workers, log_probs_scratch(V)] */
     int64_t R, V, n;
@@ -72,7 +72,7 @@ void log_probs(const void *arguments, int64_t share, int64_t shares, int64_t wor
     share_of(a->R, share, shares, &first, &last);
     for (int64_t r = first; r < last; r++) {
         const float *row = a->logits + r * a->V;
-        a->sums[r] = log_sum_exp(row, a->V);
+        if (a->sums) a->sums[r] = log_sum_exp(row, a->V);
         if (a->n) top_n(row, a->V, a->n, a->ids + r * a->n, a->scratch + worker * log_probs_scratch(a->V));
     }
 }

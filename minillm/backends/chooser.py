@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .. import reference
 from ..reference.philox import Keys
-from ..reference.softmax import chosen_log_probs, top_indices
+from ..reference.softmax import chosen_log_probs, log_softmax, top_indices
 
 
 class LogProbs(NamedTuple):
@@ -74,6 +74,14 @@ class Chooser:
             ids[i, 1:] = top_indices(row, top, self.xp)
         values = chosen_log_probs(logits, ids, self.xp)
         return LogProbs(values[:, 0], ids[:, 1:], values[:, 1:])
+
+    def log_softmax(self, logits: Any) -> Any:
+        """The log-probabilities of all tokens, in memory of their own, valid until the next call. [R, V] -> [R, V]"""
+        return log_softmax(logits, self.xp)
+
+    def top(self, scores: Any, n: int) -> Any:
+        """The `n` largest scores of each row without NaN, best first, ties by ascending id. [R, V] -> [R, n]"""
+        return self.xp.stack([top_indices(row, n, self.xp) for row in scores])
 
     def keep_allowed(self, logits: Any, rows: Sequence[int], masks: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Set tokens whose bit is 0 to -inf, in place. Returns whether each row has any other token left.

@@ -47,7 +47,6 @@ from ..backends.chooser import Chooser
 from ..errors import NumericalError, ParameterError
 from ..reference.philox import BEAMS, uniform
 from ..reference.sampling import sample_without_replacement
-from ..reference.softmax import log_softmax, top_indices
 from .continuation import Continuation
 from .filters import build_filters
 from .guided import restrict
@@ -155,7 +154,7 @@ class BeamSearch(Strategy):
 
     def _log_probs(self, chooser: Chooser, state: BeamState, logits: Any, handicap: Any) -> tuple[Any, Any]:
         """Processed log-probabilities of each row, and raw ones if log-probabilities are to be returned."""
-        scores = log_softmax(logits, chooser.xp)  # [beams, V]
+        scores = chooser.log_softmax(logits)  # [beams, V]
         raw = scores.copy() if self.settings.logprobs or state.request.guide is not None else scores
         if handicap is not None:
             scores -= handicap
@@ -192,22 +191,28 @@ class BeamSearch(Strategy):
             scores: [beams, V]
         """
         V = scores.shape[-1]
-        total = (scores + state.scores[:, None]).reshape(-1)  # [beams, V] -> [beams V]
-        best = float(total.max())  # NaN wins over every number
+        best = float((scores.max(axis=-1) + state.scores).max())  # NaN wins over every number
         if best == -np.inf:
-            return [], [], total[:0]
+            return [], [], state.scores[:0]
         if not np.isfinite(best):
             raise NumericalError(f"the best sum of log-probabilities in beam search is {best}, not a finite number")
-        count = min(self.candidates, total.size)
         if self.settings.do_sample:
-            request = state.request
+            total = (scores + state.scores[:, None]).reshape(-1)  # [beams, V] -> [beams V]
+            count, request = min(self.candidates, total.size), state.request
             position = len(request.prompt_ids) + len(state.beams[0].token_ids)
             uniforms = uniform(request.settings.seed, np.arange(count), position, BEAMS)
             chosen = sample_without_replacement(total, uniforms, chooser.xp)
+            sums = total[chosen]
         else:
-            chosen = top_indices(total, count, chooser.xp)
-        chosen = chosen[total[chosen] > -np.inf]  # forbidden tokens are no candidates
-        return [int(i) for i in chosen // V], [int(i) for i in chosen % V], total[chosen]
+            tokens = chooser.top(scores, min(self.candidates, V))  # [beams, V] -> [beams, n]
+            rows = np.arange(len(tokens))[:, None]
+            total = (scores[rows, tokens] + state.scores[:, None]).reshape(-1)  # [beams, n] -> [beams n]
+            chosen = (rows * V + tokens).reshape(-1)
+            order = np.lexsort((chosen, -total))[: self.candidates]
+            chosen, sums = chosen[order], total[order]
+        allowed = sums > -np.inf  # forbidden tokens are no candidates
+        chosen = chosen[allowed]
+        return (chosen // V).tolist(), (chosen % V).tolist(), sums[allowed]
 
     def _extended(self, state: BeamState, parent: int, token: int, raw: Any) -> Continuation:
         """A beam with one more token."""

@@ -272,7 +272,7 @@ class CpuBackend(Backend):
         """Attention over the cache, sequence by sequence, or over their sources. [T, H, D] -> [T, H, D]"""
         sequences = self.memory.workspace.sequences
         if cross:
-            batch, causal, sequences = batch.over_sources, False, self.memory.workspace.sources
+            batch, causal, sequences = batch.by_source, False, self.memory.workspace.sources
         if not causal and batch.has_tree:  # a combination that no model has: no kernel
             not_recorded()
             variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes}
@@ -364,14 +364,30 @@ class CpuHost(Chooser):
     def log_probs(self, logits: Any, tokens: Any, top: int = 0) -> LogProbs:
         """Log-probabilities of one token of each row, and of its `top` most likely ones. [R, V], [R] -> `LogProbs`"""
         logits = np.ascontiguousarray(logits, np.float32)
-        R, V = logits.shape
-        ids, sums = np.empty((R, top), np.int64), np.empty(R)
-        scratch = self._scratch.take("log_probs", num_threads() * kernels().log_probs_scratch(V), np.uint8)
-        arguments = filled(TokenLogProbs, logits=logits, sums=sums, ids=ids, scratch=scratch, R=R, V=V, n=top)
-        launch("log_probs", arguments, shares_of(R))
-        rows = np.arange(R)
+        rows, sums = np.arange(len(logits)), np.empty(len(logits))
+        ids = self._search(logits, sums, top)
         chosen = (logits[rows, tokens] - sums).astype(np.float32)  # [R, V] -> [R]
         return LogProbs(chosen, ids, (logits[rows[:, None], ids] - sums[:, None]).astype(np.float32))
+
+    def log_softmax(self, logits: Any) -> Any:
+        """The log-probabilities of all tokens, in memory that the next call uses again. [R, V] -> [R, V]"""
+        logits = np.ascontiguousarray(logits, np.float32)
+        sums, out = np.empty(len(logits)), self._scratch.take("log_softmax", logits.size).reshape(logits.shape)
+        self._search(logits, sums, 0)
+        return np.subtract(logits, sums.astype(np.float32)[:, None], out=out)
+
+    def top(self, scores: Any, n: int) -> Any:
+        """The `n` largest scores of each row without NaN, best first, ties by ascending id. [R, V] -> [R, n]"""
+        return self._search(np.ascontiguousarray(scores, np.float32), None, n)
+
+    def _search(self, logits: NDArray[np.float32], sums: NDArray[np.float64] | None, n: int) -> NDArray[np.int64]:
+        """The `n` most likely tokens of each row, [R, n]; fills `sums` [R] with the logarithms of the sums of exp."""
+        R, V = logits.shape
+        ids = np.empty((R, n), np.int64)
+        scratch = self._scratch.take("log_probs", num_threads() * kernels().log_probs_scratch(V), np.uint8)
+        arguments = filled(TokenLogProbs, logits=logits, sums=sums, ids=ids, scratch=scratch, R=R, V=V, n=n)
+        launch("log_probs", arguments, shares_of(R))
+        return ids
 
     def keep_allowed(self, logits: Any, rows: Sequence[int], masks: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Set tokens whose bit is 0 to -inf, in place. Returns whether each row has any other token left."""

@@ -39,8 +39,11 @@ from .launching import (
 
 FEW_ROWS = 16
 """Up to this many rows a product is bound by reading its weights; beyond, by arithmetic."""
-MOST_STEPS = 8
-"""Kinds of passes kept for a model; the least recently used one is dropped."""
+RECORDED_ROWS = 64
+"""Passes of up to this many tokens are recorded: beyond, what the host does between launches is little beside them."""
+MOST_STEPS, MOST_LARGE = 8, 2
+"""Kinds of passes kept for a model, and those of them with more than `FEW_ROWS` tokens, whose logits take much memory;
+the least recently used one is dropped."""
 PIECE = 4096
 """Logits that the kernel `argmax` searches as one piece of work."""
 
@@ -102,6 +105,7 @@ class BatchArrays:
     def _point(self, calls: list[Any]) -> None:
         """Set addresses and sizes; memory for parts of results grows with the longest context."""
         for call in calls:
+            call.N = len(self._spans)
             call.spans, call.tables, call.seen = address(self._spans), address(self._tables), address(self._seen)
             call.table_stride, call.positions = self._tables.shape[1], address(self._positions)
         needed = max((_attention_parts(call) for call in {call.window: call for call in calls}.values()), default=0)
@@ -128,7 +132,7 @@ class Workspace:
         """Set what follows from the next batch of a recorded step."""
         self.sequences.fill(batch)
         if batch.sources:
-            self.sources.fill(batch.over_sources)
+            self.sources.fill(batch.by_source)
         for rotation, *_, growth in self._angles.values():
             if growth is not None:
                 growth[...] = rotation.growth(batch)
@@ -190,6 +194,11 @@ class RecordedStep(Generic[Result]):
         self._result: Result | None = None
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the pass."""
+        return len(self._read["token_ids"])
+
+    @property
     def complete(self) -> bool:
         """Whether the program alone computes the whole pass."""
         return self._program.complete
@@ -222,7 +231,7 @@ class CpuMemory(Memory):
     """The host's memory; small passes are recorded as programs."""
 
     records_adapters = True
-    stage_tokens = FEW_ROWS
+    stage_tokens = RECORDED_ROWS
     tells_moments = sys.platform == "linux"  # where the clock of kernels is that of `time.perf_counter_ns`
 
     def __init__(self, cache: str | Format) -> None:
@@ -262,7 +271,9 @@ class CpuMemory(Memory):
         self, owner: object, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result], *, watched: bool
     ) -> tuple[Result, Moments | None]:
         self.likeliest = None
-        if not 0 < batch.num_tokens <= FEW_ROWS or len(rows) != batch.num_tokens:  # large, or not all rows are wanted
+        if (
+            not 0 < batch.num_tokens <= RECORDED_ROWS or len(rows) != batch.num_tokens
+        ):  # large, or not all rows are wanted
             return compute(*self.upload(batch, rows)), None
         kind = num_threads(), *(span.stop - span.start for span in batch.spans), *batch.adapters
         steps = self._steps.setdefault(owner, {})
@@ -283,7 +294,10 @@ class CpuMemory(Memory):
             result = compute(*self.upload(batch, rows))
         self.likeliest = step.likeliest if step.complete else None
         steps[kind] = step  # most recently used last
-        if len(steps) > MOST_STEPS:
+        large = [key for key, each in steps.items() if each.tokens > FEW_ROWS]
+        if len(large) > MOST_LARGE:
+            del steps[large[0]]
+        elif len(steps) > MOST_STEPS:
             del steps[next(iter(steps))]
         return result, moments
 

@@ -51,3 +51,12 @@ def test_against_the_definition_in_higher_precision() -> None:
 def test_no_rows_have_no_log_probabilities() -> None:
     found = CpuHost().log_probs(np.empty((0, 9), np.float32), np.empty(0, np.int64), 4)
     assert (found.chosen.shape, found.top_ids.shape, found.top.shape) == ((0,), (0, 4), (0, 4))
+
+
+def test_the_scores_of_beams_and_the_best_of_each_row_are_those_of_the_reference() -> None:
+    logits = 4 * np.random.default_rng(7).standard_normal((3, 700), np.float32)
+    chooser, reference = CpuHost(), Chooser()
+    np.testing.assert_allclose(chooser.log_softmax(logits), reference.log_softmax(logits), atol=1e-5)
+    logits[1, 100:] = -np.inf  # forbidden
+    logits[2, [5, 9]] = 50  # ties
+    assert np.array_equal(chooser.top(logits, 8), reference.top(logits, 8))

@@ -169,7 +169,7 @@ def test_only_so_many_kinds_of_steps_are_kept(replays: list[int]) -> None:
     assert len(replays) == 1  # of twelve, which is known; one has made room
 
 
-@pytest.mark.parametrize("count", [2, 9, FEW_ROWS])
+@pytest.mark.parametrize("count", [2, 9, FEW_ROWS, FEW_ROWS + 1, 50])
 def test_a_sequence_may_bring_as_many_rows_as_a_program_takes(replays: list[int], count: int) -> None:
     """Guesses are looked at together, at the price of a step."""
     replaying, calling = pair(OPT)
