@@ -43,6 +43,8 @@ class Ranks:
     """Of the whole model"""
     layers: range
     """Those of this rank's stage"""
+    width: int
+    """W, numbers of a hidden state that the head multiplies"""
     weights: "tuple[Held, ...]"
     """Each rank's share of the weights"""
 
@@ -76,7 +78,9 @@ class Ranks:
             ParameterError: the ranks cannot share the model.
         """
         config.sharded(self.parallel.tensor)
+        self.parallel.check_layers(config.num_layers, config.encoder_layers)
         model = shape_model(config, ShapeBackend())
+        self.width = model.embedding.tokens.shape[1]
         used = config.experts_per_token / config.num_experts if config.num_experts else 1.0
         sizes = [_bytes_read(layer.attention) + int(_bytes_read(layer.mlp) * used) for layer in model.layers]
         return self.parallel.layers_of(self.rank, [*sizes, _bytes_read(model.head)])
@@ -95,8 +99,6 @@ class Ranks:
 
     def share_of(self, config: ModelConfig) -> dict[str, Any]:
         """As `share`, of a configuration."""
-        if config.encoder_layers:
-            raise ParameterError("parallel is not offered with an encoder-decoder: run it in one process")
         self.config, self.layers = config, self._layers_of(config)
         return {"rank": self.group.rank, "ranks": self.group.size, "layers": self.layers}
 
