@@ -332,6 +332,7 @@ class EngineBase:
             )
         follower, self._follower = self._follower, None
         follower.follow()
+        follower.part.ranks.close()
         self.close()
 
     def __enter__(self) -> Self:

@@ -23,7 +23,6 @@ from ..models.heads import without_head
 from ..models.sources import vocabulary_share
 from ..reference.sampling import Draw
 from ..runner import Output, Runner
-from .communicator import Communicator
 from .logits import RankChooser, RemoteRows, largest, wanted_of
 from .messages import (
     CopyPositions,
@@ -125,7 +124,7 @@ class Leader:
         self.latest: object = None
         """The results of the last pass"""
         self._caches = 0
-        self.close = weakref.finalize(self, _end, self.world)
+        self.close = weakref.finalize(self, _end, part.ranks)
         """End the other ranks: when the engine is closed, dropped, or the program ends"""
         part.backend.chooser = RankChooser(part.backend.chooser)
 
@@ -152,8 +151,9 @@ class Leader:
             self.world.abort(f"{type(error).__name__}: {error}")
 
 
-def _end(world: Communicator) -> None:
-    world.tell(packed([End()]))
+def _end(ranks: Ranks) -> None:
+    ranks.world.tell(packed([End()]))
+    ranks.close()
 
 
 class MirroredPages:
