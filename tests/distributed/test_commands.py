@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from minillm import Engine
+
 from ..adapters import write_adapter
 from ..tiny import write_checkpoint
 from .processes import MPIEXEC, alone, assert_none_is_left, end, ended, output, ranks_of, started, under_mpi
@@ -101,19 +103,24 @@ def asked(url: str, **body: Any) -> str:
 
 
 def test_the_server_of_two_models_on_two_ranks(tmp_path: Path) -> None:
-    """Both answer at the same time; SIGTERM for rank 0 ends all."""
-    folder = ROOT / "minillm" / "assets" / "demo-opt"
-    words = ["serve", "--port", 0, "--threads", 1, "--model", f"one={folder}", "--model", f"two={folder}"]
-    process = started(2, *words, "--tensor-parallel", 2, stdin=subprocess.DEVNULL)
+    """Two models that say different things, asked at the same time; SIGTERM for rank 0 ends all."""
+    folders = {"one": ROOT / "minillm" / "assets" / "demo-opt", "two": write_checkpoint(tmp_path / "two", seed=3)}
+    prompts = [TEXT + " blue," * i for i in range(3)]
+    expected = {}
+    for name, folder in folders.items():
+        with Engine(folder, backend="numpy", cache_bytes=1 << 24) as engine:
+            found = [generation.text for generation in engine.generate(prompts, max_new_tokens=8)]
+            expected |= {(name, prompt): text for prompt, text in zip(prompts, found, strict=True)}
+    assert all(expected.values()) and all(expected["one", each] != expected["two", each] for each in prompts)
+    words = [word for name, folder in folders.items() for word in ("--model", f"{name}={folder}")]
+    process = started(2, "serve", "--port", 0, "--threads", 1, *words, "--tensor-parallel", 2, stdin=subprocess.DEVNULL)
     try:
         url = address_of(process)
-        with ThreadPoolExecutor(8) as pool:
-            prompts = [TEXT + " blue," * (i % 3) for i in range(12)]
-            texts = list(pool.map(lambda i: asked(url, model=("one", "two")[i % 2], prompt=prompts[i]), range(12)))
-        expected = {prompt: alone("generate", prompt, "-n", 8, "--threads", 1) for prompt in sorted(set(prompts))}
-        for prompt, text in zip(prompts, texts, strict=True):
-            assert expected[prompt].rstrip("\n") == text.rstrip("\n") or text in expected[prompt]
-        maps = httpx.post(f"{url}/inspect/attention", json={"token_ids": [5, 6, 7], "model": "two"}).json()["weights"]
+        asks = [*expected] * 2
+        with ThreadPoolExecutor(len(asks)) as pool:
+            texts = list(pool.map(lambda ask: asked(url, model=ask[0], prompt=ask[1]), asks))
+        assert texts == [expected[ask] for ask in asks]
+        maps = httpx.post(f"{url}/inspect/attention", json={"token_ids": [5, 6, 7], "model": "one"}).json()["weights"]
         assert len(maps) == 6 and all(sum(head) == pytest.approx(1, abs=1e-4) for layer in maps for head in layer)
         pids = ranks_of(process)
         os.kill(pids[1], signal.SIGTERM)  # as Slurm sends it to every task: the other one ends it
