@@ -26,7 +26,7 @@ pytestmark = under_mpi
 
 ROOT = Path(__file__).parents[2]
 TEXT = "A list of colors: red,"
-TENSOR, BOTH = (2, ["--tensor-parallel", 2]), (4, ["--tensor-parallel", 2, "--pipeline-parallel", 2])
+TENSOR, BOTH = ["--tensor-parallel", 2], ["--tensor-parallel", 2, "--pipeline-parallel", 2]
 
 
 def numbers(text: str) -> list[float]:
@@ -36,22 +36,20 @@ def numbers(text: str) -> list[float]:
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "degrees"), [TENSOR, BOTH], ids=["tensor", "both"])
-def test_compare(count: int, degrees: list[Any], tmp_path: Path) -> None:
+def test_compare(tmp_path: Path) -> None:
     words = ["compare", TEXT, "--max-new-tokens", 6, "--json", "--threads", 1]
     page = tmp_path / "page.html"
-    ours, theirs = (json.loads(text) for text in (output(count, *words, *degrees, "--html", page), alone(*words)))
+    ours, theirs = (json.loads(text) for text in (output(4, *words, *BOTH, "--html", page), alone(*words)))
     for one, other in zip(ours["results"], theirs["results"], strict=True):
         assert (one["name"], one["token_ids"]) == (other["name"], other["token_ids"])
         assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-3)
     assert "<svg" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("count", "degrees"), [TENSOR, BOTH], ids=["tensor", "both"])
-def test_inspect(count: int, degrees: list[Any], tmp_path: Path) -> None:
+def test_inspect(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     words = ["inspect", TEXT, "--threads", 1, "--layer", 5, "--attention"]
-    ours, theirs = output(count, *words, tmp_path / "ours.svg", *degrees), alone(*words, tmp_path / "theirs.svg")
+    ours, theirs = output(4, *words, tmp_path / "ours.svg", *BOTH), alone(*words, tmp_path / "theirs.svg")
     strip = [re.sub(r"\d\.\d+", "", text).splitlines()[:-1] for text in (ours, theirs)]
     assert strip[0] == strip[1]
     assert numbers("".join(ours.splitlines()[:-1])) == pytest.approx(
@@ -72,7 +70,7 @@ def test_perplexity_loads_a_model_of_each_dtype_on_each_rank(tmp_path: Path) -> 
 
 def test_profile() -> None:
     words = ["profile", "--prompt-length", 8, "--new-tokens", 3, "--repeat", 1, "--hardware", "a100", "--json"]
-    found = json.loads(output(2, *words, "--threads", 1, *TENSOR[1]))
+    found = json.loads(output(2, *words, "--threads", 1, *TENSOR))
     assert "rank 0 of 2" in found["title"]
     assert {one["name"]: one["calls"] for one in found["phases"]["decode"]["operations"]}["reduce"] > 0
 
@@ -135,7 +133,7 @@ def test_the_server_of_two_models_on_two_ranks(tmp_path: Path) -> None:
 def test_the_server_of_adapters_on_four_ranks(tmp_path: Path) -> None:
     folder, adapter = write_checkpoint(tmp_path / "base", seed=3), write_adapter(tmp_path / "change")
     words = ["serve", "--port", 0, "--threads", 1, "-m", f"base={folder}", "--adapters", f"change={adapter}"]
-    process = started(4, *words, *BOTH[1], stdin=subprocess.DEVNULL)
+    process = started(4, *words, *BOTH, stdin=subprocess.DEVNULL)
     try:
         url, prompt = address_of(process), [40, 41, 42, 43]
 
