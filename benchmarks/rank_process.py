@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SIZES = tuple(1 << k for k in range(10, 25, 2))
 """Bytes of the messages that are timed"""
 ROUNDS = 7
+ROUND_SECONDS = 0.05
+"""Of calls of one size, about: with more ranks than cores a message waits until the scheduler turns to its reader"""
 
 
 class Side:
@@ -112,7 +114,6 @@ def links() -> None:
     found: dict[str, dict[int, float]] = {"all_reduce": {}, "one_way": {}}
     for size in SIZES:
         x = np.zeros(size // 4, np.float32)
-        repeats = max(3, min(300, (1 << 25) // size // 4))
 
         def exchange(x: Any = x) -> None:  # there and back
             if comm.rank == 0:
@@ -125,15 +126,21 @@ def links() -> None:
         def reduce(x: Any = x) -> None:
             comm.Allreduce(MPI.IN_PLACE, x)
 
-        found["all_reduce"][size] = _seconds(comm, reduce, repeats)
-        found["one_way"][size] = _seconds(comm, exchange, repeats) / 2
+        found["all_reduce"][size] = _seconds(comm, reduce)
+        found["one_way"][size] = _seconds(comm, exchange) / 2
     if comm.rank == 0:
         print(json.dumps(found))
 
 
-def _seconds(comm: Any, call: Callable[[], None], repeats: int) -> float:
+def _seconds(comm: Any, call: Callable[[], None]) -> float:
     """Seconds of one call, the median of some rounds."""
-    rounds = []
+    comm.Barrier()
+    began = time.perf_counter()
+    for _ in range(3):
+        call()
+    once = (time.perf_counter() - began) / 3
+    repeats: int = comm.bcast(max(3, min(300, int(ROUND_SECONDS / once))))  # as rank 0 says
+    rounds: list[float] = []
     for _ in range(ROUNDS):
         comm.Barrier()
         began = time.perf_counter()

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from minillm.config import ModelConfig
 
 MICRO_BATCHES = (1, 2, 4, 8)
-PROMPT = 64
-"""Tokens before the decode steps"""
+PARTS = ("steps", "links", "stages", "scaling")
+"""Parts of the measurement: tensor parallelism beside one process; all-reduces; pipeline stages; more ranks"""
 Figures = dict[tuple[str, str], list[float]]
 """Side and case -> milliseconds"""
 
@@ -88,12 +88,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=positives, default=(2, 4), metavar="N,N", help="of the scaling (default: 2,4)")
     parser.add_argument("--batches", type=positives, default=(1, 8), metavar="N,N", help="of decode (default: 1,8)")
     parser.add_argument("--prompt-length", type=positive, default=512, metavar="N", help="of prefill (default: 512)")
+    parser.add_argument("--context", type=positive, default=64, metavar="N", help="before decode steps (default: 64)")
     parser.add_argument("--steps", type=positive, default=16, metavar="N", help="timed steps a round (default: 16)")
     parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="rounds (default: 5)")
+    parser.add_argument(
+        "--parts",
+        type=parts_of,
+        default=PARTS,
+        metavar="PART,PART",
+        help=f"of {', '.join(PARTS)} (default: all). The steps keep two models in memory, stages and scaling more",
+    )
     parser.add_argument("--beyond", default="opt-30b", metavar="SHAPE", help="of the model on GPUs (default: opt-30b)")
     args = parser.parse_args(arguments)
     args.name = args.name or args.shape
     return args
+
+
+def parts_of(text: str) -> tuple[str, ...]:
+    """The parts that are named, as an argument of argparse; scaling needs the links."""
+    named = set(text.split(","))
+    if not named <= {*PARTS}:
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(PARTS)}, found {text!r}")
+    named |= {"links"} if "scaling" in named else set()
+    return tuple(part for part in PARTS if part in named)
 
 
 def config_of(shape: str) -> "ModelConfig":
@@ -111,14 +128,19 @@ def link_of(one_way: Mapping[int, float]) -> Link:
     """Latency by the smallest message, bandwidth by the largest one."""
     least, most = min(one_way), max(one_way)
     bandwidth = (most - least) / max(1e-12, one_way[most] - one_way[least])
-    return Link("measured here", one_way[least], bandwidth, "messages between two processes")
+    return Link("shared memory here", one_way[least], bandwidth, "messages between two processes")
 
 
 def sides_of(args: argparse.Namespace) -> list[tuple[str, int, int, int]]:
     """Name, tensor and pipeline degrees, and threads of a process, of each side."""
-    sides = [("one process", 1, 1, args.threads), ("one core", 1, 1, 1)]
-    sides += [(f"tensor {ranks}", ranks, 1, 1) for ranks in args.ranks]
-    return [*sides, ("pipeline 2", 1, 2, 1)]
+    sides = []
+    if {"steps", "stages"} & {*args.parts}:
+        sides.append(("one process", 1, 1, args.threads))
+    if "scaling" in args.parts:
+        sides.append(("one core", 1, 1, 1))
+    counts = args.ranks if "scaling" in args.parts else (2,) if "steps" in args.parts else ()
+    sides += [(f"tensor {ranks}", ranks, 1, 1) for ranks in counts]
+    return [*sides, ("pipeline 2", 1, 2, 1)] if "stages" in args.parts else sides
 
 
 def measure(sides: Sequence[Side], args: argparse.Namespace) -> tuple[Figures, Figures, dict[int, list[float]]]:
@@ -129,9 +151,10 @@ def measure(sides: Sequence[Side], args: argparse.Namespace) -> tuple[Figures, F
     for turn in range(args.repeat + 1):
         say(f"round {turn} of {args.repeat}" if turn else "warm-up")
         for side in sides[:: 1 if turn % 2 else -1]:
+            weak = {8 * side.tensor} if "scaling" in args.parts else set()
             cases: dict[str, dict[str, Any]] = {
-                f"decode, batch {batch}": {"do": "decode", "batch": batch, "prompt": PROMPT, "steps": args.steps}
-                for batch in sorted({*args.batches, 8 * side.tensor})
+                f"decode, batch {batch}": {"do": "decode", "batch": batch, "prompt": args.context, "steps": args.steps}
+                for batch in sorted({*args.batches, *weak})
             }
             cases["prefill"] = {"do": "prefill", "prompt": args.prompt_length}
             for name, case in cases.items():
@@ -148,7 +171,7 @@ def measure(sides: Sequence[Side], args: argparse.Namespace) -> tuple[Figures, F
     return figures, cpu, waiting
 
 
-def table_of_steps(figures: Figures, cpu: Figures, args: argparse.Namespace) -> list[str]:
+def table_of_steps(figures: Figures, cpu: Figures) -> list[str]:
     """Every side beside the process with all cores."""
     lines = [f"{'':24}{'ms, median (least to most)':>34}{'CPU of rank 0':>16}{'speed beside one process':>26}"]
     for side, case in figures:
@@ -225,10 +248,10 @@ def plot(path: Path, figures: Figures, link: Link, args: argparse.Namespace) -> 
         one = statistics.median(figures["one core", case]) / 1e3
         for colour, each in enumerate((link, PUBLISHED[0])):
             times = [one / n + reduce_seconds(args.shape, tokens, n, each) for n in counts]
-            here.plot(counts, [one / t for t in times], style, color=f"C{colour}", label=f"{case}, {each.name}")
+            here.plot(counts, [one / t for t in times], style, color=f"C{colour}", label=f"{case} over {each.name}")
         points = [(n, one / (statistics.median(figures[f"tensor {n}", case]) / 1e3)) for n in args.ranks]
         fits = [(n, speed) for n, speed in points if n <= available_cores()]
-        here.plot(*zip(*fits, strict=True), "o" if style == "-" else "s", color="black", label=f"{case}, measured")
+        here.plot(*zip(*fits, strict=True), "o" if style == "-" else "s", color="black", label=f"{case}: measured")
     storage, work = storage_for("float16"), Workload(batch=8, prompt_length=args.prompt_length)
     analysis = Analysis(config=config_of(args.beyond), storage=storage, workload=work, hardware=CHIPS["h100"])
     phases = {"decode, batch 8": analysis.decode, f"prefill, 8 x {args.prompt_length}": analysis.prefill}
@@ -236,16 +259,22 @@ def plot(path: Path, figures: Figures, link: Link, args: argparse.Namespace) -> 
         for colour, each in enumerate(PUBLISHED):
             times = [phase.seconds / n + reduce_seconds(args.beyond, phase.tokens, n, each, 2) for n in counts]
             there.plot(
-                counts, [phase.seconds / t for t in times], style, color=f"C{colour + 1}", label=f"{case}, {each.name}"
+                counts,
+                [phase.seconds / t for t in times],
+                style,
+                color=f"C{colour + 1}",
+                label=f"{case} over {each.name}",
             )
     for axes, title in ((here, f"{args.name}, cores as this one"), (there, f"{args.beyond}, H100 at its roofline")):
         axes.plot(counts, counts, ":", color="grey", label="ideal")
-        axes.set(title=title, xlabel="ranks, tensor parallel", xscale="log", yscale="log", xticks=counts, yticks=counts)
+        speeds = (0.25, 0.5, *counts)
+        axes.set(title=title, xlabel="ranks, tensor parallel", xscale="log", yscale="log", xticks=counts, yticks=speeds)
         axes.set_xticklabels(map(str, counts))
-        axes.set_yticklabels(map(str, counts))
+        axes.set_yticklabels([f"{speed:g}" for speed in speeds])
+        axes.axhline(1, color="lightgrey", linewidth=0.8, zorder=0)
         axes.minorticks_off()
         axes.legend(fontsize=7)
-    here.set_ylabel("speed-up by the model")
+    here.set_ylabel("speed-up over one rank: lines by the model")
     write_figure(path, figure)
 
 
@@ -253,9 +282,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure, and write the results. Returns the exit code."""
     need_matplotlib()
     make_folder(args.out)
-    say("messages between processes")
-    link = link_of(measured_links(2)["one_way"])
-    reduces = {ranks: measured_links(ranks) for ranks in args.ranks}
+    reduces = {}
+    if "links" in args.parts:
+        say("messages between processes")
+        reduces = {ranks: measured_links(ranks) for ranks in sorted({2, *args.ranks})}
     with ExitStack() as stack:
         sides = []
         for name, *degrees in sides_of(args):
@@ -272,14 +302,19 @@ def run(args: argparse.Namespace) -> int:
     ]
     header = ("side", "case", "ms_median", "ms_min", "ms_max", "cpu_ms_of_rank_0")
     write_csv(args.out / f"ranks_{name}.csv", facts, header, rows)
-    lines = [*table_of_steps(figures, cpu, args), ""]
-    for ranks, found in reduces.items():
-        lines += [f"{ranks} ranks", *table_of_links(found, link, ranks), ""]
-    lines += [*table_of_bubbles(waiting), "", *table_of_scaling(figures, link, args), ""]
+    lines = [*table_of_steps(figures, cpu), ""] if figures else []
+    if reduces:
+        link = link_of(reduces[2]["one_way"])
+        for ranks, found in reduces.items():
+            lines += [f"{ranks} ranks", *table_of_links(found, link, ranks), ""]
+    if waiting:
+        lines += [*table_of_bubbles(waiting), ""]
+    if "scaling" in args.parts:
+        lines += [*table_of_scaling(figures, link, args), ""]
+        plot(args.out / f"ranks_{name}.png", figures, link, args)
     lines.append(f"* more ranks than the {available_cores()} cores")
     text = "\n".join([*headed(facts), *lines])
     (args.out / f"ranks_{name}.txt").write_text(text + "\n", encoding="utf-8")
-    plot(args.out / f"ranks_{name}.png", figures, link, args)
     print(text)
     return 0
 

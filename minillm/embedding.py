@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import TokenSequence
-from .cache import PagedCache
 from .config import ModelConfig, ScoreFunction
 from .errors import ParameterError, PromptError, TaskError, shown
-from .models.heads import without_head
 from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
 from .progress import work
 from .request import Prompt, encode_prompt, is_prompt, need_tokenizer
@@ -325,9 +323,8 @@ class TextPasses:
         pages = sum(-(-len(sequence.token_ids) // size) for sequence in sequences)
         if found is None or found.cache.num_pages < pages:
             pages = max(pages, -(-self._budget // size), 0 if found is None else 2 * found.cache.num_pages)
-            cache = PagedCache(self.config, runner.backend, pages, shared=self.config.bidirectional)
-            model = runner.model if head else without_head(runner.model)
-            found = self._runners[head] = Runner(model, runner.backend, cache, adapters=runner.adapters)
+            with self._turn():
+                found = self._runners[head] = runner.over_texts(pages, head=head)
         return found
 
     def _pass(

@@ -4,7 +4,7 @@ An encoder reads a text as a whole, so a source is never computed in chunks. Sou
 together, without padding; each token attends to its own source alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,18 @@ from .models.encoder_decoder import EncoderDecoder
 
 
 def encode_sources(
-    model: Any,
     backend: Backend,
     cache: PagedCache,
     sequences: Sequence[TokenSequence],
-    adapters: Mapping[str, AdapterWeights],
+    encode: Callable[[Backend, Batch], bool],
 ) -> None:
     """Compute the keys and values of cross-attention of those sources that have none yet.
 
     Args:
-        model: an `EncoderDecoder`
-        backend: that runs it
+        backend: that runs the encoder
         cache: in which each sequence has reserved its own and its source's pages
         sequences: of a decoder pass; several may have the same source
-        adapters: LoRA adapters by name
+        encode: runs the encoder over sources, and returns whether its result is finite (`encoded`)
 
     Raises:
         NumericalError: NaN or infinity in the encoder's result; the message names the operation that produced it.
@@ -45,11 +43,10 @@ def encode_sources(
     ]
     if not texts:
         return
-    assert isinstance(model, EncoderDecoder)
     batch = Batch.of(texts, [len(text.token_ids) for text in texts], cache.page_size)
-    if not _finite(model, backend, cache, batch, adapters):
+    if not encode(backend, batch):
         checking = CheckingBackend(backend)
-        _finite(model, checking, cache, batch, adapters)  # once more
+        encode(checking, batch)  # once more
         raise checking.found or NumericalError(
             "NaN or infinity in the encoder's result; computed once more, every operation was finite"
         )
@@ -57,10 +54,19 @@ def encode_sources(
         source.computed = True
 
 
-def _finite(
-    model: EncoderDecoder, backend: Backend, cache: PagedCache, batch: Batch, adapters: Mapping[str, AdapterWeights]
+def encoded(
+    model: Any, backend: Backend, cache: PagedCache, batch: Batch, adapters: Mapping[str, AdapterWeights]
 ) -> bool:
-    """Run the encoder; whether its result is finite."""
+    """Run the encoder over sources, and whether its result is finite.
+
+    Args:
+        model: an `EncoderDecoder`
+        backend: that runs it
+        cache: with the sources' pages
+        batch: each source as a sequence, whole
+        adapters: LoRA adapters by name
+    """
+    assert isinstance(model, EncoderDecoder)
     body, _ = adapted(backend, adapters, batch, [])
     batch, _ = backend.memory.upload(batch, [])
     with np.errstate(all="ignore"):  # reported with the operation's name

@@ -21,7 +21,7 @@ from .distributed.communicator import Communicator
 from .distributed.ranks import Ranks, joined
 from .distributed.runner import Follower, Leader, LeadingRunner, Part
 from .embedding import TextPasses, refuse_task, refuse_two_stacks
-from .errors import EngineStateError, ParameterError
+from .errors import EngineStateError
 from .loading import Parts, Placement, PlacementFields, affordable_pages, choose_backend, load_parts
 from .loop import StepLoop
 from .models import published_config, random_model, tensor_shapes
@@ -332,6 +332,7 @@ class EngineBase:
             )
         follower, self._follower = self._follower, None
         follower.follow()
+        follower.part.ranks.close()
         self.close()
 
     def __enter__(self) -> Self:
@@ -388,7 +389,8 @@ class EngineBase:
             ranks.note_weights(parts.model)
             own, budget = ranks.stage_config(parts.model.config), ranks.cache_bytes(parts.backend.memory, cache_bytes)
             affordable = partial(affordable_pages, own, parts.backend, max_batch_size, budget, helpers)
-            pages, part = ranks.least(affordable), Part(ranks, parts.model, parts.backend, parts.adapters)
+            pages = ranks.least(affordable) if self.config.output == "tokens" else 1
+            part = Part(ranks, parts.model, parts.backend, parts.adapters)
             if ranks.rank == 0:
                 self._leader = Leader(part)
                 own_cache = cache(parts.model.config, parts.backend, pages, layers=ranks.layers)
@@ -401,7 +403,7 @@ class EngineBase:
         token_bytes = None if self.tokenizer is None else self.tokenizer.token_bytes
         self._dispatcher = Dispatcher(StepLoop(runners, limits), token_bytes, rank=self.rank)
         self._text_passes = None
-        if ranks is None:
+        if self._follower is None:
             budget, turn = limits.max_prompt_tokens, self._dispatcher.turn
             self._text_passes = TextPasses(self.runner, self.tokenizer, parts.embedding, budget, turn)
 
@@ -409,8 +411,7 @@ class EngineBase:
         """The passes over whole texts, for the call of this name."""
         refuse_two_stacks(self.config, call)
         with self._dispatcher.turn():
-            if self._text_passes is None:
-                raise ParameterError(f"{call} is not offered with parallel: one process computes whole texts")
+            assert self._text_passes is not None
             return self._text_passes
 
     @property

@@ -56,6 +56,20 @@ class Parallel:
         """The ranks of a stage."""
         return range(stage * self.tensor, (stage + 1) * self.tensor)
 
+    def check_layers(self, layers: int, encoder_layers: int = 0) -> None:
+        """Check that a model's layers can be shared by the stages.
+
+        Raises:
+            ParameterError: there are more stages than layers; or several, and an encoder beside the decoder.
+        """
+        if self.pipeline > layers:
+            raise ParameterError(f"pipeline_parallel {self.pipeline} is more than the model's num_layers {layers}")
+        if encoder_layers and self.pipeline > 1:
+            raise ParameterError(
+                f"pipeline_parallel {self.pipeline} is not offered with an encoder-decoder, each of whose decoder's "
+                "layers reads the encoder's result: use tensor_parallel"
+            )
+
     def layers_of(self, rank: int, sizes: Sequence[int]) -> range:
         """The layers of a rank's stage.
 
@@ -68,8 +82,7 @@ class Parallel:
             ParameterError: there are more stages than layers.
         """
         L = len(sizes) - 1
-        if self.pipeline > L:
-            raise ParameterError(f"pipeline_parallel {self.pipeline} is more than the model's num_layers {L}")
+        self.check_layers(L)
         costs = [*sizes[: L - 1], sizes[L - 1] + sizes[L]]  # the head is in the last stage
         bounds = _balanced(costs, self.pipeline)
         stage = self.stage_of(rank)

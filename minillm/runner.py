@@ -11,9 +11,10 @@ from .backends.operations import Backend
 from .batch import Batch, TokenSequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
-from .encoder_pass import encode_sources
+from .encoder_pass import encode_sources, encoded
 from .errors import NumericalError
 from .models.base import Model
+from .models.heads import without_head
 from .reference.sampling import Draw
 
 
@@ -67,6 +68,15 @@ class Runner:
         """A runner of the same model with another cache, and with another backend if one is given."""
         return Runner(self.model, backend or self.backend, cache, self.layers, self.adapters)
 
+    def over_texts(self, pages: int, *, head: bool) -> "Runner":
+        """A runner of whole texts with a cache of its own; without the model's head its results are hidden states."""
+        return Runner(
+            self.model if head else without_head(self.model),
+            self.backend,
+            PagedCache(self.model.config, self.backend, pages, shared=self.model.config.bidirectional),
+            adapters=self.adapters,
+        )
+
     def prefill(self, sequence: TokenSequence) -> Output:
         """Compute all pending tokens of one sequence; logits of the last, [1, V]."""
         return self.forward([sequence], [sequence.pending])
@@ -100,7 +110,7 @@ class Runner:
         """
         for sequence, count in zip(sequences, counts, strict=True):
             self.cache.reserve(sequence, sequence.cached + count)
-        encode_sources(self.model, self.backend, self.cache, sequences, self.adapters)
+        encode_sources(self.backend, self.cache, sequences, self.encode)
         batch = Batch.of(sequences, counts, self.cache.page_size)
         wanted = [span.stop - 1 for span in batch.spans] if rows is None else rows
         output, finite = self._run(self.backend, batch, wanted, draws, x)
@@ -140,6 +150,10 @@ class Runner:
         else:
             output = compute(*backend.memory.upload(batch, rows))
         return output, finite and (output.logits is None or backend.chooser.finite(output.logits))
+
+    def encode(self, backend: Backend, batch: Batch) -> bool:
+        """Run the encoder over a batch of sources, and whether its result is finite."""
+        return encoded(self.model, backend, self.cache, batch, self.adapters)
 
     def place(self, live: list[TokenSequence], feeds: Sequence[Feed]) -> list[TokenSequence]:
         """Turn a request's sequences into those of its feeds: fork, truncate, free, and append the tokens.

@@ -263,13 +263,6 @@ def test_sources_are_refused_without_an_encoder() -> None:
             engine.generate("one", decoder_prompt="a")
 
 
-def test_ranks_are_refused(engine: Engine) -> None:
-    from minillm.distributed.ranks import Ranks
-
-    with pytest.raises(ParameterError, match="parallel is not offered with an encoder-decoder"):
-        Ranks.share_of(Ranks.__new__(Ranks), engine.config)
-
-
 def test_an_empty_source_and_one_that_is_too_long_are_refused(engine: Engine) -> None:
     with pytest.raises(PromptError, match="the prompt is empty"):
         engine.request([])

@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "loop": BASE
     | {"ahead", "backends", "batch", "decoding", "reference", "runner", "scheduler", "source_text", "stats"},
     "inspect": {"backends", "batch", "cache", "progress", "reference", "runner", "source_text"},
-    "embedding": BASE | {"batch", "cache", "config", "models", "pooling", "progress", "request", "runner", "tokenizer"},
+    "embedding": BASE | {"batch", "config", "pooling", "progress", "request", "runner", "tokenizer"},
     "engine_base": BASE
     | {
         *("arguments", "backends", "cache", "config", "dispatch", "display", "distributed", "embedding", "footprint"),

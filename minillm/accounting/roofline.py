@@ -74,6 +74,10 @@ class Phase:
     storage: Storage
     conventions: Conventions
     parallel: Parallel
+    all_reduces: int = 0
+    """Sums over the ranks of tensor parallelism"""
+    choices: int = 0
+    """Tokens that are chosen by its logits"""
 
     @property
     def flops(self) -> int:
@@ -143,8 +147,8 @@ class Phase:
     def message_bytes(self) -> int:
         """Bytes of the hidden states of all new tokens: T E numbers (the lecture's 2 L D bytes in 16 bits).
 
-        This is the size of each all-reduce of tensor parallelism in the layers, two in each, and of each message
-        between pipeline stages.
+        This is the size of each all-reduce of tensor parallelism in the layers, and of each message between pipeline
+        stages.
         """
         return self.storage.activation_bytes * self.tokens * self.width
 
@@ -182,13 +186,8 @@ class Analysis:
         for name in ("prompt_length", "context"):
             if sizes[name] > config.max_positions:
                 raise ParameterError(f"{name} {sizes[name]} is beyond the model's {config.max_positions} positions")
-        if config.encoder_layers and parallel.devices > 1:
-            raise ParameterError("parallel is not offered with an encoder-decoder: run it in one process")
         config.sharded(parallel.tensor)
-        if parallel.pipeline > config.num_layers:
-            raise ParameterError(
-                f"pipeline_parallel {parallel.pipeline} is more than the model's num_layers {config.num_layers}"
-            )
+        parallel.check_layers(config.num_layers, config.encoder_layers)
 
     @cached_property
     def prefill(self) -> Phase:
@@ -214,28 +213,37 @@ class Analysis:
     def _phase(self, part: Part) -> Phase:
         encodes = self.config.encoder_layers and not part.source
         step = Step((part,) * self.workload.batch, 0 if encodes else self.workload.batch)
-        rows = operations(self.config, step, self.storage, self.conventions)
         return Phase(
-            rows, step.tokens, self.config.hidden_size, self.hardware, self.storage, self.conventions, self.parallel
+            operations(self.config, step, self.storage, self.conventions),
+            step.tokens,
+            self.config.hidden_size,
+            self.hardware,
+            self.storage,
+            self.conventions,
+            self.parallel,
+            self._all_reduces(encodes=bool(encodes)),
+            step.rows if self.generates else 0,
         )
 
-    @property
-    def all_reduces(self) -> int:
-        """Sums over the ranks of tensor parallelism in a pass: two in each layer, and one of the embedding."""
-        return 2 * self.config.num_layers + 1 if self.parallel.tensor > 1 else 0
+    def _all_reduces(self, *, encodes: bool) -> int:
+        """All-reduces of a pass: one of the embedding, two in each layer, three in those with cross-attention."""
+        if self.parallel.tensor == 1:
+            return 0
+        if encodes:
+            return 2 * self.config.encoder_layers + 1
+        return (3 if self.config.encoder_layers else 2) * self.config.num_layers + 1
 
     def all_reduce_bytes(self, phase: Phase) -> int:
-        """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers."""
-        if self.parallel.tensor == 1:
+        """Bytes that the ranks of one share of the heads give to all of them: T (2 L E + W) numbers of a decoder."""
+        if not phase.all_reduces:
             return 0
         width = shape_model(self.config, ShapeBackend()).embedding.tokens.shape[1]  # W
         embedded = self.storage.activation_bytes * phase.tokens * width
-        return (self.all_reduces - 1) * phase.message_bytes + embedded
+        return (phase.all_reduces - 1) * phase.message_bytes + embedded
 
-    @property
-    def choice_bytes(self) -> int:
+    def choice_bytes(self, phase: Phase) -> int:
         """Bytes that each rank with logits, but rank 0, sends it for the most likely tokens: 16 for each, and 16."""
-        return CHOICE_BYTES * (self.workload.batch + 1) if self.parallel.devices > 1 else 0
+        return CHOICE_BYTES * (phase.choices + 1) if phase.choices and self.parallel.devices > 1 else 0
 
     @property
     def memory(self) -> int:

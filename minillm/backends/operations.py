@@ -170,12 +170,19 @@ class Backend:
     # --- what ranks share -----------------------------------------------------------------------------------------
 
     def embed_reduced(
-        self, ids: Any, table: Weight, positions: Any = None, position_table: Weight | None = None, scale: float = 1.0
+        self,
+        ids: Any,
+        table: Weight,
+        positions: Any = None,
+        position_table: Weight | None = None,
+        scale: float = 1.0,
+        types: Any = None,
+        type_table: Weight | None = None,
     ) -> Any:
-        """As `embed`, where each rank has some of the rows, and rank 0 adds the positions. [T], [T] -> [T, E]"""
+        """As `embed`, where each rank has some of the rows, and rank 0 adds positions and types. 3 x [T] -> [T, E]"""
         if self.rank:
-            positions, position_table = None, None
-        x = self.embed(ids, table, positions, position_table, scale)
+            positions = position_table = types = type_table = None
+        x = self.embed(ids, table, positions, position_table, scale, types, type_table)
         return x if self.ranks == 1 else self.reduce(x)
 
     def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:

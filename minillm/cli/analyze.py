@@ -279,12 +279,12 @@ def _phase(analysis: "Analysis", phase: "Phase") -> dict[str, Any]:
         "activation_bytes": activation_bytes(analysis.config, analysis.storage, phase.tokens, batch),
         "seconds": phase.seconds,
         "tokens_per_second": phase.tokens / phase.seconds,
-        "all_reduces": analysis.all_reduces,
+        "all_reduces": phase.all_reduces,
         "all_reduce_bytes": phase.message_bytes if parallel.tensor > 1 else 0,
         "all_reduce_total_bytes": analysis.all_reduce_bytes(phase),
         "stage_sends": parallel.pipeline - 1,
         "stage_bytes": phase.message_bytes if parallel.pipeline > 1 else 0,
-        "choice_bytes": analysis.choice_bytes,
+        "choice_bytes": analysis.choice_bytes(phase),
         "ops": [
             {
                 "name": row.name,
@@ -418,9 +418,11 @@ def notes(analysis: "Analysis") -> list[str]:
             f"{name} {bytes_text(phase.message_bytes)} each, {bytes_text(analysis.all_reduce_bytes(phase))} in all"
             for name, phase in phases.items()
         ]
+        counts = " and ".join(dict.fromkeys(str(phase.all_reduces) for phase in phases.values()))
+        more = " (three in the decoder's)" if config.encoder_layers else ""
         lines.append(
-            f"tensor parallelism over {parallel.tensor}: {analysis.all_reduces} all-reduces, two a layer and the "
-            f"embedding's; {', '.join(each)}"
+            f"tensor parallelism over {parallel.tensor}: {counts} all-reduces, two a layer{more} and the embedding's; "
+            f"{', '.join(each)}"
         )
     if parallel.pipeline > 1:
         each = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]

@@ -202,10 +202,10 @@ def load_engine(
     """
     from ..embedding import refuse_task
 
-    engine = make_engine(args, prompts=prompts, sequences=sequences, **options)
+    engine = leading(make_engine(args, prompts=prompts, sequences=sequences, **options))
     if not any_task:
         refuse_task(engine.config, "tokens", "this command")
-    return leading(engine)
+    return engine
 
 
 def make_engine(args: argparse.Namespace, *, prompts: int = 1, sequences: int = 1, **options: Any) -> "Engine":
@@ -350,7 +350,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> Any:
 
 
 def read_texts(args: argparse.Namespace) -> list[str]:
-    """The texts of `add_text_options`; blank lines are left out.
+    """The texts of `add_text_options`; blank lines are left out. None on other ranks than 0, whose input is closed.
 
     Raises:
         PromptError: there is none, a source is not valid UTF-8, or standard input is closed.
@@ -360,6 +360,8 @@ def read_texts(args: argparse.Namespace) -> list[str]:
         if args.file is not None:
             raise PromptError(f"the text {args.text!r:.40} stands beside --file: give one of them")
         return [args.text]
+    if not leads(args):
+        return []
     texts: list[str] = []
     for name in args.file or ["-"]:
         text = _standard_input("texts, one on each line") if name == "-" else decode(Path(name).read_bytes, name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat import FORMATS
 from ..errors import MinillmError, ParameterError, UsageError, install
-from .options import MODEL_FLAGS, add_model_options, decode, leads, make_engine
+from .options import MODEL_FLAGS, add_model_options, decode, has_ranks, leads, make_engine
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -155,6 +155,10 @@ def run(args: argparse.Namespace) -> None:
     )
     binding.check()
     names = _names(args)
+    if has_ranks(args):
+        from ..distributed.mpi import check_threads
+
+        check_threads(len(names))
     if not leads(args):  # computes its share, and has no socket
         follow_all([_load(args, model) for model in names.values()])
         return

@@ -7,11 +7,13 @@ from ..errors import ParameterError
 from ..progress import bars_aside
 from .options import (
     COMMON,
+    TEXTS_AT_ONCE,
     add_generation_options,
     add_model_options,
     add_text_options,
     each_block,
     generation_fields,
+    has_ranks,
     load_engine,
     read_texts,
     sequences_of,
@@ -61,7 +63,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_other_options(parser: Any) -> None:
-    add_model_options(parser, needed="an encoder-decoder")
+    add_model_options(parser, needed="an encoder-decoder", parallel=True)
     add_generation_options(parser, words=WORDS)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each text")
     parser.shorten(SHORT)
@@ -75,7 +77,8 @@ def run(args: argparse.Namespace) -> None:
     languages = {"src_lang": getattr(args, "source", None), "tgt_lang": getattr(args, "target", None)}
     given = {name: language for name, language in languages.items() if language is not None}
     sequences = sequences_of(settle(args, fields, Text2Text.DEFAULTS))
-    engine = load_engine(args, prompts=len(texts), sequences=sequences, any_task=True)
+    prompts = TEXTS_AT_ONCE if has_ranks(args) else len(texts)  # all ranks alike; rank 0 alone has the texts
+    engine = load_engine(args, prompts=prompts, sequences=sequences, any_task=True)
     with pipeline(args.task, engine, truncation=args.truncate, **given) as write:
         for block in each_block(texts, args.doing):
             try:

@@ -78,6 +78,10 @@ class Communicator(ABC):
     def group(self, members: Sequence[int]) -> "Communicator":
         """Some of the ranks, this one among them. All ranks call it, each for its own group; groups do not overlap."""
 
+    @abstractmethod
+    def free(self) -> None:
+        """Give back what connects the ranks; all of them call it, and nothing else afterwards. May be called twice."""
+
     @property
     @abstractmethod
     def on_this_machine(self) -> int:

@@ -2,9 +2,13 @@
 
 import pickle
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..batch import Batch
+
+Task = Literal["tokens", "labels", "states"]
+"""What passes compute: the next token's logits, of which each rank of the last stage has some; or of whole texts the
+logits of labels, or hidden states, of which each has all"""
 
 
 class NewPages(NamedTuple):
@@ -16,6 +20,7 @@ class NewPages(NamedTuple):
     page_size: int
     prefix_cache: bool
     """Whether other texts may use what a pass computes, so that all of it must be finite"""
+    task: Task = "tokens"
 
 
 class FreePages(NamedTuple):
@@ -56,6 +61,14 @@ class Pass(NamedTuple):
     """Layers whose attention maps to send, each by the ranks that have its heads"""
 
 
+class Encode(NamedTuple):
+    """Run the encoder over sources, before the decoder's pass."""
+
+    number: int
+    """Of the cache"""
+    batch: Batch
+
+
 class Fetch(NamedTuple):
     """Send rows of the last pass to rank 0."""
 
@@ -68,7 +81,7 @@ class End(NamedTuple):
     """Rank 0 has closed its engine."""
 
 
-Message = NewPages | FreePages | CopyPositions | Pass | Fetch | End
+Message = NewPages | FreePages | CopyPositions | Pass | Encode | Fetch | End
 
 
 def packed(messages: Sequence[Message]) -> bytes:

@@ -15,9 +15,11 @@ from .messages import MicroBatch
 
 
 def micro_batches(
-    batch: Batch, rows: Sequence[int], parallel: Parallel
+    batch: Batch, rows: Sequence[int], parallel: Parallel, *, causal: bool = True
 ) -> tuple[tuple[MicroBatch, ...], NDArray[np.int64]]:
     """A batch in parts of about as many tokens, cut also within prompts, but not within trees.
+
+    Of a model that is not `causal`, whose tokens see those after them, texts stay whole.
 
     Returns:
         The parts, and the wanted rows in their order: numbers from 0 to R - 1. [R]
@@ -25,7 +27,7 @@ def micro_batches(
     count, T = parallel.micro_batches_of(batch.num_tokens), batch.num_tokens
     cuts = {i * T // count for i in range(1, count)}
     for span in batch.spans:
-        if span.tree is not None:
+        if span.tree is not None or not causal:
             cuts = {span.start if span.start < cut < span.stop else cut for cut in cuts}
     bounds = sorted({0, *cuts, T})
     wanted = np.asarray(rows, np.int64)
@@ -57,4 +59,5 @@ def part_of(batch: Batch, first: int, stop: int) -> Batch:
         batch.slot_offsets[first:stop],
         tuple(spans),
         adapters=tuple(adapters),
+        types=None if batch.types is None else batch.types[first:stop],
     )

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import DeviceError, printable
+from ..errors import DeviceError, FollowedError, printable
 from .communicator import Communicator, Traffic
 
 STEP = 1
@@ -63,6 +63,14 @@ class MpiCommunicator(Communicator):
     def copy(self) -> "MpiCommunicator":
         """The same processes, whose messages are apart from those of this communicator, as for another model."""
         return MpiCommunicator(self._comm.Dup(), Traffic())
+
+    def free(self) -> None:
+        """Free the communicator, of which an MPI library has a limited number (MPICH about 2,000)."""
+        for request, _ in self._sent:
+            request.Wait()
+        self._sent = []
+        if self._comm:  # not freed before
+            self._comm.Free()
 
     @property
     def on_this_machine(self) -> int:
@@ -125,3 +133,24 @@ def world() -> MpiCommunicator:
         ) from None
     _end_with_launcher()
     return MpiCommunicator(MPI.COMM_WORLD, Traffic())
+
+
+def check_threads(models: int) -> None:
+    """Check that MPI can be called from the threads in which so many models are served, one for each.
+
+    Raises:
+        DeviceError: it gives a lower level of thread support (MPI 4.1, section 11.6); on other ranks than 0
+            FollowedError.
+    """
+    processes = world()
+    from mpi4py import MPI
+
+    levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+    needed = MPI.THREAD_MULTIPLE if models > 1 else MPI.THREAD_SERIALIZED
+    if (given := MPI.Query_thread()) < needed:
+        kind = FollowedError if processes.rank else DeviceError
+        raise kind(
+            f"to serve {models} model{'s' * (models > 1)} on ranks, MPI should give MPI_THREAD_{levels[needed]}, and "
+            f"gives MPI_THREAD_{levels[given]}: use an MPI library that is built for it"
+            + (", or serve each model by a job of its own" if models > 1 else "")
+        )

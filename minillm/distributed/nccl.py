@@ -48,6 +48,13 @@ class NcclCommunicator(Communicator):
         """Some of the ranks."""
         return NcclCommunicator(self._processes.group(members))
 
+    def free(self) -> None:
+        """Destroy NCCL's communicator, and free that of the processes."""
+        if self._devices is not None:
+            self._devices.destroy()
+        self._devices = None
+        self._processes.free()
+
     @property
     def on_this_machine(self) -> int:
         """Number of these processes on this machine."""

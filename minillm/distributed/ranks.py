@@ -43,22 +43,27 @@ class Ranks:
     """Of the whole model"""
     layers: range
     """Those of this rank's stage"""
+    width: int
+    """W, numbers of a hidden state that the head multiplies"""
     weights: "tuple[Held, ...]"
     """Each rank's share of the weights"""
 
-    def __init__(self, world: Communicator, parallel: Parallel) -> None:
-        """Join the group of the stage.
+    def __init__(self, world: Communicator, parallel: Parallel, *, owned: bool = False) -> None:
+        """Join the group of the stage; `owned`: `close` frees the world too.
 
         Raises:
             ParameterError: there are not as many processes as the degrees ask for.
         """
         if world.size != parallel.devices:
+            if owned:
+                world.free()
             kind = FollowedError if world.rank else ParameterError
             raise kind(
                 f"tensor_parallel {parallel.tensor} times pipeline_parallel {parallel.pipeline} needs "
                 f"{parallel.devices} processes, found {world.size}: start them with mpiexec -n {parallel.devices}"
             )
         self.world, self.parallel, self.rank = world, parallel, world.rank
+        self._owned = owned
         stage = parallel.stage_of(world.rank)
         self.group = world.group(parallel.ranks_of(stage))
         """The ranks that share this rank's layers"""
@@ -76,7 +81,9 @@ class Ranks:
             ParameterError: the ranks cannot share the model.
         """
         config.sharded(self.parallel.tensor)
+        self.parallel.check_layers(config.num_layers, config.encoder_layers)
         model = shape_model(config, ShapeBackend())
+        self.width = model.embedding.tokens.shape[1]
         used = config.experts_per_token / config.num_experts if config.num_experts else 1.0
         sizes = [_bytes_read(layer.attention) + int(_bytes_read(layer.mlp) * used) for layer in model.layers]
         return self.parallel.layers_of(self.rank, [*sizes, _bytes_read(model.head)])
@@ -95,10 +102,14 @@ class Ranks:
 
     def share_of(self, config: ModelConfig) -> dict[str, Any]:
         """As `share`, of a configuration."""
-        if config.encoder_layers:
-            raise ParameterError("parallel is not offered with an encoder-decoder: run it in one process")
         self.config, self.layers = config, self._layers_of(config)
         return {"rank": self.group.rank, "ranks": self.group.size, "layers": self.layers}
+
+    def close(self) -> None:
+        """Free the communicators that were made for these ranks; each of them calls it. May be called twice."""
+        self.group.free()
+        if self._owned:
+            self.world.free()
 
     def agree(self, call: Callable[[], Result]) -> Result:
         """Call a function on every rank. If it fails on any of them, all raise.
@@ -116,6 +127,8 @@ class Ranks:
         known = isinstance(failed, MinillmError)
         cause = None if failed is None else str(failed) if known else f"{type(failed).__name__}: {failed}"
         told = self.world.all_gather(cause)
+        if any(cause is not None for cause in told):
+            self.close()
         if failed is not None and known and self.rank == 0:
             raise failed
         for rank, cause in enumerate(told):
@@ -141,6 +154,7 @@ class Ranks:
         for rank, theirs in enumerate(told):
             for name, value in theirs.items():
                 if value != told[0][name]:
+                    self.close()
                     raise self._error(
                         f"rank {rank} has {name} {value!s:.100}, rank 0 has {told[0][name]!s:.100}: install and copy "
                         "the same on every machine"
@@ -183,6 +197,7 @@ def joined(parallel: Parallel | None, communicator: Communicator | None, device:
         raise ParameterError(f"parallel should be Parallel(tensor=..., pipeline=...), found {shown(parallel)}")
     if parallel is None or parallel.devices == 1:
         return None
+    owned = communicator is None
     if communicator is None:
         from .mpi import world
 
@@ -191,7 +206,7 @@ def joined(parallel: Parallel | None, communicator: Communicator | None, device:
             from .nccl import NcclCommunicator
 
             communicator = NcclCommunicator(communicator)
-    return Ranks(communicator, parallel)
+    return Ranks(communicator, parallel, owned=owned)
 
 
 @cache

@@ -19,12 +19,25 @@ from ..batch import Batch
 from ..cache import PagedCache
 from ..errors import RankError
 from ..models.base import Model
+from ..models.heads import without_head
 from ..models.sources import vocabulary_share
 from ..reference.sampling import Draw
 from ..runner import Output, Runner
-from .communicator import Communicator
 from .logits import RankChooser, RemoteRows, largest, wanted_of
-from .messages import CopyPositions, End, Fetch, FreePages, Message, MicroBatch, NewPages, Pass, packed, unpacked
+from .messages import (
+    CopyPositions,
+    Encode,
+    End,
+    Fetch,
+    FreePages,
+    Message,
+    MicroBatch,
+    NewPages,
+    Pass,
+    Task,
+    packed,
+    unpacked,
+)
 from .micro_batches import micro_batches
 from .ranks import Ranks
 
@@ -54,9 +67,10 @@ class Part:
 class RankRunner(Runner):
     """A runner whose passes are a rank's part: hidden states come from the stage before, and go to the next one."""
 
-    def __init__(self, part: Part, cache: PagedCache) -> None:
-        super().__init__(part.model, part.backend, cache, part.ranks.layers, part.adapters)
-        self.part = part
+    def __init__(self, part: Part, cache: PagedCache, task: Task = "tokens") -> None:
+        model = without_head(part.model) if task == "states" else part.model
+        super().__init__(model, part.backend, cache, part.ranks.layers, part.adapters)
+        self.part, self.task = part, task
         self._received: dict[int, Any] = {}
         """Memory for the hidden states that small passes receive, by their number of tokens"""
         if part.backend.memory.stage_tokens:
@@ -110,14 +124,14 @@ class Leader:
         self.latest: object = None
         """The results of the last pass"""
         self._caches = 0
-        self.close = weakref.finalize(self, _end, self.world)
+        self.close = weakref.finalize(self, _end, part.ranks)
         """End the other ranks: when the engine is closed, dropped, or the program ends"""
         part.backend.chooser = RankChooser(part.backend.chooser)
 
-    def new_cache(self, pages: int, page_size: int, *, prefix_cache: bool) -> int:
+    def new_cache(self, cache: PagedCache, task: Task) -> int:
         """Announce a cache. Returns its number."""
         self._caches += 1
-        self.pending.append(NewPages(self._caches, pages, page_size, prefix_cache))
+        self.pending.append(NewPages(self._caches, cache.num_pages, cache.page_size, cache.prefix_cache, task))
         return self._caches
 
     def tell(self, message: Message) -> None:
@@ -137,8 +151,9 @@ class Leader:
             self.world.abort(f"{type(error).__name__}: {error}")
 
 
-def _end(world: Communicator) -> None:
-    world.tell(packed([End()]))
+def _end(ranks: Ranks) -> None:
+    ranks.world.tell(packed([End()]))
+    ranks.close()
 
 
 class MirroredPages:
@@ -160,10 +175,10 @@ class MirroredPages:
 class LeadingRunner(RankRunner):
     """The runner of rank 0, which has the books of the cache."""
 
-    def __init__(self, leader: Leader, cache: PagedCache) -> None:
-        super().__init__(leader.part, cache)
+    def __init__(self, leader: Leader, cache: PagedCache, task: Task = "tokens") -> None:
+        super().__init__(leader.part, cache, task)
         self.leader = leader
-        self._number = leader.new_cache(cache.num_pages, cache.page_size, prefix_cache=cache.prefix_cache)
+        self._number = leader.new_cache(cache, task)
         cache.storage = MirroredPages(cache.storage, leader, self._number)  # type: ignore[assignment]
 
     def apart(self, cache: PagedCache, backend: Backend | None = None) -> "Runner":
@@ -172,9 +187,41 @@ class LeadingRunner(RankRunner):
         runner.backend = backend or self.backend
         return runner
 
+    def over_texts(self, pages: int, *, head: bool) -> "Runner":
+        """A runner of whole texts, of all ranks."""
+        config = self.part.model.config
+        cache = PagedCache(config, self.backend, pages, layers=self.layers, shared=config.bidirectional)
+        return LeadingRunner(self.leader, cache, "labels" if head else "states")
+
+    def encode(self, backend: Backend, batch: Batch) -> bool:
+        """Run the encoder on all ranks, which have the same result."""
+        with self.leader.leading():
+            self.leader.tell(Encode(self._number, batch))
+            return super().encode(backend, batch)
+
+    def _run_texts(self, backend: Backend, batch: Batch, rows: Sequence[int]) -> tuple[Output, bool]:
+        """A pass over whole texts, whose results one rank of the last stage sends if this is another stage."""
+        ranks = self.part.ranks
+        parts, order = micro_batches(batch, rows, ranks.parallel, causal=not self.model.config.bidirectional)
+        with self.leader.leading():
+            self.leader.tell(Pass(self._number, parts, (), whole=False))
+            self.leader.latest = None
+            output, finite = self.compute(backend, parts)
+            found = output.logits
+            if not ranks.is_last:
+                width = len(self.model.config.labels) if self.task == "labels" else ranks.width
+                found = np.empty((len(order), width), np.float32)
+                ranks.world.receive(found, ranks.last[0])
+                finite = bool(np.isfinite(found).all())
+        if len(parts) > 1:
+            found = found[np.argsort(order, kind="stable")]
+        return Output(found, found), finite
+
     def _run(
         self, backend: Backend, batch: Batch, rows: Any, draws: Sequence[Draw | None] = (), x: Any = None
     ) -> tuple[Output, bool]:
+        if self.task != "tokens":
+            return self._run_texts(backend, batch, [int(row) for row in rows])
         parallel, recorder = self.part.ranks.parallel, backend if isinstance(backend, AttentionRecorder) else None
         if recorder is not None:
             parallel = replace(parallel, micro_batches=1)  # a map is of all tokens
@@ -193,7 +240,7 @@ class LeadingRunner(RankRunner):
                 self._collect_maps(recorder, batch)
         hidden = output.hidden
         if not self.part.ranks.is_last:
-            hidden = RemoteRows(results, "hidden", places, self.part.model.config.hidden_size)
+            hidden = RemoteRows(results, "hidden", places, self.part.ranks.width)
         return Output(logits, hidden), results.finite
 
     def _collect_maps(self, recorder: AttentionRecorder, batch: Batch) -> None:
@@ -251,7 +298,7 @@ class Results:
         """The logits or hidden states of so many rows, as the ranks of the last stage send them."""
         part, world = self._leader.part, self._leader.world
         if what == "hidden":
-            out = np.empty((rows, part.model.config.hidden_size), np.float32)
+            out = np.empty((rows, part.ranks.width), np.float32)
             world.receive(out, part.ranks.last[0])
             return out
         columns = []
@@ -271,7 +318,9 @@ class MirrorCache(PagedCache):
     """The pages of a cache whose books rank 0 keeps."""
 
     def __init__(self, part: Part, message: NewPages) -> None:
-        super().__init__(part.model.config, part.backend, message.pages, message.page_size, part.ranks.layers)
+        config = part.model.config
+        shared = config.bidirectional and message.task != "tokens"
+        super().__init__(config, part.backend, message.pages, message.page_size, part.ranks.layers, shared)
         self.prefix_cache = message.prefix_cache
 
 
@@ -311,7 +360,10 @@ class Follower:
     def _obey(self, message: Message) -> None:
         match message:
             case NewPages():
-                self._runners[message.number] = RankRunner(self.part, MirrorCache(self.part, message))
+                cache = MirrorCache(self.part, message)
+                self._runners[message.number] = RankRunner(self.part, cache, message.task)
+            case Encode(number, batch):
+                self._runners[number].encode(self.part.backend, batch)
             case FreePages():
                 del self._runners[message.number]
             case CopyPositions(number, source, target, first, stop):
@@ -319,8 +371,11 @@ class Follower:
             case Pass(number, parts, best, whole, maps):
                 recorder = AttentionRecorder(self.part.backend, maps)
                 backend = recorder if maps else self.part.backend
-                self._output, finite = self._runners[number].compute(backend, parts)
-                if self.part.ranks.is_last:
+                runner = self._runners[number]
+                self._output, finite = runner.compute(backend, parts)
+                if runner.task != "tokens":
+                    self._send_texts()
+                elif self.part.ranks.is_last:
                     self.world.send(self.part.report(self._output, best, finite=finite), 0, "logits")
                 if whole:
                     self._send("logits", rows=range(len(best)))
@@ -334,6 +389,13 @@ class Follower:
         if ranks.is_last and (what == "logits" or ranks.group.rank == 0):
             stored = self._output.logits if what == "logits" else self._output.hidden
             self.world.send(self.part.backend.chooser.to_host(stored)[list(rows)], 0, "logits")
+
+    def _send_texts(self) -> None:
+        """Send the results of a pass over whole texts to rank 0, if its stage does not have them."""
+        ranks = self.part.ranks
+        if ranks.is_last and not ranks.is_first and ranks.group.rank == 0:
+            rows = self.part.backend.chooser.to_host(self._output.logits)
+            self.world.send(np.ascontiguousarray(rows, np.float32), 0, "logits")
 
     def _send_maps(self, recorder: AttentionRecorder) -> None:
         """Send the attention maps of this rank's heads to rank 0; what a layer's mask hides is sent by one rank."""

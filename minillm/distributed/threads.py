@@ -67,6 +67,9 @@ class ThreadCommunicator(Communicator):
         own = [self._members[member] for member in members]
         return ThreadCommunicator(self._world, own, own.index(self._members[self.rank]), self.traffic)
 
+    def free(self) -> None:
+        """Nothing: threads have no more than queues."""
+
     @property
     def on_this_machine(self) -> int:
         """One process, whose threads they are."""

@@ -36,12 +36,12 @@ class Embedding:
             return backend.embed_reduced(batch.token_ids, self.tokens, scale=self.scale)  # [T] -> [T, E]
         if self.types is not None:
             assert batch.types is not None, "sequences of this model have token types"
-            return backend.embed(  # [T] -> [T, E]
+            return backend.embed_reduced(  # [T] -> [T, E]
                 batch.token_ids, self.tokens, batch.positions, self.positions, types=batch.types, type_table=self.types
             )
         if self.project_in is None:
             positions = batch.positions, self.positions
-            return backend.embed_reduced(batch.token_ids, self.tokens, *positions, self.scale)  # [T] -> [T, E]
+            return backend.embed_reduced(batch.token_ids, self.tokens, *positions, scale=self.scale)  # -> [T, E]
         p = backend.embed(batch.positions, self.positions)  # [T] -> [T, E]
         x = backend.embed_reduced(batch.token_ids, self.tokens)  # [T] -> [T, W]
         return backend.linear(x, self.project_in, residual=p)  # [T, W] -> [T, E]

@@ -294,6 +294,8 @@ def build_model(
 
 def _stage_holds(config: ModelConfig, names: sources.Names, layers: range, name: str) -> bool:
     """Whether the pipeline stage of these layers needs a parameter, "layers.3.attn" or "embed_tokens"."""
+    if len(layers) == config.num_layers:
+        return True
     number = next((int(word) for word in name.split(".") if word.isdecimal()), None)
     if number is not None:
         return number in layers

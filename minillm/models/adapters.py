@@ -97,10 +97,12 @@ class _Modules(Weights):
                 first += rows
         return super().experts(name, outputs, inputs=inputs, count=count, split=split)
 
-    def table(self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None) -> Weight:
+    def table(
+        self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None, split: Split | None = None
+    ) -> Weight:
         kind: Role = "projection" if role == "router" else role  # a linear layer, as PEFT sees it
         self.found[self._prefix + name] = Module(self._prefix + name, rows, width, 0, kind)
-        return super().table(name, rows, width, role, bias=bias)
+        return super().table(name, rows, width, role, bias=bias, split=split)
 
 
 def modules_of(build: Build, config: ModelConfig) -> dict[str, Module]:

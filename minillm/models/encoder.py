@@ -127,18 +127,18 @@ def build_encoder(config: EncoderConfig, weights: Weights, names: EncoderNames) 
             activation=names.head_activation,
             weight=weights.linear(names.head_out, len(config.labels), inputs=E, bias=True, role="labels"),
         )
-    return TextEncoder(config, embedding, layers, None, head)
+    return TextEncoder(config.sharded(weights.ranks), embedding, layers, None, head)
 
 
 def _build_layer(config: EncoderConfig, weights: Weights, names: EncoderNames, i: int) -> PostNorm:
-    E, F = config.hidden_size, config.intermediate_size
+    E, F, local = config.hidden_size, config.intermediate_size, config.sharded(weights.ranks)
     qkv = dict.fromkeys((names.query, names.key, names.value), E)
     return PostNorm(
         _norm(config, weights, names.attention_norm),
         Attention(
             layer=i,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=local.num_heads,
+            num_kv_heads=local.num_kv_heads,
             scale=config.head_dim**-0.5,
             qkv=weights.linear("attention.qkv", qkv, inputs=E, bias=True, split="outputs"),
             out=weights.linear(names.attention_out, E, inputs=E, bias=True, split="inputs"),

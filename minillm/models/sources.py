@@ -160,12 +160,15 @@ class Weights:
         self._prepared([tensor for tensors in experts for tensor in tensors])
         return weight
 
-    def table(self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None) -> Weight:
+    def table(
+        self, name: str, rows: int, width: int, role: Role, *, bias: str | None = None, split: Split | None = None
+    ) -> Weight:
         """An embedding table or the LM head [rows, width]; of one with a row for each token a rank has some rows.
 
-        `bias` is the name of a head's bias, which published checkpoints have as [1, rows].
+        `bias` is the name of a head's bias, which published checkpoints have as [1, rows]; `split` "inputs": a rank has
+        some columns, as of a table with one for each head.
         """
-        tensors = self._tensors(f"{name}.weight", (rows, width))
+        tensors = self._tensors(f"{name}.weight", (rows, width), split=split)
         biases: list[Tensor] = []
         if bias is not None and self._as_built:
             biases += self._tensors(bias, (rows,))

@@ -147,7 +147,7 @@ def buckets_of(distances: NDArray[np.int64], buckets: int, max_distance: int, *,
 
 def bias_by_distance(config: T5Config, weights: Weights, backend: Backend, *, both: bool) -> Weight:
     """The bias of a stack's scores by distance, -M to M, from that of each bucket. [buckets, H] -> [H, 2 M + 1]"""
-    table = weights.table("relative_attention_bias", config.buckets, config.num_heads, "positions")
+    table = weights.table("relative_attention_bias", config.buckets, config.num_heads, "positions", split="inputs")
     distances = np.arange(-config.max_distance, config.max_distance + 1)
     rows = backend.xp.asarray(buckets_of(distances, config.buckets, config.max_distance, both=both))
     return Weight(table.name, backend.xp.ascontiguousarray(expand(table.data, rows).T))  # [2 M + 1, H] -> [H, 2 M + 1]
@@ -197,7 +197,7 @@ def _encoder_layer(config: T5Config, weights: Weights, bias: Weight) -> PreNorm:
 
 
 def _decoder_layer(config: T5Config, weights: Weights, i: int, bias: Weight) -> PreNormCross:
-    E, H, width = config.hidden_size, config.num_heads, config.num_heads * config.head_dim
+    E, H, width = config.hidden_size, config.sharded(weights.ranks).num_heads, config.num_heads * config.head_dim
     cross = weights.at("layer.1.EncDecAttention")
     return PreNormCross(
         _norm(config, weights, "layer.0.layer_norm"),
@@ -218,7 +218,7 @@ def _decoder_layer(config: T5Config, weights: Weights, i: int, bias: Weight) -> 
 
 
 def _attention(config: T5Config, weights: Weights, layer: int, bias: Weight, *, causal: bool) -> Attention:
-    E, H, width = config.hidden_size, config.num_heads, config.num_heads * config.head_dim
+    E, H, width = config.hidden_size, config.sharded(weights.ranks).num_heads, config.num_heads * config.head_dim
     return Attention(
         layer=layer,
         num_heads=H,

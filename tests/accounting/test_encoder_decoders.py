@@ -101,5 +101,5 @@ def test_analysis_has_the_encoder_as_prefill() -> None:
         (analysis.decode, Step((Part(1, 101, source=100),) * 2, 2)),
     ):
         assert phase.flops == sum(cost.flops for cost in predicted(config, [step]).values())
-    with pytest.raises(ParameterError, match="parallel is not offered with an encoder-decoder"):
-        Analysis(config=config, storage=Storage(), workload=Workload(), hardware=chip, parallel=Parallel(tensor=2))
+    with pytest.raises(ParameterError, match="pipeline_parallel 2 is not offered with an encoder-decoder"):
+        Analysis(config=config, storage=Storage(), workload=Workload(), hardware=chip, parallel=Parallel(pipeline=2))

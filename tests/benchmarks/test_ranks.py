@@ -35,6 +35,21 @@ def test_every_side_and_case(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (tmp_path / "ranks_small.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_parts_take_the_models_that_they_need() -> None:
+    from ranks import parse, sides_of
+
+    def names(*words: str) -> list[str]:
+        return [name for name, *_ in sides_of(parse(words))]
+
+    assert names("--parts", "steps", "--shape", "opt-1.3b") == ["one process", "tensor 2"]
+    assert names("--parts", "stages") == ["one process", "pipeline 2"]
+    assert names("--parts", "scaling") == ["one core", "tensor 2", "tensor 4"]
+    assert names() == ["one process", "one core", "tensor 2", "tensor 4", "pipeline 2"]
+    assert parse(("--parts", "scaling")).parts == ("links", "scaling")
+    with pytest.raises(SystemExit):
+        parse(("--parts", "steps,all"))
+
+
 def test_an_all_reduce_by_the_model() -> None:
     from ranks import Link, link_of
 

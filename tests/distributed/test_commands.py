@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from minillm import Engine
+
 from ..adapters import write_adapter
 from ..tiny import write_checkpoint
 from .processes import MPIEXEC, alone, assert_none_is_left, end, ended, output, ranks_of, started, under_mpi
@@ -24,7 +26,7 @@ pytestmark = under_mpi
 
 ROOT = Path(__file__).parents[2]
 TEXT = "A list of colors: red,"
-TENSOR, BOTH = (2, ["--tensor-parallel", 2]), (4, ["--tensor-parallel", 2, "--pipeline-parallel", 2])
+TENSOR, BOTH = ["--tensor-parallel", 2], ["--tensor-parallel", 2, "--pipeline-parallel", 2]
 
 
 def numbers(text: str) -> list[float]:
@@ -34,22 +36,20 @@ def numbers(text: str) -> list[float]:
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "degrees"), [TENSOR, BOTH], ids=["tensor", "both"])
-def test_compare(count: int, degrees: list[Any], tmp_path: Path) -> None:
+def test_compare(tmp_path: Path) -> None:
     words = ["compare", TEXT, "--max-new-tokens", 6, "--json", "--threads", 1]
     page = tmp_path / "page.html"
-    ours, theirs = (json.loads(text) for text in (output(count, *words, *degrees, "--html", page), alone(*words)))
+    ours, theirs = (json.loads(text) for text in (output(4, *words, *BOTH, "--html", page), alone(*words)))
     for one, other in zip(ours["results"], theirs["results"], strict=True):
         assert (one["name"], one["token_ids"]) == (other["name"], other["token_ids"])
         assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-3)
     assert "<svg" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("count", "degrees"), [TENSOR, BOTH], ids=["tensor", "both"])
-def test_inspect(count: int, degrees: list[Any], tmp_path: Path) -> None:
+def test_inspect(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     words = ["inspect", TEXT, "--threads", 1, "--layer", 5, "--attention"]
-    ours, theirs = output(count, *words, tmp_path / "ours.svg", *degrees), alone(*words, tmp_path / "theirs.svg")
+    ours, theirs = output(4, *words, tmp_path / "ours.svg", *BOTH), alone(*words, tmp_path / "theirs.svg")
     strip = [re.sub(r"\d\.\d+", "", text).splitlines()[:-1] for text in (ours, theirs)]
     assert strip[0] == strip[1]
     assert numbers("".join(ours.splitlines()[:-1])) == pytest.approx(
@@ -70,7 +70,7 @@ def test_perplexity_loads_a_model_of_each_dtype_on_each_rank(tmp_path: Path) -> 
 
 def test_profile() -> None:
     words = ["profile", "--prompt-length", 8, "--new-tokens", 3, "--repeat", 1, "--hardware", "a100", "--json"]
-    found = json.loads(output(2, *words, "--threads", 1, *TENSOR[1]))
+    found = json.loads(output(2, *words, "--threads", 1, *TENSOR))
     assert "rank 0 of 2" in found["title"]
     assert {one["name"]: one["calls"] for one in found["phases"]["decode"]["operations"]}["reduce"] > 0
 
@@ -101,19 +101,24 @@ def asked(url: str, **body: Any) -> str:
 
 
 def test_the_server_of_two_models_on_two_ranks(tmp_path: Path) -> None:
-    """Both answer at the same time; SIGTERM for rank 0 ends all."""
-    folder = ROOT / "minillm" / "assets" / "demo-opt"
-    words = ["serve", "--port", 0, "--threads", 1, "--model", f"one={folder}", "--model", f"two={folder}"]
-    process = started(2, *words, "--tensor-parallel", 2, stdin=subprocess.DEVNULL)
+    """Two models that say different things, asked at the same time; SIGTERM for rank 0 ends all."""
+    folders = {"one": ROOT / "minillm" / "assets" / "demo-opt", "two": write_checkpoint(tmp_path / "two", seed=3)}
+    prompts = [TEXT + " blue," * i for i in range(3)]
+    expected = {}
+    for name, folder in folders.items():
+        with Engine(folder, backend="numpy", cache_bytes=1 << 24) as engine:
+            found = [generation.text for generation in engine.generate(prompts, max_new_tokens=8)]
+            expected |= {(name, prompt): text for prompt, text in zip(prompts, found, strict=True)}
+    assert all(expected.values()) and all(expected["one", each] != expected["two", each] for each in prompts)
+    words = [word for name, folder in folders.items() for word in ("--model", f"{name}={folder}")]
+    process = started(2, "serve", "--port", 0, "--threads", 1, *words, "--tensor-parallel", 2, stdin=subprocess.DEVNULL)
     try:
         url = address_of(process)
-        with ThreadPoolExecutor(8) as pool:
-            prompts = [TEXT + " blue," * (i % 3) for i in range(12)]
-            texts = list(pool.map(lambda i: asked(url, model=("one", "two")[i % 2], prompt=prompts[i]), range(12)))
-        expected = {prompt: alone("generate", prompt, "-n", 8, "--threads", 1) for prompt in sorted(set(prompts))}
-        for prompt, text in zip(prompts, texts, strict=True):
-            assert expected[prompt].rstrip("\n") == text.rstrip("\n") or text in expected[prompt]
-        maps = httpx.post(f"{url}/inspect/attention", json={"token_ids": [5, 6, 7], "model": "two"}).json()["weights"]
+        asks = [*expected] * 2
+        with ThreadPoolExecutor(len(asks)) as pool:
+            texts = list(pool.map(lambda ask: asked(url, model=ask[0], prompt=ask[1]), asks))
+        assert texts == [expected[ask] for ask in asks]
+        maps = httpx.post(f"{url}/inspect/attention", json={"token_ids": [5, 6, 7], "model": "one"}).json()["weights"]
         assert len(maps) == 6 and all(sum(head) == pytest.approx(1, abs=1e-4) for layer in maps for head in layer)
         pids = ranks_of(process)
         os.kill(pids[1], signal.SIGTERM)  # as Slurm sends it to every task: the other one ends it
@@ -128,7 +133,7 @@ def test_the_server_of_two_models_on_two_ranks(tmp_path: Path) -> None:
 def test_the_server_of_adapters_on_four_ranks(tmp_path: Path) -> None:
     folder, adapter = write_checkpoint(tmp_path / "base", seed=3), write_adapter(tmp_path / "change")
     words = ["serve", "--port", 0, "--threads", 1, "-m", f"base={folder}", "--adapters", f"change={adapter}"]
-    process = started(4, *words, *BOTH[1], stdin=subprocess.DEVNULL)
+    process = started(4, *words, *BOTH, stdin=subprocess.DEVNULL)
     try:
         url, prompt = address_of(process), [40, 41, 42, 43]
 

@@ -1,11 +1,13 @@
 """Processes under mpiexec: the command line, the kernels in C, the formats of weights."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from minillm.quantizing import write_checkpoint as quantized
 
+from ..task_models import BERT, T5, THREE_LABELS, write_task_model
 from ..tiny import write_checkpoint
 from .processes import alone, output, under_mpi
 
@@ -29,3 +31,17 @@ def test_formats_of_weights(form: str, tmp_path: Path) -> None:
     quantized(folder, where, form)
     words = ["generate", "a b c", "-m", where, "-n", 12, "--threads", 1]
     assert output(2, *words, "--tensor-parallel", 2) == alone(*words)
+
+
+def test_commands_over_texts(tmp_path: Path) -> None:
+    """Rank 0 alone reads the texts."""
+    models = {"embed": BERT, "classify": BERT | THREE_LABELS, "summarize": T5}
+    for command, raw in models.items():
+        folder = write_task_model(tmp_path / command, raw)
+        words = [command, "-m", folder, "the cat sat on a red house", "--threads", 1]
+        ours, theirs = output(2, *words, "--tensor-parallel", 2), alone(*words)
+        if command == "embed":
+            vectors = [json.loads(text)["embedding"] for text in (ours, theirs)]
+            assert vectors[0] == pytest.approx(vectors[1], abs=1e-4)
+        else:
+            assert ours == theirs

@@ -44,7 +44,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
         reduced = [traffic.of("all-reduce") for traffic in own]
         expected = analysis.all_reduce_bytes(analysis.prefill) + analysis.all_reduce_bytes(analysis.decode)
         assert sum(sent.bytes for sent in reduced) == expected
-        assert sum(sent.messages for sent in reduced) == 2 * analysis.all_reduces
+        assert sum(sent.messages for sent in reduced) == analysis.prefill.all_reduces + analysis.decode.all_reduces
         if tensor > 1:
             assert expected == 4 * (T + 1) * (2 * L * E + W)
         for traffic in own[:-1]:
@@ -54,7 +54,7 @@ def assert_counted(folder: Path, parallel: Parallel) -> None:
         assert own[-1].of("stage").messages == 0
     for rank, traffic in enumerate(shared.traffic):
         sends = rank != 0 and parallel.stage_of(rank) == parallel.pipeline - 1
-        assert traffic.of("logits").bytes == (2 * analysis.choice_bytes if sends else 0)
+        assert traffic.of("logits").bytes == (2 * analysis.choice_bytes(analysis.decode) if sends else 0)
     steps = shared.traffic[0].of("step")
     assert steps.messages == 3 * (parallel.devices - 1)  # two passes and the end, to each of the others
     assert steps.bytes < 1000 * steps.messages
