@@ -1,5 +1,6 @@
 """Fixtures that several test modules use."""
 
+import gc
 import getpass
 import os
 import signal
@@ -11,6 +12,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # several workers of pytest
 # What is compiled stays for the next run in the folder where pytest keeps those of its last runs, not in the user's.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}", "kept")))
 os.environ.setdefault("XDG_STATE_HOME", os.environ["XDG_CACHE_HOME"])
+# Who wants no bytecode beside the sources gets it there: processes that tests start would compile every file each time.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(os.environ["XDG_CACHE_HOME"], "bytecode")))
 
 import pytest
 
@@ -21,6 +25,12 @@ from .tiny import write_checkpoint
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     set_threads(1)  # the workers share the cores; tests of threads set their number
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves never become garbage: a collection, of which there are many, need not look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
