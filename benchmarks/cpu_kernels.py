@@ -120,8 +120,13 @@ def recorded(compute: Callable[[list[Any]], None]) -> Callable[[list[Any]], Call
 
 def bursts(weight: Any, prepare: Callable[[list[Any]], Callable[[], None]]) -> Callable[[], float]:
     """A function that runs the next burst, over other copies of the weight than the last. -> seconds of a product"""
+    from minillm.backends.weights import HugePages
+
     calls = -(-BURST // weight.nbytes)
-    runs = [prepare([copy_of(weight) for _ in range(calls)]) for _ in range(max(2, RING // (calls * weight.nbytes)))]
+    empty = HugePages().empty
+    runs = [
+        prepare([copy_of(weight, empty) for _ in range(calls)]) for _ in range(max(2, RING // (calls * weight.nbytes)))
+    ]
     turn = 0
 
     def burst() -> float:
@@ -135,13 +140,16 @@ def bursts(weight: Any, prepare: Callable[[list[Any]], Callable[[], None]]) -> C
     return burst
 
 
-def copy_of(weight: Any) -> Any:
-    """A copy at another address."""
+def copy_of(weight: Any, empty: Callable[..., Any]) -> Any:
+    """A copy at another address, in memory as the backend's loader allocates it."""
     from minillm.reference.quantize import Quantized
 
-    if isinstance(weight, Quantized):
-        return weight.each(lambda array: array.copy())
-    return weight.copy()
+    def copied(array: Any) -> Any:
+        out = empty(array.shape, array.dtype)
+        out[...] = array
+        return out
+
+    return weight.each(copied) if isinstance(weight, Quantized) else copied(weight)
 
 
 def stored(weight: Any, form: str) -> Any:

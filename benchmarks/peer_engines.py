@@ -198,7 +198,7 @@ class LlamaCpp:
             params = library.llama_context_default_params()
             params.n_ctx, params.n_seq_max = sequences * length, sequences
             params.n_threads = params.n_threads_batch = self._threads
-            params.n_batch = params.n_ubatch = max(512, length)
+            params.n_batch, params.n_ubatch = max(512, sequences * length), max(512, length)
             self._context = library.llama_init_from_model(self._model, params)
             if not self._context:
                 raise RuntimeError("llama.cpp could not make a context")

@@ -104,7 +104,7 @@ def tasks(case: str, prefill: int, new_tokens: int) -> tuple[Task, ...]:
     if case == "decode":
         return (Task("decode, batch 1", 1, 32, new_tokens),)
     if case == "batch":
-        return (Task("decode, batch 8", 8, 32, new_tokens),)
+        return tuple(Task(f"decode, batch {size}", size, 32, new_tokens) for size in (8, 32))
     if case == "prefill":
         return (Task(f"prefill of {prefill}", 1, prefill, 1),)
     if case == "context":

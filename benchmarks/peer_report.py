@@ -198,7 +198,7 @@ def _speed_goals(results: Results) -> list[Goal]:
     prefill = next((b.task.name for b in results.bursts if b.task.name.startswith("prefill")), "")
     mine = [plan for plan in PLANS if plan.ours]
     for task, ours, theirs in (
-        ("decode, batch 8", mine, [plan for plan in PLANS if plan.engine == "llama.cpp"]),
+        *((f"decode, batch {size}", mine, [plan for plan in PLANS if plan.engine == "llama.cpp"]) for size in (8, 32)),
         (prefill, [plan for plan in mine if plan.form == "float32"], [find("ctranslate2", "float32")]),
         (prefill, mine, [find("ctranslate2", "int8")]),
     ):

@@ -115,6 +115,47 @@ INLINE ints dot_signed(octets w, octets x) {
 #endif
 }
 
+/* Weights of 4 bits are read GROUPS4 groups at a time, and x so that `dot_nibbles` needs no permutation of weights. */
+#if HAS_AVX2
+enum { GROUPS4 = 2 };
+#else
+enum { GROUPS4 = GROUPS };
+#endif
+
+INLINE void load_for_nibbles(const int8_t *x, octets *to) {
+    to[0] = load_octets(x);
+#if HAS_AVX2 /* the first halves of two groups, and the second ones */
+    octets next = load_octets(x + 32);
+    to[1] = _mm256_permute2x128_si256(to[0], next, 0x31);
+    to[0] = _mm256_permute2x128_si256(to[0], next, 0x20);
+#endif
+}
+
+INLINE ints dot_nibbles(const void *w, const octets *x) {
+#if HAS_AVX2 /* four products fit into 16 bits */
+    __m256i stored = _mm256_loadu_si256(w), mask = _mm256_set1_epi8(15);
+    __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(stored, mask), x[0]);
+    __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(stored, 4), mask), x[1]);
+    return (ints)_mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
+#else
+    return dot_unsigned(load_nibbles(w), x[0]);
+#endif
+}
+
+/* The scales of GROUPS4 groups, each in the lanes of its group. */
+INLINE floats spread4(const float *scales) {
+#if HAS_AVX2
+    double both;
+    memcpy(&both, scales, sizeof both);
+    __m256 repeated = _mm256_castpd_ps(_mm256_set1_pd(both));
+    return (floats)_mm256_permutevar_ps(repeated, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+#elif HAS_AVX512
+    return (floats)_mm512_insertf32x8(_mm512_set1_ps(scales[0]), _mm256_set1_ps(scales[1]), 1);
+#else
+    return splat(scales[0]);
+#endif
+}
+
 /* The scales of GROUPS groups, each in the lanes of its group. */
 INLINE floats spread(const float *scales) {
 #if HAS_AVX512

@@ -12,7 +12,8 @@
  * integers.
  *
  * Versions:
- * - `integers_few`: a register tile of up to FEW_ROWS rows by 4 outputs; lanes along the inputs.
+ * - `integers_few`: a register tile of up to FEW_ROWS rows by 4 outputs; lanes along the inputs. The scales of LANES
+ *   groups are multiplied as one vector, then the groups' products are added, with AVX2 of two groups of int4 at once.
  * - `integers_many`: a register tile of up to INT8_ROWS or INT4_ROWS rows by PANELS vectors of outputs; lanes along
  *   the outputs. With AVX-512 VNNI for any number of rows, but a single one:
  * - `multiply_one`: a row by LANES outputs; lanes along the inputs, integers summed across lanes.
@@ -27,7 +28,6 @@ enum {
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
     INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
-    SCALES = 96,                                /* groups of 4 rows of W whose scales are converted together */
     SCALE_ROWS = DEPTH / GROUP                  /* groups of a panel */
 };
 
@@ -37,27 +37,37 @@ INLINE ints load_ints(const void *p) {
     return v;
 }
 
-/* Scale i, at any address: weights may be mapped from a file. */
-INLINE uint16_t scale_at(const uint16_t *scales, int64_t i) {
-    uint16_t scale;
-    memcpy(&scale, (const char *)scales + 2 * i, sizeof scale);
-    return scale;
-}
-
-/* LANES numbers of float16, or of bytes, of the groups of 32 from g on, of which there are `count`; zeros beyond. A
- * number is that of 2^shift groups. */
-INLINE floats halves_of_groups(const uint16_t *from, int64_t g, int64_t count, int64_t shift) {
-    if (!shift) return load_part_float16(from + g, count);
+/* The numbers of float16, or of bytes, of LANES groups of 32 from g on, of which a row has `groups`; zeros beyond.
+ * There is one for 2^shift groups, at any address: weights may be mapped from a file. From the row on there are
+ * `room`, with those of later rows, so that most rows' last ones are read as a whole vector. */
+INLINE floats halves_of_groups(const uint16_t *row, int64_t g, int64_t groups, int64_t shift, int64_t room) {
+    const uint16_t *from = (const uint16_t *)((const char *)row + (2 * g >> shift));
+    const int64_t left = groups - g, stored = (smaller(left, LANES) + shift) >> shift;
     uint16_t part[LANES] = {0};
-    for (int64_t i = 0; i < LANES && i < count; i++) part[i] = scale_at(from, (g + i) >> shift);
-    return load_float16(part);
+    if (left < LANES && room - (g >> shift) < LANES) {
+        memcpy(part, from, 2 * stored);
+    } else if (shift) {
+        memcpy(part, from, LANES);
+    } else {
+        memcpy(part, from, 2 * LANES);
+    }
+    floats found = load_float16(part);
+    if (shift) found = doubled(found);
+    return left < LANES ? first_numbers(found, left) : found;
 }
 
-INLINE floats bytes_of_groups(const uint8_t *from, int64_t g, int64_t count, int64_t shift) {
-    if (!shift) return __builtin_convertvector(load_part_bytes(from + g, count), floats);
+INLINE floats bytes_of_groups(const uint8_t *row, int64_t g, int64_t groups, int64_t shift, int64_t room) {
+    const uint8_t *from = row + (g >> shift);
+    const int64_t left = groups - g, stored = (smaller(left, LANES) + shift) >> shift;
     uint8_t part[LANES] = {0};
-    for (int64_t i = 0; i < LANES && i < count; i++) part[i] = from[(g + i) >> shift];
-    return __builtin_convertvector(load_bytes(part), floats);
+    if (left < LANES && room - (g >> shift) < LANES) {
+        memcpy(part, from, stored);
+    } else {
+        memcpy(part, from, shift ? LANES / 2 : LANES);
+    }
+    floats found = __builtin_convertvector(load_bytes(part), floats);
+    if (shift) found = doubled(found);
+    return left < LANES ? first_numbers(found, left) : found;
 }
 
 /* Numbers of a row of W in groups, in groups of 32. */
@@ -93,9 +103,6 @@ INLINE float round_group(const float *x, ints *integers) {
     return usable ? most / 127 : finite ? 0 : NAN;
 }
 
-typedef int8_t eighth_vector __attribute__((vector_size(LANES)));
-typedef int16_t half_vector __attribute__((vector_size(2 * LANES)));
-
 /* Rounds the rows of x for weights of integers. A share is some of the rows. */
 void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear *a = arguments;
@@ -111,20 +118,19 @@ void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t wo
             int64_t count = g < groups ? smaller(GROUP, a->inputs - g * GROUP) : 0;
             scales[g] = x_sums[g] = 0;
             if (g >= groups) continue;
-            float part[GROUP] = {0};
-            if (count > 0 && count < GROUP) memcpy(part, x, sizeof(float) * count);
+            float part[GROUP];
+            if (count < GROUP) {
+                memset(part, 0, sizeof part);
+                if (count > 0) memcpy(part, x, sizeof(float) * count);
+                x = part;
+            }
             ints rounded[GROUP / LANES], total = {0};
-            scales[g] = round_group(count == GROUP ? x : part, rounded);
-            for (int i = 0; i < GROUP / LANES; i++) {
-                int64_t at = (row * groups + g) * GROUP + i * LANES;
-                total += rounded[i];
-                if (a->wide) {
-                    half_vector narrow = __builtin_convertvector(rounded[i], half_vector);
-                    memcpy((int16_t *)a->integers + at, &narrow, sizeof narrow);
-                } else {
-                    eighth_vector narrow = __builtin_convertvector(rounded[i], eighth_vector);
-                    memcpy(a->integers + at, &narrow, sizeof narrow);
-                }
+            scales[g] = round_group(x, rounded);
+            for (int i = 0; i < GROUP / LANES; i++) total += rounded[i];
+            if (a->wide) {
+                store_as_16_bits((int16_t *)a->integers + (row * groups + g) * GROUP, rounded);
+            } else {
+                store_as_bytes(a->integers + (row * groups + g) * GROUP, rounded);
             }
             x_sums[g] = -excess * (int32_t)sum(__builtin_convertvector(total, floats));
         }
@@ -137,102 +143,102 @@ INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-/* GROUPS groups of a row of W from group g on; zeros beyond the last. */
-INLINE octets load_groups(const int format, const char *row, int64_t g, int64_t groups) {
-    char last[2 * GROUP] = {0};
-    const char *p = row + g * group_bytes(format);
-    if (GROUPS > 1 && g + GROUPS > groups) p = memcpy(last, p, group_bytes(format));
-    return format == INT8 ? load_octets(p) : load_nibbles(p);
-}
-
-/* Up to SCALES groups of 4 rows of W, with their scales as float. `w` points to group g of each row. */
-typedef struct {
-    const char *w[4];
-    float scales[4][SCALES], lows[4][SCALES]; /* lows: an eighth of what is subtracted, if there are offsets */
-    int64_t output, count; /* the first of the outputs, of which `count` exist, 1 to 4; the last is repeated */
-    int64_t g, groups;     /* the first of the groups, and how many */
-} strip;
-
-static void load_strip(const linear *a, strip *s) {
-    const int64_t groups = groups_of(a), shift = a->group == 64;
-    for (int o = 0; o < 4; o++) {
-        int64_t output = s->output + smaller(o, s->count - 1);
-        const uint16_t *scales = a->scales + output * (groups >> shift);
-        __builtin_prefetch(scales + s->g + AHEAD / group_bytes(a->format));
-        s->w[o] = (const char *)a->weight + (output * groups + s->g) * group_bytes(a->format);
-        for (int64_t i = 0; i < s->groups; i += LANES)
-            store(s->scales[o] + i, halves_of_groups(scales, s->g + i, s->groups - i, shift));
-        if (!a->offsets) continue;
-        const int64_t first = output * (groups >> shift), size = a->zeros ? 1 : 2;
-        const char *offsets = (const char *)a->offsets + first * size;
-        __builtin_prefetch(offsets + (s->g + AHEAD / group_bytes(a->format)) * size);
-        for (int64_t i = 0; i < s->groups; i += LANES) {
-            int64_t g = s->g + i, count = s->groups - i;
-            floats low = a->zeros ? load(s->scales[o] + i) * bytes_of_groups((const void *)offsets, g, count, shift)
-                                  : -halves_of_groups((const void *)offsets, g, count, shift);
-            store(s->lows[o] + i, low / 8);
-        }
-    }
-}
-
-/* out[r, o] = x'[r] @ W[o], or += that, for R rows from `row` on and the outputs and groups of a strip. */
-INLINE void multiply_strip(const int format, const int R, const linear *a, const strip *s, int64_t row) {
-    const int64_t x_stride = groups_of(a) * GROUP, stride = scale_stride(groups_of(a));
-    const char *next = s->w[0] + 3 * s->g * group_bytes(format) + AHEAD;
-    const float *lows = a->offsets ? s->lows[0] : s->scales[0]; /* x_sums are -8 sums */
-    const int8_t *x = a->integers + row * x_stride + s->g * GROUP;
-    const char *w[4] = {s->w[0], s->w[1], s->w[2], s->w[3]};
-    floats total[4][4];
-    float scales[4][4][SCALES];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) total[r][o] = (floats){0};
-    for (int64_t g = 0; g < s->groups; g += LANES) {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            floats own = load(a->x_scales + (row + r) * stride + s->g + g);
-            floats own_sums = __builtin_convertvector(load_ints(a->x_sums + (row + r) * stride + s->g + g), floats);
-#pragma GCC unroll 4
-            for (int o = 0; o < 4; o++) {
-                floats both = own * load(s->scales[o] + g);
-                floats low = own * load(lows + o * SCALES + g);
-                if (format == INT4) total[r][o] = multiply_add(low, own_sums, total[r][o]);
-                store(scales[r][o] + g, both);
-            }
-        }
-    }
-#pragma GCC unroll 2
-    for (int64_t g = 0; g < s->groups; g += GROUPS) {
-        fetch_lines(next + 4 * g * group_bytes(format), 4 * GROUPS * group_bytes(format));
-        octets numbers[4];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) numbers[r] = load_octets(x + r * x_stride + g * GROUP);
-#pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) {
-            octets weights = load_groups(format, w[o], g, s->groups);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                ints dots = format == INT8 ? dot_signed(weights, numbers[r]) : dot_unsigned(weights, numbers[r]);
-                floats scale = spread(&scales[r][o][g]);
-                total[r][o] = multiply_add(__builtin_convertvector(dots, floats), scale, total[r][o]);
-            }
-        }
-    }
+/* total[r, o] += x'[r] @ W[o] for GROUPS or GROUPS4 groups, from byte `at` of a row of W on and from `x` on. If only
+ * `left` of them exist, not 0, zeros are in place of the others. */
+INLINE void add_groups(const int format, const int R, const char *const *w, int64_t at, const int8_t *x,
+                       int64_t x_stride, int64_t left, const float *scales, floats total[4][4]) {
+    octets numbers[4][2];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-        float *out = a->out + (row + r) * a->outputs + s->output;
-        four_floats four = sums(total[r][0], total[r][1], total[r][2], total[r][3]);
-        if (s->g) four += load_four(out, s->count);
-        store_four(out, four, s->count);
+        if (format == INT8) {
+            numbers[r][0] = load_octets(x + r * x_stride);
+        } else {
+            load_for_nibbles(x + r * x_stride, numbers[r]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int o = 0; o < 4; o++) {
+        const char *p = w[o] + at;
+        char last[4 * GROUP];
+        if (left) p = memcpy(memset(last, 0, sizeof last), p, left * group_bytes(format));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            ints dots = format == INT8 ? dot_signed(load_octets(p), numbers[r][0]) : dot_nibbles(p, numbers[r]);
+            const float *own = scales + (r * 4 + o) * LANES;
+            total[r][o] = multiply_add(__builtin_convertvector(dots, floats),
+                                       format == INT8 ? spread(own) : spread4(own), total[r][o]);
+        }
     }
 }
 
-typedef void few_tile(const linear *a, const strip *s, int64_t row);
+/* Scales of 4 rows of W and what is subtracted from their integers; rows as they are stored, of `each` numbers. */
+typedef struct {
+    const uint16_t *scales[4];
+    const char *offsets[4];
+    int64_t room; /* numbers from the last of the 4 rows on */
+} columns;
+
+/* out[r, o] = x'[r] @ W[o] for R rows from `row` on and `count` outputs, 1 to 4, from `output` on. In place of those
+ * beyond, the last is repeated. The scales of LANES groups are multiplied together, and then meet their groups. */
+INLINE void multiply_four(const int format, const int R, const linear *a, int64_t output, int64_t count, int64_t row) {
+    const int64_t groups = groups_of(a), stride = scale_stride(groups), shift = a->group == 64;
+    const int64_t bytes = group_bytes(format), step = format == INT8 ? GROUPS : GROUPS4, each = groups >> shift;
+    const int8_t *x = a->integers + row * groups * GROUP;
+    const float *x_scales = a->x_scales + row * stride;
+    const int32_t *x_sums = a->x_sums + row * stride;
+    const char *w[4];
+    columns c;
+    floats total[4][4];
+    c.room = (a->outputs - output - count + 1) * each;
+#pragma GCC unroll 4
+    for (int o = 0; o < 4; o++) {
+        int64_t at = output + smaller(o, count - 1);
+        w[o] = (const char *)a->weight + at * groups * bytes;
+        c.scales[o] = (const uint16_t *)((const char *)a->scales + 2 * at * each);
+        c.offsets[o] = a->offsets ? (const char *)a->offsets + at * each * (a->zeros ? 1 : 2) : NULL;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) total[r][o] = (floats){0};
+    }
+    for (int64_t g = 0; g < groups; g += LANES) {
+        const int64_t until = smaller(g + LANES, groups);
+        float scales[4][4][LANES];
+#pragma GCC unroll 4
+        for (int o = 0; o < 4; o++) {
+            __builtin_prefetch((const char *)c.scales[o] + (2 * g >> shift) + 2 * AHEAD / bytes);
+            floats scale = halves_of_groups(c.scales[o], g, groups, shift, c.room);
+            floats low = scale; /* x_sums are -8 sums */
+            if (format == INT4 && a->offsets) {
+                low = (a->zeros ? scale * bytes_of_groups((const uint8_t *)c.offsets[o], g, groups, shift, c.room)
+                                : -halves_of_groups((const uint16_t *)c.offsets[o], g, groups, shift, c.room)) / 8;
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                floats own = load(x_scales + r * stride + g);
+                store(scales[r][o], own * scale);
+                if (format != INT4) continue;
+                floats sums_of_x = __builtin_convertvector(load_ints(x_sums + r * stride + g), floats);
+                total[r][o] = multiply_add(own * low, sums_of_x, total[r][o]);
+            }
+        }
+        int64_t i = g;
+        for (; i + step <= until; i += step) {
+            fetch_lines(w[0] + 4 * i * bytes + AHEAD, 4 * step * bytes);
+            add_groups(format, R, w, i * bytes, x + i * GROUP, groups * GROUP, 0, scales[0][0] + i - g, total);
+        }
+        if (step > 1 && i < until)
+            add_groups(format, R, w, i * bytes, x + i * GROUP, groups * GROUP, until - i, scales[0][0] + i - g, total);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+        store_four(a->out + (row + r) * a->outputs + output, sums(total[r][0], total[r][1], total[r][2], total[r][3]),
+                   count);
+}
+
+typedef void few_tile(const linear *a, int64_t output, int64_t count, int64_t row);
 
 #define FEW_TILE(NAME, FORMAT, R) \
-    SEPARATE void NAME##_##R(const linear *a, const strip *s, int64_t row) { \
-        if (R <= FEW_ROWS && !PACKED) multiply_strip(FORMAT, R, a, s, row); \
+    SEPARATE void NAME##_##R(const linear *a, int64_t output, int64_t count, int64_t row) { \
+        if (R <= FEW_ROWS && !PACKED) multiply_four(FORMAT, R, a, output, count, row); \
     }
 #define FEW_TILES(NAME, FORMAT) /* by their rows */ \
     FEW_TILE(NAME, FORMAT, 1) \
@@ -246,20 +252,12 @@ FEW_TILES(few_int4, INT4)
 
 void integers_few(const linear *a, int64_t first, int64_t last) {
     few_tile *const *tiles = a->format == INT8 ? few_int8 : few_int4;
-    int64_t count = (a->rows + FEW_ROWS - 1) / FEW_ROWS, groups = groups_of(a);
-    for (int64_t o = first; o < last; o += 4) {
-        int64_t g = 0;
-        do {
-            strip s; /* an initialiser would fill 3 kB with zeros */
-            s.output = o, s.count = smaller(4, last - o), s.g = g, s.groups = smaller(SCALES, groups - g);
-            load_strip(a, &s);
-            for (int64_t i = 0; i < count; i++) {
-                int64_t row = a->rows * i / count;
-                tiles[a->rows * (i + 1) / count - row](a, &s, row);
-            }
-            g += SCALES;
-        } while (g < groups);
-    }
+    const int64_t count = (a->rows + FEW_ROWS - 1) / FEW_ROWS;
+    for (int64_t o = first; o < last; o += 4)
+        for (int64_t i = 0; i < count; i++) {
+            int64_t row = a->rows * i / count;
+            tiles[a->rows * (i + 1) / count - row](a, o, smaller(4, last - o), row);
+        }
 }
 
 /* --- many rows: lanes along the outputs --------------------------------------------------------------------------- */

@@ -119,6 +119,27 @@ INLINE floats pick(ints mask, floats a, floats b) {
     return (floats)((mask & (ints)a) | (~mask & (ints)b));
 }
 
+/* The first `count` numbers, then zeros. */
+INLINE floats first_numbers(floats v, int64_t count) {
+    static const int32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    ints numbers;
+    memcpy(&numbers, lanes, sizeof numbers);
+    return (floats)((numbers < (int32_t)count) & (ints)v);
+}
+
+/* The first half of the numbers, each twice. */
+INLINE floats doubled(floats v) {
+#if HAS_AVX512
+    return (floats)_mm512_permutexvar_ps(_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0), (__m512)v);
+#elif HAS_AVX2
+    return (floats)_mm256_permutevar8x32_ps((__m256)v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+#else
+    floats twice;
+    for (int i = 0; i < LANES; i++) twice[i] = v[i / 2];
+    return twice;
+#endif
+}
+
 /* max(a, x); NaN if x is NaN. */
 INLINE floats at_least(floats a, floats x) {
 #if HAS_AVX512
@@ -223,6 +244,10 @@ INLINE float largest(floats v) {
 INLINE int32_t largest_int(ints v) {
 #if HAS_AVX512
     return _mm512_reduce_max_epi32((__m512i)v);
+#elif HAS_AVX2
+    __m128i four = _mm_max_epi32(_mm256_extracti128_si256((__m256i)v, 1), _mm256_castsi256_si128((__m256i)v));
+    four = _mm_max_epi32(_mm_unpackhi_epi64(four, four), four);
+    return _mm_cvtsi128_si32(_mm_max_epi32(_mm_shuffle_epi32(four, 1), four));
 #else
     int32_t x = v[0];
     for (int i = 1; i < LANES; i++) x = v[i] > x ? v[i] : x;
@@ -336,6 +361,37 @@ INLINE float float16_to_float(uint16_t x) {
 #else
     uint16_t part[LANES] = {x};
     return load_float16(part)[0];
+#endif
+}
+
+/* 32 integers that fit into them, as bytes and as 16 bits. */
+INLINE void store_as_bytes(int8_t *p, const ints *v) {
+#if HAS_AVX2
+    __m256i low = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]);
+    __m256i high = _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]);
+    __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((void *)p, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
+#else
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    for (int i = 0; i < 32 / LANES; i++) {
+        bytes narrow = __builtin_convertvector(v[i], bytes);
+        memcpy(p + i * LANES, &narrow, sizeof narrow);
+    }
+#endif
+}
+
+INLINE void store_as_16_bits(int16_t *p, const ints *v) {
+#if HAS_AVX2
+    for (int i = 0; i < 2; i++) {
+        __m256i both = _mm256_packs_epi32((__m256i)v[2 * i], (__m256i)v[2 * i + 1]);
+        _mm256_storeu_si256((void *)(p + 16 * i), _mm256_permute4x64_epi64(both, 0xD8));
+    }
+#else
+    typedef int16_t shorts __attribute__((vector_size(2 * LANES)));
+    for (int i = 0; i < 32 / LANES; i++) {
+        shorts narrow = __builtin_convertvector(v[i], shorts);
+        memcpy(p + i * LANES, &narrow, sizeof narrow);
+    }
 #endif
 }
 

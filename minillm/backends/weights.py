@@ -1,6 +1,7 @@
 """Parameters: tensors where they are stored, weights in memory, and the loader that turns the ones into the others."""
 
 import math
+import mmap
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,43 @@ class Tensor(Protocol):
 
     def part(self, axis: int, first: int, stop: int) -> "Tensor":
         """Rows (axis 0) or columns (axis 1) `first` to `stop`; of a file, the rest is not read."""
+
+
+class HugePages:
+    """Memory of weights that stay: arrays that begin at cache lines, side by side in blocks of huge pages (Linux).
+
+    NumPy's own arrays begin 16 bytes after a page, so that every second vector lies in two cache lines, and those under
+    4 MB are in pages of 4 KB. A block is released with the last of its arrays.
+    """
+
+    BLOCK, PAGE, LINE = 64 << 20, 2 << 20, 64
+    SMALLEST = 64 << 10
+    """Smaller arrays are NumPy's."""
+
+    def __init__(self) -> None:
+        self._left = np.empty(0, np.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An uninitialised array; NumPy's where the system has no huge pages."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes < self.SMALLEST or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return np.empty(shape, dtype)
+        if len(self._left) < nbytes:
+            try:
+                self._left = self._block(max(nbytes, self.BLOCK))
+            except OSError:  # no address space is left, or the kernel has no huge pages
+                return np.empty(shape, dtype)
+        taken, self._left = self._left[:nbytes], self._left[-(-nbytes // self.LINE) * self.LINE :]
+        array: NDArray[Any] = taken.view(dtype).reshape(shape)
+        return array
+
+    def _block(self, size: int) -> NDArray[np.uint8]:
+        size = -(-size // self.PAGE) * self.PAGE
+        mapped = mmap.mmap(-1, size + self.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+        block = np.frombuffer(mapped, np.uint8)
+        first = -int(block.__array_interface__["data"][0]) % self.PAGE
+        return block[first : first + size]
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +260,7 @@ class Loader:
         kept: Collection[Format] = tuple(STORED_FORMATS.values()),
         order: Literal["C", "F"] = "C",
         xp: Any = np,
+        empty: Callable[..., NDArray[Any]] = np.empty,
     ) -> None:
         """Set the formats of matrices.
 
@@ -231,11 +270,13 @@ class Loader:
             order: of float32 projections [out, in] in memory. "C" is that of checkpoints, so files are mapped and not
                 copied. "F" copies at load; a product with several rows of activations then runs faster.
             xp: the array module of constants
+            empty: allocates matrices that are not mapped, by shape and dtype
         """
         self.formats = chosen(WEIGHT_FORMATS, weights)
         self.kept = kept
         self.order = order
         self.xp = xp
+        self.empty = empty
 
     def prepare(
         self, name: str, tensors: Sequence[Tensor], biases: Sequence[Tensor] = (), role: Role = "projection"
@@ -248,15 +289,18 @@ class Loader:
         bias = join(biases) if biases else None
         if len(tensors[0].shape) == 1:
             return Weight(name, join(tensors), bias, role)
-        return Weight(name, gather(tensors, self.formats.of(role), self.order, self.kept), bias, role)
+        return Weight(name, self._gathered(tensors, self.formats.of(role)), bias, role)
 
     def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
         """Convert one projection of several experts, each by `prepare`; of each expert the tensors that it becomes."""
         if self.formats.projection is None and len({kept_format(tensors, self.kept) for tensors in experts}) > 1:
             same = kept_format((tensor for tensors in experts for tensor in tensors), self.kept)
-            return Weight(name, Experts(tuple(gather(tensors, same, self.order) for tensors in experts)))
+            return Weight(name, Experts(tuple(self._gathered(tensors, same) for tensors in experts)))
         matrices = tuple(self.prepare(f"{name}.{i}", tensors).data for i, tensors in enumerate(experts))
         return Weight(name, Experts(matrices))
+
+    def _gathered(self, tensors: Sequence[Tensor], wanted: Format | None) -> Any:
+        return gather(tensors, wanted, self.order, self.kept, self.empty)
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A weight of given values, which are in no checkpoint. [n]"""
@@ -354,6 +398,7 @@ def gather(
     wanted: Format | None,
     order: Literal["C", "F"] = "C",
     kept: Collection[Format] = tuple(STORED_FORMATS.values()),
+    empty: Callable[..., NDArray[Any]] = np.empty,
 ) -> Any:
     """Concatenate tensors along the first axis, as one array or `Quantized`.
 
@@ -364,15 +409,16 @@ def gather(
         wanted: the format; None: as they are stored
         order: memory order of float32; "F" is column-major
         kept: the formats that stay where none is wanted; all others become float32
+        empty: allocates the result, by shape and dtype, unless it is mapped or column-major
     """
     if wanted is None:
         wanted = kept_format(tensors, kept)
     if wanted == FLOAT32:
-        return join(tensors, order)
+        return join(tensors, order, empty)
     stored = {STORED_FORMATS.get(tensor.dtype) for tensor in tensors}
     if stored <= {wanted} and (whole := in_one_piece(tensors)) is not None:
         return whole.stored()
-    return _quantized(tensors, wanted) if wanted.scale_bits else _narrowed(tensors, wanted)
+    return (_quantized if wanted.scale_bits else _narrowed)(tensors, wanted, empty)
 
 
 def kept_format(tensors: Iterable[Tensor], kept: Collection[Format]) -> Format:
@@ -395,7 +441,9 @@ def in_one_piece(tensors: Sequence[Tensor]) -> Tensor | None:
     return whole
 
 
-def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[np.float32]:
+def join(
+    tensors: Sequence[Tensor], order: Literal["C", "F"] = "C", empty: Callable[..., NDArray[Any]] = np.empty
+) -> NDArray[np.float32]:
     """Concatenate tensors as float32; a single matrix stays mapped if possible.
 
     Vectors are copied: a mapped one keeps the pages around it in memory. Those of opt-125m are 0.5 MB and would keep
@@ -404,7 +452,8 @@ def join(tensors: Sequence[Tensor], order: Literal["C", "F"] = "C") -> NDArray[n
     if len(tensors) == 1 and order == "C" and len(tensors[0].shape) > 1:
         return tensors[0].load()
     rows = [tensor.shape[0] for tensor in tensors]
-    joined = np.empty((sum(rows), *tensors[0].shape[1:]), np.float32, order=order)
+    shape = (sum(rows), *tensors[0].shape[1:])
+    joined = empty(shape, np.float32) if order == "C" else np.empty(shape, np.float32, order)
     stops = np.cumsum(rows)
     for tensor, stop in zip(tensors, stops, strict=True):
         tensor.read_into(joined[stop - tensor.shape[0] : stop])
@@ -421,9 +470,9 @@ def narrow(values: NDArray[np.float32], wanted: Format) -> NDArray[Any]:
     return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
 
 
-def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
+def _narrowed(tensors: Sequence[Tensor], wanted: Format, empty: Callable[..., NDArray[Any]]) -> NDArray[Any]:
     rows = sum(tensor.shape[0] for tensor in tensors)
-    out = np.empty((rows, *tensors[0].shape[1:]), wanted.dtype)
+    out = empty((rows, *tensors[0].shape[1:]), wanted.dtype)
     first = 0
     for tensor in tensors:
         if STORED_FORMATS.get(tensor.dtype) == wanted:
@@ -437,7 +486,7 @@ def _narrowed(tensors: Sequence[Tensor], wanted: Format) -> NDArray[Any]:
     return out
 
 
-def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
+def _quantized(tensors: Sequence[Tensor], wanted: Format, empty: Callable[..., NDArray[Any]]) -> Quantized:
     rows, whole, first = sum(tensor.shape[0] for tensor in tensors), None, 0
     ready = [STORED_FORMATS.get(tensor.dtype) == wanted for tensor in tensors]
     for tensor, already in zip(tensors, ready, strict=True):
@@ -453,7 +502,7 @@ def _quantized(tensors: Sequence[Tensor], wanted: Format) -> Quantized:
             if not all(ready):  # those that are ready may have larger groups
                 part = _regrouped(part, wanted.group)
             if whole is None:
-                whole = part.each(lambda array: np.empty((rows, array.shape[1]), array.dtype))
+                whole = part.each(lambda array: empty((rows, array.shape[1]), array.dtype))
             whole.values[first : first + part.shape[0]] = part.values
             whole.scales[first : first + part.shape[0]] = part.scales
             if whole.offsets is not None:

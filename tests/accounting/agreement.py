@@ -8,7 +8,8 @@ from minillm.config import ModelConfig
 from minillm.reference.cost import Cost
 
 from .closed_form import Used, expert_bytes, operations
-from .outlines import ExpertLinear, outline_of
+from .components import ExpertLinear
+from .outlines import outline_of
 
 Costs = dict[tuple[str, int | None], Cost]
 

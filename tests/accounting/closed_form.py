@@ -48,7 +48,7 @@ from minillm.accounting.storage import BYTES
 from minillm.backends.formats import Role
 from minillm.config import ModelConfig
 
-from .outlines import (
+from .components import (
     Attend,
     Combine,
     Component,
@@ -63,9 +63,8 @@ from .outlines import (
     Spread,
     StoreKV,
     TakeRows,
-    encoder_outline_of,
-    outline_of,
 )
+from .outlines import encoder_outline_of, outline_of
 
 ACTIVATION_FLOPS = {"relu": 1, "gelu": 20, "gelu_new": 9, "silu": 3, "tanh": 1}
 """a, per element: ReLU is one comparison; GELU uses the erf of Abramowitz and Stegun, 7.1.26, or tanh; SiLU is an

@@ -1,325 +1,35 @@
-"""The components of a model, one outline for each family, written out by hand.
+"""The components of a model, one outline for each family, written out by hand from `components.py`.
 
-`closed_form.py` has the formulas of each kind of component. Nothing here looks at how minillm builds a model.
+Nothing here looks at how minillm builds a model.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-from minillm.backends.formats import Role
 from minillm.config import ModelConfig
 from minillm.models import bloom, opt
 from minillm.models.rotary import RotaryConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class Embed:
-    """Token embedding, plus learned position embedding if the model has one."""
-
-    kind: ClassVar[str] = "embed"
-    name: str
-    width: int
-    """Numbers in each vector"""
-    vectors: int
-    """Rows of the token table; 0: positions only"""
-    positions: int = 0
-    """Rows of the position table; 0: there is none"""
-    computed: bool = False
-    """The positions are computed, in float32, and no parameters"""
-    scaled: bool = False
-    """The token's vector is multiplied by a factor"""
-    types: int = 0
-    """Rows of the table of token types; 0: there is none"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Linear:
-    """Product with a stored matrix [outputs, inputs]."""
-
-    kind: ClassVar[str] = "linear"
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool = False
-    activation: str | None = None
-    residual: bool = False
-    role: Role = "projection"
-    tied: bool = False
-    """The matrix is the token embedding, where its parameters are counted"""
-    given_back: bool = False
-    """The memory of its result is free for the next one"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Norm:
-    """Layer norm or RMS norm over rows of `width`."""
-
-    name: str
-    width: int
-    rows: int = 1
-    """Rows of each token: one, or its heads"""
-    mean: bool = True
-    """Layer norm, with gain and bias; False: RMS norm, with gain only"""
-    affine: bool = True
-    """Has gain (and bias)"""
-    residual: bool = False
-    """The residual is added; RMS norm only"""
-
-    @property
-    def kind(self) -> str:
-        """Name of the backend's operation."""
-        return "layer_norm" if self.mean else "rms_norm"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rotate:
-    """Rotary position embedding of queries and keys."""
-
-    kind: ClassVar[str] = "rotary"
-    name: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    pairs: int
-    """Rotated pairs of numbers in each head"""
-    scaled: bool = False
-    """Cosines and sines are multiplied by a factor"""
-    stretched: bool = False
-    """Frequencies depend on the length of the text"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """activation(gate) * up in a gated MLP."""
-
-    kind: ClassVar[str] = "glu"
-    name: str
-    width: int
-    """F, of the result"""
-    activation: str
-    rows: int = 1
-    """Rows of each token: one, or one for each of its experts"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreKV:
-    """Write of new keys and values to the K/V cache."""
-
-    kind: ClassVar[str] = "store_kv"
-    name: str
-    kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attend:
-    """Attention over the K/V cache."""
-
-    kind: ClassVar[str] = "attend"
-    name: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int | None = None
-    """Sliding window: positions that a query sees, its own included; None: no window"""
-    biased: bool = False
-    """ALiBi"""
-    capped: bool = False
-    """Soft cap"""
-    causal: bool = True
-    """False: of all pairs of a text"""
-    distances: int = 0
-    """Distances that have a bias of their own; 0: none has"""
-    buckets: int = 0
-    """Different biases of a head that a checkpoint has for them; 0: another layer has them"""
-    cross: bool = False
-    """Over the source"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TakeRows:
-    """Selection of the rows whose logits are needed; skipped if all are."""
-
-    kind: ClassVar[str] = "take_rows"
-    name: str
-    width: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """Choice of each token's experts."""
-
-    kind: ClassVar[str] = "route"
-    name: str = "route"
-    experts: int
-    """X"""
-    chosen: int
-    """k"""
-    normalised: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Each token's row once for each of its experts."""
-
-    kind: ClassVar[str] = "take_rows"
-    name: str = "take_rows"
-    width: int
-    chosen: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertLinear:
-    """Product of each row with its expert's matrix [outputs, inputs]."""
-
-    kind: ClassVar[str] = "linear_experts"
-    name: str
-    inputs: int
-    outputs: int
-    experts: int
-    chosen: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Combine:
-    """Weighted sum of a token's rows, + residual."""
-
-    kind: ClassVar[str] = "combine"
-    name: str = "combine"
-    width: int
-    chosen: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleLogits:
-    """Scale and soft cap of logits, in place."""
-
-    kind: ClassVar[str] = "scale_logits"
-    name: str
-    width: int
-    """V"""
-    scaled: bool
-    capped: bool
-
-
-Component = (
-    Embed | Linear | Norm | Rotate | Gate | StoreKV | Attend | TakeRows | Route | Spread | ExpertLinear | Combine
-    | ScaleLogits
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Outline:
-    """All components of a model."""
-
-    before: tuple[Component, ...]
-    """Components before the first layer"""
-    layers: tuple[tuple[Component, ...], ...]
-    """Components of each layer"""
-    after: tuple[Component, ...]
-    """Components after the last layer, run on every new token"""
-    head: tuple[Component, ...]
-    """Components run only on rows whose logits are needed"""
-
-
-def self_attention(
-    config: ModelConfig,
-    *,
-    bias: bool,
-    out_bias: bool,
-    between: tuple[Component, ...] = (),
-    window: int | None = None,
-    biased: bool = False,
-    capped: bool = False,
-    residual: bool = True,
-    causal: bool = True,
-    distances: int = 0,
-    buckets: int = 0,
-) -> tuple[Component, ...]:
-    """Components of `layers.attention.Attention`.
-
-    Args:
-        config: the model's sizes
-        bias: whether the Q, K, V projection has one
-        out_bias: whether the output projection has one
-        between: components that transform Q and K before they are stored
-        window: see `Attend.window`
-        biased: see `Attend.biased`
-        capped: see `Attend.capped`
-        residual: whether the output projection adds it
-        causal: see `Attend.causal`
-        distances: see `Attend.distances`
-        buckets: see `Attend.buckets`
-    """
-    E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
-    return (
-        Linear(name="attention.qkv", inputs=E, outputs=(H + 2 * K) * D, bias=bias),
-        *between,
-        StoreKV(name="store_kv", kv_heads=K, head_dim=D),
-        Attend(
-            name="attend",
-            heads=H,
-            kv_heads=K,
-            head_dim=D,
-            window=window,
-            biased=biased,
-            capped=capped,
-            causal=causal,
-            distances=distances,
-            buckets=buckets,
-        ),
-        Linear(name="attention.out", inputs=H * D, outputs=E, bias=out_bias, residual=residual),
-    )
-
-
-def mlp(config: ModelConfig, activation: str, *, bias: bool = True, width: int | None = None) -> tuple[Component, ...]:
-    """Components of `layers.mlp.MLP`; `width`: F, if it is not that of the configuration."""
-    E, F = config.hidden_size, width or config.intermediate_size
-    return (
-        Linear(name="mlp.up", inputs=E, outputs=F, bias=bias, activation=activation),
-        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=True),
-    )
-
-
-def gated_mlp(
-    config: ModelConfig, activation: str, *, bias: bool = False, residual: bool = True
-) -> tuple[Component, ...]:
-    """Components of `layers.mlp.GatedMLP`; `residual`: the last adds it."""
-    E, F = config.hidden_size, config.intermediate_size
-    return (
-        Linear(name="mlp.gate_up", inputs=E, outputs=2 * F, bias=bias),
-        Gate(name="glu", width=F, activation=activation),
-        Linear(name="mlp.down", inputs=F, outputs=E, bias=bias, residual=residual),
-    )
-
-
-def head(
-    config: ModelConfig,
-    *,
-    tied: bool,
-    width: int | None = None,
-    scaled: bool = False,
-    capped: bool = False,
-    bias: bool = False,
-) -> tuple[Component, ...]:
-    """Selection of rows, and the components of `layers.head.LMHead`.
-
-    Args:
-        config: the model's sizes
-        tied: the head is the token embedding
-        width: W, if the states are projected to it first
-        scaled: logits have a factor
-        capped: logits have a soft cap
-        bias: logits have a bias
-    """
-    E, V, W = config.hidden_size, config.vocab_size, width or config.hidden_size
-    after = (ScaleLogits(name="scale_logits", width=V, scaled=scaled, capped=capped),) if scaled or capped else ()
-    return (
-        TakeRows(name="take_rows", width=E),
-        *((Linear(name="head.project_out", inputs=E, outputs=W),) if W != E else ()),
-        Linear(name="head.weight", inputs=W, outputs=V, role="vocabulary", tied=tied, bias=bias),
-        *after,
-    )
+from .components import (
+    Attend,
+    Combine,
+    Component,
+    Embed,
+    ExpertLinear,
+    Gate,
+    Linear,
+    Norm,
+    Outline,
+    Rotate,
+    Route,
+    Spread,
+    StoreKV,
+    TakeRows,
+    gated_mlp,
+    head,
+    mlp,
+    self_attention,
+)
 
 
 def outline_of(config: ModelConfig) -> Outline:

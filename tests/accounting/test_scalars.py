@@ -23,7 +23,8 @@ from minillm.runner import Runner
 from ..families import CASES, CONFIGS
 from ..reference.test_cost import Module, Number
 from ..shapes import BASE, VARIANTS
-from .outlines import Attend, Component, ExpertLinear, Linear, Norm, Outline, Route, outline_of
+from .components import Attend, Component, ExpertLinear, Linear, Norm, Outline, Route
+from .outlines import outline_of
 
 SIZES = {"hidden_size": 6, "num_attention_heads": 2, "ffn_dim": 5, "vocab_size": 7, "num_hidden_layers": 2}
 

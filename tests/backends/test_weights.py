@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from minillm.backends.formats import FLOAT16, FORMATS, INT4, INT4_OFFSETS, INT4_ZEROS, INT8, STORED_FORMATS
 from minillm.backends.numpy import NumpyBackend
-from minillm.backends.weights import Loader, RandomTensor, expand, gather, kept_format, narrow
+from minillm.backends.weights import HugePages, Loader, RandomTensor, expand, gather, kept_format, narrow
 from minillm.checkpoint.safetensors import read_safetensors
 from minillm.reference.quantize import Quantized, quantize
 
@@ -94,6 +94,48 @@ def test_rows_side_by_side_in_a_file_are_mapped_as_one(tmp_path: Path) -> None:
     assert first["c"].merged_with(first["d"]) is None
     assert first["a"].merged_with(second["b"]) is None
     assert gather([first["a"], second["b"]], None).flags.owndata
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="of Linux")
+
+
+@linux
+def test_matrices_that_are_converted_lie_side_by_side_in_huge_pages() -> None:
+    pages = HugePages()
+    loader = Loader("int8", empty=pages.empty)
+    tensors = [RandomTensor(name, (96, 1000), 0, 1.0) for name in ("one", "two")]
+    plain = [Loader("int8").prepare(each.name, [each]).data.values for each in tensors]
+    values = [loader.prepare(each.name, [each]).data.values for each in tensors]
+    first, second = map(address_of, values)
+    assert second - first == 96 * 1024  # the scales between them are NumPy's: too small for a place there
+    assert first % HugePages.PAGE == 0
+    for array, same in zip(values, plain, strict=True):
+        assert np.array_equal(array, same)
+    odd = pages.empty((70_001,), np.uint8)
+    assert address_of(pages.empty((70_001,), np.uint8)) == address_of(odd) + 70_016
+    larger = pages.empty((HugePages.BLOCK + 1,), np.uint8)
+    larger[-1] = 1
+    assert larger.size == HugePages.BLOCK + 1
+
+
+@linux
+def test_the_system_is_asked_for_huge_pages() -> None:
+    array = HugePages().empty((1 << 20,), np.uint8)
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if word == "VmFlags:" and inside:
+            assert "hg" in line.split()
+            return
+        if "-" in word:
+            first, last = (int(end, 16) for end in word.split("-"))
+            inside = first <= address_of(array) < last
+    pytest.fail("the array is in no mapping")
+
+
+def address_of(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def test_random_numbers_are_the_same_in_parts() -> None:

@@ -23,7 +23,7 @@ from ..formats import Format, WeightFormats
 from ..group import Group
 from ..operations import Backend
 from ..pages import Pages, StoredVectors
-from ..weights import Experts, Loader, Weight
+from ..weights import Experts, HugePages, Loader, Weight
 from .launching import (
     DRAW,
     AddChanges,
@@ -76,7 +76,7 @@ class CpuBackend(Backend):
         """
         kernels()
         memory = CpuMemory(cache)
-        super().__init__(Loader(weights), memory, CpuChooser(memory))
+        super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuChooser(memory))
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
 
     def embed(
