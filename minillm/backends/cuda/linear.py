@@ -149,7 +149,7 @@ def expert_shape(storage: str, T: int, outputs: int, matrix: Any) -> tuple[str, 
     An expert has T rows at most, and fewer than that if there are many of either.
     """
     if isinstance(matrix, Quantized) or (storage != "float32" and T > 4):
-        constants = {"ROWS": 8 if T <= 8 else 16, "OUTS": _mma_outs(outputs)}
+        constants = {"ROWS": 8 if T <= 8 else 16, "OUTS": min(_mma_outs(outputs), 16)}  # 16 x 32 spill on sm_120
         return "experts_mma", constants, None, _ceil(outputs, constants["OUTS"])
     constants = {"ROWS": min(_power_of_two(T), 4)}
     constants["OUTS"], splits = _fma_shape(constants["ROWS"], outputs)

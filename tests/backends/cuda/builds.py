@@ -74,8 +74,8 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             )
         ),
         *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1} for rows, outs in ((1, 2), (4, 4))),
-        *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1, "storage": SIXTEEN_BITS} for rows, outs in ((8, 16), (16, 32))),
-        *({"ROWS": 16, "OUTS": 32, "EXPERTS": 1, "storage": ("float16",), **INTEGERS[name]} for name in INTEGERS),
+        *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1, "storage": SIXTEEN_BITS} for rows, outs in ((8, 16), (16, 16))),
+        *({"ROWS": 16, "OUTS": 16, "EXPERTS": 1, "storage": ("float16",), **INTEGERS[name]} for name in INTEGERS),
     ],
     "low_rank": [{}, {"FLOAT_OUT": 1, "storage": SIXTEEN_BITS}],
     "experts": [{}, *({"VALUES": values, "storage": ("float32",)} for values in (1, 4))],
