@@ -33,13 +33,14 @@ WARM_UP = 4
 
 
 def engine(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:
-    """Measure every shape in float16."""
+    """Measure every shape in float16, and its decode steps with weights of 8 and 4 bits."""
     for shape in shapes:
-        try:
-            yield from _shape(sizes, shape)
-        except Exception as error:  # a shape that is too large must not end the others
-            yield Figure(OURS, shape, "", note=f"failed: {type(error).__name__}: {error}")
-        gc.collect()  # frees the weights before the next shape
+        for form in ("float16", "int8", "int4"):
+            try:
+                yield from _shape(sizes, shape) if form == "float16" else _fewer_bits(sizes, shape, form)
+            except Exception as error:  # a shape that is too large must not end the others
+                yield Figure(OURS, shape, form, note=f"failed: {type(error).__name__}: {error}")
+            gc.collect()  # frees the weights before the next
 
 
 def dependent(sizes: Sizes, shapes: list[str], *, emulated: bool) -> Iterator[Figure]:
@@ -68,6 +69,18 @@ def _dependent_steps(sizes: Sizes, shape: str, said: list[Any]) -> Iterator[Figu
         yield Figure("", shape, "", note="the same tokens" if said[-1] == said[0] else "OTHER TOKENS than at first")
         for each in sizes.batches:
             yield from _decode(engine, watch, sizes, config, shape, each)
+
+
+def _fewer_bits(sizes: Sizes, shape: str, form: str) -> Iterator[Figure]:
+    """Decode steps with weights of 8 or 4 bits, and all else in float16."""
+    config, batch = published_config(shape), max(sizes.batches)
+    storage = Storage(weights=form, cache="float16", activations="float16", checkpoint="float16")
+    room = batch * (sizes.prompt + sizes.new_tokens + 32) * cache_bytes_per_token(config, storage)
+    with Engine.random(shape, device="cuda", dtype=form, max_batch_size=batch, cache_bytes=room) as engine:
+        watch = Watch(engine)
+        for each in sizes.batches:
+            for figure in _decode(engine, watch, sizes, config, shape, each, storage):
+                yield figure._replace(what=f"{figure.what}, {form}")
 
 
 class _PlainDriver:
@@ -99,7 +112,13 @@ def _shape(sizes: Sizes, shape: str) -> Iterator[Figure]:
 
 
 def _decode(
-    engine: Engine, watch: "Watch", sizes: Sizes, config: ModelConfig, shape: str, batch: int
+    engine: Engine,
+    watch: "Watch",
+    sizes: Sizes,
+    config: ModelConfig,
+    shape: str,
+    batch: int,
+    storage: Storage = HALF,
 ) -> Iterator[Figure]:
     """Time steps of a batch by `Engine.step`, then some more on the device alone."""
     prompts = [token_ids(i, sizes.prompt, config.vocab_size) for i in range(batch)]
@@ -116,8 +135,8 @@ def _decode(
     for request in requests:
         engine.abort(request)
     engine.step()
-    read = weights_bytes(config, HALF) - looked_up(config, HALF).bytes
-    cached = batch * (sizes.prompt + sizes.steps // 2) * cache_bytes_per_token(config, HALF)
+    read = weights_bytes(config, storage) - looked_up(config, storage).bytes
+    cached = batch * (sizes.prompt + sizes.steps // 2) * cache_bytes_per_token(config, storage)
     amounts: dict[str, Any] = {
         "bytes": read + cached,
         "tokens": batch,

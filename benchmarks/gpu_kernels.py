@@ -12,8 +12,9 @@ from minillm.backends.cuda import attention, linear, rows, sampling
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.random import fill_normal
+from minillm.backends.cuda.random import fill_bits, fill_normal
 from minillm.backends.cuda.weights import number_type
+from minillm.backends.formats import INT4, INT8, Format
 from minillm.backends.shapes import ShapeBackend
 from minillm.backends.weights import Weight
 from minillm.config import ModelConfig
@@ -21,6 +22,7 @@ from minillm.layers.head import LMHead
 from minillm.layers.mlp import MLP
 from minillm.models import published_config, shape_model
 from minillm.models.opt import NORM_EPSILON
+from minillm.reference.quantize import Quantized
 from minillm.reference.rotary import Rotation
 
 PAGE = 16
@@ -160,6 +162,32 @@ class Bench:
                 out = self.xp.empty((T, outputs), np.float32 if is_head else np.float16)
                 residual = self.normal(T, outputs) if name in ("out", "down") else None
                 yield from self._product(name, self.normal(T, inputs), weights, bias, out, activation, residual)
+            if not is_head:
+                yield from self._integer_products(name, outputs, inputs)
+
+    def _integer_products(self, name: str, outputs: int, inputs: int) -> Iterator[Figure]:
+        """A projection in 8 and in 4 bits, for as many rows as a decode step has."""
+        for form in (INT8, INT4):
+            size = outputs * form.row_bytes(inputs)
+            weights = [self.quantized(outputs, inputs, form) for _ in range(self.clock.copies(size))]
+            for T in self.sizes.batches:
+                x, out = self.normal(T, inputs), self.xp.empty((T, outputs), np.float16)
+
+                def multiply(weight: Quantized, x: Any = x, out: Any = out) -> Callable[[], object]:
+                    return lambda: linear.linear(self.kernels, x, weight, None, out)
+
+                amounts = {"bytes": size + x.nbytes + out.nbytes, "flops": 2 * T * outputs * inputs}
+                yield self.figure(f"{name}, {T} rows, {form.name}", [*map(multiply, weights)], **amounts)
+
+    def quantized(self, outputs: int, inputs: int, form: Format) -> Quantized:
+        """Random integers, with scales of the usual size."""
+        groups = -(-inputs // form.group)
+        values = self.xp.empty((outputs, groups * form.group * form.bits // 8), form.dtype)
+        self._seed += 1
+        fill_bits(self.kernels, values, self._seed)
+        scales = self.xp.empty((outputs, groups), np.float16)
+        scales[...] = 0.05 / 2 ** (form.bits - 1)
+        return Quantized(values, scales, inputs)
 
     def _product(
         self, name: str, x: Any, weights: list[Any], bias: Any, out: Any, activation: str | None, residual: Any

@@ -81,7 +81,7 @@ class Flight:
             full = (int(positions[i]) - 2) // P  # completed by the step read last: now it may be that of a twin
             pages[i, full] = rows[i].sequence.pages[full]
         draws["position"] += 1
-        return _launch(runner, rows, DecodeStep(-1 - sources, positions, pages, draws), left - 1)
+        return _launch(runner, rows, DecodeStep(-1 - sources, positions, pages, draws, _adapters(rows)), left - 1)
 
 
 def can_run_ahead(runners: Sequence[Runner]) -> bool:
@@ -124,7 +124,7 @@ def take_off(runner: Runner, running: Sequence[Active]) -> Flight | None:
     draws = np.array([_draw(row) for row in rows], DRAWS)
     left = np.array([row.active.request.max_new_tokens - len(row.continuation.token_ids) - 1 for row in rows])
     token_ids = np.array([row.sequence.token_ids[-1] for row in rows])
-    return _launch(runner, rows, DecodeStep(token_ids, positions, pages, draws), left)
+    return _launch(runner, rows, DecodeStep(token_ids, positions, pages, draws, _adapters(rows)), left)
 
 
 def land(flight: Flight) -> None:
@@ -143,6 +143,12 @@ def _launch(runner: Runner, rows: list[Row], step: DecodeStep, left: IntArray) -
     return None if read is None else Flight(rows, step, left, read)
 
 
+def _adapters(rows: list[Row]) -> tuple[str | None, ...]:
+    """Each row's LoRA adapter; empty if none has one."""
+    names = tuple(row.sequence.adapter for row in rows)
+    return names if any(names) else ()
+
+
 def _needs_tokens_alone(active: Active) -> bool:
     """Whether a request's next tokens follow from its logits as the model computes them, and nobody sees these."""
     state, settings = active.state, active.request.settings
@@ -150,7 +156,7 @@ def _needs_tokens_alone(active: Active) -> bool:
         return False
     rules = rules_of(state)
     plain = not rules.changes and rules.top_logprobs is None and all(c.guide is None for c in state.growing)
-    ordinary = settings.use_cache and settings.lora is None and active.prompt_scores is None
+    ordinary = settings.use_cache and active.prompt_scores is None
     return plain and ordinary and active.started and not active.lost
 
 

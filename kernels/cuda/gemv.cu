@@ -5,6 +5,7 @@
 // Constants: ROWS (1 to 64, a power of two), the rows that the code is unrolled for; a launch may have fewer.
 //            OUTS, the outputs of one warp: 1, 2, 4 for gemv_fma, 8, 16, 32 for gemv_mma.
 //            FLOAT_OUT, see epilogue.cuh.
+//            EXPERTS: in place of gemv_fma and gemv_mma the kernels experts_fma and experts_mma, below.
 //
 // Bytes and floor. Each weight is read once from device memory, whatever the rows: out * in * sizeof(storage_t) bytes,
 // while x and y are negligible. 4096 x 4096 in 16 bits: 34 MB, 7.8 us at 4.3 TB/s; 768 x 768: 1.2 MB, 0.3 us,
@@ -30,6 +31,9 @@
 //             rate, and narrow products (OUTS of 8: fewer than 2,816 outputs) of many rows less. With gemm_mma, which
 //             took more than 16 rows before, 12 to 80 blocks of OPT's narrow products had 132 processors: expected, a
 //             step of OPT-1.3B at batch 32 in 1.7 ms instead of 3.7.
+//   experts_fma, experts_mma  The same products for a mixture of experts, all experts in one launch: blocks of the second
+//             dimension of the grid are the experts that have rows, as sort_rows has listed them on the device, so that
+//             nobody waits for the host (experts.cu). An expert with more than ROWS rows goes on to the next of them.
 //
 // What limits it: bandwidth for large matrices; for small ones (OPT-125m) latency of launch, first load and reduction.
 
@@ -40,11 +44,13 @@
 #define WEIGHT const unsigned char* weight
 #define MORE_WEIGHT , const __half *scales, const void *offsets
 #define MATRIX (Integers{weight, scales, offsets, inputs})
+using matrix_t = Integers;
 #else
 #include "tensor_core.cuh"
 #define WEIGHT const storage_t* weight
 #define MORE_WEIGHT
 #define MATRIX weight
+using matrix_t = const storage_t*;
 #endif
 
 // gemv_fused.cu includes this file for its sums (FUSED), and deals the rows of W out in another order (PAIRED).
@@ -105,10 +111,9 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROWS][OUTS], const stor
 
 #ifndef FUSED
 
-// Grid: ceil(outputs / (OUTS * WARPS / splits)); block: WARPS warps; splits (1, 2, 4): the warps that share a row of W.
-extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
-    out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
-    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation, int splits) {
+// Rows of x by a block's outputs.
+__device__ __forceinline__ void fma_product(const Epilogue& e, const storage_t* x, const storage_t* weight, int rows,
+                                            int inputs, int x_stride, int splits) {
     __shared__ float partial[WARPS][ROWS * OUTS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int groups = WARPS / splits;  // of warps; each group has its own outputs
@@ -120,18 +125,14 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
     static_assert(SUMS <= WARP, "a thread finishes one sum");
     int group = threadIdx.x / SUMS, value = threadIdx.x % SUMS, row = value / OUTS;
     int output = (blockIdx.x * groups + group) * OUTS + value % OUTS;
-    bool finishes = group < groups && row < rows && output < outputs;
-    launch_dependents();
-    if (DEPENDENT) prefetch_weights(weight, first, inputs, outputs, k, stride);
-    wait_for_results();
-    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    bool finishes = group < groups && row < rows && output < e.outputs;
     Addends addends = load_addends(e, rows, row, output);
 
     float sums[ROWS][OUTS] = {};
     if (rows_are_aligned(x, weight, inputs, x_stride)) {
-        accumulate<true>(sums, x, weight, first, rows, inputs, outputs, x_stride, k, stride);
+        accumulate<true>(sums, x, weight, first, rows, inputs, e.outputs, x_stride, k, stride);
     } else {
-        accumulate<false>(sums, x, weight, first, rows, inputs, outputs, x_stride, k, stride);
+        accumulate<false>(sums, x, weight, first, rows, inputs, e.outputs, x_stride, k, stride);
     }
 
 #pragma unroll
@@ -145,6 +146,46 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
     for (int split = 0; split < splits; ++split) sum += partial[group * splits + split][value];
     finish(e, row, output, sum, addends);
 }
+
+#ifndef EXPERTS
+
+// Grid: ceil(outputs / (OUTS * WARPS / splits)); block: WARPS warps; splits (1, 2, 4): the warps that share a row of W.
+extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_fma(
+    out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
+    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation, int splits) {
+    launch_dependents();
+    if (DEPENDENT) {
+        int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        int first = (blockIdx.x * (WARPS / splits) + warp / splits) * OUTS;
+        prefetch_weights(weight, first, inputs, outputs, (warp % splits * WARP + lane) * VECTOR,
+                         splits * WARP * VECTOR);
+    }
+    wait_for_results();
+    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    fma_product(e, x, weight, rows, inputs, x_stride, splits);
+}
+
+#else
+
+// weight: [X, outputs, inputs]; starts: [X + 1], expert e has the rows starts[e] : starts[e + 1] of x and out; present:
+// the experts that have rows, then -1.
+// Grid: (as of gemv_fma, length of `present`); block: WARPS warps.
+extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_fma(
+    out_t* out, const storage_t* x, const storage_t* weight, const int* starts, const int* present, int inputs,
+    int outputs, int x_stride, int out_stride, int splits) {
+    follow();
+    int expert = present[blockIdx.y];
+    if (expert < 0) return;
+    weight += (size_t)expert * outputs * inputs;
+    int stop = starts[expert + 1];
+    for (int row = starts[expert]; row < stop; row += ROWS) {
+        Epilogue e{out + (size_t)row * out_stride, nullptr, nullptr, outputs, out_stride, 0, 0};
+        fma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride, splits);
+        __syncthreads();  // until then sums of these rows are read
+    }
+}
+
+#endif
 
 #endif
 
@@ -233,35 +274,24 @@ __device__ __forceinline__ void for_each_sum(float (&sums)[ROW_TILES][TILES][4],
 
 #ifndef FUSED
 
-// Grid: ceil(outputs / OUTS), with BITS (that, ceil(rows / ROWS)); block: WARPS warps, which split `in`.
-extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
-    out_t* out, const storage_t* x, WEIGHT, const float* bias, const storage_t* residual, int rows, int inputs,
-    int outputs, int x_stride, int out_stride, int residual_stride, int activation MORE_WEIGHT) {
-#ifdef BITS
-    x += (size_t)blockIdx.y * ROWS * x_stride;
-    out += (size_t)blockIdx.y * ROWS * out_stride;
-    if (residual) residual += (size_t)blockIdx.y * ROWS * residual_stride;
-    rows = min(rows - (int)blockIdx.y * ROWS, ROWS);
-#endif
+// Rows of x by a block's outputs.
+__device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, const matrix_t& matrix, int rows,
+                                            int inputs, int x_stride) {
     // As many warps' sums as 32 kB hold; with 64 x 32 of them the upper half of the warps adds to the lower first.
     constexpr int HELD = ROWS * OUTS > 1024 ? WARPS / 2 : WARPS;
     __shared__ float partial[HELD][ROWS][OUTS];
     constexpr int THREADS = WARPS * WARP, EACH = (ROWS * OUTS + THREADS - 1) / THREADS;  // sums that a thread finishes
     int warp = threadIdx.x / WARP;
     int first = blockIdx.x * OUTS, row = threadIdx.x / OUTS, output = first + threadIdx.x % OUTS;
-    launch_dependents();
-    if (DEPENDENT) prefetch_weights(MATRIX, first, inputs, outputs);
-    wait_for_results();
-    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
     Addends addends[EACH];  // under way while W is read
 #pragma unroll
     for (int i = 0; i < EACH; ++i) addends[i] = load_addends(e, rows, row + i * (THREADS / OUTS), output);
 
     float sums[ROW_TILES][TILES][4] = {};
-    if (rows_are_aligned(x, MATRIX, inputs, x_stride)) {
-        accumulate<true>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
+    if (rows_are_aligned(x, matrix, inputs, x_stride)) {
+        accumulate<true>(sums, x, matrix, first, rows, inputs, e.outputs, x_stride);
     } else {
-        accumulate<false>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
+        accumulate<false>(sums, x, matrix, first, rows, inputs, e.outputs, x_stride);
     }
 
     auto put = [&](int of, int column, float& sum) { partial[warp % HELD][of][column] = sum; };
@@ -277,13 +307,60 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         int of = row + i * (THREADS / OUTS);
-        if (of >= rows || output >= outputs) break;
+        if (of >= rows || output >= e.outputs) break;
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < HELD; ++w) sum += partial[w][of][threadIdx.x % OUTS];
         finish(e, of, output, sum, addends[i]);
     }
 }
+
+#ifndef EXPERTS
+
+// Grid: ceil(outputs / OUTS), with BITS (that, ceil(rows / ROWS)); block: WARPS warps, which split `in`.
+extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
+    out_t* out, const storage_t* x, WEIGHT, const float* bias, const storage_t* residual, int rows, int inputs,
+    int outputs, int x_stride, int out_stride, int residual_stride, int activation MORE_WEIGHT) {
+#ifdef BITS
+    x += (size_t)blockIdx.y * ROWS * x_stride;
+    out += (size_t)blockIdx.y * ROWS * out_stride;
+    if (residual) residual += (size_t)blockIdx.y * ROWS * residual_stride;
+    rows = min(rows - (int)blockIdx.y * ROWS, ROWS);
+#endif
+    launch_dependents();
+    if (DEPENDENT) prefetch_weights(MATRIX, blockIdx.x * OUTS, inputs, outputs);
+    wait_for_results();
+    Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
+    mma_product(e, x, MATRIX, rows, inputs, x_stride);
+}
+
+#else
+
+// Arguments as of experts_fma. Grid: (ceil(outputs / OUTS), length of `present`); block: WARPS warps.
+extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_mma(
+    out_t* out, const storage_t* x, WEIGHT, const int* starts, const int* present, int inputs, int outputs,
+    int x_stride, int out_stride MORE_WEIGHT) {
+    follow();
+    int expert = present[blockIdx.y];
+    if (expert < 0) return;
+    size_t skipped = (size_t)expert * outputs;  // rows of the experts before
+    matrix_t matrix = MATRIX;
+#ifdef BITS
+    matrix.values += skipped * matrix.row_bytes();
+    matrix.scales += skipped * matrix.groups;
+    if (OFFSETS) matrix.offsets += skipped * matrix.groups;
+#else
+    matrix += skipped * inputs;
+#endif
+    int stop = starts[expert + 1];
+    for (int row = starts[expert]; row < stop; row += ROWS) {
+        Epilogue e{out + (size_t)row * out_stride, nullptr, nullptr, outputs, out_stride, 0, 0};
+        mma_product(e, x + (size_t)row * x_stride, matrix, min(ROWS, stop - row), inputs, x_stride);
+        __syncthreads();  // until then sums of these rows are read
+    }
+}
+
+#endif
 
 #endif
 

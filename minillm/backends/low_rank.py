@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,16 +48,27 @@ class AdaptedBackend(WrappedBackend):
         """Set the adapters by name, and the name of each row's adapter, or None. [T]"""
         super().__init__(inner)
         self.replays = inner.replays and inner.memory.records_adapters and not isinstance(inner, WrappedBackend)
-        names = np.asarray(of_rows, object)
-        self._groups = [
-            (inner.xp.asarray(np.flatnonzero(names == name)), adapters[name])
-            for name in dict.fromkeys(name for name in names.tolist() if name is not None)
-        ]
+        self._adapters, self._of_rows = adapters, of_rows
+        self._numbers = inner.memory.adapter_numbers if self.replays else None
+        if self._numbers is not None:
+            for name in adapters:
+                self._numbers.setdefault(name, len(self._numbers))
+
+    @cached_property
+    def _groups(self) -> list[tuple[Any, AdapterWeights]]:
+        """The rows and weights of each adapter that has rows; where adapters are numbered, of all, by number."""
+        names = np.asarray(self._of_rows, object)
+        if self._numbers is not None:  # the backend sends the rows, if it needs them
+            return [(np.flatnonzero(names == name), self._adapters.get(name, {})) for name in self._numbers]
+        present = dict.fromkeys(name for name in names.tolist() if name is not None)
+        return [(self.inner.xp.asarray(np.flatnonzero(names == name)), self._adapters[name]) for name in present]
 
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b + (x A^T) B^T) + residual, with the A and B of each row. [T, in] -> [T, out]"""
-        parts = [(rows, adapter[weight.name]) for rows, adapter in self._groups if weight.name in adapter]
-        if not parts:
+        parts = [(rows, adapter.get(weight.name)) for rows, adapter in self._groups]
+        if self._numbers is None:
+            parts = [part for part in parts if part[1] is not None]
+        if all(change is None for _, change in parts):
             return self.inner.linear(x, weight, activation=activation, residual=residual)
         y = self.inner.linear(x, weight)  # [T, in] -> [T, out]
         return self.inner.add_low_rank(y, x, parts, activation=activation, residual=residual)

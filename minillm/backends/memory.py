@@ -155,6 +155,8 @@ class DecodeStep:
     """[N, B]: each sequence's pages, in order; what follows them is not read"""
     draws: NDArray[Any]
     """[N] of type `DRAWS`: how each row's token is chosen"""
+    adapters: tuple[str | None, ...] = ()
+    """[N], each sequence's LoRA adapter; empty if none has one"""
 
 
 TokensRead = Callable[[], IntArray | None]
@@ -172,6 +174,9 @@ class Memory:
     """Prompt tokens of a forward pass in which no sequence decodes, at least; on a CPU more are hardly faster"""
     records_adapters = False
     """Whether also passes with LoRA adapters of single requests are recorded"""
+    adapter_numbers: dict[str, int] | None = None
+    """Where the operations of a recorded pass read each row's adapter on the device: the name of each adapter that rows
+    have had so far -> its number"""
     stage_tokens = 0
     """Tokens of the largest pass that `run` may record of a pipeline stage; what the stage receives is then always at
     the same address"""

@@ -78,7 +78,11 @@ class Backend:
         )
 
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
-        """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]"""
+        """activation(y + (x A^T) B^T) + residual, in y or not; `parts`: rows and `LowRankWeight`s. [T, out], [T, in]
+
+        With a memory that numbers adapters, a pass that may be recorded has all of them in `parts`, by number, and None
+        for those that do not change the projection.
+        """
         arrays = [(rows, change.down.data, change.up.data) for rows, change in parts]
         return reference.add_low_rank(y, x, arrays, self.xp, activation=activation, residual=residual)
 

@@ -158,6 +158,8 @@ class Experts:
 
     matrices: tuple[Any, ...]
     """[out, in] each"""
+    whole: Any = None
+    """[X out, in]: the same matrices below one another, where they are so in memory"""
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -32,6 +32,8 @@ class Routing(NamedTuple):
     """[T k]: the token of each row"""
     starts: Any
     """[X + 1]: expert e has the rows starts[e] : starts[e + 1]"""
+    present: Any = None
+    """The numbers of the experts that have rows, then -1, of a backend that reads them on its device"""
 
     @property
     def used(self) -> float:

@@ -3,8 +3,8 @@
 The device and the launcher of kernels are arguments: CuPy's on a GPU, the host and an emulator without one. The kernels
 are compiled for one storage type, so activations and K/V cache have the same format, and weights too unless they have
 8 or 4 bits; sums and logits are float32. Attention over a tree of guesses, with heads of an unsupported width, or in a
-variant other than windows, ALiBi and soft caps has no kernel, nor has the choice of experts: they run as in the
-reference, on the device's array module.
+variant other than windows, ALiBi and soft caps has no kernel: it runs as in the reference, on the device's array
+module.
 """
 
 from itertools import pairwise
@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from ... import reference
 from ...batch import Batch
 from ...reference.experts import Routing
 from ...reference.quantize import Quantized
 from ...reference.rotary import Rotation
 from ..formats import WEIGHT_FORMATS, Format
+from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
 from ..weights import Weight
-from . import attention, rows
+from . import attention, experts, low_rank, rows
 from .batches import DeviceBatch
 from .choosing import CudaChooser
 from .device import WORKSPACE, Device
 from .kernels import Kernels, Launcher
-from .linear import Products, expand, linear
+from .linear import ACTIVATIONS, Products, expand, linear
 from .memory import CudaMemory
 from .weights import CudaLoader, number_type
 
@@ -65,6 +65,7 @@ class CudaBackend(Backend):
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
         self.products = Products(self.kernels, device.xp, device.timer, self._empty)
+        self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}
         loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
         chooser = CudaChooser(device, self.kernels)
         memory = CudaMemory(device, self.kernels, loader.uploader, chooser, self.products, max_batch_size)
@@ -80,7 +81,10 @@ class CudaBackend(Backend):
         self.memory.settle(form)
 
     def _empty(self, numbers: int) -> Any:
-        return self.device.empty((numbers,), number_type(self.kernels.storage), WORKSPACE)
+        return self._reserve((numbers,), number_type(self.kernels.storage))
+
+    def _reserve(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.device.empty(shape, dtype, WORKSPACE)
 
     def embed(
         self,
@@ -121,6 +125,27 @@ class CudaBackend(Backend):
         added: dict[str, Any] = {"activation": activation, "residual": residual}
         return self.products.linear(x, weight.data, weight.bias, out, **added, room=self.memory.workspace.splits)
 
+    def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
+        """In a decode step two launches for all adapters, which `parts` then has by number. [T, out], [T, in]
+
+        Otherwise by the array library, for one adapter after the other.
+        """
+        numbers = self.memory.row_adapters
+        if numbers is None or activation not in ACTIVATIONS:
+            self._not_recorded()
+            present = [(self.xp.asarray(rows), change) for rows, change in parts if change is not None and len(rows)]
+            return super().add_low_rank(y, x, present, activation=activation, residual=residual)
+        changes = tuple(change for _, change in parts)
+        if changes not in self._stacks:
+            stacked = self._stacks[changes] = low_rank.stack(changes, self._reserve, self.xp)
+            self.memory.adapter_bytes += stacked.nbytes
+        stacked = self._stacks[changes]
+        h = self.memory.arena.take((len(x), stacked.down.shape[1]), np.float32)
+        out = self.memory.arena.take(y.shape, y.dtype)  # last: the arena keeps a layer's last result
+        added: dict[str, Any] = {"activation": activation, "residual": residual}
+        low_rank.add_low_rank(self.kernels, y, x, stacked, numbers, h, out, **added)
+        return out
+
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """One launch. [T, E] -> [T, E]"""
         out = self.memory.arena.take(x.shape)
@@ -147,24 +172,26 @@ class CudaBackend(Backend):
         return out
 
     def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
-        """As the reference, on the device's array module. [T, X] -> [T, k]"""
-        self._not_recorded()
-        routing = super().route(logits, k, normalised=normalised)
-        return routing._replace(tokens=routing.tokens.astype(np.int32))  # as `take_rows` reads them
+        """Two launches. [T, X] -> [T, k]"""
+        assert logits.shape[1] <= experts.MOST_EXPERTS, logits.shape
+        places = self.memory.workspace.places
+        places.restart()
+        return experts.route(self.kernels, logits, k, places.take, normalised=normalised)
 
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
-        """A launch for each expert that is used; the host waits to learn which. [T k, in] -> [T k, out]"""
+        """One launch; for many rows one for each expert, and the host waits to learn whose. [T k, in] -> [T k, out]"""
         out = self.memory.arena.take((len(x), weight.shape[1]))
+        if self.memory.step is not None or len(x) <= experts.GROUPED_ROWS:
+            experts.multiply(self.kernels, x, weight.data, routing, out)
+            return out
         for i, (first, stop) in enumerate(pairwise(routing.starts.tolist())):
             linear(self.kernels, x[first:stop], weight.data.matrices[i], None, out[first:stop])
         return out
 
     def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
-        """As the reference, in float32. [T k, E] -> [T, E]"""
+        """One launch. [T k, E] -> [T, E]"""
         out = self.memory.arena.take((len(routing.weights), y.shape[1]))
-        y, added = (None if each is None else each.astype(np.float32) for each in (y, residual))
-        summed = reference.combine(y, routing, added, self.xp, self.xp.empty(out.shape, np.float32))
-        out[...] = summed.astype(out.dtype)
+        experts.combine(self.kernels, y, routing, residual, out)
         return out
 
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:

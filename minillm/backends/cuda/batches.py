@@ -1,6 +1,8 @@
 """A batch on the device: the arrays that kernels read, sent in one copy."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +16,18 @@ LEAST_PAGES = 16
 """The fewest columns of a block table; larger ones are a power of two, so that there are few shapes."""
 
 
+NOBODY: Mapping[str, int] = MappingProxyType({})
+"""Numbers of adapters where there are none"""
+
+
 class Bucket(NamedTuple):
     """The shape that decode steps of about the same size are padded to."""
 
     sequences: int
     pages: int
     """Columns of the block table"""
+    adapters: int = 0
+    """Of steps in which some sequence has a LoRA adapter: how many there are with numbers"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +49,8 @@ class DeviceBatch(Batch):
     """[N, B]"""
     max_queries: int
     """The most new tokens of one sequence"""
+    row_adapters: Any = None
+    """[T]: the number of each row's LoRA adapter, or -1, in decode steps where some sequence has one"""
 
 
 class BatchBuffers:
@@ -56,14 +66,24 @@ class BatchBuffers:
         """Bytes held on the device."""
         return self._staging.nbytes
 
-    def fill(self, batch: Batch, rows: Any, page_size: int, bucket: Bucket | None = None) -> tuple[DeviceBatch, Any]:
-        """Send a batch and its rows [R] that are wanted, padded to a bucket if one is given."""
+    def fill(
+        self,
+        batch: Batch,
+        rows: Any,
+        page_size: int,
+        bucket: Bucket | None = None,
+        numbers: Mapping[str, int] = NOBODY,
+    ) -> tuple[DeviceBatch, Any]:
+        """Send a batch and its rows [R] that are wanted, padded to a bucket if one is given; `numbers` of adapters."""
         T, N = batch.num_tokens, len(batch.spans)
         R = len(rows)
         padded_T, padded_N, padded_R = (T, N, R) if bucket is None else (bucket.sequences,) * 3
         B = pages_of(batch.spans) if bucket is None else bucket.pages
-        self._lay_out(padded_T, padded_N, padded_R, B, types=batch.types is not None)
+        adapted = bucket is not None and bucket.adapters > 0
+        self._lay_out(padded_T, padded_N, padded_R, B, types=batch.types is not None, adapted=adapted)
         host = self._staging.host
+        if adapted:
+            host["adapters"][:T], host["adapters"][T:] = numbers_of(batch.adapters, numbers), -1
         if batch.types is not None:
             host["types"][:T], host["types"][T:] = batch.types, 0
         host["token_ids"][:T], host["token_ids"][T:] = batch.token_ids, 0
@@ -91,13 +111,16 @@ class BatchBuffers:
             block_table=there["block_table"],
             max_queries=max(span.stop - span.start for span in batch.spans),
             types=None if batch.types is None else there["types"],
+            row_adapters=there["adapters"] if adapted else None,
         ), there["rows"]
 
-    def fill_step(self, step: DecodeStep, page_size: int, bucket: Bucket) -> Any:
-        """Send a decode step. Returns its token ids on the device, [N]."""
+    def fill_step(self, step: DecodeStep, page_size: int, bucket: Bucket, numbers: Mapping[str, int] = NOBODY) -> Any:
+        """Send a decode step; `numbers` of adapters. Returns its token ids on the device, [N]."""
         N, padded = len(step.positions), bucket.sequences
-        self._lay_out(padded, padded, padded, bucket.pages)
+        self._lay_out(padded, padded, padded, bucket.pages, adapted=bucket.adapters > 0)
         host, B = self._staging.host, min(bucket.pages, step.pages.shape[1])
+        if bucket.adapters:
+            host["adapters"][:N], host["adapters"][N:] = numbers_of(step.adapters, numbers), -1
         host["token_ids"][:N], host["token_ids"][N:] = step.token_ids, 0
         host["positions"][:N], host["positions"][N:] = step.positions, 0
         current = step.pages[np.arange(N), step.positions // page_size]  # [N, B] -> [N]
@@ -111,9 +134,10 @@ class BatchBuffers:
         self._staging.send()
         return self._staging.there["token_ids"][:N]
 
-    def _lay_out(self, T: int, N: int, R: int, B: int, *, types: bool = False) -> None:
+    def _lay_out(self, T: int, N: int, R: int, B: int, *, types: bool = False, adapted: bool = False) -> None:
         sizes = {"token_ids": T, "positions": T, "slots": T, "query_starts": N + 1, "rows": R}
         sizes |= {"context_lens": N, "text_lens": N} | ({"types": T} if types else {})
+        sizes |= {"adapters": T} if adapted else {}
         fields: dict[str, Any] = {name: ((size,), np.int32) for name, size in sizes.items()}
         self._staging.lay_out(**fields, block_table=((N, B), np.int32))
         if self._shape != (T, N, R, B):
@@ -122,18 +146,29 @@ class BatchBuffers:
             self._pages = [()] * N
 
 
-def bucket_of(batch: Batch, rows: Any, max_batch_size: int) -> Bucket | None:
-    """The bucket of a decode step (one new token per sequence, all logits wanted); None for any other pass."""
+def bucket_of(batch: Batch, rows: Any, max_batch_size: int, adapters: int = 0) -> Bucket | None:
+    """The bucket of a decode step (one new token per sequence, all logits wanted); None for any other pass.
+
+    `adapters` have numbers.
+    """
     N = len(batch.spans)
     if batch.num_tokens > N or len(rows) < N or not 0 < N <= max_batch_size or batch.has_tree:
         return None
-    return Bucket(min(_power_of_two(N), max_batch_size), pages_of(batch.spans))
+    if batch.adapters and list(rows) != [*range(N)]:  # the head's rows have the adapters of their tokens
+        return None
+    return Bucket(min(_power_of_two(N), max_batch_size), pages_of(batch.spans), adapters if batch.adapters else 0)
 
 
-def bucket_of_step(step: DecodeStep, page_size: int, max_batch_size: int) -> Bucket:
-    """The bucket of a decode step of at most `max_batch_size` sequences."""
+def bucket_of_step(step: DecodeStep, page_size: int, max_batch_size: int, adapters: int = 0) -> Bucket:
+    """The bucket of a decode step of at most `max_batch_size` sequences; `adapters` have numbers."""
     N, last = len(step.positions), int(step.positions.max())
-    return Bucket(min(_power_of_two(N), max_batch_size), max(LEAST_PAGES, _power_of_two(last // page_size + 1)))
+    pages = max(LEAST_PAGES, _power_of_two(last // page_size + 1))
+    return Bucket(min(_power_of_two(N), max_batch_size), pages, adapters if step.adapters else 0)
+
+
+def numbers_of(adapters: Sequence[str | None], numbers: Mapping[str, int]) -> list[int]:
+    """The number of each sequence's adapter, -1 for none."""
+    return [-1 if name is None else numbers[name] for name in adapters]
 
 
 def known_ids(kernels: Kernels, token_ids: Any, chosen: Any) -> None:

@@ -25,7 +25,7 @@ PADDING = 32
 NORMS = {"layer_norm": 1, "rms_norm": 2}
 PRODUCTS = {"gemv_fma": "fused_fma", "gemv_mma": "fused_mma"}
 MOST_ROWS = 16
-OUTPUTS = {"rotary": 2, "scale_logits": 0}
+OUTPUTS = {"rotary": 2, "scale_logits": 0, "route": 2, "sort_rows": 4}
 """Number of leading arguments that a kernel writes without reading them; 1 where it is not named."""
 
 Address = Callable[[Any], int]

@@ -143,6 +143,19 @@ def _integer_gemv(
     return out
 
 
+def expert_shape(storage: str, T: int, outputs: int, matrix: Any) -> tuple[str, dict[str, int], int | None, int]:
+    """The product of gemv.cu for the experts of T tokens: its name, constants, splits and blocks of an expert.
+
+    An expert has T rows at most, and fewer than that if there are many of either.
+    """
+    if isinstance(matrix, Quantized) or (storage != "float32" and T > 4):
+        constants = {"ROWS": 8 if T <= 8 else 16, "OUTS": min(_mma_outs(outputs), 16)}  # 16 x 32 spill on sm_120
+        return "experts_mma", constants, None, _ceil(outputs, constants["OUTS"])
+    constants = {"ROWS": min(_power_of_two(T), 4)}
+    constants["OUTS"], splits = _fma_shape(constants["ROWS"], outputs)
+    return "experts_fma", constants, splits, _ceil(outputs, constants["OUTS"] * 4 // splits)
+
+
 def integer_constants(matrix: Quantized) -> dict[str, int]:
     """The macros of `kernels/cuda/integers.cuh` for a matrix."""
     offset_bits = 0 if matrix.offsets is None else 8 * int(matrix.offsets.dtype.itemsize)

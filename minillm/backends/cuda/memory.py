@@ -61,6 +61,8 @@ class StepWorkspace:
         self._device = device
         self._parcels = [BatchBuffers(device) for _ in range(parcels)]
         self.arena = Arena(device.xp, dtype, self._empty)
+        self.places = Arena(device.xp, np.int32, self._empty)
+        """Of a routing of experts: the next layer's takes its place"""
         self.choice = Choice(device)
         self._partials = self._empty((0,), "float32")
         self._arrived = self._empty((0,), "int32")
@@ -84,7 +86,7 @@ class StepWorkspace:
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        parts = (*self._parcels, self.arena, self.choice, self._partials, self._arrived)
+        parts = (*self._parcels, self.arena, self.places, self.choice, self._partials, self._arrived)
         return int(sum(part.nbytes for part in parts))
 
     def next_batch(self) -> BatchBuffers:
@@ -148,6 +150,7 @@ class CudaMemory(Memory):
     """The others' next token waits for this many: by a model of an H100, not measured, 4 ms at 1.3B, 13 ms at 6.7B and
     24 ms at 13B. With 2,048 it would be 13, 47 and 87 ms."""
     runs_ahead = True
+    records_adapters = True
     max_prompt_tokens = 2048
     """Alone, a prompt of 2,048 tokens takes 13 in place of 35 ms at 1.3B, 47 in place of 57 at 6.7B, by the same model:
     products of more rows come nearer to the peak, and the host launches a quarter as much."""
@@ -166,6 +169,11 @@ class CudaMemory(Memory):
         self.clock = device.clock
         self.step: RecordedStep[Any] | None = None
         """The recorded step that runs; None in other passes"""
+        self.adapter_numbers: dict[str, int] = {}
+        self.adapter_bytes = 0
+        """Bytes of the adapters' matrices as recorded steps read them"""
+        self.row_adapters: Any = None
+        """[T] on the device, the numbers of the rows' adapters in a decode step with adapters; None in other passes"""
         self._device, self._kernels, self._uploader = device, kernels, uploader
         self._chooser, self._products, self._max_batch_size = chooser, products, max_batch_size
         self._caches: WeakSet[CudaPages] = WeakSet()
@@ -206,7 +214,11 @@ class CudaMemory(Memory):
         return MemoryUse(
             self._uploader.sent_bytes,
             sum(pages.nbytes for pages in self._caches),
-            self._plain.nbytes + self.recorded_bytes + self._chooser.nbytes + self._products.nbytes,
+            self._plain.nbytes
+            + self.recorded_bytes
+            + self._chooser.nbytes
+            + self._products.nbytes
+            + self.adapter_bytes,
             int(self._dtype.itemsize),
             *self._largest,
         )
@@ -227,7 +239,9 @@ class CudaMemory(Memory):
         self.workspace = self._plain if step is None else step.workspace
         self.arena = self.workspace.arena
         self.arena.restart()
-        return self.workspace.next_batch().fill(batch, rows, self.page_size, bucket)
+        sent, wanted = self.workspace.next_batch().fill(batch, rows, self.page_size, bucket, self.adapter_numbers)
+        self.row_adapters = sent.row_adapters
+        return sent, wanted
 
     def run(
         self,
@@ -250,7 +264,7 @@ class CudaMemory(Memory):
             return result
 
         with self._device.out_of_memory(WORKSPACE):
-            bucket = bucket_of(batch, rows, self._max_batch_size)
+            bucket = bucket_of(batch, rows, self._max_batch_size, len(self.adapter_numbers))
             if bucket is None:
                 arrays = self.upload(batch, rows)
                 result = launch()
@@ -273,7 +287,7 @@ class CudaMemory(Memory):
         """
         if len(step.positions) > self._max_batch_size:
             return None
-        bucket = bucket_of_step(step, self.page_size, self._max_batch_size)
+        bucket = bucket_of_step(step, self.page_size, self._max_batch_size, len(self.adapter_numbers))
         recorded = self._steps.get(owner, {}).get(bucket)
         chosen, self._chosen = self._chosen, None
         if recorded is None or not recorded.replays or (chosen is None and step.token_ids.min() < 0):
@@ -281,7 +295,7 @@ class CudaMemory(Memory):
         with self._device.out_of_memory(WORKSPACE):
             self._device.activate()
             self._chooser.forget()
-            token_ids = recorded.workspace.next_batch().fill_step(step, self.page_size, bucket)
+            token_ids = recorded.workspace.next_batch().fill_step(step, self.page_size, bucket, self.adapter_numbers)
             if chosen is not None:
                 known_ids(self._kernels, token_ids, chosen)
             recorded.replay()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ...errors import DeviceError, install
 from ...reference.quantize import Quantized
 from ..formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, Format, Role, WeightFormats
-from ..weights import INTEGERS, Loader, RandomTensor, Tensor, Weight, gather, join, kept_format, narrow
+from ..weights import INTEGERS, Experts, Loader, RandomTensor, Tensor, Weight, gather, join, kept_format, narrow
 from .device import WEIGHTS, Device, Wait
 from .kernels import Kernels
 from .random import DrawnTensor, draw, draw_integers
@@ -66,6 +66,21 @@ class CudaLoader(Loader):
         if wanted is None and role in ("projection", "vocabulary") and self.storage != FLOAT32:
             wanted = kept_format(tensors, tuple(INTEGERS))
         return wanted if wanted is not None and wanted.scale_bits else self.storage
+
+    def prepare_experts(self, name: str, experts: Sequence[Sequence[Tensor]]) -> Weight:
+        """One projection of several experts, below one another in memory: of each expert the tensors that it becomes.
+
+        Raises:
+            DeviceError: the device lacks the memory.
+        """
+        whole = self.prepare(name, [tensor for tensors in experts for tensor in tensors]).data  # [X out, in]
+        outputs = len(experts) and whole.shape[0] // len(experts)
+        parts = [slice(i * outputs, (i + 1) * outputs) for i in range(len(experts))]
+        if isinstance(whole, Quantized):
+            matrices = tuple(whole.each(lambda array, part=part: array[part]) for part in parts)  # type: ignore[misc]
+        else:
+            matrices = tuple(whole[part] for part in parts)
+        return Weight(name, Experts(matrices, whole))
 
     def constant(self, name: str, values: NDArray[np.float32]) -> Weight:
         """A vector on the device."""

@@ -73,7 +73,12 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
                 *(("offsets", rows, outs) for rows, outs in ((16, 32), (32, 16), (64, 8))),
             )
         ),
+        *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1} for rows, outs in ((1, 2), (4, 4))),
+        *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1, "storage": SIXTEEN_BITS} for rows, outs in ((8, 16), (16, 16))),
+        *({"ROWS": 16, "OUTS": 16, "EXPERTS": 1, "storage": ("float16",), **INTEGERS[name]} for name in INTEGERS),
     ],
+    "low_rank": [{}, {"FLOAT_OUT": 1, "storage": SIXTEEN_BITS}],
+    "experts": [{}, *({"VALUES": values, "storage": ("float32",)} for values in (1, 4))],
     "expand": [{"storage": SIXTEEN_BITS, **INTEGERS[name]} for name in ("int8", "offsets")],
     "gemv_fused": [
         {"ROWS": rows, "OUTS": outs, "storage": storages, **more}

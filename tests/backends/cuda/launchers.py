@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.lib.array_utils import byte_bounds
 
 from minillm.backends.cuda.kernels import Kernel, Launcher, Module
@@ -22,6 +23,11 @@ from tests.cuda_emulator import Emulator
 ON_GPU = os.environ.get("MINILLM_TEST_GPU", "") in ("1", "unpooled")
 UNPOOLED = os.environ.get("MINILLM_TEST_GPU") == "unpooled"
 """Each array has memory of its own from the driver: in a pool's, compute-sanitizer does not see where it ends."""
+
+
+def slow_emulated(test: Any) -> Any:
+    """Marks a test as slow, except on a GPU: there it is quick."""
+    return test if ON_GPU else pytest.mark.slow(test)
 
 
 def missing() -> str | None:

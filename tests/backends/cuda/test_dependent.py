@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minillm.backends.cuda import device as devices
+from minillm.backends.cuda import low_rank
 from minillm.backends.cuda.attention import store_kv
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.dependent import WAITING, Driver, begins_early, check_architecture
@@ -135,7 +136,9 @@ needs_emulator = pytest.mark.skipif(ON_GPU or missing() is not None, reason="is 
 
 @needs_emulator
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "batch"), [("opt", 1), ("llama", 1), ("qwen3", 6), ("gemma3_text", 1)])
+@pytest.mark.parametrize(
+    ("family", "batch"), [("opt", 1), ("llama", 1), ("qwen3", 6), ("gemma3_text", 1), ("mixtral", 6)]
+)
 def test_no_kernel_of_a_recorded_step_touches_a_result_too_early(family: str, batch: int) -> None:
     device = InOrder(Emulator(checks=True))
     backend = CudaBackend(device, device.recorder, "float16", max_batch_size=8, dependent=True)
@@ -182,6 +185,8 @@ def test_other_kernels_of_larger_steps_wait_too() -> None:
     store_kv(half, out.reshape(40, 3, 8), y.reshape(40, 3, 8), keys, values, slots)
     glu(half, wide, "silu", out)
     scale_logits(half, logits, 2.0, 3.0)
+    stack = low_rank.Stack(*(random(2, 3, 24, dtype=np.float32) for _ in range(2)), np.array([3, 2], np.int32))
+    low_rank.add_low_rank(half, out, y, stack, ids % 2, np.empty((40, 3), np.float32), x)
     embed(kernels["float32"], table.astype(np.float32), ids, single["x"])
     gemm(kernels["float32"], single["x"], single["weight"], gain, single["out"])
 

@@ -59,8 +59,7 @@ def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, A
     for prompt, tokens, expected in zip(prompts, ours, generate(reference, prompts, max_new_tokens=10), strict=True):
         assert_same_tokens(tokens, expected, lambda said, p=prompt: logits_of(reference, p + said)[-1])
     assert len({token for line in ours for token in line}) > 5  # positions by ALiBi alone let lines repeat themselves
-    plain = "num_experts_per_tok" in raw  # their choice has no kernel
-    expected = 0 if plain else 8
+    expected = 8
     if "original_max_position_embeddings" in raw:
         expected -= 1  # a text outgrows it, and is computed anew
     assert device.replays == expected, "of nine decode steps the first runs plainly, and the second is recorded"

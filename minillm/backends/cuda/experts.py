@@ -1,0 +1,102 @@
+"""Launches the kernels of a mixture of experts: `kernels/cuda/experts.cu`, and the products of `gemv.cu`.
+
+No launch depends on which experts were chosen, so the host need not know, and a decode step is recorded.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...reference.experts import Routing
+from ...reference.quantize import Quantized
+from ..weights import Experts
+from .kernels import Kernels, or_null, row_stride
+from .linear import expert_shape, integer_constants
+
+MOST_EXPERTS = 1024
+"""X that the kernels take"""
+
+GROUPED_ROWS = 256
+"""Up to so many rows of all experts together they are multiplied in one launch; for more the host launches products of
+each expert's own rows, which are wide enough for `gemm.cu`"""
+
+ROUTE_TOKENS = 4
+"""Tokens of a block of `route`"""
+
+Take = Callable[[tuple[int, ...], Any], Any]
+"""Gives an array of this shape and type."""
+
+
+def route(kernels: Kernels, logits: Any, k: int, take: Take, *, normalised: bool) -> Routing:
+    """The k experts of each token and its rows, sorted by expert, as `reference.route`; all int32.
+
+    Args:
+        kernels: of any storage type
+        logits: [T, X] float32, contiguous, X up to `MOST_EXPERTS`
+        k: experts of each token
+        take: allocates the results
+        normalised: the weights of a token's experts sum to one
+    """
+    T, X = logits.shape
+    listed = min(X, T * k)
+    experts, weights = take((T, k), np.int32), take((T, k), np.float32)
+    rows, tokens, starts = take((T, k), np.int32), take((T * k,), np.int32), take((X + 1,), np.int32)
+    present = take((listed,), np.int32)
+    if T:
+        values = 1 << (-(-X // 32) - 1).bit_length()
+        args = (experts, weights, logits, *map(np.int32, (T, X, k, normalised)))
+        kernels.get("experts", "route", VALUES=values)((-(-T // ROUTE_TOKENS),), (32 * ROUTE_TOKENS,), args)
+        threads = min(1024, 32 * max(X, -(-T * k // 32)))
+        args = (rows, tokens, starts, present, experts, *map(np.int32, (T * k, X, k, listed)))
+        kernels.get("experts", "sort_rows")((1,), (threads,), args)
+    return Routing(experts, weights, rows, tokens, starts, present)
+
+
+def multiply(kernels: Kernels, x: Any, experts: Experts, routing: Routing, out: Any) -> None:
+    """Each row's product with its expert's matrix, in one launch.
+
+    Args:
+        kernels: for the type of x
+        x: [T k, in], sorted by expert
+        experts: [X, out, in], in one piece
+        routing: of `route`
+        out: [T k, out], of x's type
+    """
+    rows, inputs = x.shape
+    if not rows:
+        return
+    T, matrix, outputs = len(routing.weights), experts.whole, out.shape[1]
+    name, constants, splits, blocks = expert_shape(kernels.storage, T, outputs, matrix)
+    grid, shape = (blocks, len(routing.present)), map(np.int32, (inputs, outputs))
+    strides = row_stride(x), row_stride(out)
+    if isinstance(matrix, Quantized):
+        constants = constants | integer_constants(matrix)
+        weight: Any = matrix.values.view(np.uint8)
+        last: tuple[Any, ...] = matrix.scales, or_null(matrix.offsets)
+    else:
+        weight, last = matrix, () if splits is None else (np.int32(splits),)
+    args = (out, x, weight, routing.starts, routing.present, *shape, *strides, *last)
+    kernels.get("gemv", name, EXPERTS=1, **constants)(grid, (128 if name == "experts_fma" else 256,), args)
+
+
+def combine(kernels: Kernels, y: Any, routing: Routing, residual: Any | None, out: Any) -> None:
+    """Each token's weighted sum of its experts' results, + residual.
+
+    Args:
+        kernels: for the type of y
+        y: [T k, E], contiguous
+        routing: of `route`
+        residual: [T, E], or None
+        out: [T, E], contiguous
+    """
+    T, k = routing.weights.shape
+    if not T:
+        return
+    E = out.shape[1]
+    vectors = -(-E * out.dtype.itemsize // 16)
+    threads = min(256, 32 * -(-vectors // 32))
+    stride = np.int32(0) if residual is None else row_stride(residual)
+    arrays = out, y, routing.weights, routing.rows, or_null(residual)
+    args = (*arrays, np.int32(E), np.int32(k), stride, np.int32(len(y)))
+    kernels.get("experts", "combine")((T, -(-vectors // threads)), (threads,), args)
