@@ -120,6 +120,24 @@ def test_beams_and_samples_share_their_source(runner: Runner) -> None:
     assert runner.cache.free_pages == runner.cache.num_pages
 
 
+@pytest.mark.slow
+def test_a_recorded_step_takes_sequences_of_one_source_and_of_several(raw: dict[str, Any]) -> None:
+    """Four sequences are one kind of step, whether they are four beams, two of each source, or of four sources."""
+    from minillm.backends.cpu.backend import CpuBackend
+
+    recorded, plain = (
+        runner_of(model_of(raw, backend=backend), pages=128, page_size=8, backend=backend)
+        for backend in (CpuBackend(), NumpyBackend())
+    )
+    for beams, count in [(4, 1), (1, 4), (2, 2), (4, 1), (1, 4)]:
+        few = SOURCES[:count]
+        ours, expected = (generate(each, few, max_new_tokens=12, num_beams=beams) for each in (recorded, plain))
+        if beams == 1:
+            assert_same(plain, few, ours, expected)
+        else:
+            assert ours == expected
+
+
 def test_pages_of_a_source_are_counted_once() -> None:
     runner = runner_of(model_of(CONFIGS["t5"]["original"]), page_size=8)
     source = SourceText(list(range(3, 23)))
