@@ -189,6 +189,7 @@ def test_priority_decides_who_is_next(make: Callable[..., Engine], monkeypatch: 
     assert ended == [second, third, first]
 
 
+@pytest.mark.slow
 def test_a_timeout_ends_it_with_what_there_is(make: Callable[..., Engine]) -> None:
     async def main() -> None:
         async with running(make(max_batch_size=1)) as aio:
@@ -244,6 +245,7 @@ def test_a_slow_reader_does_not_fill_the_memory(make: Callable[..., Engine]) -> 
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_the_events_of_a_step_take_one_callback(make: Callable[..., Engine]) -> None:
     async def main() -> None:
         async with running(make(max_batch_size=16)) as aio:

@@ -100,6 +100,7 @@ async def running_on(aio: AsyncEngine) -> AsyncIterator[None]:
     yield
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_left_or_forgotten_is_aborted(make: Callable[..., Engine]) -> None:
     async def main() -> None:
         async with running(make()) as aio:
@@ -230,6 +231,7 @@ def soak(engine: Engine, count: int, expected: dict[str, list[int]]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_calls_that_come_and_go(make: Callable[..., Engine]) -> None:
     soak(make(), 60, answers(make()))
 

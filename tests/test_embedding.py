@@ -92,6 +92,7 @@ def close(a: Any, b: Any) -> None:
 # --- vectors ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["numpy", "cpu"])
 def test_many_texts_in_packed_passes_have_the_vectors_that_they_have_alone(encoder: Path, name: str) -> None:
     ids = texts(40, seed=1)
@@ -302,6 +303,7 @@ def test_a_helper_of_a_model_that_generates_nothing_is_refused(encoder: Path) ->
         Engine(encoder, draft=encoder)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_is_refused_in_one_line() -> None:
     with Engine.random("t5-small", max_batch_size=1, cache_bytes=2**22) as engine:
         for call in (engine.embed, engine.hidden_states, engine.classify):

@@ -141,6 +141,7 @@ def test_the_engine_is_left_as_it_was(engine: Engine) -> None:
     assert math.isfinite(found.median_overhead)
 
 
+@pytest.mark.slow
 def test_the_rate_is_the_better_product_of_the_two(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minillm.profiling.read_bandwidth", lambda threads: 1e9 * threads)
     monkeypatch.setattr("minillm.profiling.probe", lambda: machine(5.0, 1.0))

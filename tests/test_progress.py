@@ -186,6 +186,7 @@ def test_work_that_needs_less_than_it_might_ends_at_100(at_once: None, engine: E
     assert "/400" not in screen.lines[0]
 
 
+@pytest.mark.slow
 def test_short_work_shows_nothing_and_imports_nothing(tmp_path: Path) -> None:
     code = f"""
         import sys

@@ -43,14 +43,14 @@
 // W as a kernel is given it, and as `accumulate` takes it.
 #define WEIGHT const unsigned char* weight
 #define MORE_WEIGHT , const __half *scales, const void *offsets
+#define MORE , scales, offsets
 #define MATRIX (Integers{weight, scales, offsets, inputs})
-using matrix_t = Integers;
 #else
 #include "tensor_core.cuh"
 #define WEIGHT const storage_t* weight
 #define MORE_WEIGHT
+#define MORE
 #define MATRIX weight
-using matrix_t = const storage_t*;
 #endif
 
 // gemv_fused.cu includes this file for its sums (FUSED), and deals the rows of W out in another order (PAIRED).
@@ -275,8 +275,8 @@ __device__ __forceinline__ void for_each_sum(float (&sums)[ROW_TILES][TILES][4],
 #ifndef FUSED
 
 // Rows of x by a block's outputs.
-__device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, const matrix_t& matrix, int rows,
-                                            int inputs, int x_stride) {
+__device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, WEIGHT, int rows, int inputs,
+                                            int x_stride MORE_WEIGHT) {
     // As many warps' sums as 32 kB hold; with 64 x 32 of them the upper half of the warps adds to the lower first.
     constexpr int HELD = ROWS * OUTS > 1024 ? WARPS / 2 : WARPS;
     __shared__ float partial[HELD][ROWS][OUTS];
@@ -288,10 +288,10 @@ __device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* 
     for (int i = 0; i < EACH; ++i) addends[i] = load_addends(e, rows, row + i * (THREADS / OUTS), output);
 
     float sums[ROW_TILES][TILES][4] = {};
-    if (rows_are_aligned(x, matrix, inputs, x_stride)) {
-        accumulate<true>(sums, x, matrix, first, rows, inputs, e.outputs, x_stride);
+    if (rows_are_aligned(x, MATRIX, inputs, x_stride)) {
+        accumulate<true>(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride);
     } else {
-        accumulate<false>(sums, x, matrix, first, rows, inputs, e.outputs, x_stride);
+        accumulate<false>(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride);
     }
 
     auto put = [&](int of, int column, float& sum) { partial[warp % HELD][of][column] = sum; };
@@ -331,7 +331,7 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
     if (DEPENDENT) prefetch_weights(MATRIX, blockIdx.x * OUTS, inputs, outputs);
     wait_for_results();
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    mma_product(e, x, MATRIX, rows, inputs, x_stride);
+    mma_product(e, x, weight, rows, inputs, x_stride MORE);
 }
 
 #else
@@ -344,18 +344,18 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_mma
     int expert = present[blockIdx.y];
     if (expert < 0) return;
     size_t skipped = (size_t)expert * outputs;  // rows of the experts before
-    matrix_t matrix = MATRIX;
 #ifdef BITS
-    matrix.values += skipped * matrix.row_bytes();
-    matrix.scales += skipped * matrix.groups;
-    if (OFFSETS) matrix.offsets += skipped * matrix.groups;
+    Integers all = MATRIX;
+    weight += skipped * all.row_bytes();
+    scales += skipped * all.groups;
+    if (OFFSETS) offsets = all.offsets + skipped * all.groups;
 #else
-    matrix += skipped * inputs;
+    weight += skipped * inputs;
 #endif
     int stop = starts[expert + 1];
     for (int row = starts[expert]; row < stop; row += ROWS) {
         Epilogue e{out + (size_t)row * out_stride, nullptr, nullptr, outputs, out_stride, 0, 0};
-        mma_product(e, x + (size_t)row * x_stride, matrix, min(ROWS, stop - row), inputs, x_stride);
+        mma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride MORE);
         __syncthreads();  // until then sums of these rows are read
     }
 }

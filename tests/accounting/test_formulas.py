@@ -91,6 +91,7 @@ EACH_SIZE = [pytest.param(n, marks=[] if n in FIRST.values() else [pytest.mark.s
 """Of each family the first published size; the long tests run all"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", EACH_SIZE)
 def test_a_model_of_shapes_costs_what_the_formula_says(shape: str) -> None:
     """Every row of every published size, by name and in order, in every format and convention."""

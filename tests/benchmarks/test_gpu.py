@@ -133,6 +133,7 @@ def test_kernels_in_the_table_of_ncu() -> None:
     assert gpu_profile.read_table(["==ERROR== No kernels were profiled."]) == {}
 
 
+@pytest.mark.slow
 @emulated
 def test_a_stage_that_takes_too_long_is_stopped_and_the_others_go_on(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -144,6 +145,7 @@ def test_a_stage_that_takes_too_long_is_stopped_and_the_others_go_on(
     assert "copy, read and written" in unpacked(tmp_path / "gpu_speed_emulated.tar.gz")["gpu_speed_emulated.txt"]
 
 
+@pytest.mark.slow
 @emulated
 def test_a_budget_that_is_spent_and_a_stage_that_fails_are_named(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ def read(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(lines))
 
 
+@pytest.mark.slow
 def test_table_csv_plot_and_conclusion(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run(
         "--shape", tiny, "--lengths", "6,3", "--prompt-length", 5, "--repeat", 2, "--threads", 1, "--out", tmp_path
@@ -56,6 +57,7 @@ def test_table_csv_plot_and_conclusion(tiny: str, tmp_path: Path, capsys: pytest
     assert (tmp_path / "naive_vs_cached_tiny.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_disagreement_is_said_and_exits_with_1(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +69,7 @@ def test_a_disagreement_is_said_and_exits_with_1(
     assert "FLOPs DISAGREE: naive, 3 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_place_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     safetensors = pytest.importorskip("safetensors.numpy", reason="writes the checkpoint")
     vocabulary = Path(__file__).parents[1] / "data" / "tokenizer"

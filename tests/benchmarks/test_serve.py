@@ -127,6 +127,7 @@ def test_a_closed_loop_has_so_many_open_and_an_open_loop_all_that_are_due() -> N
     assert len(opened) == 7 and most(opened) > 3
 
 
+@pytest.mark.slow
 def test_what_is_not_answered_in_time_is_given_up() -> None:
     from serve_client import closed_loop, open_loop
 
@@ -220,6 +221,7 @@ def test_arrivals_have_the_rate() -> None:
     assert sum(delay > 1 / 50 for delay in delays) / len(delays) == pytest.approx(math.exp(-1), abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -34,6 +34,7 @@ def ordered(row: dict[str, str], name: str) -> bool:
     return 0 < float(row[f"{name}_min"]) <= float(row[f"{name}_median"]) <= float(row[f"{name}_max"])
 
 
+@pytest.mark.slow
 def test_lengths_and_batches(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--shape", tiny, "--lengths", "4,9", "--batches", "1,3", "--steps", 2, "--repeat", 2]
     assert script("lengths_and_batches")(*options, "--backend", "numpy", "--threads", 1, "--out", tmp_path) == 0
@@ -88,6 +89,7 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "written: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_dtypes(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.import_module("dtypes"), "REST_SECONDS", 0)
     options = ["--shape", tiny, "--backends", "numpy", "--prompt-length", 5, "--steps", 2, "--repeat", 2]
@@ -141,6 +143,7 @@ def test_prediction(
     assert (tmp_path / "prediction.txt").is_file()
 
 
+@pytest.mark.slow
 def test_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import strategies
 

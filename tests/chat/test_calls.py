@@ -128,6 +128,7 @@ def test_a_text_is_read_the_same_however_it_is_cut(name: str, text: str, expecte
         assert seen(answer) == expected, cut
 
 
+@pytest.mark.slow
 def test_random_texts_are_read_the_same_however_they_are_cut() -> None:
     """Texts of the pieces that calls are made of, in any order: nothing raises, nothing but white space is lost."""
     draw = random.Random(5)

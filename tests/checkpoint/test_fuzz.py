@@ -45,6 +45,7 @@ def damage(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("write", "read"), [(safetensors_file, read_safetensors), (torch_file, read_torch_zip)])
 def test_damaged_files_are_read_or_refused(tmp_path, write, read):
     write(tmp_path)

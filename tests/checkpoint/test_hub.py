@@ -102,6 +102,7 @@ def ask(hub: Hub, tmp_path: Path) -> Callable[..., Answer]:
     return ask
 
 
+@pytest.mark.slow
 def test_first_download_fetches_what_is_needed_and_nothing_else(hub, ask):
     first = ask()
     assert sorted(hub.fetched) == sorted(SMALL | {"model.safetensors"})
@@ -150,6 +151,7 @@ def test_second_time_nothing_is_fetched(hub, ask):
     assert hub.requests == 1  # a commit never changes: nobody is asked
 
 
+@pytest.mark.slow
 def test_offline(hub, ask):
     refused = ask(offline=True)
     assert "HF_HUB_OFFLINE" in refused.error and REPO_ID in refused.error and "'main'" in refused.error
@@ -169,6 +171,7 @@ def test_no_network_and_not_cached(hub, ask):
     assert answer.error.startswith("ModelNotFoundError") and hub.endpoint in answer.error and REPO_ID in answer.error
 
 
+@pytest.mark.slow
 def test_bin_weights_are_taken_where_there_are_no_safetensors(hub, ask):
     del hub.files["model.safetensors"]
     ask()
@@ -187,12 +190,14 @@ def test_shards_are_those_of_the_index(hub, ask):
     assert ask(offline=True).folder == folder
 
 
+@pytest.mark.slow
 def test_a_shard_that_the_repository_lacks(hub, ask):
     del hub.files["model.safetensors"]
     hub.files["model.safetensors.index.json"] = json.dumps({"weight_map": {"w": "model-2.safetensors"}}).encode()
     assert "lacks 'model-2.safetensors'" in ask().error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "revision", "says"),
     [
@@ -207,18 +212,21 @@ def test_what_does_not_exist(ask, name, revision, says):
     assert "\n" not in answer.error and answer.folder is None
 
 
+@pytest.mark.slow
 def test_gated(hub, ask):
     hub.gated = True
     error = ask().error
     assert "is gated" in error and "HF_TOKEN" in error and REPO_ID in error
 
 
+@pytest.mark.slow
 def test_access_denied(hub, ask):
     hub.denies_after = 0
     error = ask().error
     assert "denies access" in error and "HF_TOKEN" in error and REPO_ID in error
 
 
+@pytest.mark.slow
 def test_access_denied_between_the_small_files_and_the_weights(hub, ask):
     """Versions of the client differ in what they do here; some hand out the folder as it is."""
     hub.denies_after = len(SMALL)
@@ -226,6 +234,7 @@ def test_access_denied_between_the_small_files_and_the_weights(hub, ask):
     assert answer.folder is None and answer.error.startswith("ModelNotFoundError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("missing", "says"), [("config.json", "no config.json"), ("model.safetensors", "no weights")])
 def test_a_repository_that_is_no_model(hub, ask, missing, says):
     del hub.files[missing], hub.files["pytorch_model.bin"]
@@ -233,6 +242,7 @@ def test_a_repository_that_is_no_model(hub, ask, missing, says):
     assert hub.fetched == []
 
 
+@pytest.mark.slow
 def test_a_file_that_is_listed_and_cannot_be_had(hub, ask):
     hub.hidden.add("model.safetensors")
     error = ask().error

@@ -36,6 +36,7 @@ print(json.dumps({"peak": peak() - before, "size": sum(array.nbytes for array in
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of the memory is read from Linux's /proc")
 def test_peak_memory_is_the_destination_and_one_chunk(tmp_path):
     """100 MB of fp16 become 200 MB of fp32, half of the tensors transposed on the way."""

@@ -247,6 +247,7 @@ def test_marks_stand_on_the_roof() -> None:
             assert area == pytest.approx(30 + 270 * sum(one.seconds for one in group) / phase.seconds)
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["analyze", "opt-125m", "--png", str(tmp_path / "roof.png")]) == 0

@@ -159,6 +159,7 @@ def test_a_message_that_is_too_long_says_so_and_is_not_kept(engine, monkeypatch,
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_full_context_drops_the_oldest_exchanges_and_says_so(folder, monkeypatch, capsys):
     with Engine(folder, prefix_cache=True) as engine:
         conversation = Conversation(engine, "Be brief.")
@@ -267,6 +268,7 @@ def test_a_command_that_cannot_be_is_one_line(line, words, monkeypatch, capsys):
 # --- a terminal -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_in_a_terminal_a_paste_is_one_message_ctrl_c_stops_an_answer_and_ctrl_d_ends(tmp_path):
     from ..terminal import Terminal

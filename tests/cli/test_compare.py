@@ -48,6 +48,7 @@ def test_the_table_has_a_line_and_a_text_for_each_strategy(capsys):
         assert line.endswith(variant.settings)
 
 
+@pytest.mark.slow
 def test_strategies_differ_in_the_example_of_the_help(capsys):
     example, *_ = (shlex.split(line)[1:] for line in EPILOG.splitlines() if line.startswith("  minillm"))
     assert run([*example, "--json"]) == 0
@@ -55,6 +56,7 @@ def test_strategies_differ_in_the_example_of_the_help(capsys):
     assert len({result["text"] for result in results}) >= 8
 
 
+@pytest.mark.slow
 def test_json_holds_the_results_in_full_and_the_seed_counts(capsys):
     results = []
     for seed in ("1", "1", "2"):
@@ -68,6 +70,7 @@ def test_json_holds_the_results_in_full_and_the_seed_counts(capsys):
         assert result["logprob_per_token"] == pytest.approx(result["logprob"] / len(result["token_ids"]))
 
 
+@pytest.mark.slow
 def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
     page = tmp_path / "page.html"
     assert run([*ARGUMENTS, "--html", str(page), "--json"]) == 0

@@ -129,6 +129,7 @@ run(["generate", "A list of colors: red,"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_nothing_lands_in_the_middle_of_the_text(engine):
     from ..terminal import Terminal
@@ -188,6 +189,7 @@ def test_a_mistake_is_one_clear_line(arguments, code, words, capsys):
         assert word in captured.err
 
 
+@pytest.mark.slow
 def test_guides_from_the_command_line_and_from_files(capsys, tmp_path):
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
     schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
@@ -232,6 +234,7 @@ def test_a_long_prompt_is_refused_and_a_long_answer_cut(capsys, caplog):
     assert "512" in caplog.text
 
 
+@pytest.mark.slow
 def test_standard_input_is_a_prompt_too(engine):
     result = minillm("generate", input=PROMPT.encode() + b"\n")
     assert result.returncode == 0, result.stderr
@@ -244,6 +247,7 @@ def test_invalid_utf8_on_standard_input_is_one_line():
     assert result.stderr.decode().splitlines() == ["minillm: standard input should be UTF-8 text; byte 3 is not"]
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback():
     """`minillm ... | head -c 1`"""
     process = subprocess.Popen(
@@ -260,6 +264,7 @@ def test_a_closed_pipe_is_no_traceback():
     assert errors == b""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_ends_cleanly():
     process = subprocess.Popen(

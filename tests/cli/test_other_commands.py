@@ -53,6 +53,7 @@ def test_inspect_shows_the_argmax_of_every_position_and_how_surely(engine, capsy
     assert own == pytest.approx([math.exp(lp) for lp in engine.score(PROMPT).logprobs[1:]], abs=6e-4)
 
 
+@pytest.mark.slow
 def test_inspect_draws_attention(capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     picture = tmp_path / "attention.png"
@@ -60,6 +61,7 @@ def test_inspect_draws_attention(capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_labels_of_tokens_are_no_formulas(tmp_path):
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     tokens = ["$x$", "_{", " a", "\x1b", "中"]
@@ -80,6 +82,7 @@ def maps_of(heads, length):
     return {"maps": np.zeros((heads, length, length), np.float32), "masked": masked}
 
 
+@pytest.mark.slow
 def test_the_size_of_the_maps_of_a_long_prompt_is_limited(tmp_path):
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     picture = tmp_path / "attention.svg"
@@ -149,6 +152,7 @@ def bare(tmp_path_factory):
     return str(shutil.copytree(DEMO_MODEL, tmp_path_factory.mktemp("bare") / "model", ignore=ignored))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "inspect", "compare", "chat", "perplexity"])
 def test_text_needs_a_tokenizer_which_an_option_names(command, bare, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{PROMPT}\n".encode())))

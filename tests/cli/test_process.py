@@ -64,6 +64,7 @@ def test_a_signal_while_importing_ends_at_once(number: int, module: str) -> None
     assert (result.returncode, result.stdout, result.stderr) == (128 + number, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [MODULE, SCRIPT], ids=["module", "script"])
 def test_ctrl_c_at_the_prompt_of_a_chat(start: list[str]) -> None:
     with subprocess.Popen(
@@ -85,6 +86,7 @@ def test_a_signal_leaves_nothing_of_a_checkpoint_half_written(number: int, check
     assert (result.returncode, result.stderr) == (128 + number, "")
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_nothing_of_a_page_half_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     arguments = ["analyze", "opt-125m", "--html", str(tmp_path / "page.html")]
@@ -93,6 +95,7 @@ def test_a_signal_leaves_nothing_of_a_page_half_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_signal_that_was_set_aside_stays_so() -> None:
     def ignore() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -169,6 +172,7 @@ def test_standard_input_that_is_closed_is_one_line(command: str) -> None:
     assert (result.returncode, result.stdout) == (2, "")
 
 
+@pytest.mark.slow
 def test_what_was_to_go_to_a_closed_standard_error_goes_nowhere() -> None:
     good, bad = [*MODULE, "generate", *PROMPT, *FAST, "--stats"], [*MODULE, "generate", *PROMPT, "--temperature", "-1"]
     expected = run([*MODULE, "generate", *PROMPT, *FAST]).stdout
@@ -185,6 +189,7 @@ def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
     assert (result.returncode, result.stdout) == (2, "")
 
 
+@pytest.mark.slow
 def test_what_ascii_does_not_hold_is_replaced_and_json_keeps_it() -> None:
     ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
     arguments = [*MODULE, "generate", "--prompt", "é語", "--echo", "--max-new-tokens", "1", *FAST]
@@ -199,6 +204,7 @@ def test_what_ascii_does_not_hold_is_replaced_and_json_keeps_it() -> None:
     assert result.stderr.count("\n") == 1 and r"\xe9" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_model_does_not_drive_the_terminal() -> None:
     """Its text is shown on a terminal with escapes, and reaches a file or a pipe as it is."""
     command = [*MODULE, "generate", "--prompt", "\x1b]0;owned\x07\r\x9b\tx\n", "--echo", "--max-new-tokens", "1", *FAST]

@@ -101,6 +101,7 @@ def test_the_trace_nests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         stack.append((ended, event["cat"]))
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
     assert call("--png", tmp_path / "a.png") == 0
@@ -169,6 +170,7 @@ def test_what_cannot_be_run_is_one_line(arguments: list[str], words: str, capsys
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--trace", "--png"])
 def test_a_file_that_cannot_be_written(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if option == "--png":

@@ -75,6 +75,7 @@ finally: print("END")"""
         assert shown == "END" if progress == "False" else "100%" in shown
 
 
+@pytest.mark.slow
 def test_what_is_fetched_and_what_is_said(hub: Hub, minillm: Pull) -> None:
     done = minillm("pull", REPO_ID)
     facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())

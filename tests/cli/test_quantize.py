@@ -102,6 +102,7 @@ def test_a_dtype_that_the_weights_have_rounds_nothing(tmp_path, capsys):
     assert "every weight is written as it was" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_leaves_nothing(tmp_path):
     source = write_checkpoint(tmp_path / "source", hidden_size=256, ffn_dim=2048, num_hidden_layers=12)
@@ -123,6 +124,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
 # --- perplexity -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_perplexity_of_a_text_by_dtype(tmp_path, capsys):
     file = tmp_path / "text.txt"
     file.write_text(PROMPT + " orange, yellow.\n", encoding="utf-8")

@@ -56,6 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # --- texts in ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_text_a_file_and_standard_input_say_the_same(
     models: dict[str, str], lines: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_lines_end_where_editors_end_them(models: dict[str, str], tmp_path: Path
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_translations_are_the_pipelines_with_the_options_of_the_command(
     models: dict[str, str], lines: str, capsys: Any
 ) -> None:

@@ -139,6 +139,7 @@ def test_what_is_kept_of_a_finished_sequence_ends_before_the_tree_of_its_last_pa
 SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.3, "top_k": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["prompt lookup", "lookahead"])
 def test_guesses_that_are_certain_leave_each_draw_as_it_is(way: str) -> None:
     target = target_model()
@@ -251,6 +252,7 @@ def test_a_wrong_acceptance_rule_fails_the_same_test(rule: type) -> None:
     assert goodness(DRAFTED, rule=rule, draws=FEW)[0] < 1e-6
 
 
+@pytest.mark.slow
 def test_draws_of_a_draft_do_not_depend_on_the_batch() -> None:
     target, fields = target_model(), SAMPLING | {"seed": 3} | WAYS["draft"]
     together = run(loop_for(target, chunk=30), [request_for(p, **fields) for p in PROMPTS[:12]])
@@ -287,6 +289,7 @@ REPEATED = "Count from 3 to 20: 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,
 LISTS = ["A list of colors: red,", "A list of animals: cat,", "A list of fruits:", "Colors: blue, green,"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "prompts", "least"),
     [

@@ -117,6 +117,7 @@ def test_what_a_random_model_writes_is_valid(engine: Engine, guide: str, mode: s
             assert_valid(completion, is_valid)
 
 
+@pytest.mark.slow
 def test_requests_with_different_guides_and_none_do_not_meet(plain: Engine) -> None:
     wanted = [{}, *(fields for fields, _ in GUIDES.values())] * 2
     modes = [MODES["greedy"]] * 5 + [MODES["sampling"]] * 5
@@ -176,6 +177,7 @@ def every_result(
             yield (token, *rest), share * probability, log_prob + rest_log_prob
 
 
+@pytest.mark.slow
 def test_draws_follow_the_model_renormalised_over_what_is_allowed(plain: Engine) -> None:
     prompt = plain.request("one two").prompt_ids
     expected = {tokens: probability for tokens, probability, _ in every_result(plain, prompt, CHOICES)}
@@ -313,6 +315,7 @@ def test_a_strategy_that_does_not_follow_guides_is_refused(plain: Engine, monkey
         plain.generate("x", guided_choice="a")
 
 
+@pytest.mark.slow
 def test_llguidance_is_imported_only_for_a_guide() -> None:
     code = "import sys, minillm, minillm.engine, minillm.cli.main; assert 'llguidance' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -78,6 +78,7 @@ def test_the_mean_surprise_comes_to_tau(tau: float) -> None:
     assert bits.std() > 0.5
 
 
+@pytest.mark.slow
 def test_without_correction_the_surprise_misses_tau() -> None:
     """The same test finds out a Mirostat that does not correct."""
     rng = np.random.default_rng(3)

@@ -83,6 +83,7 @@ def test_n_gram_speculation_on_every_variant(variant: str) -> None:
     assert_greedy(runner, requests, run(loop_of(target=runner), requests, NGram(requests[0].settings)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.1, 5.0], ids=["good draft", "fair draft", "bad draft"])
 def test_a_draft_model_gives_the_greedy_tokens_of_the_target(noise: float) -> None:
     target = runner_of(tiny_model(seed=2), pages=100, page_size=4)

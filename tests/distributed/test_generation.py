@@ -74,6 +74,7 @@ def test_every_strategy(parallel: Parallel, alone: Engine) -> None:
     assert_close(on_ranks(parallel, results).result, results(alone))
 
 
+@pytest.mark.slow
 def test_requests_in_one_batch_share_prefixes_and_stream(alone: Engine) -> None:
     """Many requests at once: queued, in chunks, with pages that are shared and copied, in a small cache."""
     prompts = [TEXT + " blue," * (i % 4) for i in range(9)]
@@ -259,6 +260,7 @@ def test_equal_logits_are_chosen_from_as_on_one_rank() -> None:
     assert 0 < source.fetched < 64 * 3  # equals beyond what was sent are fetched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_micro_batches(tensor: int) -> None:
     """Parts of prompts and of several sequences, with scores of the prompts and rows in any order."""
@@ -279,6 +281,7 @@ def test_micro_batches(tensor: int) -> None:
     assert forward.traffic[0].of("stage").messages == 4 + 1
 
 
+@pytest.mark.slow
 def test_trees_stay_whole_in_micro_batches() -> None:
     """Guesses that are computed together, in more parts than there are sequences."""
     fields = {"lookahead_window": 8, "lookahead_ngram_size": 4, "max_new_tokens": 12}
@@ -323,6 +326,7 @@ def test_ranks_share_a_key_value_head(ranks: int, tmp_path: Path) -> None:
     assert (heads, tokens) == (one, others)
 
 
+@pytest.mark.slow
 def test_rows_of_micro_batches_come_in_the_order_asked_for() -> None:
     ids = list(range(3, 163))
     rows = [150, 3, 3, 90, 159, 31, 32]

@@ -32,6 +32,7 @@ PROMPT = [5, 9, 17, 33, 4, 60, 21]
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", DEGREES, ids=NAMES)
 def test_attention_maps_have_the_heads_of_all_ranks(parallel: Parallel) -> None:
     def run(engine: Engine) -> Any:

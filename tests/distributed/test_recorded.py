@@ -40,6 +40,7 @@ def test_decode_steps_are_replayed_with_their_all_reduces(parallel: Parallel) ->
     assert recorded and all(complete and count == functions for complete, count in recorded)
 
 
+@pytest.mark.slow
 def test_replayed_passes_send_what_others_send() -> None:
     def run(engine: Engine) -> Any:
         return engine.generate([5, 9, 17, 33], max_new_tokens=9, eos_token_id=[]).token_ids

@@ -76,6 +76,7 @@ def test_bytes_of_every_family(family: str, name: str, parallel: Parallel) -> No
     assert_counted(folder, parallel)
 
 
+@pytest.mark.slow
 def test_a_draw_among_the_best_sends_these_alone() -> None:
     """A draw from all tokens needs all logits; each rank then sends its part once."""
     best = on_ranks(

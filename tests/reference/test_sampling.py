@@ -74,6 +74,7 @@ def test_a_slightly_wrong_sampler_is_found_out(wrong: dict[str, float]) -> None:
     assert p_value(counts(sample, **wrong), 20_000 * np.array(exact_distribution(SMALL, **FILTERS))) < 1e-6
 
 
+@pytest.mark.slow
 def test_forgetting_to_renormalise_is_found_out() -> None:
     def sampler(logits: np.ndarray, uniforms: np.ndarray, *, top_p: float, **others: float) -> np.ndarray:
         drawn = sample(logits, uniforms, **(FILTERS | others))
@@ -126,6 +127,7 @@ def test_sampling_equals_its_definition(V: int) -> None:
             assert not different, (different, settings, u)
 
 
+@pytest.mark.slow
 def test_sampling_equals_its_definition_on_a_whole_vocabulary() -> None:
     rng = np.random.default_rng(1)
     logits = (rng.standard_normal((40, 50_272)) * 3).astype(np.float32)

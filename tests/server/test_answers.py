@@ -286,6 +286,7 @@ def test_variables_of_the_template(app: Starlette, demo: Engine) -> None:
     assert demo.tokenizer is not None and demo.tokenizer.decode(ids).endswith("assistant: LOUD")
 
 
+@pytest.mark.slow
 def test_equal_seeds_repeat_and_others_do_not(app: Starlette) -> None:
     texts = [complete(app, temperature=4, seed=seed)["choices"][0]["text"] for seed in (1, 1, 2, -3, -3)]
     assert texts[0] == texts[1] != texts[2] and texts[3] == texts[4]

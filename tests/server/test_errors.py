@@ -312,6 +312,7 @@ def fuzz(app: Starlette, count: int, seed: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_random_bodies(app: Starlette) -> None:
     found = fuzz(app, 320, seed=0)
     assert found[200] > 10 and found[400] > 50

@@ -106,6 +106,7 @@ def test_a_client_that_leaves_frees_its_pages_with_the_next_step(narrow: Engine,
     assert metrics.responses[COMPLETIONS, "499"] == 1
 
 
+@pytest.mark.slow
 def test_draining_lets_streams_finish(narrow: Engine) -> None:
     slowed(narrow, 0.002)
     app = make_app(narrow)

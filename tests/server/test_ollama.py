@@ -78,6 +78,7 @@ def test_generate_applies_the_template_unless_raw(app: Starlette) -> None:
     assert (loaded["done_reason"], loaded["response"]) == ("load", "")
 
 
+@pytest.mark.slow
 def test_tools_are_called_with_objects_as_arguments(app: Starlette) -> None:
     """The form of the content leaves nothing but it and calls."""
     body = ASKED | {"tools": TOOLS, "format": {"type": "object", "properties": {}, "additionalProperties": False}}
@@ -236,6 +237,7 @@ def test_the_official_client(app: Starlette) -> None:
     asyncio.run(use())
 
 
+@pytest.mark.slow
 def test_hostile_bodies_are_answered_or_refused(app: Starlette) -> None:
     rng = random.Random(4)
     atoms: list[Any] = [

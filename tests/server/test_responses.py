@@ -50,6 +50,7 @@ def with_client(app: Starlette, use: Callable[[Any], Awaitable[T]]) -> T:
     )
 
 
+@pytest.mark.slow
 def test_the_client_gets_the_text_that_a_chat_gives(app: Starlette) -> None:
     async def use(client: Any) -> None:
         response = await client.responses.create(

@@ -79,6 +79,7 @@ def whole(response: httpx.Response) -> dict[int, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 def test_calls_and_content_are_told_apart(app: Starlette) -> None:
     response = post(app, CHAT, saying(SAID))
     message = response.json()["choices"][0]["message"]
@@ -97,6 +98,7 @@ def test_calls_and_content_are_told_apart(app: Starlette) -> None:
     assert message == {"role": "assistant", "content": "No call.", "refusal": None}
 
 
+@pytest.mark.slow
 def test_an_answer_ends_with_its_only_call(app: Starlette, engine: Engine) -> None:
     both, first = post(app, CHAT, saying(SAID)), SAID[: SAID.index("</tool_call>")]
     most = engine.tokenizer.encode(first + "</tool_call>", add_special_tokens=False)  # type: ignore[union-attr]
@@ -133,6 +135,7 @@ def test_a_stream_says_the_same(app: Starlette, text: str) -> None:
             assert len(ids) == len(logprobs) == chunks[0].get("usage", {}).get("completion_tokens", len(ids))
 
 
+@pytest.mark.slow
 def test_no_part_of_a_marker_is_streamed(app: Starlette) -> None:
     content = "I look, and look again. " * 6 + "I look."  # a busy machine sends a few tokens at once
     chunks = chunks_of(post(app, CHAT, saying(SAID.replace("I look.", content)) | {"stream": True}).text)

@@ -257,6 +257,7 @@ void hyperbolic_tangents(const float *x, float *y, long n) {
 """
 
 
+@pytest.mark.slow
 def test_the_hyperbolic_tangent_is_within_one_and_a_half_ulp(tmp_path: Path) -> None:
     (tmp_path / "tanh.c").write_text(TANH)
     compiler = compiling.find_compiler()

@@ -234,6 +234,7 @@ def start(sources: Path, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_several_processes_at_once(sources: Path, caplog) -> None:
     processes = [start(sources) for _ in range(4)]
     for process in processes:
@@ -270,6 +271,7 @@ def test_a_signal_ends_the_compiler_too(as_command: bool, number: int, sources: 
     assert not stored()
 
 
+@pytest.mark.slow
 def test_libraries_that_were_not_used_for_long_are_removed_but_for_the_last_few(sources: Path, caplog) -> None:
     load(caplog)
     [oldest] = stored()

@@ -184,6 +184,7 @@ def test_a_draw_that_is_not_the_one_that_was_told_is_made_anew(
     assert ask(runner, logits, asked) != ask(runner, logits, told)
 
 
+@pytest.mark.slow
 def test_draws_from_other_logits_are_made_anew(runner: Runner, step: Callable[..., Any]) -> None:
     """Of the next step, which lie where the last ones did; of a copy; of other rows; of rows that were not told."""
     draws = draws_of(6)

@@ -26,6 +26,7 @@ def test_a_machine_without_cupy_or_gpu_gets_one_line(monkeypatch: pytest.MonkeyP
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_cpu_needs_nothing_of_cuda() -> None:
     code = """
 import sys

@@ -78,6 +78,7 @@ def test_names(emulator: Emulator, tmp_path: Path) -> None:
         emulator.module(tmp_path / "broken.cu")
 
 
+@pytest.mark.slow
 def test_an_edited_header_is_noticed(emulator: Emulator, tmp_path: Path) -> None:
     (tmp_path / "answer.cu").write_text(
         '#include "answer.cuh"\nextern "C" __global__ void answer(int* x) { if (threadIdx.x == 0) *x = ANSWER; }\n'

@@ -65,6 +65,7 @@ def test_ragged_greedy_tokens_are_numpys_and_steps_are_recorded(raw: dict[str, A
     assert device.replays == expected, "of nine decode steps the first runs plainly, and the second is recorded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scaling",
     [
