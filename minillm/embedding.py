@@ -44,7 +44,7 @@ class Label:
     label: str
     """Its name"""
     score: float
-    """What the score function makes of its logit: a probability, unless the function is "none" """
+    """Its logit after the score function: a probability, unless the function is "none" """
     index: int
     """Its row in the classification head"""
 
@@ -114,7 +114,7 @@ class TextPasses:
     # --- texts --------------------------------------------------------------------------------------------------------
 
     def encode(self, text: Text | Pair, *, prompt: str = "", truncate: bool = True) -> EncodedText:
-        """What the model reads of a text or a pair of texts; `prompt` goes before a text.
+        """Token ids and types of a text or a pair of texts as the model reads them; `prompt` goes before a text.
 
         Raises:
             PromptError: it is empty, of another type, has ids outside the vocabulary, or is too long and `truncate` is

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from ..batch import Batch
 
 Task = Literal["tokens", "labels", "states"]
-"""What passes compute: the next token's logits, of which each rank of the last stage has some; or of whole texts the
+"""Result of a pass: the next token's logits, of which each rank of the last stage has some; or of whole texts the
 logits of labels, or hidden states, of which each has all"""
 
 

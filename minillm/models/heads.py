@@ -1,4 +1,4 @@
-"""What a model computes besides the next token: heads of classification, and models whose hidden states are wanted.
+"""Results of a model besides the next token: heads of classification, and models whose hidden states are wanted.
 
 Which head a checkpoint has follows from `architectures` in config.json: `BertForSequenceClassification`,
 `LlamaForSequenceClassification`. Encoders build their heads themselves; the head of a decoder is one matrix, `score`,
