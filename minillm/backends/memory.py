@@ -175,8 +175,8 @@ class Memory:
     records_adapters = False
     """Whether also passes with LoRA adapters of single requests are recorded"""
     adapter_numbers: dict[str, int] | None = None
-    """Name of each adapter that rows have had so far -> its number, by which operations of a recorded pass read it on the
-    device"""
+    """Name of each adapter that rows have had so far -> its number, by which operations of a recorded pass read it on
+    the device"""
     stage_tokens = 0
     """Tokens of the largest pass that `run` may record of a pipeline stage; what the stage receives is then always at
     the same address"""
