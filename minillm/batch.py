@@ -112,6 +112,17 @@ class Batch:
         """The batch as cross-attention sees it."""
         return replace(self, spans=self.sources, sources=())
 
+    @cached_property
+    def by_source(self) -> "Batch":
+        """The same, adjacent sequences with one source, such as beams, as one: its keys are then read once."""
+        spans: list[Span] = []
+        for span in self.sources:
+            if spans and span.pages == spans[-1].pages:
+                spans[-1] = spans[-1]._replace(stop=span.stop)
+            else:
+                spans.append(span)
+        return replace(self, spans=tuple(spans), sources=())
+
     @property
     def num_tokens(self) -> int:
         """T"""

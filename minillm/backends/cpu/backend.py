@@ -54,7 +54,7 @@ from .launching import (
     num_threads,
     shares_of,
 )
-from .memory import FEW_ROWS, PIECE, CpuMemory, by_source
+from .memory import FEW_ROWS, PIECE, CpuMemory
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Codes of `kernels/cpu/activation.h`"""
@@ -272,7 +272,7 @@ class CpuBackend(Backend):
         """Attention over the cache, sequence by sequence, or over their sources. [T, H, D] -> [T, H, D]"""
         sequences = self.memory.workspace.sequences
         if cross:
-            batch, causal, sequences = by_source(batch), False, self.memory.workspace.sources
+            batch, causal, sequences = batch.by_source, False, self.memory.workspace.sources
         if not causal and batch.has_tree:  # a combination that no model has: no kernel
             not_recorded()
             variant: dict[str, Any] = {"causal": causal, "window": window, "slopes": slopes}

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ...batch import Batch, Span
+from ...batch import Batch
 from ...reference.rotary import Rotation
 from ...reference.sampling import Draw
 from ..formats import Format
@@ -105,6 +105,7 @@ class BatchArrays:
     def _point(self, calls: list[Any]) -> None:
         """Set addresses and sizes; memory for parts of results grows with the longest context."""
         for call in calls:
+            call.N = len(self._spans)
             call.spans, call.tables, call.seen = address(self._spans), address(self._tables), address(self._seen)
             call.table_stride, call.positions = self._tables.shape[1], address(self._positions)
         needed = max((_attention_parts(call) for call in {call.window: call for call in calls}.values()), default=0)
@@ -115,17 +116,6 @@ class BatchArrays:
             self._done = np.zeros(len(self._spans) * heads, np.int64)
         for call in self._calls:
             call.parts, call.done = address(self._parts), address(self._done)
-
-
-def by_source(batch: Batch) -> Batch:
-    """As cross-attention sees it, adjacent sequences that share a source, such as beams, as one: it is read once."""
-    spans: list[Span] = []
-    for span in batch.sources:
-        if spans and span.pages == spans[-1].pages:
-            spans[-1] = spans[-1]._replace(stop=span.stop)
-        else:
-            spans.append(span)
-    return replace(batch, spans=tuple(spans), sources=())
 
 
 class Workspace:
@@ -142,7 +132,7 @@ class Workspace:
         """Set what follows from the next batch of a recorded step."""
         self.sequences.fill(batch)
         if batch.sources:
-            self.sources.fill(by_source(batch))
+            self.sources.fill(batch.by_source)
         for rotation, *_, growth in self._angles.values():
             if growth is not None:
                 growth[...] = rotation.growth(batch)
@@ -283,8 +273,7 @@ class CpuMemory(Memory):
         self.likeliest = None
         if not 0 < batch.num_tokens <= RECORDED_ROWS or len(rows) != batch.num_tokens:  # large, or some rows alone
             return compute(*self.upload(batch, rows)), None
-        spans = *batch.spans, *by_source(batch).spans  # sequences that share a source otherwise are another kind
-        kind = num_threads(), *(span.stop - span.start for span in spans), *batch.adapters
+        kind = num_threads(), *(span.stop - span.start for span in batch.spans), *batch.adapters
         steps = self._steps.setdefault(owner, {})
         step: RecordedStep[Result] | None = steps.pop(kind, None)
         moments: Moments | None = None

@@ -45,6 +45,9 @@ def test_the_routing_is_the_references(T: int, experts: int, k: int, normalised:
     logits[0, :3] = 1  # equal ones
     got, expected = backend.route(logits, k, normalised=normalised), route(logits, k, np, normalised=normalised)
     for name, ours, theirs in zip(Routing._fields, got, expected, strict=True):
+        if theirs is None:  # numbers for devices
+            assert ours is None
+            continue
         np.testing.assert_allclose(ours, theirs, rtol=3e-6, err_msg=name)
 
 
