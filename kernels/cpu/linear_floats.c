@@ -241,9 +241,10 @@ INLINE void multiply_panel(const int R, const float *x, int64_t x_stride, const 
         keep(&high);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-            floats number = splat(x[r * x_stride + k]);
-            total[r][0] = multiply_add(number, low, total[r][0]);
-            total[r][1] = multiply_add(number, high, total[r][1]);
+            float number; /* at any address */
+            memcpy(&number, x + r * x_stride + k, sizeof number);
+            total[r][0] = multiply_add(splat(number), low, total[r][0]);
+            total[r][1] = multiply_add(splat(number), high, total[r][1]);
         }
     }
 #pragma GCC unroll 6
