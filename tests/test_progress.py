@@ -221,6 +221,7 @@ SLOW_WORK = """
 """
 
 
+@pytest.mark.usefixtures("listening")
 def test_a_signal_clears_the_bar_of_a_command() -> None:
     code = "from minillm.cli.startup import end_at_signals; end_at_signals()\n" + textwrap.dedent(SLOW_WORK)
     terminal = Terminal([sys.executable, "-c", code.format(what="time.sleep(60)")])

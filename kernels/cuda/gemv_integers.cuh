@@ -69,6 +69,7 @@ __device__ __forceinline__ bool rows_are_aligned(const storage_t* x, const Integ
 
 __device__ __forceinline__ void prefetch_weights(const Integers& w, int first, int inputs, int outputs) {
     int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, piece = warp * 4 + threadIdx.x % 4;
+#pragma unroll 1  // or the addresses stay in registers, of which 16 rows by 32 with 4 bits have none left
     for (int tile = 0; tile < TILES; ++tile) {
         size_t row = weight_row(first + tile * 8 + g, outputs);
         if (piece * PIECE < inputs) prefetch(w.values + row * w.row_bytes() + piece * 16);

@@ -173,7 +173,8 @@ class _Helpers:
                 return
             self._threads += 1
         try:
-            threading.Thread(target=self._work, name="minillm-masks", daemon=True).start()
+            # No daemon: the interpreter waits for it at its end, and does not unwind it inside llguidance.
+            threading.Thread(target=self._work, name="minillm-masks", daemon=False).start()
         except RuntimeError:  # the system has no thread left: the mask is computed where it is needed
             with self._lock:
                 self._threads -= 1

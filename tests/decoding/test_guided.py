@@ -486,6 +486,24 @@ def test_a_mask_that_fails_beside_the_forward_pass_ends_its_request_alone(
     assert sum(len(event.token_ids) for event in events if event.request_id == good) == 8
 
 
+ENDS_DURING_A_MASK = """
+from minillm import Engine
+from minillm.decoding import guided
+
+guided.SLOW = -1.0
+engine = Engine(backend="numpy")
+engine.add("a", guided_regex="[a-z ]{1,400}", max_new_tokens=400)
+for _ in range(3):
+    engine.step()
+"""
+
+
+def test_a_process_may_end_while_a_mask_is_computed() -> None:
+    """A thread that the interpreter ended within llguidance took the process with it, about every other time."""
+    children = [subprocess.Popen([sys.executable, "-c", ENDS_DURING_A_MASK]) for _ in range(6)]
+    assert [child.wait() for child in children] == [0] * 6
+
+
 def test_an_interrupt_goes_through() -> None:
     class Matcher:
         def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:

@@ -82,10 +82,11 @@ def test_an_exception_on_a_rank_ends_all(phase: str, rank: int, tensor: int, pip
     assert line == f"minillm: rank {rank}: MemoryError: no memory for this"
 
 
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("event", [GOES_ON, WAITS], ids=["goes on", "hangs"])
 def test_ctrl_c_ends_all(phase: str, event: str) -> None:
-    """Of a rank that hangs the second one, as mpiexec says."""
+    """Of a rank that hangs the second one, as mpiexec says, whose exit code then is its own: MPICH's is 255 or 0."""
     process = ranks_at(phase, 1, event, 2, 1)
     pids = ranks_of(process)
     process.send_signal(signal.SIGINT)
@@ -93,7 +94,7 @@ def test_ctrl_c_ends_all(phase: str, event: str) -> None:
         time.sleep(1)
         process.send_signal(signal.SIGINT)
     code, err = ended(process)
-    assert code != 0 and "Traceback" not in err
+    assert (code != 0 or event == WAITS) and "Traceback" not in err
     assert_none_is_left(pids)
 
 

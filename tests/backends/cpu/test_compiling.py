@@ -244,6 +244,7 @@ def test_several_processes_at_once(sources: Path, caplog) -> None:
     assert len(stored()) == 1
 
 
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize(
     ("as_command", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)]
 )
