@@ -41,11 +41,11 @@ def wants_tensor_cores(build: Build) -> bool:
     return not one_of or not set(one_of).isdisjoint(build.constants.split())
 
 
-def one_of_each_kernel(arch: str) -> list[Build]:
-    """Builds for 16 bits that together have every kernel; one where several would do."""
+def one_of_each_kernel(arch: str, storage: str = "float16") -> list[Build]:
+    """Builds that together have every kernel; one where several would do."""
     found = {}
     for build in builds():
-        if (build.storage, build.arch) == ("float16", arch):
+        if (build.storage, build.arch) == (storage, arch):
             found.setdefault((build.module, frozenset(KERNELS.get(build, ()))), build)
     return list(found.values())
 
@@ -56,7 +56,8 @@ def one_of_each_kernel(arch: str) -> list[Build]:
     "build",
     [
         *one_of_each_kernel("80"),
-        *(build for build in builds() if build.arch in ("90", "90a")),
+        *(build for build in builds() if build.arch in ("90", "90a") and build.storage != "bfloat16"),
+        *one_of_each_kernel("90", "bfloat16"),
         *one_of_each_kernel("120"),
     ],
     ids=name,
@@ -92,9 +93,12 @@ def test_every_listed_module_exists() -> None:
     assert set(BUILDS) | set(TENSOR_CORE) <= modules
 
 
+ON_TENSOR_CORES = [build for build in builds() if build.arch == "90" and wants_tensor_cores(build)]
+
+
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [build for build in builds() if wants_tensor_cores(build)], ids=name)
+@pytest.mark.parametrize("build", ON_TENSOR_CORES, ids=name)
 def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
     ptx, _ = compile_for(build.arch, build.path, build.options, "ptx")
     kind = "f16.f16" if build.storage == "float16" else "bf16.bf16"
@@ -103,7 +107,7 @@ def test_tensor_core_kernels_use_tensor_cores(build: Build) -> None:
 
 @needs_cupy
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [build for build in builds() if wants_tensor_cores(build)], ids=name)
+@pytest.mark.parametrize("build", ON_TENSOR_CORES, ids=name)
 def test_tensor_core_kernels_run_hmma(build: Build, tmp_path: Path) -> None:
     assert re.search(r"\bHMMA\b", sass(build, tmp_path))
 
