@@ -183,7 +183,7 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
 
     Raises:
         ModelError: it cannot be found.
-        ParameterError: the name is neither a folder, a hub id nor a published name; the message lists those.
+        ParameterError: the name is neither a folder, a hub id nor a published name; the message suggests some.
     """
     from ..accounting.storage import BYTES
     from ..checkpoint import find_config
@@ -198,10 +198,9 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
         return FoundConfig(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
-        names = dict.fromkeys((*get_close_matches(model, published()), *published()))  # the most similar ones first
-        raise ParameterError(
-            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: {listed(names, 400)}"
-        )
+        near = get_close_matches(model, published(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"published names: {listed(published())}"
+        raise ParameterError(f"model {model!r} is neither a folder nor a hub id (owner/name); {hint}")
     path = find_config(model, revision=revision)
     if is_gguf(path):
         gguf = read_gguf(path)

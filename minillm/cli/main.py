@@ -53,6 +53,18 @@ COMMANDS = (
     profile,
     bench,
 )
+OTHER_NAMES = {
+    "complete": "generate",
+    "convert": "quantize",
+    "download": "pull",
+    "help": "--help",
+    "list": "models",
+    "ls": "models",
+    "run": "chat",
+}
+"""Commands of other programs -> ours"""
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+"""Types of arguments, in words"""
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 CLOSED_PIPE = 141  # a shell's exit code for SIGPIPE
 
@@ -78,20 +90,37 @@ class _Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
+            self.error(f"{word} is not an argument of this command: {self._hint(word)}")
+        return parsed, unknown
+
+    def _hint(self, word: str) -> str:
+        """What to do about a word that is no argument."""
+        near = []
+        if word.startswith("-"):
             names = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes are alike in all
             begun = [name for name in names if name.startswith(word.lstrip("-"))]
             near = (begun if word.startswith("--") else []) or get_close_matches(word.lstrip("-"), names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else "--help lists the options"
-            if not word.startswith("-"):
-                hint = "put a text of several words in quotes" if "text" in parsed else hint
-            self.error(f"{word} is not an argument of this command: {hint}")
-        return parsed, unknown
+            near = [names[name] for name in near]
+        elif any(action.dest == "text" for action in self._get_positional_actions()):
+            return "put a text of several words in quotes"
+        return f"did you mean {near[0]}?" if near else "--help lists the options"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             near = get_close_matches(str(value), list(action.choices), n=1)
+            if isinstance(action, argparse._SubParsersAction) and value in OTHER_NAMES:
+                near = [OTHER_NAMES[value]]
             hint = f"did you mean {near[0]}?" if near else f"expected one of {listed(action.choices, 300)}"
             raise argparse.ArgumentError(None, f"{shown(value)}: {hint}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        expected = NUMBERS.get(action.type)
+        if expected is None:
+            return super()._get_value(action, arg_string)
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            raise argparse.ArgumentError(action, f"expected {expected}, found {shown(arg_string)}") from None
 
     def shorten(self, common: frozenset[str]) -> None:
         """Make --help show only these options, by `dest`, and add --help-all."""
@@ -155,10 +184,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             parser = build_parser()
-            if not (sys.argv[1:] if arguments is None else arguments):
+            words = sys.argv[1:] if arguments is None else arguments
+            if not words:
                 parser.print_help(sys.stdout)
                 return 0
-            args = parser.parse_args(arguments)
+            if words[0].startswith("-") and words[0] not in parser._option_string_actions:
+                parser.error(f"{words[0]}: a command comes first, as in: minillm generate {words[0]} ...")
+            args = parser.parse_args(words)
             with vanishing():
                 args.run(args)
         finally:
