@@ -15,7 +15,7 @@ from .decoding.resolving import strategy_for
 from .decoding.strategy import Request
 from .errors import EngineStateError
 from .loop import StepLoop
-from .progress import Work, work
+from .progress import READING, Work, underway, work
 from .results import Event
 from .turns import Turns, interrupts
 
@@ -215,6 +215,10 @@ class EventStream(Iterator[Event]):
         with interrupts.deferred():
             while self._open and not self.mail and self._dispatcher.step_for([self._request_id]):
                 interrupts.check()
+                loop, reading = self._dispatcher.loop, underway(READING)
+                if reading is not None and loop.knows(self._request_id):
+                    read, reading.total = loop.prompt_progress(self._request_id)
+                    reading.advance(read - reading.done)
             if not (self._open and self.mail):
                 self.close()
                 raise StopIteration

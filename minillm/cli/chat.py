@@ -24,7 +24,7 @@ from .options import (
     sequences_of,
     settle,
 )
-from .output import columns_of, flow, note, show, terminal_width, text_alone
+from .output import columns_of, flow, note, read_first, show, terminal_width, text_alone
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -111,7 +111,6 @@ class Chat:
         self.name = name
         self.show_stats = show_stats
         self._rate = 0.0  # tokens per second of the last answer
-        self._computed = 0  # tokens of its prompt
 
     @property
     def engine(self) -> "Engine":
@@ -174,20 +173,19 @@ class Chat:
 
     def _print(self, pieces: Iterator[str]) -> None:
         """Print an answer as it is generated, then what is to say about it."""
-        conversation, stats = self.conversation, self.engine.stats
-        before, forgotten = stats.prefill_tokens, conversation.forgotten
-        first, conversation.answer_tokens = 0.0, 0
-        with text_alone(), _without_echo(), closing(pieces):  # type: ignore[type-var]  # a generator
-            try:
-                for piece in pieces:
-                    first = first or working_time()
-                    show(piece, end="")
-            finally:
-                if conversation.answer_tokens or first:
+        conversation, forgotten = self.conversation, self.conversation.forgotten
+        conversation.answer_tokens = 0
+        with _without_echo(), closing(pieces):  # type: ignore[type-var]  # a generator
+            answer = read_first(pieces)
+            began = working_time()
+            with text_alone():
+                try:
+                    for piece in answer:
+                        show(piece, end="")
+                finally:
                     print(flush=True)
-        elapsed, tokens = working_time() - first, conversation.answer_tokens
-        self._rate = (tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else 0.0
-        self._computed = stats.prefill_tokens - before
+                    elapsed, tokens = working_time() - began, conversation.answer_tokens
+                    self._rate = (tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else 0.0
         if conversation.forgotten > forgotten:
             gone = (conversation.forgotten + 1) // 2
             note(f"the context is full: the model no longer sees the first {gone} exchange{'s' * (gone > 1)}")
@@ -242,9 +240,9 @@ class Chat:
         self.fields.update(changed)
 
     def _stats(self, _: str) -> None:
-        prompt = self.conversation.prompt_tokens
-        cached = prompt - self._computed
-        note(f"prompt of {prompt} tokens, {self._computed} computed, {cached} cached; {self._rate:.1f} tokens/s")
+        last = self.conversation
+        prompt = f"prompt of {last.prompt_tokens} tokens, {last.computed_tokens} computed, {last.cached_tokens} cached"
+        note(f"{prompt}; {self._rate:.1f} tokens/s")
 
     def _quit(self, _: str) -> bool:
         return False

@@ -53,6 +53,8 @@ class Conversation:
         """Of the last answer; "abort" if it was stopped"""
         self.prompt_tokens = 0
         """Of the last answer"""
+        self.computed_tokens = self.cached_tokens = 0
+        """Of the prompt of the last answer: what was computed, and what the cache held"""
         self.answer_tokens = 0
         self.used_tokens = 0
         """Of the context: what the model sees of the messages"""
@@ -121,11 +123,13 @@ class Conversation:
             limit = {"max_new_tokens": max(1, min(room, RAW_TOKENS) if self.raw else room)}
         stream = self.engine.stream(prompt, **limit, **fields)
         self.messages.append(answer)
-        before = len(answer.token_ids)
+        before, computed = len(answer.token_ids), self.engine.stats.prefill_tokens
         self.finish_reason, self.prompt_tokens, self.answer_tokens = "abort", len(prompt), 0
+        self.cached_tokens = 0
         self.used_tokens = len(prompt)
         try:
             for event in stream:
+                self.cached_tokens = event.cached_tokens
                 answer.token_ids += event.token_ids
                 answer.content += event.text
                 self.answer_tokens = len(answer.token_ids) - before
@@ -134,6 +138,7 @@ class Conversation:
                 yield event.text
         finally:
             stream.close()
+            self.computed_tokens = self.engine.stats.prefill_tokens - computed
 
     # --- what the model sees -------------------------------------------------------------------------------------
 

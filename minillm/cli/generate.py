@@ -18,7 +18,7 @@ from .options import (
     sequences_of,
     settle,
 )
-from .output import as_json, flow, note, show, terminal_width, text_alone
+from .output import as_json, flow, note, read_first, show, terminal_width, text_alone
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -106,7 +106,7 @@ def _limited(engine: "Engine", fields: dict[str, Any]) -> dict[str, Any]:
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:
     """Print the text as it is generated. Returns the `working_time` of the first token."""
     first, reason, tokens = None, None, 0
-    events = engine.stream(prompt, **fields)
+    events = read_first(engine.stream(prompt, **fields))
     with text_alone():
         for event in events:
             if event.token_ids and first is None:

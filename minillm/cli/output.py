@@ -12,15 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from .. import __version__
 from ..errors import printable
 from ..output_files import write_file
-from ..progress import showing
+from ..progress import READING, showing, work
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -56,6 +58,13 @@ def text_alone() -> Iterator[None]:
         root.handlers = handlers
         for record in held.records:
             root.handle(record)
+
+
+def read_first(pieces: Iterator[T]) -> Iterator[T]:
+    """The same pieces, of which the first is made at once; a bar shows how much of a long prompt is read before it."""
+    with work(READING, None, "tokens"):
+        first = next(pieces, None)
+    return chain(() if first is None else (first,), pieces)
 
 
 class _Held(logging.Handler):

@@ -134,6 +134,8 @@ def test_raw_text_computes_only_what_is_new(engine):
     answer = said(conversation.ask("A list of animals: cat,", {"max_new_tokens": 8}))
     line = engine.tokenizer.encode("\nA list of animals: cat,", add_special_tokens=False)
     assert engine.stats.prefill_tokens - before == len(line) + 1  # and the last token of the answer before
+    assert conversation.computed_tokens == len(line) + 1
+    assert conversation.prompt_tokens == conversation.computed_tokens + conversation.cached_tokens == len(known + line)
     with Engine(max_batch_size=1) as fresh:
         assert fresh.generate(known + line, max_new_tokens=8).text == answer
 
