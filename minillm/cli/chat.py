@@ -190,7 +190,8 @@ class Chat:
             gone = (conversation.forgotten + 1) // 2
             note(f"the context is full: the model no longer sees the first {gone} exchange{'s' * (gone > 1)}")
         if conversation.finish_reason == "length" and sys.stdin.isatty():
-            note(f"stopped at the limit, after {tokens} tokens: /more goes on, /set max_new_tokens changes it")
+            count = f"{tokens} token{'s' * (tokens > 1)}"
+            note(f"stopped at the limit, after {count}: /more goes on, /set max_new_tokens changes it")
         if self.show_stats:
             self._stats("")
 

@@ -115,7 +115,7 @@ def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | No
             show(event.text, end="")
         print()
     if reason == "length" and sys.stdout.isatty():
-        note(f"stopped at the limit, after {tokens} tokens: -n sets another")
+        note(f"stopped at the limit, after {tokens} token{'s' * (tokens > 1)}: -n sets another")
     return first
 
 

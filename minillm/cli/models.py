@@ -15,10 +15,11 @@ from .output import Table, as_json, bytes_text, number_text, terminal_width, wra
 if TYPE_CHECKING:
     from ..hardware import Hardware
 
-DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME) and in folders: size on
-disk, format, parameters, and the tokens per second of one sequence that are
-predicted for this machine. The prediction is an upper bound, from a short
-measurement of the memory's bandwidth: a step reads every weight once."""
+DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME), in minillm's own and in
+folders: size on disk, format, parameters, and the tokens per second of one
+sequence that are predicted for this machine. The prediction is an upper bound,
+from a short measurement of the memory's bandwidth: a step reads every weight
+once."""
 
 EPILOG = """examples:
   minillm models
@@ -80,11 +81,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
-    """Name, path and problem, if any, of each model in the cache and in these folders.
+    """Name, path and problem, if any, of each model in the caches and in these folders.
 
     Raises:
         ModelNotFoundError: a folder does not exist.
     """
+    from ..backends.cpu.compiling import cache_folder
     from ..checkpoint import cached_models
     from ..errors import ModelNotFoundError
 
@@ -93,7 +95,8 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
         yield from ((f"{cached.name}/{file.name}", file, "") for file in files)
         if not files or (cached.folder / "config.json").exists():
             yield cached.name, cached.folder, cached.problem
-    for top in folders:
+    own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
+    for top in dict.fromkeys((*((own,) if own.is_dir() else ()), *folders)):
         if not top.is_dir():
             raise ModelNotFoundError(f"there is no folder {str(top)!r:.200}")
         for where, below, names in os.walk(top):
