@@ -24,7 +24,7 @@ BAR_DELAY = 1.0
 """Seconds before a bar appears."""
 INTERVAL = 0.1
 """Seconds between two reports that a bar shows."""
-READING = "reading"
+PROMPT = "prompt"
 """Title of work in which a stream reports how much of its prompt is computed."""
 FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 

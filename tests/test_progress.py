@@ -80,8 +80,8 @@ def test_before_its_first_token_a_stream_tells_how_much_of_the_prompt_is_in_the_
             assert [event.generated_tokens for event in events] == [1, 2, 3]
     *first, last = told
     assert len(first) >= 2 and [step for _, step, _ in first] == sorted({step for _, step, _ in first})
-    assert all(one == ("reading", one[1], 1200) for one in told)
-    assert first[-1] == last == ("reading", 1200, 1200)  # the second time all but one token was there
+    assert all(one == ("prompt", one[1], 1200) for one in told)
+    assert first[-1] == last == ("prompt", 1200, 1200)  # the second time all but one token was there
 
 
 def test_of_nested_work_the_outermost_is_told() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, listed
+from ..output_files import check_writable
 from .output import Table, as_json, bytes_text, number_text, seconds_text, terminal_width, wrapped, write_page
 from .plots import MARKS, NARROW, WIDE, draw_roofline, need_matplotlib, svg, write_figure
 
@@ -92,8 +93,9 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    check_writable(args.html, args.png)
     if args.png is not None or args.html is not None:
-        need_matplotlib()
+        need_matplotlib(args.png)
     analysis = analyze(args)
     if args.html is not None:
         write_page(

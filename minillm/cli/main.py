@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..decoding.settings import FIELDS
+from ..decoding.settings import OTHER_NAMES as FIELD_NAMES
 from ..errors import FollowedError, MinillmError, listed, one_line, printable, shown
 from ..progress import bars_aside, vanishing
 from . import (
@@ -100,7 +102,10 @@ class _Parser(argparse.ArgumentParser):
             names = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes are alike in all
             begun = [name for name in names if name.startswith(word.lstrip("-"))]
             near = (begun if word.startswith("--") else []) or get_close_matches(word.lstrip("-"), names, n=1)
-            near = [names[name] for name in near]
+            field = word.lstrip("-").replace("-", "_")
+            setting = FIELDS.get(FIELD_NAMES.get(field, field))
+            flag = "" if setting is None or setting.flag is None else setting.flag.partition(" ")[0]
+            near = [flag] if flag in self._option_string_actions else [names[name] for name in near]
         elif any(action.dest == "text" for action in self._get_positional_actions()):
             return "put a text of several words in quotes"
         return f"did you mean {near[0]}?" if near else "--help lists the options"

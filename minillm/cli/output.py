@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from .. import __version__
 from ..errors import printable
 from ..output_files import write_file
-from ..progress import READING, showing, work
+from ..progress import PROMPT, showing, work
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -61,8 +61,8 @@ def text_alone() -> Iterator[None]:
 
 
 def read_first(pieces: Iterator[T]) -> Iterator[T]:
-    """The same pieces, of which the first is made at once; a bar shows how much of a long prompt is read before it."""
-    with work(READING, None, "tokens"):
+    """The same pieces, of which the first is made at once; a bar shows how much of its prompt is computed."""
+    with work(PROMPT, None, "tokens"):
         first = next(pieces, None)
     return chain(() if first is None else (first,), pieces)
 

@@ -111,6 +111,8 @@ def test_help_explains_each_flag_as_its_field(capsys):
         ("--max-tokns 3", "--max-tokns is not an argument of this command: did you mean --max-tokens?"),
         ("--max-tok 3", "--max-tok is not an argument of this command: did you mean --max-tokens?"),
         ("--temper 1", "--temper is not an argument of this command: did you mean --temperature?"),
+        ("--stop-strings x", "--stop-strings is not an argument of this command: did you mean --stop?"),
+        ("--num-predict 3", "--num-predict is not an argument of this command: did you mean --max-new-tokens?"),
         ("--zzz", "--zzz is not an argument of this command: --help lists the options"),
         ("a --prompt b --prompt-file c", "not allowed with argument"),
     ],
