@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..backends import working_time
 from ..decoding.settings import FIELDS
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
+from ..progress import showing
 from .conversation import Conversation
 from .options import (
     COMMON,
@@ -175,10 +176,10 @@ class Chat:
         """Print an answer as it is generated, then what is to say about it."""
         conversation, forgotten = self.conversation, self.conversation.forgotten
         conversation.answer_tokens = 0
-        with _without_echo(), closing(pieces):  # type: ignore[type-var]  # a generator
+        with text_alone(), _without_echo(), closing(pieces):  # type: ignore[type-var]  # a generator
             answer = read_first(pieces)
             began = working_time()
-            with text_alone():
+            with showing(False):
                 try:
                     for piece in answer:
                         show(piece, end="")

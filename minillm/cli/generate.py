@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
 from ..errors import ParameterError
+from ..progress import showing
 from .options import (
     COMMON,
     add_generation_options,
@@ -106,13 +107,14 @@ def _limited(engine: "Engine", fields: dict[str, Any]) -> dict[str, Any]:
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:
     """Print the text as it is generated. Returns the `working_time` of the first token."""
     first, reason, tokens = None, None, 0
-    events = read_first(engine.stream(prompt, **fields))
     with text_alone():
-        for event in events:
-            if event.token_ids and first is None:
-                first = working_time()
-            tokens, reason = tokens + len(event.token_ids), event.finish_reason
-            show(event.text, end="")
+        events = read_first(engine.stream(prompt, **fields))
+        with showing(False):
+            for event in events:
+                if event.token_ids and first is None:
+                    first = working_time()
+                tokens, reason = tokens + len(event.token_ids), event.finish_reason
+                show(event.text, end="")
         print()
     if reason == "length" and sys.stdout.isatty():
         note(f"stopped at the limit, after {tokens} token{'s' * (tokens > 1)}: -n sets another")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from .. import __version__
 from ..errors import printable
 from ..output_files import write_file
-from ..progress import PROMPT, showing, work
+from ..progress import PROMPT, work
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def show(text: str, end: str = "\n") -> None:
 
 @contextmanager
 def text_alone() -> Iterator[None]:
-    """Hold back all messages for the terminal until the end of the `with` block, which prints text; bars stay hidden.
+    """Hold back all messages for the terminal until the end of the `with` block, which prints text.
 
     Messages are log records and Python's warnings: in the middle of a line they would be taken for the model's words.
     The text may come to the terminal through a pipe (`| tee FILE`), so only messages to a file or a pipe go there at
@@ -51,8 +51,7 @@ def text_alone() -> Iterator[None]:
     handlers, root.handlers = root.handlers, [held]
     logging.captureWarnings(True)
     try:
-        with showing(False):
-            yield
+        yield
     finally:
         logging.captureWarnings(False)
         root.handlers = handlers
