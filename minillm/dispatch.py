@@ -219,7 +219,8 @@ class EventStream(Iterator[Event]):
                 interrupts.check()
                 if prompt is not None and loop.knows(self._request_id):
                     computed, prompt.total = loop.prompt_progress(self._request_id)
-                    prompt.note = f"{loop.stats.steps - before:,} steps"  # beam search tells its tokens at the end
+                    if computed == prompt.total:  # beam search tells its tokens at the end
+                        prompt.note = f"{loop.stats.steps - before:,} steps"
                     prompt.advance(computed - prompt.done)
             if not (self._open and self.mail):
                 self.close()
