@@ -39,8 +39,8 @@ ENDLESS_TOKENS = 256
 """Default max_new_tokens of a model without an end-of-sequence token"""
 
 EPILOG = """examples:
-  minillm generate --prompt "A list of colors: red,"
-  minillm generate --prompt "Once upon a time" --temperature 0.8 --stats
+  minillm generate "A list of colors: red,"
+  minillm generate "Once upon a time" --temperature 0.8 --stats
   echo "Count to 9:" | minillm generate --model facebook/opt-125m --json
 """
 

@@ -130,7 +130,8 @@ class _Parser(argparse.ArgumentParser):
     def shorten(self, common: frozenset[str]) -> None:
         """Make --help show only these options, by `dest`, and add --help-all."""
         self._common = common
-        self.usage = f"{self.prog} [options]"
+        places = [f"[{action.metavar}]" for action in self._get_positional_actions()]
+        self.usage = " ".join((self.prog, "[options]", *places))
         self.add_argument("--help-all", action=_HelpAll, help="show every option and exit")
 
     def format_help(self) -> str:
@@ -171,7 +172,12 @@ class _HelpAll(argparse.Action):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all sub-commands."""
-    parser = _Parser(prog="minillm", description="Run a transformer language model, and look inside it while it runs.")
+    parser = _Parser(
+        prog="minillm",
+        description="Run a transformer language model, and look inside it while it runs.",
+        epilog="minillm COMMAND --help explains a command. The model in the package runs at once: "
+        'minillm generate "A list of colors: red,"',
+    )
     parser.add_argument("--version", action="version", version=f"minillm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -93,6 +93,7 @@ def test_help_explains_each_flag_as_its_field(capsys):
         with pytest.raises(SystemExit):
             run(["generate", option])
         helps[option] = " ".join(capsys.readouterr().out.split())
+    assert " PROMPT the prompt, in quotes " in helps["--help"]
     for setting in FIELDS.values():
         if setting.flag:
             line = f" {setting.flag} {setting.help}"
@@ -123,7 +124,7 @@ def test_what_is_wrong_is_one_line_and_then_the_usage(words, expected, capsys):
     assert stop.value.code == 2
     error, usage = capsys.readouterr().err.splitlines()
     assert error.startswith("minillm generate: ") and expected in error
-    assert usage == "usage: minillm generate [options]"
+    assert usage == "usage: minillm generate [options] [PROMPT]"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,7 @@ def test_a_misspelt_command_is_told_the_nearest_and_none_shows_the_help(capsys):
     assert run([]) == 0
     shown = capsys.readouterr()
     assert "generate" in shown.out and shown.out.startswith("usage: minillm") and shown.err == ""
+    assert 'minillm generate "A list of colors: red,"' in " ".join(shown.out.split())
 
 
 @pytest.mark.parametrize(
