@@ -60,8 +60,7 @@ def add_parser(commands: Any) -> None:
     output.add_argument(
         "--stats",
         action="store_true",
-        help="print times, rates and GPU memory to standard error; with speculation the prompts run again without it, "
-        "to compare",
+        help="print times, rates and GPU memory to standard error; speculation is compared with a run without it",
     )
     parser.shorten(COMMON)
     parser.set_defaults(run=run)
