@@ -66,9 +66,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from ..backends.cpu.compiling import cache_folder
     from ..hardware import find_hardware
 
-    found = sorted(places(args.folders))
+    own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
+    found = sorted(places(dict.fromkeys([*([own] if own.is_dir() else []), *args.folders])))
     hardware = find_hardware(args.hardware) if found or args.hardware != "this" else None
     entries = [describe(name, path, problem, args.hardware, hardware) for name, path, problem in found]
     if args.json:
@@ -81,12 +83,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
-    """Name, path and problem, if any, of each model in the caches and in these folders.
+    """Name, path and problem, if any, of each model in the hub's cache and in these folders.
 
     Raises:
         ModelNotFoundError: a folder does not exist.
     """
-    from ..backends.cpu.compiling import cache_folder
     from ..checkpoint import cached_models
     from ..errors import ModelNotFoundError
 
@@ -95,8 +96,7 @@ def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
         yield from ((f"{cached.name}/{file.name}", file, "") for file in files)
         if not files or (cached.folder / "config.json").exists():
             yield cached.name, cached.folder, cached.problem
-    own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
-    for top in dict.fromkeys((*((own,) if own.is_dir() else ()), *folders)):
+    for top in folders:
         if not top.is_dir():
             raise ModelNotFoundError(f"there is no folder {str(top)!r:.200}")
         for where, below, names in os.walk(top):
