@@ -15,7 +15,7 @@ from .decoding.resolving import strategy_for
 from .decoding.strategy import Request
 from .errors import EngineStateError
 from .loop import StepLoop
-from .progress import Work, work
+from .progress import PROMPT, Work, underway, work
 from .results import Event
 from .turns import Turns, interrupts
 
@@ -212,9 +212,16 @@ class EventStream(Iterator[Event]):
             EngineStateError: the engine was closed before the end.
             Exception: the error that ended the request.
         """
+        loop, prompt = self._dispatcher.loop, underway(PROMPT)
         with interrupts.deferred():
+            before = loop.stats.steps
             while self._open and not self.mail and self._dispatcher.step_for([self._request_id]):
                 interrupts.check()
+                if prompt is not None and loop.knows(self._request_id):
+                    computed, prompt.total = loop.prompt_progress(self._request_id)
+                    if computed == prompt.total:  # beam search tells its tokens at the end
+                        prompt.note = f"{loop.stats.steps - before:,} steps"
+                    prompt.advance(computed - prompt.done)
             if not (self._open and self.mail):
                 self.close()
                 raise StopIteration

@@ -154,6 +154,12 @@ class StepLoop:
         """True while the request is queued or running."""
         return request_id in self._requests
 
+    def prompt_progress(self, request_id: int) -> tuple[int, int]:
+        """Tokens of the prompt of a queued or running request that are in the cache, and all of them."""
+        active = self._requests[request_id][0]
+        sequences, total = active.live.get("target", ()), len(active.request.prompt_ids)
+        return min(sequences[0].cached if sequences else 0, total), total
+
     def step(self) -> list[tuple[int, Progress]]:
         """Advance all requests by one forward pass. Returns (request id, progress) pairs.
 

@@ -61,6 +61,27 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise UsageError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Check that `write_file` can write these files, before work that takes time; None is no file.
+
+    Raises:
+        UsageError: one cannot be written: it is a folder, its folder is missing, no permission.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            if path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            there = path if path.exists() else Path(os.path.realpath(path)).parent
+            if there != path and not there.is_dir():
+                path.stat()  # raises
+            if not os.access(there, os.W_OK):
+                raise OSError(errno.EACCES, "it is read-only" if there == path else os.strerror(errno.EACCES))
+        except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+            raise UsageError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
 def replace_file(target: Path, data: bytes, *, mode: int = 0o666, like: os.stat_result | None = None) -> None:
     """Replace `target` by a new file atomically; if it is a link, the link is replaced.
 

@@ -24,6 +24,8 @@ BAR_DELAY = 1.0
 """Seconds before a bar appears."""
 INTERVAL = 0.1
 """Seconds between two reports that a bar shows."""
+PROMPT = "prompt"
+"""Title of work in which a stream reports how much of its prompt is computed."""
 FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 
 
@@ -91,6 +93,12 @@ def tick() -> None:
     doing = _outermost.get()
     if doing is not None and isinstance(doing._watch, _Bar):
         doing.advance(0)
+
+
+def underway(title: str) -> Work | None:
+    """The work of this title around, if there is any: for those who do a part of it."""
+    doing = _outermost.get()
+    return doing if doing is not None and doing.title == title else None
 
 
 @contextmanager

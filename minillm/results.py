@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -65,6 +65,10 @@ class Event:
     prompt_logprobs: list[float | None] | None = None
     """In the first event of a request with `echo` and `logprobs`: as in `Generation`"""
     prompt_top_logprobs: list[TopLogProbs | None] | None = None
+
+    def __repr__(self) -> str:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return brief("Event", **{name: value for name, value in values.items() if value is not False and value != ()})
 
     @classmethod
     def of(cls, request_id: int, progress: Progress, token_bytes: Callable[[int], bytes] | None) -> "Event":

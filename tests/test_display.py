@@ -164,6 +164,10 @@ def test_a_repr_is_brief(engine: Engine) -> None:
     assert len(repr(answer)) < 400
     assert "..." in repr(answer)
     assert "logprobs" not in repr(answer)
+    first, *_, last = engine.stream("Once upon a time", max_new_tokens=3)
+    assert repr(first).startswith(f"Event(request_id={first.request_id}, index=0, text=' there', token_ids=(")
+    assert all(word not in repr(first) for word in ("None", "False", "logprobs", "finish_reason"))
+    assert "finish_reason='length'" in repr(last) and "request_finished=True" in repr(last)
 
 
 def test_an_engine_says_what_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from minillm.cli.main import run
 from minillm.errors import CheckpointError, ParameterError, UsageError
-from minillm.output_files import new_folder, undo_unfinished, undone_by_signals, write_file
+from minillm.output_files import check_writable, new_folder, undo_unfinished, undone_by_signals, write_file
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and devices of POSIX")
 
@@ -108,6 +108,10 @@ def test_what_cannot_be_written_is_one_line_and_changes_nothing(tmp_path: Path) 
         with pytest.raises(UsageError, match=f"cannot be written: .*{reason}") as caught:
             write_file(tmp_path / name, "new")
         assert str(caught.value).isprintable()
+        if name not in ("loop", "n" * 300):  # which only the attempt finds out
+            with pytest.raises(UsageError, match=f"cannot be written: .*{reason}"):
+                check_writable(None, tmp_path / name)
+    check_writable(None, tmp_path / "file", tmp_path / "new", Path("/dev/stdout"), Path("/dev/null"))
     assert names(tmp_path) == ["file", "loop"]
     assert (tmp_path / "file").read_text() == "old"
 

@@ -17,6 +17,7 @@ from minillm import AsyncEngine, Engine
 from minillm.accounting import parameter_count
 from minillm.chat import ChatTemplate
 from minillm.cli.main import run
+from minillm.cli.output import read_first
 from minillm.comparison import BEAM_SEARCH, STRATEGIES, beam_tree, compare
 from minillm.errors import ParameterError
 from minillm.hardware import CHIPS
@@ -66,6 +67,21 @@ def test_every_parameter_is_told_once(checkpoint: Path, dtype: str) -> None:
     assert [done for done, _ in told] == sorted({done for done, _ in told})
     Engine(checkpoint).close()
     assert told[-1] == (total, total), "nobody is told once the block has ended"
+
+
+def test_before_its_first_token_a_stream_tells_how_much_of_the_prompt_is_in_the_cache(tmp_path: Path) -> None:
+    """A chat with a long text was silent until then."""
+    folder = write_source(tmp_path, max_position_embeddings=2048)
+    prompt, told = [5, 6, 7, 8] * 300, list[tuple[str, int, int | None]]()
+    with Engine(folder, max_batch_size=1, prefix_cache=True) as engine:
+        for _ in range(2):
+            with watching(lambda work: told.append((work.title, work.done, work.total))):
+                events = [*read_first(engine.stream(prompt, **LIMIT))]
+            assert [event.generated_tokens for event in events] == [1, 2, 3]
+    *first, last = told
+    assert len(first) >= 2 and [step for _, step, _ in first] == sorted({step for _, step, _ in first})
+    assert all(one == ("prompt", one[1], 1200) for one in told)
+    assert first[-1] == last == ("prompt", 1200, 1200)  # the second time all but one token was there
 
 
 def test_of_nested_work_the_outermost_is_told() -> None:

@@ -115,6 +115,15 @@ def test_what_it_links_to_is_there():
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.parametrize("name", ["README.md", "minillm/README.md", "kernels/README.md", "benchmarks/README.md"])
+def test_tables_are_whole(name):
+    """An empty line ends a table: the rows below it would be shown as text."""
+    lines = ["", *(ROOT / name).read_text(encoding="utf-8").splitlines()]
+    for above, line, below in zip(lines, lines[1:], lines[2:], strict=False):
+        if line.startswith("|") and not above.startswith("|"):
+            assert re.fullmatch(r"\|[-:| ]+\|", below), line
+
+
 def test_the_commands_for_tasks_are_understood():
     """They need models of the hub, so they are only read."""
     section = README[README.index("## Tasks") : README.index("## Chat")]

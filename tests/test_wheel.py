@@ -62,6 +62,12 @@ def test_in_a_checkout_the_command_installs_it(monkeypatch: pytest.MonkeyPatch) 
     assert install("guided", "plot") == "pip install -e '.[guided,plot]'"
 
 
+def test_no_hint_names_a_distribution_that_the_index_does_not_have() -> None:
+    """It has another project's minillm, and no minillm-engine: hints come from `install`."""
+    for source in sorted((ROOT / "minillm").rglob("*.py")):
+        assert not re.search("pip install [^\n]*minillm", source.read_text(encoding="utf-8")), source
+
+
 def test_the_server_s_page_is_inside(installed: Path) -> None:
     names = {path.name for path in (ROOT / "minillm" / "server" / "page").iterdir() if path.is_file()}
     assert {path.name for path in (installed / "minillm" / "server" / "page").iterdir()} == names

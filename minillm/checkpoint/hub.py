@@ -250,9 +250,11 @@ def _local_folder(name: str, revision: str | None, *, or_file: bool = False) -> 
         usual = "a folder: give the folder that holds config.json and the weights, or a GGUF file"
         what = "a folder or a file" if or_file else usual
         raise ModelNotFoundError(f"{name!r:.150} is not {what}")
-    old = re.fullmatch(r"[\w-][\w.-]*", name)  # a model of the hub's first years has no owner: "gpt2"
+    is_file = name.lower().endswith(".gguf")
+    old = not is_file and re.fullmatch(r"[\w-][\w.-]*", name)  # a model of the hub's first years has no owner: "gpt2"
     if not old and (name.startswith((".", "/", "~")) or name.count("/") != 1 + is_hub_file(name)):
-        raise ModelNotFoundError(f"there is no folder {name!r:.200}; a model of the hub is named owner/name")
+        what, form = ("file", "owner/name/file.gguf") if is_file else ("folder", "owner/name")
+        raise ModelNotFoundError(f"there is no {what} {name!r:.200}; a model of the hub is named {form}")
     return None
 
 
@@ -423,6 +425,8 @@ def _explained(error: Exception, repo_id: str, revision: str | None) -> str:
             return f"{model} is not complete in the local cache, and HF_HUB_OFFLINE is set: unset it to download it"
     if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
         return f"the hub denies access to {model}: {log_in} with an account that may read it"
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # what failed, without the client's words about its cache
     reason = _one_line(error)
     return f"{model} could not be fetched from {constants.ENDPOINT} ({reason}); try again, complete files are kept"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, listed
+from ..output_files import check_writable
 from .output import Table, as_json, bytes_text, number_text, seconds_text, terminal_width, wrapped, write_page
 from .plots import MARKS, NARROW, WIDE, draw_roofline, need_matplotlib, svg, write_figure
 
@@ -92,8 +93,9 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    check_writable(args.html, args.png)
     if args.png is not None or args.html is not None:
-        need_matplotlib()
+        need_matplotlib(args.png)
     analysis = analyze(args)
     if args.html is not None:
         write_page(
@@ -183,7 +185,7 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
 
     Raises:
         ModelError: it cannot be found.
-        ParameterError: the name is neither a folder, a hub id nor a published name; the message lists those.
+        ParameterError: the name is neither a folder, a hub id nor a published name; the message suggests some.
     """
     from ..accounting.storage import BYTES
     from ..checkpoint import find_config
@@ -198,10 +200,9 @@ def find_model_config(model: str, revision: str | None) -> FoundConfig:
             raise ParameterError(f"revision {revision!r} has no effect on the published name {model!r}: leave it out")
         return FoundConfig(published_config(model), "float16")
     if "/" not in model and not Path(model).exists():
-        names = dict.fromkeys((*get_close_matches(model, published()), *published()))  # the most similar ones first
-        raise ParameterError(
-            f"model {model!r} is neither a folder nor a hub id (owner/name); published names: {listed(names, 400)}"
-        )
+        near = get_close_matches(model, published(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"published names: {listed(published())}"
+        raise ParameterError(f"model {model!r} is neither a folder nor a hub id (owner/name); {hint}")
     path = find_config(model, revision=revision)
     if is_gguf(path):
         gguf = read_gguf(path)

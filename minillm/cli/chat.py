@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
 from ..decoding.settings import FIELDS
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
+from ..progress import showing
 from .conversation import Conversation
 from .options import (
     COMMON,
@@ -23,7 +25,7 @@ from .options import (
     sequences_of,
     settle,
 )
-from .output import note, show, text_alone
+from .output import columns_of, flow, note, read_first, show, terminal_width, text_alone
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -110,7 +112,6 @@ class Chat:
         self.name = name
         self.show_stats = show_stats
         self._rate = 0.0  # tokens per second of the last answer
-        self._computed = 0  # tokens of its prompt
 
     @property
     def engine(self) -> "Engine":
@@ -147,10 +148,12 @@ class Chat:
                 note(str(error))
 
     def _toolbar(self) -> str:
-        used = self.conversation.prompt_tokens + self.conversation.answer_tokens
-        holds = self.engine.config.max_positions
+        """The line below the prompt: as much as fits, of which the name is the least."""
+        used, holds = self.conversation.used_tokens, self.engine.config.max_positions
         rate = f" · {self._rate:.0f} tokens/s" if self._rate else ""
-        return f" {self.name} · {used:,} of {holds:,} tokens{rate} · /help"
+        numbers = f"{used:,} of {holds:,} tokens{rate}"
+        full, width = f" {self.name} · {numbers} · /help", terminal_width()
+        return full if width is None or columns_of(full) <= width else f" {numbers}"
 
     def _handle(self, line: str) -> bool:
         """Do what a line says. Returns False for the end."""
@@ -158,42 +161,47 @@ class Chat:
             self._print(self.conversation.ask(line, self.fields))
             return True
         word, _, rest = line[1:].partition(" ")
-        command = next((method for names, method, *_ in COMMANDS if word in names.split()), None)
+        found = ((method, arguments) for names, method, arguments, _ in COMMANDS if word in names.split())
+        command = next(found, None)
         if command is None:
             raise UsageError(f"no command /{word}: /help lists them; a message may begin with a space and then a /")
-        return command(self, rest.strip()) is not False
+        method, arguments = command
+        if rest.strip() and not arguments:
+            raise UsageError(
+                f"/{word} stands alone, found {rest.strip()!r:.40} after it; a message may begin with a space"
+            )
+        return method(self, rest.strip()) is not False
 
     def _print(self, pieces: Iterator[str]) -> None:
         """Print an answer as it is generated, then what is to say about it."""
-        conversation, stats = self.conversation, self.engine.stats
-        before, forgotten = stats.prefill_tokens, conversation.forgotten
-        first, conversation.answer_tokens = 0.0, 0
+        conversation, forgotten = self.conversation, self.conversation.forgotten
+        conversation.answer_tokens = 0
         with text_alone(), _without_echo(), closing(pieces):  # type: ignore[type-var]  # a generator
-            try:
-                for piece in pieces:
-                    first = first or working_time()
-                    show(piece, end="")
-            finally:
-                if conversation.answer_tokens or first:
+            answer = read_first(pieces)
+            began = working_time()
+            with showing(False):
+                try:
+                    for piece in answer:
+                        show(piece, end="")
+                finally:
                     print(flush=True)
-        elapsed, tokens = working_time() - first, conversation.answer_tokens
-        self._rate = (tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else 0.0
-        self._computed = stats.prefill_tokens - before
+                    elapsed, tokens = working_time() - began, conversation.answer_tokens
+                    self._rate = (tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else 0.0
         if conversation.forgotten > forgotten:
             gone = (conversation.forgotten + 1) // 2
             note(f"the context is full: the model no longer sees the first {gone} exchange{'s' * (gone > 1)}")
         if conversation.finish_reason == "length" and sys.stdin.isatty():
-            note(f"stopped at the limit, after {tokens} tokens: /more goes on, /set max_new_tokens changes it")
+            count = f"{tokens} token{'s' * (tokens > 1)}"
+            note(f"stopped at the limit, after {count}: /more goes on, /set max_new_tokens changes it")
         if self.show_stats:
             self._stats("")
 
     # --- commands ------------------------------------------------------------------------------------------------
 
     def _help(self, _: str) -> None:
-        for names, _method, arguments, text in COMMANDS:
-            word = f"/{names.split()[0]} {arguments}"
-            print(f"{word:<22} {text}")
-        print(f"{'Alt-Enter, Ctrl-J':<22} a new line in a message; pasted text is one message")
+        rows = [(f"/{names.split()[0]} {arguments}", text) for names, _method, arguments, text in COMMANDS]
+        for word, text in (*rows, ("Alt-Enter, Ctrl-J", "a new line in a message; pasted text is one message")):
+            print("\n".join(flow(f"{word:<22} ", text.split(), terminal_width())))
 
     def _clear(self, _: str) -> None:
         self.conversation.clear()
@@ -234,9 +242,9 @@ class Chat:
         self.fields.update(changed)
 
     def _stats(self, _: str) -> None:
-        prompt = self.conversation.prompt_tokens
-        cached = prompt - self._computed
-        note(f"prompt of {prompt} tokens, {self._computed} computed, {cached} cached; {self._rate:.1f} tokens/s")
+        last = self.conversation
+        prompt = f"prompt of {last.prompt_tokens} tokens, {last.computed_tokens} computed, {last.cached_tokens} cached"
+        note(f"{prompt}; {self._rate:.1f} tokens/s")
 
     def _quit(self, _: str) -> bool:
         return False
@@ -266,7 +274,9 @@ def changed_fields(fields: dict[str, Any], name: str, value: str) -> dict[str, A
     """
     names = [name for name, setting in FIELDS.items() if setting.flag and setting.group not in ("output", "guided")]
     if name not in names or name == "num_return_sequences":
-        raise ParameterError(f"no field {printable(name)} to set; there are {listed(names, 300)}")
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {listed(names, 300)}"
+        raise ParameterError(f"no field {printable(name)} to set: {hint}")
     setting, changed = FIELDS[name], dict(fields)
     changed.pop(name, None)
     if name == "temperature" and value in ("0", "0.0"):  # as other programs say greedy search
@@ -282,6 +292,7 @@ def changed_fields(fields: dict[str, Any], name: str, value: str) -> dict[str, A
         setting.read(changed[name])
     except (KeyError, ValueError):
         expected = "on or off" if " " not in (setting.flag or "") else setting.read.expected
+        expected = "a number, 0 for greedy search" if name == "temperature" else expected
         raise ParameterError(f"{name} should be {expected}, or default; found {value!r:.40}") from None
     if setting.needs in ("do_sample", "mirostat"):
         changed["do_sample"] = True

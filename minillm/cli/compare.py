@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
+from ..output_files import check_writable
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
 from .output import Table, as_json, terminal_width, token_text, wrapped, write_page
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
     if len(prompts) != 1:
         raise PromptError(f"compare takes one prompt, found {len(prompts)}")
     [prompt] = prompts
+    check_writable(args.html)
     widest = max(variant.fields.get("num_beams", 1) for variant in STRATEGIES)
     engine = load_engine(args, sequences=widest, prefix_cache=False)
     tokenizer = need_tokenizer(engine.tokenizer)

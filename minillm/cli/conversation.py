@@ -53,7 +53,11 @@ class Conversation:
         """Of the last answer; "abort" if it was stopped"""
         self.prompt_tokens = 0
         """Of the last answer"""
+        self.computed_tokens = self.cached_tokens = 0
+        """Of the prompt of the last answer: what was computed, and what the cache held"""
         self.answer_tokens = 0
+        self.used_tokens = 0
+        """Of the context: what the model sees of the messages"""
 
     @property
     def raw(self) -> bool:
@@ -119,17 +123,22 @@ class Conversation:
             limit = {"max_new_tokens": max(1, min(room, RAW_TOKENS) if self.raw else room)}
         stream = self.engine.stream(prompt, **limit, **fields)
         self.messages.append(answer)
-        before = len(answer.token_ids)
+        before, computed = len(answer.token_ids), self.engine.stats.prefill_tokens
         self.finish_reason, self.prompt_tokens, self.answer_tokens = "abort", len(prompt), 0
+        self.cached_tokens = 0
+        self.used_tokens = len(prompt)
         try:
             for event in stream:
+                self.cached_tokens = event.cached_tokens
                 answer.token_ids += event.token_ids
                 answer.content += event.text
                 self.answer_tokens = len(answer.token_ids) - before
+                self.used_tokens = len(prompt) + self.answer_tokens
                 self.finish_reason = event.finish_reason or "abort"
                 yield event.text
         finally:
             stream.close()
+            self.computed_tokens = self.engine.stats.prefill_tokens - computed
 
     # --- what the model sees -------------------------------------------------------------------------------------
 
@@ -137,23 +146,23 @@ class Conversation:
         """The messages as token ids, without the oldest ones if all of them leave no room for an answer."""
         context = self.engine.config.max_positions
         room = min(fields.get("max_new_tokens") or ANSWER_ROOM, ANSWER_ROOM, context // 4)
-        longest = context - room
+        longest, forgotten = context - room, self.forgotten
         while True:
-            following = [i for i, each in enumerate(self.messages) if i > self.forgotten and each.role == "user"]
+            following = [i for i, each in enumerate(self.messages) if i > forgotten and each.role == "user"]
             try:
-                ids = self._encode_all(self.messages[self.forgotten :])
+                ids = self._encode_all(self.messages[forgotten:])
             except _TooLongError:
                 if not following:
                     raise
                 ids = None
             if ids is not None and (len(ids) <= longest or (not following and len(ids) < context)):
+                self.forgotten = forgotten  # only now: a message that is refused leaves all as it was
                 return ids
             if not following:
                 assert ids is not None
-                raise PromptError(
-                    f"the message has {len(ids)} tokens, with what the chat template adds; the context holds {context}"
-                )
-            self.forgotten, longest = following[0], context // 2
+                added = "" if self.raw else ", with what the chat template adds"
+                raise PromptError(f"the message has {len(ids)} tokens{added}; the context holds {context}")
+            forgotten, longest = following[0], context // 2
 
     def _encode_all(self, messages: list[Message]) -> list[int]:
         if self.raw:
@@ -162,6 +171,13 @@ class Conversation:
         said = [{"role": message.role, "content": message.content} for message in messages]
         text = self.engine.render_chat(first + said, chat_template_kwargs=self.variables)
         return self._encode(text, begin=False)
+
+    def _count(self) -> None:
+        """Count the tokens in use, after the messages were changed by something else than an answer."""
+        try:
+            self.used_tokens = len(self._encode_all(self.messages[self.forgotten :])) if self.messages else 0
+        except _TooLongError:  # the next message lets the oldest ones fall out
+            self.used_tokens = self.engine.config.max_positions
 
     def _encode(self, text: str, *, begin: bool) -> list[int]:
         from ..request import encode_text
@@ -176,7 +192,7 @@ class Conversation:
     def clear(self) -> None:
         """Forget everything that was said; the system message stays."""
         self.messages.clear()
-        self.forgotten = self.prompt_tokens = self.answer_tokens = 0
+        self.forgotten = self.prompt_tokens = self.answer_tokens = self.used_tokens = 0
         self.finish_reason = None
 
     def undo(self) -> str:
@@ -189,7 +205,9 @@ class Conversation:
         if self.messages[-1].role == "assistant":
             self.messages.pop()
         self.forgotten = min(self.forgotten, max(0, len(self.messages) - 1))
-        return self.messages.pop().content
+        undone = self.messages.pop().content
+        self._count()
+        return undone
 
     def set_system(self, text: str | None) -> None:
         """Replace the system message; None removes it.
@@ -242,6 +260,7 @@ class Conversation:
             message.token_ids = self._encode(text, begin=not i)
         self.clear()
         self.messages, self.system = messages, system
+        self._count()
 
     def _need_messages(self) -> None:
         if not self.messages:

@@ -41,10 +41,11 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     import numpy as np
 
-    from ..output_files import write_file
+    from ..output_files import check_writable, write_file
 
     if args.output is not None and args.output.suffix != ".npy":
         raise ParameterError(f"--output should end in .npy, found {str(args.output)!r:.60}")
+    check_writable(args.output)
     texts = read_texts(args)
     names = ("dimensions", "pooling", "normalize", "prompt", "prompt_name", "truncate", "lora")
     options = {name: getattr(args, name) for name in names}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
 from ..errors import ParameterError
+from ..progress import showing
 from .options import (
     COMMON,
     add_generation_options,
@@ -18,7 +19,7 @@ from .options import (
     sequences_of,
     settle,
 )
-from .output import as_json, flow, note, show, terminal_width, text_alone
+from .output import as_json, flow, note, read_first, show, terminal_width, text_alone
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -38,8 +39,8 @@ ENDLESS_TOKENS = 256
 """Default max_new_tokens of a model without an end-of-sequence token"""
 
 EPILOG = """examples:
-  minillm generate --prompt "A list of colors: red,"
-  minillm generate --prompt "Once upon a time" --temperature 0.8 --stats
+  minillm generate "A list of colors: red,"
+  minillm generate "Once upon a time" --temperature 0.8 --stats
   echo "Count to 9:" | minillm generate --model facebook/opt-125m --json
 """
 
@@ -59,8 +60,7 @@ def add_parser(commands: Any) -> None:
     output.add_argument(
         "--stats",
         action="store_true",
-        help="print times, rates and GPU memory to standard error; with speculation the prompts run again without it, "
-        "to compare",
+        help="print times, rates and GPU memory to standard error; speculation is compared with a run without it",
     )
     parser.shorten(COMMON)
     parser.set_defaults(run=run)
@@ -106,16 +106,17 @@ def _limited(engine: "Engine", fields: dict[str, Any]) -> dict[str, Any]:
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:
     """Print the text as it is generated. Returns the `working_time` of the first token."""
     first, reason, tokens = None, None, 0
-    events = engine.stream(prompt, **fields)
     with text_alone():
-        for event in events:
-            if event.token_ids and first is None:
-                first = working_time()
-            tokens, reason = tokens + len(event.token_ids), event.finish_reason
-            show(event.text, end="")
+        events = read_first(engine.stream(prompt, **fields))
+        with showing(False):
+            for event in events:
+                if event.token_ids and first is None:
+                    first = working_time()
+                tokens, reason = tokens + len(event.token_ids), event.finish_reason
+                show(event.text, end="")
         print()
     if reason == "length" and sys.stdout.isatty():
-        note(f"stopped at the limit, after {tokens} tokens: -n sets another")
+        note(f"stopped at the limit, after {tokens} token{'s' * (tokens > 1)}: -n sets another")
     return first
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
+from ..output_files import check_writable
 from .options import add_model_options, add_prompt_options, load_engine, read_prompts
 from .output import columns_of, flow, quoted, terminal_width, token_text, write_page
 from .plots import (
@@ -87,10 +88,11 @@ def _check(args: argparse.Namespace) -> None:
 
     Raises:
         ParameterError: --layer or --head without --attention.
-        UsageError: matplotlib is not installed.
+        UsageError: matplotlib is not installed, or the file cannot be written.
     """
     if args.attention is not None:
-        need_matplotlib()
+        check_writable(args.attention)
+        need_matplotlib(None if args.attention.suffix in PAGES else args.attention)
         return
     for name in ("layer", "head"):
         if getattr(args, name) is not None:
@@ -99,6 +101,7 @@ def _check(args: argparse.Namespace) -> None:
 
 LABELS = {"wide": 56, "middle": 32, "narrow": 20}
 """Labels that fit on a side of the large map, on pages of three widths"""
+PAGES = (".html", ".htm")
 LONGEST = 12
 """Characters of a label"""
 
@@ -111,7 +114,7 @@ def _draw(path: Path, engine: "Engine", ids: list[int], layer: int, head: int, m
     tokenizer = need_tokenizer(engine.tokenizer)
     maps, masked = masked_attention_maps(engine.runner, ids, layer)
     tokens = [tokenizer.token(i) for i in ids]
-    if path.suffix not in (".html", ".htm"):
+    if path.suffix not in PAGES:
         drawn = tokens if path.suffix == ".svg" else list(map(with_glyphs, tokens))  # who shows an SVG has fonts
         write_figure(path, draw_attention, maps=maps, masked=masked, tokens=drawn, layer=layer, head=head)
         return

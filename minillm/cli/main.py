@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..decoding.settings import FIELDS
+from ..decoding.settings import OTHER_NAMES as FIELD_NAMES
 from ..errors import FollowedError, MinillmError, listed, one_line, printable, shown
 from ..progress import bars_aside, vanishing
 from . import (
@@ -53,6 +55,18 @@ COMMANDS = (
     profile,
     bench,
 )
+OTHER_NAMES = {
+    "complete": "generate",
+    "convert": "quantize",
+    "download": "pull",
+    "help": "--help",
+    "list": "models",
+    "ls": "models",
+    "run": "chat",
+}
+"""Commands of other programs -> ours"""
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+"""Types of arguments, in words"""
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 CLOSED_PIPE = 141  # a shell's exit code for SIGPIPE
 
@@ -78,25 +92,46 @@ class _Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
+            self.error(f"{word} is not an argument of this command: {self._hint(word)}")
+        return parsed, unknown
+
+    def _hint(self, word: str) -> str:
+        """What to do about a word that is no argument."""
+        near = []
+        if word.startswith("-"):
             names = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes are alike in all
             begun = [name for name in names if name.startswith(word.lstrip("-"))]
             near = (begun if word.startswith("--") else []) or get_close_matches(word.lstrip("-"), names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else "--help lists the options"
-            if not word.startswith("-"):
-                hint = "put a text of several words in quotes" if "text" in parsed else hint
-            self.error(f"{word} is not an argument of this command: {hint}")
-        return parsed, unknown
+            field = word.lstrip("-").replace("-", "_")
+            setting = FIELDS.get(FIELD_NAMES.get(field, field))
+            flag = "" if setting is None or setting.flag is None else setting.flag.partition(" ")[0]
+            near = [flag] if flag in self._option_string_actions else [names[name] for name in near]
+        elif any(action.dest == "text" for action in self._get_positional_actions()):
+            return "put a text of several words in quotes"
+        return f"did you mean {near[0]}?" if near else "--help lists the options"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             near = get_close_matches(str(value), list(action.choices), n=1)
+            if isinstance(action, argparse._SubParsersAction) and value in OTHER_NAMES:
+                near = [OTHER_NAMES[value]]
             hint = f"did you mean {near[0]}?" if near else f"expected one of {listed(action.choices, 300)}"
             raise argparse.ArgumentError(None, f"{shown(value)}: {hint}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        expected = NUMBERS.get(action.type)
+        if expected is None:
+            return super()._get_value(action, arg_string)
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            raise argparse.ArgumentError(action, f"expected {expected}, found {shown(arg_string)}") from None
 
     def shorten(self, common: frozenset[str]) -> None:
         """Make --help show only these options, by `dest`, and add --help-all."""
         self._common = common
-        self.usage = f"{self.prog} [options]"
+        places = [f"[{action.metavar}]" for action in self._get_positional_actions()]
+        self.usage = " ".join((self.prog, "[options]", *places))
         self.add_argument("--help-all", action=_HelpAll, help="show every option and exit")
 
     def format_help(self) -> str:
@@ -137,7 +172,12 @@ class _HelpAll(argparse.Action):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all sub-commands."""
-    parser = _Parser(prog="minillm", description="Run a transformer language model, and look inside it while it runs.")
+    parser = _Parser(
+        prog="minillm",
+        description="Run a transformer language model, and look inside it while it runs.",
+        epilog="minillm COMMAND --help explains a command. The model in the package runs at once: "
+        'minillm generate "A list of colors: red,"',
+    )
     parser.add_argument("--version", action="version", version=f"minillm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -155,10 +195,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             parser = build_parser()
-            if not (sys.argv[1:] if arguments is None else arguments):
+            words = sys.argv[1:] if arguments is None else arguments
+            if not words:
                 parser.print_help(sys.stdout)
                 return 0
-            args = parser.parse_args(arguments)
+            if words[0].startswith("-") and words[0] not in parser._option_string_actions:
+                parser.error(f"{words[0]}: a command comes first, as in: minillm generate {words[0]} ...")
+            args = parser.parse_args(words)
             with vanishing():
                 args.run(args)
         finally:

@@ -15,10 +15,11 @@ from .output import Table, as_json, bytes_text, number_text, terminal_width, wra
 if TYPE_CHECKING:
     from ..hardware import Hardware
 
-DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME) and in folders: size on
-disk, format, parameters, and the tokens per second of one sequence that are
-predicted for this machine. The prediction is an upper bound, from a short
-measurement of the memory's bandwidth: a step reads every weight once."""
+DESCRIPTION = """List the models in the Hugging Face cache (HF_HOME), in minillm's own and in
+folders: size on disk, format, parameters, and the tokens per second of one
+sequence that are predicted for this machine. The prediction is an upper bound,
+from a short measurement of the memory's bandwidth: a step reads every weight
+once."""
 
 EPILOG = """examples:
   minillm models
@@ -65,9 +66,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from ..backends.cpu.compiling import cache_folder
     from ..hardware import find_hardware
 
-    found = sorted(places(args.folders))
+    own = cache_folder().with_name("models")  # where scripts/fetch_smollm2.py puts its model
+    found = sorted(places(dict.fromkeys([*([own] if own.is_dir() else []), *args.folders])))
     hardware = find_hardware(args.hardware) if found or args.hardware != "this" else None
     entries = [describe(name, path, problem, args.hardware, hardware) for name, path, problem in found]
     if args.json:
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def places(folders: Iterable[Path]) -> Iterator[tuple[str, Path, str]]:
-    """Name, path and problem, if any, of each model in the cache and in these folders.
+    """Name, path and problem, if any, of each model in the hub's cache and in these folders.
 
     Raises:
         ModelNotFoundError: a folder does not exist.

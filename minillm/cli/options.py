@@ -24,8 +24,8 @@ MAX_BATCH_SIZE = 16
 """Prompts that run in one batch; more are queued."""
 
 COMMON = (
-    frozenset(("help", "help_all", "prompt", "prompt_file", "system", "model", "dtype", "device", "threads", "draft"))
-    | {"json", "stats"}
+    frozenset(("help", "help_all", "text", "prompt", "prompt_file", "system", "model", "dtype", "device", "threads"))
+    | {"draft", "json", "stats"}
     | {name for name, setting in FIELDS.items() if setting.common}
 )
 """Options in the short help of `generate` and `chat`, by their `dest`."""
@@ -290,7 +290,7 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("text", nargs="?", metavar="PROMPT", help="the prompt, in quotes")
     source = group.add_mutually_exclusive_group()
     source.add_argument(
-        "-p", "--prompt", action="append", metavar="TEXT", help="may be repeated: prompts run as one batch"
+        "-p", "--prompt", action="append", metavar="TEXT", help="the prompt; may be repeated: prompts run as one batch"
     )
     source.add_argument(
         "--prompt-file", type=Path, metavar="FILE", help="a file that is one prompt, or - for standard input"

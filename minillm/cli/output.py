@@ -12,15 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from .. import __version__
 from ..errors import printable
 from ..output_files import write_file
-from ..progress import showing
+from ..progress import PROMPT, work
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -36,7 +38,7 @@ def show(text: str, end: str = "\n") -> None:
 
 @contextmanager
 def text_alone() -> Iterator[None]:
-    """Hold back all messages for the terminal until the end of the `with` block, which prints text; bars stay hidden.
+    """Hold back all messages for the terminal until the end of the `with` block, which prints text.
 
     Messages are log records and Python's warnings: in the middle of a line they would be taken for the model's words.
     The text may come to the terminal through a pipe (`| tee FILE`), so only messages to a file or a pipe go there at
@@ -49,13 +51,19 @@ def text_alone() -> Iterator[None]:
     handlers, root.handlers = root.handlers, [held]
     logging.captureWarnings(True)
     try:
-        with showing(False):
-            yield
+        yield
     finally:
         logging.captureWarnings(False)
         root.handlers = handlers
         for record in held.records:
             root.handle(record)
+
+
+def read_first(pieces: Iterator[T]) -> Iterator[T]:
+    """The same pieces, of which the first is made at once; a bar shows how much of its prompt is computed."""
+    with work(PROMPT, None, "tokens"):
+        first = next(pieces, None)
+    return chain(() if first is None else (first,), pieces)
 
 
 class _Held(logging.Handler):

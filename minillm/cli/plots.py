@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, install
+from ..errors import UsageError, install, listed
 from ..output_files import write_file
 from .labels import Mark, place_labels
 from .output import number_text, token_text
@@ -43,16 +43,19 @@ STYLE = {
 }
 
 
-def need_matplotlib() -> None:
-    """Check that figures can be drawn, before anything takes time.
+def need_matplotlib(path: Path | None = None) -> None:
+    """Check that figures can be drawn, and written in the format of a path, before anything takes time.
 
     Raises:
-        UsageError: matplotlib is not installed.
+        UsageError: matplotlib is not installed, or does not know the format.
     """
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.figure import Figure
     except ImportError:
         raise UsageError(f"drawing needs matplotlib: {install('plot')}") from None
+    formats = Figure().canvas.get_supported_filetypes()
+    if path is not None and (path.suffix[1:].lower() or "png") not in formats:
+        raise UsageError(f"{path} cannot be written: a drawing ends in one of {listed(sorted(formats))}")
 
 
 def write_figure(path: Path, draw: Draw, **data: Any) -> None:

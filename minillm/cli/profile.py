@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
-from ..output_files import write_file
+from ..output_files import check_writable, write_file
 from .options import add_model_options, leading, load_engine, placement_fields
 from .output import Table, as_json, terminal_width, wrapped
 from .plots import draw_profile, need_matplotlib, write_figure
@@ -66,8 +66,9 @@ def run(args: argparse.Namespace) -> None:
     for name in ("prompt_length", "new_tokens", "batch", "repeat"):
         if getattr(args, name) < 1:
             raise ParameterError(f"--{name.replace('_', '-')} should be at least 1, found {getattr(args, name)}")
+    check_writable(args.trace, args.png)
     if args.png is not None:
-        need_matplotlib()
+        need_matplotlib(args.png)
     engine = _load(args)
     longest, context = args.prompt_length + args.new_tokens, engine.config.max_positions
     if longest > context:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import DeviceError, FollowedError, printable
+from ..errors import DeviceError, FollowedError, install, printable
 from .communicator import Communicator, Traffic
 
 STEP = 1
@@ -128,9 +128,7 @@ def world() -> MpiCommunicator:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise DeviceError(
-            f"several processes need MPI, which cannot be loaded ({error}): pip install 'minillm-engine[mpi]'"
-        ) from None
+        raise DeviceError(f"several processes need MPI, which cannot be loaded ({error}): {install('mpi')}") from None
     _end_with_launcher()
     return MpiCommunicator(MPI.COMM_WORLD, Traffic())
 

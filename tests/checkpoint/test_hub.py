@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from minillm.checkpoint import find_model, open_checkpoint
+from minillm.checkpoint import find_model, find_tokenizer, open_checkpoint
 from minillm.errors import ModelNotFoundError, ParameterError
 
 from .hub_server import COMMIT, REPO_ID, Hub
@@ -291,6 +291,26 @@ def test_a_path_that_is_no_folder(name, tmp_path, monkeypatch):
         return
     with pytest.raises(ModelNotFoundError):
         find_model(name)
+
+
+@pytest.mark.parametrize("name", ["none.gguf", "./none.gguf", "/none/at.gguf", "a/b/c/d.GGUF"])
+def test_a_gguf_file_that_is_not_there_is_not_looked_for_on_the_hub(name):
+    with pytest.raises(ModelNotFoundError, match=r"there is no file .*; .* owner/name/file.gguf"):
+        find_model(name)
+
+
+def test_what_kept_a_tokenizer_from_coming_is_told_without_the_clients_words_about_its_cache(monkeypatch):
+    from huggingface_hub import errors
+
+    def no_network(*_: object, **__: object) -> None:
+        try:
+            raise ConnectionError("no such host")
+        except ConnectionError as error:
+            raise errors.LocalEntryNotFoundError("An error happened while trying to locate the files") from error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(ModelNotFoundError, match=r"could not be fetched from \S+ \(no such host\); try again"):
+        find_tokenizer("owner/name")
 
 
 def test_a_file_in_place_of_a_folder(tmp_path):

@@ -124,7 +124,8 @@ def test_this_machine_computes_in_float32(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["opt-1"], 2, "model 'opt-1' is neither a folder nor a hub id (owner/name); published names: opt-"),
+        (["opt-13bb"], 2, "model 'opt-13bb' is neither a folder nor a hub id (owner/name); did you mean opt-13b?"),
+        (["xyz"], 2, "model 'xyz' is neither a folder nor a hub id (owner/name); published names: opt-125m, "),
         (["opt-13b", "--hardware", "tpu"], 2, "expected one of a100, h100, h200, rtx4090, l4, this"),
         (["opt-13b", "--dtype", "fp8"], 2, "dtype 'fp8' is not known: expected one of float32, "),
         (["opt-13b", "--cache-dtype", "int4"], 2, "cache_dtype 'int4' is not known"),

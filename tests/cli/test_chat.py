@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from minillm import Engine
+from minillm.cli import chat
 from minillm.cli.conversation import Conversation
 from minillm.cli.main import run
 from minillm.errors import PromptError, UsageError
@@ -133,6 +134,8 @@ def test_raw_text_computes_only_what_is_new(engine):
     answer = said(conversation.ask("A list of animals: cat,", {"max_new_tokens": 8}))
     line = engine.tokenizer.encode("\nA list of animals: cat,", add_special_tokens=False)
     assert engine.stats.prefill_tokens - before == len(line) + 1  # and the last token of the answer before
+    assert conversation.computed_tokens == len(line) + 1
+    assert conversation.prompt_tokens == conversation.computed_tokens + conversation.cached_tokens == len(known + line)
     with Engine(max_batch_size=1) as fresh:
         assert fresh.generate(known + line, max_new_tokens=8).text == answer
 
@@ -149,7 +152,8 @@ def test_lines_are_continued_as_raw_text_and_empty_ones_are_nothing(monkeypatch,
 def test_a_message_that_is_too_long_says_so_and_is_not_kept(engine, monkeypatch, capsys):
     say(monkeypatch, "red, " * 300)
     assert run(["chat"]) == 2
-    assert "512" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "512" in error and "template adds" not in error
     conversation = Conversation(engine)
     with pytest.raises(PromptError, match="512"):
         said(conversation.ask("red, " * 300, {}))
@@ -186,7 +190,16 @@ def test_retry_undo_more_and_clear(engine):
     assert first + rest == conversation.messages[-1].content == whole
     assert said(conversation.retry(four)) == first == conversation.messages[-1].content
     assert len(conversation.messages) == 2
+    assert conversation.used_tokens == 8 + 4
+    with pytest.raises(PromptError):
+        said(conversation.ask("red, " * 300, four))
+    assert conversation.used_tokens == 8 + 4
+    said(conversation.ask("1, 2,", four))
+    assert conversation.used_tokens > 8 + 4 + 4
+    assert conversation.undo() == "1, 2,"
+    assert conversation.used_tokens == 8 + 4
     assert conversation.undo() == "A list of colors: red,"
+    assert conversation.used_tokens == 0
     with pytest.raises(UsageError, match="nothing was said"):
         conversation.undo()
     assert said(conversation.ask("A list of colors: red,", four)) == first
@@ -218,12 +231,31 @@ def test_a_conversation_is_saved_and_loaded(folder, tmp_path, monkeypatch, capsy
     say(monkeypatch, f"/load {file}", "And?")
     assert run(["chat", *few]) == 0
     assert capsys.readouterr().out == second
+    with Engine(folder) as engine:
+        conversation = Conversation(engine)
+        conversation.load(file)
+        assert conversation.used_tokens > len(saved["messages"])
     for text in ("{", "[1]", '{"messages": [{"role": "assistant", "content": "a"}]}', '[{"role": "user"}]'):
         file.write_text(text)
         say(monkeypatch, f"/load {file}")
         assert run(["chat", *few]) == 2
         captured = capsys.readouterr()
         assert "talk.json" in captured.err and len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_help_and_the_line_below_the_prompt_fit_a_narrow_terminal(width, engine, monkeypatch, capsys):
+    """At 40 columns the line was the name of the model, without the use of the context."""
+    monkeypatch.setattr(chat, "terminal_width", lambda: width)
+    talk = chat.Chat(Conversation(engine), {}, "SmolLM2-135M-Instruct.Q4_1.gguf")
+    talk._rate = 70
+    talk._help("")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(line.startswith(("/", "Alt-Enter", "    ")) for line in lines)
+    line = talk._toolbar()
+    assert "0 of 512 tokens · 70 tokens/s" in line and len(line) <= width
+    assert ("SmolLM2" in line) == (width >= 80)
 
 
 def test_fields_are_set_in_a_chat_as_by_flags(monkeypatch, capsys):
@@ -245,7 +277,11 @@ def test_fields_are_set_in_a_chat_as_by_flags(monkeypatch, capsys):
     ("line", "words"),
     [
         ("/nothing", "no command /nothing"),
-        ("/set top_q 1", "no field top_q"),
+        ("/set top_q 1", "no field top_q to set: did you mean top_p?"),
+        ("/set zzz 1", "no field zzz to set: there are max_new_tokens, "),
+        ("/set temperature x", "temperature should be a number, 0 for greedy search, or default; found 'x'"),
+        ("/clear the table", "/clear stands alone, found 'the table' after it"),
+        ("/quit now", "/quit stands alone"),
         ("/set top_p 2", "top_p should be"),
         ("/set logits_processor 1", "no field logits_processor"),
         ("/set num_beams 2.5", "num_beams should be"),

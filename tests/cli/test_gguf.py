@@ -98,5 +98,5 @@ def test_shards_are_one_model(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ModelNotFoundError, match="there is no folder"):
+    with pytest.raises(ModelNotFoundError, match="there is no file"):
         Engine(tmp_path / "no.gguf")

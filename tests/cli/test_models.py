@@ -1,6 +1,7 @@
 """minillm models: what lies in the cache and in folders, and what is predicted for it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     monkeypatch.setattr(hardware, "probe", lambda: MACHINE)
     return tmp_path / "hub"
 
@@ -52,6 +54,9 @@ def test_the_cache_and_folders_by_the_names_that_model_takes(
 ) -> None:
     assert run(["models"]) == 0
     assert capsys.readouterr().out == "no models here: minillm pull ID fetches one from the hub\n"
+    own = write_checkpoint(tmp_path / "own" / "minillm" / "models" / "fetched")
+    assert set(listed(capsys)) == set(listed(capsys, own.parent)) == {str(own)}
+    shutil.rmtree(own.parent)
     snapshot = cached(cache, "tiny/model")
     folder = write_checkpoint(tmp_path / "mine" / "deep" / "er")
     entries = listed(capsys, tmp_path / "mine")

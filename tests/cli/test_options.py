@@ -93,6 +93,7 @@ def test_help_explains_each_flag_as_its_field(capsys):
         with pytest.raises(SystemExit):
             run(["generate", option])
         helps[option] = " ".join(capsys.readouterr().out.split())
+    assert " PROMPT the prompt, in quotes " in helps["--help"]
     for setting in FIELDS.values():
         if setting.flag:
             line = f" {setting.flag} {setting.help}"
@@ -104,12 +105,15 @@ def test_help_explains_each_flag_as_its_field(capsys):
     ("words", "expected"),
     [
         ("--early-stopping soon", "expected yes, no or never, found 'soon'"),
-        ("--top-k many", "invalid int value: 'many'"),
+        ("--top-k many", "argument --top-k: expected a whole number, found 'many'"),
+        ("--temp hot", "--temperature: expected a number, found 'hot'"),
         ("--temperature", "expected one argument"),
         ("--no-cache a b", "b is not an argument of this command: put a text of several words in quotes"),
         ("--max-tokns 3", "--max-tokns is not an argument of this command: did you mean --max-tokens?"),
         ("--max-tok 3", "--max-tok is not an argument of this command: did you mean --max-tokens?"),
         ("--temper 1", "--temper is not an argument of this command: did you mean --temperature?"),
+        ("--stop-strings x", "--stop-strings is not an argument of this command: did you mean --stop?"),
+        ("--num-predict 3", "--num-predict is not an argument of this command: did you mean --max-new-tokens?"),
         ("--zzz", "--zzz is not an argument of this command: --help lists the options"),
         ("a --prompt b --prompt-file c", "not allowed with argument"),
     ],
@@ -120,7 +124,29 @@ def test_what_is_wrong_is_one_line_and_then_the_usage(words, expected, capsys):
     assert stop.value.code == 2
     error, usage = capsys.readouterr().err.splitlines()
     assert error.startswith("minillm generate: ") and expected in error
-    assert usage == "usage: minillm generate [options]"
+    assert usage == "usage: minillm generate [options] [PROMPT]"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run model", "minillm: 'run': did you mean chat?"),
+        ("ls", "minillm: 'ls': did you mean models?"),
+        ("help", "minillm: 'help': did you mean --help?"),
+        ("-p Hi", "minillm: -p: a command comes first, as in: minillm generate -p ..."),
+        (
+            "--temperature 0 Hi",
+            "minillm: --temperature: a command comes first, as in: minillm generate --temperature ...",
+        ),
+        ("chat hello", "minillm chat: hello is not an argument of this command: --help lists the options"),
+        ("perplexity hello", "minillm perplexity: hello is not an argument of this command: --help lists the options"),
+    ],
+)
+def test_words_of_other_programs_are_answered_with_ours(words, expected, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(words.split())
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.splitlines()[0] == expected
 
 
 def test_a_misspelt_command_is_told_the_nearest_and_none_shows_the_help(capsys):
@@ -131,6 +157,7 @@ def test_a_misspelt_command_is_told_the_nearest_and_none_shows_the_help(capsys):
     assert run([]) == 0
     shown = capsys.readouterr()
     assert "generate" in shown.out and shown.out.startswith("usage: minillm") and shown.err == ""
+    assert 'minillm generate "A list of colors: red,"' in " ".join(shown.out.split())
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,28 @@ def test_inspect_names_what_is_wrong(arguments, word, capsys, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "--shape", "opt-125m", "--trace", "no/a.json"],
+        ["profile", "--shape", "opt-125m", "--png", "no/a.png"],
+        ["profile", "--shape", "opt-125m", "--png", "a.nonsense"],
+        ["compare", "a", "--html", "no/a.html"],
+        ["inspect", "a", "--attention", "no/a.html"],
+        ["embed", "a", "--model", "m", "--output", "no/a.npy"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, capsys, tmp_path, monkeypatch):
+    """A profile of half a minute was lost for a folder that was not there."""
+    if {"--png", "--attention"} & {*arguments}:
+        pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("minillm.engine.Engine.__init__", pytest.fail)
+    monkeypatch.setattr("minillm.engine.Engine.random", pytest.fail)
+    assert run(arguments) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_starting_imports_only_what_is_needed():
     """The first token comes within 0.4 s of the start only if nothing heavy is imported."""
     code = "import sys, minillm.cli.main as m; m.run(['tokenize', '--prompt', 'a', '--ids']); print(*sys.modules)"
