@@ -207,7 +207,7 @@ class AsyncEngine:
             [' 1,', ' Tuesday,']
         """
         make = partial(self.engine.requests, prompts, config, **fields)
-        return await self._submit(make, len(prompts), request_id)
+        return await self.submit_made(make, len(prompts), request_id=request_id)
 
     async def submit_chat(
         self,
@@ -222,13 +222,22 @@ class AsyncEngine:
         Args and Raises: as `chat`.
         """
         make = partial(self.engine.chat_request, messages, config, **fields)
-        [stream] = await self._submit(lambda: [make()], 1, request_id)
+        [stream] = await self.submit_made(lambda: [make()], 1, request_id=request_id)
         return stream
 
-    async def _submit(
-        self, make: Callable[[], list[Request]], count: int, request_id: str | None
+    async def submit_made(
+        self, make: Callable[[], list[Request]], count: int, *, request_id: str | None = None
     ) -> "list[AsyncEventStream]":
-        """Queue `count` requests that `make` makes."""
+        """Queue requests that a function makes, all of them or none, and return a stream for each once they are queued.
+
+        Args:
+            make: returns the requests, as `Engine.requests` does; called in a worker thread
+            count: of the requests
+            request_id: as of `submit`
+
+        Raises:
+            Exception: as `make`, and as `submit`.
+        """
         if self._draining:
             raise EngineStateError("the engine is draining: it takes no new requests")
         call = Submission(next(self._names) if request_id is None else request_id, count, asyncio.get_running_loop())
@@ -375,18 +384,9 @@ class AsyncEventStream(AsyncIterator[Event]):
             events = [*self._ready]
             self._ready.clear()
             return events
-        live = self._live
-        while not self._done:  # as `read_any`, for one stream: it runs for every token
-            if live.unread:
-                if events := self._take():
-                    return events
-                self._check()
-            live.waiter = waiter = live.call.loop.create_future()
-            try:
-                await waiter
-            finally:
-                live.waiter = None
-        return []
+        while (found := take_any([self])) is None:
+            await arrival([self])
+        return [event for _, event in found]
 
     async def result(self) -> Generation:
         """Read it to its end. Closes it in any case.
@@ -437,34 +437,36 @@ class AsyncEventStream(AsyncIterator[Event]):
             raise error
 
 
-async def read_any(streams: Sequence[AsyncEventStream]) -> list[tuple[int, Event]]:
-    """All events of several streams since the last call, each with its stream's index; it waits for the first.
+def take_any(streams: Sequence[AsyncEventStream]) -> list[tuple[int, Event]] | None:
+    """All events of several streams since the last call, each with its stream's index; None: there are none yet.
 
-    At most one for each sequence. Empty at the end of all streams.
+    At most one for each sequence. Empty at the end of all streams. Neither this nor `arrival` is a coroutine: they run
+    for every token.
 
     Raises:
         EngineStateError, SlowReaderError, Exception: as `AsyncEventStream.read`, of any of them.
     """
-    while True:
-        found: list[tuple[int, Event]] = []
-        unfinished: list[AsyncEventStream] = []
-        for i, stream in enumerate(streams):  # a loop, since it runs for every token
-            if not stream._done:
-                unfinished.append(stream)
-                if stream._live.unread:
-                    found += [(i, event) for event in stream._take()]
-        if found or not unfinished:
-            return found
-        for stream in unfinished:
+    found: list[tuple[int, Event]] = []
+    ended = True
+    for i, stream in enumerate(streams):  # a loop, as the quickest way
+        if not stream._done:
+            ended = False
+            if stream._live.unread:
+                found += [(i, event) for event in stream._take()]
+    if found or ended:
+        return found
+    for stream in streams:
+        if not stream._done:
             stream._check()
-        future = asyncio.get_running_loop().create_future()
-        for stream in unfinished:
-            stream._live.waiter = future
-        try:
-            await future
-        finally:
-            for stream in unfinished:
-                stream._live.waiter = None
+    return None
+
+
+def arrival(streams: Sequence[AsyncEventStream]) -> "asyncio.Future[None]":
+    """Done at the next event of any of the streams; for the task that reads them, once `take_any` had none."""
+    future = streams[0]._live.call.loop.create_future()
+    for stream in streams:
+        stream._live.waiter = future
+    return future
 
 
 def merged(events: Sequence[Event]) -> list[Event]:

@@ -243,6 +243,11 @@ class EngineBase:
         """Tokens and seconds of prefill and decode since the engine was made."""
         return self._dispatcher.loop.stats
 
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a place in the batch."""
+        return self._dispatcher.loop.scheduler.num_waiting
+
     def load(self) -> Load:
         """Requests that wait and run, and the pages of the K/V cache, after the last step."""
         return self._dispatcher.loop.load()

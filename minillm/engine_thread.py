@@ -130,7 +130,7 @@ class EngineThread:
             self._check()
             if call.name in self._calls:
                 raise ParameterError(f"request_id={shown(call.name)} is the name of an unfinished call: choose another")
-            waiting = self.load().waiting
+            waiting = self._engine.waiting + self._arriving  # all of `load` would take 0.1 ms for each request
             if waiting + call.count > self._max_waiting:
                 raise QueueFullError(
                     f"{waiting} requests wait and the queue takes {self._max_waiting}, too few for {call.count} more: "
@@ -394,5 +394,6 @@ def wake(lives: Iterable[LiveRequest]) -> list[LiveRequest]:
 
 def _wake_here(lives: Sequence[LiveRequest]) -> None:
     for live in lives:
-        if live.waiter is not None and not live.waiter.done():
-            live.waiter.set_result(None)
+        waiter, live.waiter = live.waiter, None
+        if waiter is not None and not waiter.done():  # it may be that of several requests, or cancelled
+            waiter.set_result(None)

@@ -365,12 +365,18 @@ class Scheduler:
             needed += max(0, cache.pages_for(positions) - had[sequence])
         return max(0, min(needed, active.max_pages) - held)
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests in the queue of which nothing runs."""
+        if not self.waiting:
+            return 0
+        return len({active.id for active in self.waiting}.difference(active.id for active in self.running))
+
     def load(self) -> Load:
         """Use of the engine now."""
-        running = {active.id for active in self.running}
         return Load(
-            waiting=len({active.id for active in self.waiting} - running),
-            running=len(running),
+            waiting=self.num_waiting,
+            running=len({active.id for active in self.running}),
             sequences=sum(len(active.live.get("target", ())) for active in self.running),
             free_pages=min((cache.free_pages for cache in self._caches.values()), default=0),
             cached_pages=self._caches["target"].cached_pages if self._caches else 0,

@@ -1,5 +1,6 @@
 """/v1/chat/completions: the answer to a conversation."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -24,8 +25,7 @@ async def chat_completions(request: Request) -> Response:
     exchange = await exchange_of(request, CHAT, "chatcmpl")
     asked = exchange.asked.request
     use = exchange.tool_use()
-    prompt = await exchange.render(asked, None if use is None else use.offered)
-    await exchange.submit([prompt], None)
+    await exchange.submit(partial(exchange.render, asked, None if use is None else use.offered), 1, None)
     if asked.stream:
         return StreamResponse(exchange, _Writer(exchange, asked, use))
     [generation] = await exchange.results()
@@ -87,6 +87,8 @@ class _Writer(ChunkWriter):
         chunks = b"" if index in self._begun else self._begin(index)
         reason: str | None = event.finish_reason
         if self._parsers is None:
+            if event.text and not (reason or event.logprobs or asked.return_token_ids):
+                return chunks + self.text_chunk(index, event.text)
             deltas = [b'{"content":%b}' % encode(event.text)] if event.text else []
         else:
             parser = self._parsers[index]
@@ -110,6 +112,9 @@ class _Writer(ChunkWriter):
                 % (index, encode(reason), encode(self._exchange.served.stop_reason(event.stop_reason)))
             )
         return chunks
+
+    def _text_choice(self, index: int) -> bytes:
+        return b'{"index":%d,"delta":{"content":TEXT},"logprobs":null,"finish_reason":null}' % index
 
     def _begin(self, index: int) -> bytes:
         """The first chunk of an answer."""

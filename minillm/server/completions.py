@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -35,27 +36,31 @@ async def completions(request: Request) -> Response:
     """Answer POST /v1/completions."""
     exchange = await exchange_of(request, COMPLETIONS, "cmpl")
     asked = exchange.asked.request
-    prompts = await read_prompts(exchange, asked)
-    await exchange.submit(prompts, MAX_TOKENS)
+    prompts = read_prompts(exchange, asked)
+    await exchange.submit(partial(_encode, exchange, asked, prompts), len(prompts), MAX_TOKENS)
     if asked.stream:
         return StreamResponse(exchange, _Writer(exchange, asked))
     return exchange.json(_response(exchange, asked, await exchange.results()))
 
 
-async def read_prompts(exchange: Exchange[CompletionRequest], asked: CompletionRequest) -> list[list[int]]:
-    """Token ids of the field `prompt`: a text, token ids, or a list of either.
+def read_prompts(exchange: Exchange[CompletionRequest], asked: CompletionRequest) -> list[str | list[int]]:
+    """The field `prompt`: a text, token ids, or a list of either.
 
     Raises:
         ApiError: it is of another form, or has too many prompts.
-        PromptError: as `Engine.add`.
     """
     prompts = listed_texts(asked.prompt, "prompt")
     if len(prompts) > exchange.limits.max_prompts:
         most = exchange.limits.max_prompts
         raise ApiError(f"prompt: {len(prompts)} prompts, and this server allows {most}", param="prompt")
-    special = asked.add_special_tokens is not False
+    return prompts
+
+
+def _encode(
+    exchange: Exchange[CompletionRequest], asked: CompletionRequest, prompts: Sequence[str | list[int]]
+) -> list[list[int]]:
     try:
-        return await exchange.served.encode_all(prompts, add_special_tokens=special)
+        return exchange.served.encode(prompts, add_special_tokens=asked.add_special_tokens is not False)
     except PromptError as error:
         raise ApiError(f"prompt: {error}", param="prompt", code=_code(error)) from None
 
@@ -128,14 +133,13 @@ class _Writer(ChunkWriter):
     def write(self, prompt: int, event: "Event") -> bytes:
         """The chunk of an event; none if it brings nothing that is wanted."""
         index = prompt * self._exchange.asked.n + event.index
-        details: tuple[bytes, bytes, bytes] = b"null", b"null", b""
         if self._detailed or event.finish_reason is not None:
-            details = self._details(prompt, index, event)
-        elif not event.text:
-            return b""
-        return self.chunk(
-            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % (index, encode(event.text), *details)
-        )
+            details = index, encode(event.text), *self._details(prompt, index, event)
+            return self.chunk(b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % details)
+        return self.text_chunk(index, event.text) if event.text else b""
+
+    def _text_choice(self, index: int) -> bytes:
+        return b'{"index":%d,"text":TEXT,"logprobs":null,"finish_reason":null}' % index
 
     def _details(self, prompt: int, index: int, event: "Event") -> tuple[bytes, bytes, bytes]:
         """Log-probabilities, the reason of the end, and further fields, as JSON. `index`: of the choice."""

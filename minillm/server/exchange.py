@@ -1,20 +1,21 @@
 """One request on its way: read, translated, queued, counted, answered."""
 
+import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..aio import AsyncEventStream, read_any
+from ..aio import AsyncEventStream, arrival, take_any
 from ..errors import MinillmError
 from ..results import Generation
-from .limits import Limits, declared_length, read_body, retry_after
+from .limits import Limits, read_body, retry_after
 from .metrics import Watch
 from .protocol import ApiError, GenerationRequest, Usage, internal_error, read_json
-from .served import SHORT, Served
+from .served import Served
 from .streaming import encode, until_gone
 from .tools import FirstCalls, ToolUse, tool_use
 from .translate import Endpoint, Translated, translate
@@ -89,41 +90,35 @@ class Exchange(Generic[R]):
         self._first_calls = FirstCalls(use, self.asked.n) if use is not None and use.single else None
         return use
 
-    async def render(self, request: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Token ids of a conversation.
+    def render(self, request: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> list[list[int]]:
+        """Token ids of a conversation, the request's only prompt.
 
         Raises:
-            ApiError: it is malformed, too long, or not what the model's template takes.
+            MinillmError: it is malformed, too long, or not what the model's template takes.
         """
-        try:
-            render = self.served.render
-            long = declared_length(self._http) > SHORT
-            text = await self.served.aio.run(render, request, tools) if long else render(request, tools)
-            return await self.served.encode(text, add_special_tokens=False)
-        except MinillmError as error:
-            raise self.asked.error(error) from None
+        return self.served.encode([self.served.render(request, tools)], add_special_tokens=False)
 
-    async def submit(self, prompts: list[list[int]], default: int | None) -> None:
+    async def submit(self, encode: Callable[[], list[list[int]]], count: int, default: int | None) -> None:
         """Queue the request.
 
         Args:
-            prompts: token ids
+            encode: returns the token ids of its prompts; called in a worker thread, for it may take milliseconds
+            count: of its prompts
             default: new tokens if the request does not say; None: as many as the context holds
 
         Raises:
             ApiError: it is refused.
         """
         metrics = self._server.metrics.model(self.served)
-        prepared = self.served.prepare(self.asked, prompts, self.limits, default)
         try:
-            self._streams = await self.served.submit(self.asked, prepared, self.limits, self.id)
+            self._streams = await self.served.submit(self.asked, encode, count, self.limits, default, self.id)
         except ApiError as error:
             if error.status == 429:
                 load, seconds = self.served.aio.load(), metrics.histograms["e2e_request_latency_seconds"].mean
                 error.headers["Retry-After"] = str(retry_after(load.waiting, load.running, seconds))
             raise
-        self.prompts = prompts
-        self._watches = [Watch(metrics, len(prompt), self._arrived) for prompt in prompts]
+        self.prompts = [stream.prompt_token_ids for stream in self._streams]
+        self._watches = [Watch(metrics, len(prompt), self._arrived) for prompt in self.prompts]
         self._http.scope["minillm.exchange"] = self  # `app.Front` logs its usage and closes it, however it ends
 
     async def read(self) -> "list[tuple[int, Event]]":
@@ -132,15 +127,28 @@ class Exchange(Generic[R]):
         Raises:
             ApiError: the request failed.
         """
+        while (events := self.take()) is None:
+            await self.arrival()
+        return events
+
+    def arrival(self) -> "asyncio.Future[None]":
+        """Done once `take`, which had nothing, should be called again."""
+        return arrival(self._streams)
+
+    def take(self) -> "list[tuple[int, Event]] | None":
+        """As `read`, without waiting; None: there are none yet.
+
+        Raises:
+            ApiError: the request failed.
+        """
         try:
-            if len(self._streams) == 1:
-                events = [(0, event) for event in await self._streams[0].read()]
-            else:
-                events = await read_any(self._streams)
+            events = take_any(self._streams)
         except Exception as error:
             for watch in self._watches:
                 watch.cut_off("error")
             raise internal_error(error) from None
+        if events is None:
+            return None
         if self._first_calls is not None:
             events = self._first_calls.until_complete(events)
             if self._first_calls.all_ended:

@@ -150,7 +150,9 @@ class Metrics(Collector):
 
     def model(self, served: "Served") -> ModelMetrics:
         """The counts of a model; an adapter's are under its own name."""
-        return self.of.setdefault(served.name, ModelMetrics())
+        if served.name not in self.of:
+            self.of[served.name] = ModelMetrics()
+        return self.of[served.name]
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..chat import Answer, CallParser, ToolCall
-from ..errors import MinillmError, printable, shown
+from ..errors import printable, shown
 from .exchange import Exchange, json_of
 from .protocol import ApiError, ChatRequest
 from .streaming import AnswerWriter, StreamResponse, encode
@@ -194,9 +195,8 @@ async def _answered(request: Request, kind: str) -> Response:
         asked = _translated(body, kind, served)
         exchange = Exchange(server, served, asked, "ollama", request)
         use = exchange.tool_use()
-        prompt = await _prompt(exchange, body, kind, use)
         answer = _Answer(exchange, kind, use)
-        await exchange.submit([prompt], None)
+        await exchange.submit(partial(_prompt, exchange, body, kind, use), 1, None)
         if body.get("stream", True):
             return StreamResponse(exchange, answer, media_type="application/x-ndjson")
         return exchange.json(await answer.whole())
@@ -287,20 +287,17 @@ def _message(message: Any) -> Any:
     return found
 
 
-async def _prompt(
+def _prompt(
     exchange: Exchange[ChatRequest], body: Mapping[str, Any], kind: str, use: ToolUse | None
-) -> list[int]:
+) -> list[list[int]]:
     """Token ids of the prompt; of /api/generate without a template the text as it is, if raw or if there is none."""
     template = exchange.served.engine.chat_template
     if kind == "generate" and (body.get("raw") or template is None):
         if body.get("system"):
             why = "raw takes the prompt as it is" if body.get("raw") else "this model has no chat template"
             raise ApiError(f"system has no effect: {why}")
-        try:
-            return await exchange.served.encode(_text(body.get("prompt")))
-        except MinillmError as error:
-            raise exchange.asked.error(error) from None
-    return await exchange.render(exchange.asked.request, None if use is None else use.offered)
+        return exchange.served.encode([_text(body.get("prompt"))])
+    return exchange.render(exchange.asked.request, None if use is None else use.offered)
 
 
 def _text(prompt: Any) -> str:

@@ -8,6 +8,7 @@ only if it says so. Generation fields of the engine are taken as in /v1/chat/com
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -86,8 +87,7 @@ async def responses(request: Request) -> Response:
     exchange = Exchange(server, server.model(given.model), asked, "resp", request)
     exchange.id = f"resp_{uuid.uuid4().hex}"
     use = exchange.tool_use()
-    prompt = await exchange.render(asked.request, None if use is None else use.offered)
-    await exchange.submit([prompt], None)
+    await exchange.submit(partial(exchange.render, asked.request, None if use is None else use.offered), 1, None)
     output = _Output(None if use is None else use.parser())
     shape = _Shape(exchange, given, use)
     if given.stream:

@@ -2,13 +2,14 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..chat import CallFormat
 from ..decoding.settings import FIELDS, GenerationConfig
+from ..decoding.strategy import Request
 from ..errors import MinillmError, PromptError, shown
 from ..request import encode_prompt, encode_text, source_config
 from .limits import Limits
@@ -20,9 +21,6 @@ from .translate import Translated
 if TYPE_CHECKING:
     from ..aio import AsyncEngine, AsyncEventStream
     from ..engine import Engine
-
-SHORT = 2000
-"""Characters of a text that is rendered and tokenised at once: handing it to another thread would take longer."""
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 """Generation fields that a request leaves out, where OpenAI's default differs from transformers'."""
@@ -43,13 +41,6 @@ def server_defaults(checkpoint: Mapping[str, Any], sampling: Literal["openai", "
         if name not in _COUNTS | {"seed", "do_sample"} and (name not in FIELDS or FIELDS[name].group in groups)
     }
     return OPENAI_DEFAULTS | kept
-
-
-class Prepared(NamedTuple):
-    """A request that is ready for the engine."""
-
-    prompts: list[list[int]]
-    fields: dict[str, Any]
 
 
 class Served:
@@ -118,36 +109,26 @@ class Served:
         config = f"{__version__} {self.root} {self.lora} {self.engine.config}"
         return f"fp_{hashlib.sha256(config.encode()).hexdigest()[:10]}"
 
-    async def encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; an empty one is the beginning-of-sequence token.
+    def encode(self, prompts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of prompts; of an empty one the beginning-of-sequence token.
 
         Raises:
             PromptError: as `Engine.add`.
         """
-        return (await self.encode_all([prompt], add_special_tokens=add_special_tokens))[0]
-
-    async def encode_all(
-        self, prompts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Token ids of several prompts; as `encode`."""
         engine = self.engine
-
-        def encoded() -> list[list[int]]:
-            found: list[str | Sequence[int]] = [
-                encode_text(prompt, engine.tokenizer, engine.config, add_special_tokens=False)
-                if isinstance(prompt, str) and not add_special_tokens
-                else prompt
-                for prompt in prompts
-            ]
-            config = source_config(engine.config) if engine.config.encoder_layers else engine.config
-            return [encode_prompt(prompt, engine.tokenizer, config) for prompt in found]
-
-        return encoded() if sum(map(len, prompts)) <= SHORT else await self.aio.run(encoded)
+        found: list[str | Sequence[int]] = [
+            encode_text(prompt, engine.tokenizer, engine.config, add_special_tokens=False)
+            if isinstance(prompt, str) and not add_special_tokens
+            else prompt
+            for prompt in prompts
+        ]
+        config = source_config(engine.config) if engine.config.encoder_layers else engine.config
+        return [encode_prompt(prompt, engine.tokenizer, config) for prompt in found]
 
     def prepare(
         self, asked: Translated[Any], prompts: list[list[int]], limits: Limits, default: int | None
-    ) -> Prepared:
-        """Check the lengths of a request, and complete its fields.
+    ) -> dict[str, Any]:
+        """Check the lengths of a request, and complete its generation fields.
 
         Args:
             asked: the request
@@ -190,25 +171,40 @@ class Served:
             fields["eos_token_id"] = [*self.eos_token_ids, *request.stop_token_ids]
         if self.lora is not None:
             fields.setdefault("lora", self.lora)
-        return Prepared(prompts, fields)
+        return fields
 
     async def submit(
-        self, asked: Translated[Any], prepared: Prepared, limits: Limits, request_id: str
+        self,
+        asked: Translated[Any],
+        encode: Callable[[], list[list[int]]],
+        count: int,
+        limits: Limits,
+        default: int | None,
+        request_id: str,
     ) -> "list[AsyncEventStream]":
         """Queue a request. Returns a stream for each prompt, once all are queued.
+
+        Args:
+            asked: the request
+            encode: returns its prompts' token ids; called in a worker thread
+            count: of its prompts
+            limits: of the server
+            default: as of `prepare`
+            request_id: a name of its own
 
         Raises:
             ApiError: the engine refuses it; then nothing is queued.
         """
         request: GenerationRequest = asked.request
+
+        def make() -> list[Request]:
+            prompts = encode()
+            config = GenerationConfig.from_dict(self.prepare(asked, prompts, limits, default))
+            priority, timeout = request.priority or 0, limits.seconds(request.timeout)
+            return self.engine.requests(prompts, config, priority=priority, timeout=timeout)
+
         try:
-            return await self.aio.submit(
-                prepared.prompts,
-                GenerationConfig.from_dict(prepared.fields),
-                request_id=request_id,
-                priority=request.priority or 0,
-                timeout=limits.seconds(request.timeout),
-            )
+            return await self.aio.submit_made(make, count, request_id=request_id)
         except MinillmError as error:
             raise asked.error(error) from None
 

@@ -58,10 +58,24 @@ class ChunkWriter(AnswerWriter):
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
         self._tail = b"]}\n\n" if usage is None else b'],"usage":null}\n\n'
         self._usage = usage
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """By the index of a choice: what is before and after its text in a chunk without anything else"""
 
     def chunk(self, choice: bytes) -> bytes:
         """The chunk of one choice, given as JSON."""
         return self._head + choice + self._tail
+
+    def text_chunk(self, index: int, text: str) -> bytes:
+        """The chunk of a text and nothing else, as most are. `index`: of its choice."""
+        if index not in self._around:
+            before, after = self._text_choice(index).split(b"TEXT")
+            self._around[index] = self._head + before, after + self._tail
+        before, after = self._around[index]
+        return before + encode(text) + after
+
+    @abstractmethod
+    def _text_choice(self, index: int) -> bytes:
+        """The JSON of such a choice, with TEXT in place of the text."""
 
     def end(self) -> bytes:
         """The chunk with the usage and no choice, if it is wanted, and the last line."""
@@ -142,14 +156,15 @@ class StreamResponse(Response):
 
     async def _write(self, send: Send, send_piece: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        piece, more, write = self._writer.begin(), True, self._writer.write
+        piece, more, exchange, write = self._writer.begin(), True, self._exchange, self._writer.write
         while more:
             if piece:
                 self._since = time.monotonic()
                 await send_piece({"type": "http.response.body", "body": piece, "more_body": True})
                 self._since = None
             try:
-                events = await self._exchange.read()
+                while (events := exchange.take()) is None:  # not `read`: a coroutine for each token
+                    await exchange.arrival()
                 if len(events) == 1:
                     piece = write(*events[0])
                     continue

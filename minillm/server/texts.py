@@ -16,7 +16,6 @@ from ..tokenizer import EncodedText
 from .exchange import json_of
 from .limits import retry_after
 from .protocol import ApiError, Usage, internal_error
-from .served import SHORT
 from .streaming import encode, until_gone
 from .text_queue import AT_ONCE
 from .translate import convert
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from .served import Served
 
 S = TypeVar("S", bound="TextsRequest")
+
+SHORT = 2000
+"""Characters of texts that are tokenised at once: handing them to another thread would take longer."""
 
 
 class TextsRequest(Struct, kw_only=True, forbid_unknown_fields=True):

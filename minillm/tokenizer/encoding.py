@@ -398,13 +398,16 @@ class StreamDecoder:
         Raises:
             PromptError: as `Tokenizer.decode`.
         """
-        token_id = self._tokenizer._checked(token_id)
+        tokenizer = self._tokenizer
+        token_id = tokenizer._checked(token_id)
+        if tokenizer._byte_level and token_id not in tokenizer.special_ids:
+            return self._utf8.decode(tokenizer.token_bytes(token_id))  # which are kept: they depend on nothing before
         if token_id in self._written:
             self._previous = token_id
-            return self.flush() + str(self._tokenizer._call("id_to_token", token_id))
-        if not self._tokenizer._is_text(token_id):
+            return self.flush() + str(tokenizer._call("id_to_token", token_id))
+        if not tokenizer._is_text(token_id):
             return ""
-        new = self._tokenizer._bytes(token_id, self._previous)
+        new = tokenizer._bytes(token_id, self._previous)
         self._previous = token_id
         return self._utf8.decode(new)
 

@@ -45,13 +45,14 @@ class Behind(NamedTuple):
 def behind(engine: Engine, **options: Any) -> Iterator[Behind]:
     """A server with a page, until the end of the block."""
     aio, prompts = AsyncEngine(engine), []
-    submit = aio.submit
+    submit = aio.submit_made
 
-    async def recorded(given: Any, *args: Any, **kwargs: Any) -> Any:
-        prompts.extend(given)
-        return await submit(given, *args, **kwargs)
+    async def recorded(*args: Any, **kwargs: Any) -> Any:
+        streams = await submit(*args, **kwargs)
+        prompts.extend(stream.prompt_token_ids for stream in streams)
+        return streams
 
-    aio.submit = recorded  # type: ignore[method-assign]
+    aio.submit_made = recorded  # type: ignore[method-assign]
     with listening(make_app({"demo": aio}, **options)) as address:
         yield Behind(f"{address}/", aio, prompts)
 

@@ -89,33 +89,37 @@ class BatchArrays:
         if self._spans.shape != (N, 5) or self._tables.shape[1] < longest:
             self._spans = np.zeros((N, 5), np.int64)
             self._tables = np.zeros((N, 2 * longest), np.int64)
-        masks = []
+        masks, spans = [], []
         begin = 0
         for i, span in enumerate(batch.spans):
             m = 0 if span.tree is None else len(span.tree)
-            self._spans[i] = span.start, span.stop - span.start, span.context_len, m, begin
+            spans.append((span.start, span.stop - span.start, span.context_len, m, begin))
             self._tables[i, : len(span.pages)] = span.pages
             if span.tree is not None:
                 masks.append(np.ascontiguousarray(span.tree, np.uint8).ravel())
                 begin += m * m
+        self._spans[...] = np.reshape(spans, (N, 5))
         self._seen = np.concatenate(masks) if masks else self._seen
         self._positions = batch.positions
         self._point(self._calls)
 
     def _point(self, calls: list[Any]) -> None:
         """Set addresses and sizes; memory for parts of results grows with the longest context."""
+        spans, tables = address(self._spans), address(self._tables)
+        seen, positions = address(self._seen), address(self._positions)
         for call in calls:
             call.N = len(self._spans)
-            call.spans, call.tables, call.seen = address(self._spans), address(self._tables), address(self._seen)
-            call.table_stride, call.positions = self._tables.shape[1], address(self._positions)
+            call.spans, call.tables, call.seen = spans, tables, seen
+            call.table_stride, call.positions = self._tables.shape[1], positions
         needed = max((_attention_parts(call) for call in {call.window: call for call in calls}.values()), default=0)
         if len(self._parts) < needed:
             self._parts = aligned(8 * needed).view(np.float32)
         heads = max((call.K for call in calls), default=0)
         if len(self._done) < len(self._spans) * heads:
             self._done = np.zeros(len(self._spans) * heads, np.int64)
+        parts, done = address(self._parts), address(self._done)
         for call in self._calls:
-            call.parts, call.done = address(self._parts), address(self._done)
+            call.parts, call.done = parts, done
 
 
 class Workspace:
