@@ -310,16 +310,19 @@ class Scheduler:
         pages = self._uncommitted_pages()
         admitted: list[Active] = []
         too_large: list[Active] = []
+        most_passed = 0  # the most that one of these was passed; a thousand may wait
         for active in self.waiting:
             needed = self._pages_to_begin(active)
             if active.width > places or needed > pages:
                 too_large.append(active)
+                most_passed = max(most_passed, active.passed)
             else:
                 admitted.append(active)
                 places, pages, active.passed = places - active.width, pages - needed, 0
                 for other in too_large:
                     other.passed += 1
-            if places <= 0 or any(other.passed >= MAX_PASSES for other in too_large):
+                most_passed += bool(too_large)
+            if places <= 0 or most_passed >= MAX_PASSES:
                 break
         for active in admitted:
             self.waiting.remove(active)

@@ -9,8 +9,8 @@ results or no beam is left. And a candidate whose sum is -inf (a token that a pr
 is dropped: fewer beams continue, and there may be fewer results. If there is none at all, that is an error.
 
 With sampling the candidates are drawn instead (stochastic beams): without replacement, in proportion to the
-exponential of their sums, after the filters of sampling have changed the log-probabilities. They rank in the order in
-which they were drawn; those that become beams are ordered by score.
+exponential of their sums, after the filters of sampling have changed the log-probabilities. They too rank by their sums
+(since transformers 5.24; before, in the order in which they were drawn).
 
 A worked example with the vocabulary I, L, U: the model gives I probability 0.6 as the first token, L after I 0.7, and
 so on. Two beams hold (I 0.6, L 0.3) after the first step; the best continuations are IL (0.6 * 0.7 = 0.42) and LI
@@ -142,8 +142,7 @@ class BeamSearch(Strategy):
             return []
         extended = [self._extended(state, p, t, raw) for p, t in zip(parents, tokens, strict=True)]
         self.collect(state, extended, sums)
-        best_first = np.argsort(-sums, kind="stable")
-        order = [i for i in best_first if extended[i].finish_reason != "stop"][: self.num_beams]  # rarely fewer
+        order = [i for i, e in enumerate(extended) if e.finish_reason != "stop"][: self.num_beams]  # rarely fewer
         if state.request.watch is not None:
             state.request.watch(self._watched(parents, tokens, sums, extended, order))
         state.beams, state.scores = [extended[i] for i in order], sums[order]
@@ -183,7 +182,7 @@ class BeamSearch(Strategy):
         return scores
 
     def _candidates(self, chooser: Chooser, state: BeamState, scores: Any) -> tuple[list[int], list[int], Any]:
-        """Best (or sampled) candidates over all beams: their parents, tokens and summed log-probabilities.
+        """Best (or sampled) candidates over all beams, best first: their parents, tokens and summed log-probabilities.
 
         Args:
             chooser: the chooser for the scores
@@ -202,6 +201,7 @@ class BeamSearch(Strategy):
             position = len(request.prompt_ids) + len(state.beams[0].token_ids)
             uniforms = uniform(request.settings.seed, np.arange(count), position, BEAMS)
             chosen = sample_without_replacement(total, uniforms, chooser.xp)
+            chosen = chosen[np.argsort(-total[chosen], kind="stable")]
             sums = total[chosen]
         else:
             tokens = chooser.top(scores, min(self.candidates, V))  # [beams, V] -> [beams, n]
