@@ -111,8 +111,8 @@ class Fields(Generic[Unset]):
 
     # fmt: off
     max_new_tokens: int | None = TEXT.field(None, whole(0), flag="--max-new-tokens N", common=True,
-        aliases=("-n", "--max-tokens"), help="tokens to generate at most (default: the checkpoint's limit, else 20; on "
-        "the command line else the end of the text)",
+        aliases=("-n", "--max-tokens"), help="tokens to generate at most (default: the checkpoint's limit; without "
+        "one 20, on the command line the end of the text)",
         notes="0 together with echo computes the prompt alone, for its log-probabilities.")
     max_length: int | None = TEXT.field(None, whole(1),
         help="the same with the prompt counted; conflicts with max_new_tokens")

@@ -19,7 +19,7 @@ from ..fuzz.mutate import mutate_bytes, mutate_json, to_json
 from ..fuzz.outcome import check_message
 from ..published import ALL, write_pair
 
-INPUTS = 1000
+INPUTS = 300
 KINDS = (
     *("gptq-int4", "gptq-int4-desc-act", "awq", "compressed-int8", "compressed-packed-int4-asymmetric"),
     *("compressed-float8-blocks", "fp8-small-blocks", "modelopt", "bitsandbytes-nf4-nested", "bitsandbytes-int8"),
