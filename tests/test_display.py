@@ -1,4 +1,4 @@
-"""What Python and notebooks show of engines and results."""
+"""Engines and results as Python and notebooks show them."""
 
 import copy
 import dataclasses

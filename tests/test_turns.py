@@ -240,7 +240,7 @@ def test_ctrl_c_in_a_process_ends_it_within_a_step(small: Path) -> None:
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    """What each call gave or raised; all begin at the same time."""
+    """Results or errors of calls that all begin at the same time."""
     results: list[Any] = [None] * len(calls)
     barrier = threading.Barrier(len(calls))
 

@@ -96,7 +96,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _hint(self, word: str) -> str:
-        """What to do about a word that is no argument."""
+        """Advice about a word that is no argument."""
         near = []
         if word.startswith("-"):
             names = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes are alike in all

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def say(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """What the user types."""
+    """Lines that the user types."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
 

@@ -77,7 +77,7 @@ def test_kernels_take_what_their_table_says(build: Build) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("build", one_of_each_kernel("90"), ids=name)
 def test_kernels_that_check_their_indices_compile(build: Build) -> None:
-    """What MINILLM_CUDA_DEBUG=1 asks for. Kernels with an index from a table stop with the device's printf and trap."""
+    """As MINILLM_CUDA_DEBUG=1 builds them: kernels with an index from a table stop with the device's printf and trap."""
     ptx, _ = compile_for(build.arch, build.path, (*build.options, "-DMINILLM_CUDA_DEBUG"), "ptx")
     checks = build.module in ("attention_decode", "attention_prefill", "embed", "expand", "kv", "low_rank", "experts")
     checks = checks and "VALUES" not in build.constants
@@ -153,7 +153,7 @@ DEPENDENT = [
 ]
 """Each kernel that waits for those before it, and all builds that might spill; of float32 what 16 bits do not have"""
 BEFORE_THE_WAIT = re.compile(r"\b(ld\.global|st\.global|cp\.async|atom|red)\b")
-"""What no kernel does in PTX before it has waited"""
+"""Instructions of PTX that no kernel runs before it has waited"""
 BEFORE_ITS_INSTRUCTION = re.compile(r"\b(LDG|LDGSTS|STG|ATOMG|RED)\b")
 """The same in a GPU's own instructions, of which ACQBULK waits"""
 
