@@ -1,7 +1,8 @@
 """Weights and K/V cache of fewer bits on the real model, measured by the perplexity of a real text.
 
 The model's file has 4 bits already (Q4_1, with an offset in each group), so int4 rounds a second time. "auto" keeps
-them, and differs by the rounding of activations alone.
+them, and differs by the rounding of activations alone, as int8 does: these move a mean of 0.003 nats from the exact
+predictions, and the perplexity by about as much, up or down.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from .conftest import Engines
 
 pytestmark = pytest.mark.real
 
-WEIGHTS = {"auto": 0.002, "float16": 0.001, "bfloat16": 0.002, "int8": 0.01, "int4": 0.25}
+WEIGHTS = {"auto": 0.006, "float16": 0.001, "bfloat16": 0.002, "int8": 0.01, "int4": 0.25}
 """Format of the weights -> by which part it may change the perplexity"""
 CACHES = {"bfloat16": 0.002, "int8": 0.005}
 
