@@ -206,24 +206,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 args.run(args)
         finally:
             sys.stdout.flush()  # also after --help, which raises SystemExit
+        return 0
     except FollowedError as error:
         return error.exit_code  # rank 0 says it
     except MinillmError as error:
         code = _fail(str(error), error.exit_code)
-        if has_ranks(args):
-            from ..distributed.mpi import world
-
-            world().end(code)  # others may wait for this rank
-        return code
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        return INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:
         _drop_output()
-        return CLOSED_PIPE
+        code = CLOSED_PIPE
     except OSError as error:
-        return _fail(_explain(error))
-    return 0
+        code = _fail(_explain(error))
+    if has_ranks(args) and "mpi4py.MPI" in sys.modules:  # else this rank ends before it has joined the others
+        from ..distributed.mpi import world
+
+        world().end(code)  # others may wait for this rank
+    return code
 
 
 def _fail(message: str, code: int = 1) -> int:

@@ -49,6 +49,7 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
         _, err = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         end(process)
+        process.communicate()
         raise
     return process.returncode, err
 

@@ -84,11 +84,13 @@ def test_an_exception_on_a_rank_ends_all(phase: str, rank: int, tensor: int, pip
 
 @pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("seconds", [0, 0.5], ids=["at once", "while rank 0 waits"])
 @pytest.mark.parametrize("event", [GOES_ON, WAITS], ids=["goes on", "hangs"])
-def test_ctrl_c_ends_all(phase: str, event: str) -> None:
+def test_ctrl_c_ends_all(phase: str, event: str, seconds: float) -> None:
     """Of a rank that hangs the second one, as mpiexec says, whose exit code then is its own: MPICH's is 255 or 0."""
     process = ranks_at(phase, 1, event, 2, 1)
     pids = ranks_of(process)
+    time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     if event == WAITS:
         time.sleep(1)
@@ -105,6 +107,17 @@ def test_what_all_ranks_find_is_said_once() -> None:
     code, err = ended(started(4, "generate", "A", "--tensor-parallel", 4))
     assert code != 0 and err.count("minillm: ") == 1
     assert "tensor_parallel 4 should divide the model's num_heads 6" in err
+
+
+def test_a_rank_without_mpi_says_so() -> None:
+    program = """
+import sys
+sys.modules["mpi4py"] = None  # as if it were not installed
+from minillm.cli.main import run
+sys.exit(run(["generate", "A", "--tensor-parallel", "2"]))
+"""
+    code, err = ended(started(2, code=program))
+    assert code == 1 and "Traceback" not in err and "several processes need MPI" in err
 
 
 def test_a_checkpoint_that_differs_on_a_rank_is_named(tmp_path: Path) -> None:
