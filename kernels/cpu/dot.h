@@ -1,79 +1,26 @@
 /* Products of integers of 8 and 4 bits with integers of 8 bits, summed as 32 bits. They have no portable form.
  *
- * Lanes along the inputs, for weights as they are stored. An `octets` holds GROUPS groups of 32 numbers. A dot product
- * leaves parts of a group's sum in the lanes of that group; `spread` puts the groups' scales into the same lanes.
+ * Lanes along the inputs, for weights as they are stored: `dot_rows` sums across lanes what is in each group.
  *
  * Lanes along the outputs, for weights that were packed. A lane holds 4 inputs of one output in 8 bits, or 2 in 16 bits
  * (STEP8 of int8 weights; int4 always 4). Weights of 4 bits are packed as they are stored, 8 higher than they are;
- * weights of 8 bits EXCESS8 higher, since some instructions multiply numbers without sign by numbers with sign.
+ * weights of 8 bits EXCESS8 higher, since some instructions multiply numbers without sign by numbers with sign. Those
+ * in 16 bits are TIMES8 as large, so that `split_bytes` needs no extension of signs: of 4 inputs it makes two pairs,
+ * the even and the odd ones, and x is stored in this order.
  */
 #ifndef MINILLM_DOT_H
 #define MINILLM_DOT_H
 #include "simd.h"
 
-#if HAS_AVX512
-enum { GROUPS = 2 };
-typedef __m512i octets;
-#elif HAS_AVX2
-enum { GROUPS = 1 };
-typedef __m256i octets;
-#elif HAS_NEON
-enum { GROUPS = 1 };
-typedef int8x16x2_t octets;
-#else
-enum { GROUPS = 1 };
-typedef struct {
-    int8_t number[32];
-} octets;
-#endif
-
 /* SHORT4: sums of products of weights of 4 bits are of 16 bits until `total4`. */
 #if HAS_AVX512 && defined(__AVX512VNNI__)
 #define HAS_VNNI 1
-enum { STEP8 = 4, EXCESS8 = 128, SHORT4 = 0, PACKED = 1 };
+enum { STEP8 = 4, EXCESS8 = 128, TIMES8 = 1, SHORT4 = 0 };
 #elif HAS_AVX512 || HAS_AVX2
-enum { STEP8 = 2, EXCESS8 = 0, SHORT4 = 1, PACKED = 0 };
+enum { STEP8 = 2, EXCESS8 = 0, TIMES8 = 256, SHORT4 = 1 };
 #else
-enum { STEP8 = 4, EXCESS8 = 0, SHORT4 = 0, PACKED = 0 };
+enum { STEP8 = 4, EXCESS8 = 0, TIMES8 = 1, SHORT4 = 0 };
 #endif
-
-/* --- lanes along the inputs --------------------------------------------------------------------------------------- */
-
-INLINE octets load_octets(const void *p) {
-#if HAS_AVX512
-    return _mm512_loadu_si512(p);
-#elif HAS_AVX2
-    return _mm256_loadu_si256(p);
-#elif HAS_NEON
-    return (octets){{vld1q_s8(p), vld1q_s8((const int8_t *)p + 16)}};
-#else
-    octets v;
-    memcpy(&v, p, sizeof v);
-    return v;
-#endif
-}
-
-/* From 4 bits, 0 to 15. The 16 bytes of a group hold numbers j and j + 16 in byte j. */
-INLINE octets load_nibbles(const void *p) {
-#if HAS_AVX512
-    __m512i stored = _mm512_castsi256_si512(_mm256_loadu_si256(p));
-    __m512i twice = _mm512_permutexvar_epi64(_mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0), stored);
-    __m512i low_or_high = _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0));
-    return _mm512_and_si512(low_or_high, _mm512_set1_epi8(15));
-#elif HAS_AVX2
-    __m128i stored = _mm_loadu_si128(p);
-    __m256i low_or_high = _mm256_inserti128_si256(_mm256_castsi128_si256(stored), _mm_srli_epi16(stored, 4), 1);
-    return _mm256_and_si256(low_or_high, _mm256_set1_epi8(15));
-#elif HAS_NEON
-    uint8x16_t stored = vld1q_u8(p), low = vandq_u8(stored, vdupq_n_u8(15));
-    return (octets){{vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(vshrq_n_u8(stored, 4))}};
-#else
-    octets v;
-    const uint8_t *stored = p;
-    for (int i = 0; i < 16; i++) v.number[i] = stored[i] & 15, v.number[i + 16] = stored[i] >> 4;
-    return v;
-#endif
-}
 
 #if HAS_NEON
 /* s + the products of 16 numbers, four to a lane */
@@ -87,82 +34,225 @@ INLINE int32x4_t add_dot(int32x4_t s, int8x16_t w, int8x16_t x) {
 }
 #endif
 
-/* w without sign. Two products must fit into 16 bits: w up to 128. */
-INLINE ints dot_unsigned(octets w, octets x) {
-#if HAS_VNNI
-    return (ints)_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x);
-#elif HAS_AVX512
-    return (ints)_mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
+/* --- lanes along the inputs --------------------------------------------------------------------------------------- */
+
+/* Groups of 32 that are read at once of a row of W with 8 and with 4 bits. The 16 bytes of a group of 4 bits hold
+ * numbers j and j + 16 in byte j. */
+#if HAS_AVX512
+enum { AT_ONCE8 = 2, AT_ONCE4 = 4 };
+typedef __m512i octets;
 #elif HAS_AVX2
-    return (ints)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+enum { AT_ONCE8 = 1, AT_ONCE4 = 2 };
+typedef __m256i octets;
+#else
+enum { AT_ONCE8 = 1, AT_ONCE4 = 1 };
+#if HAS_NEON
+typedef int8x16_t octets;
+#else
+typedef struct {
+    int8_t number[16];
+} octets;
+#endif
+#endif
+
+/* Of W with 8 bits on x86 the numbers, and what they are multiplied as; else two halves of groups, of W or x. */
+typedef struct {
+    octets v[2];
+} halves;
+
+#if HAS_AVX512 || HAS_AVX2
+/* The first `count` bytes, then zeros. */
+INLINE octets load_octets(const void *p, int64_t count) {
+#if HAS_AVX512
+    return count >= 64 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(_bzhi_u64(~0ULL, count < 0 ? 0 : count), p);
+#else
+    char part[32] = {0};
+    if (count < 32) p = memcpy(part, p, count < 0 ? 0 : count);
+    return _mm256_loadu_si256(p);
+#endif
+}
+
+INLINE octets low_nibbles(octets v) {
+#if HAS_AVX512
+    return _mm512_and_si512(v, _mm512_set1_epi8(15));
+#else
+    return _mm256_and_si256(v, _mm256_set1_epi8(15));
+#endif
+}
+#endif
+
+/* The next groups of a row of W, of which `left` bytes exist. */
+INLINE halves load_row(const int format, const char *p, int64_t left) {
+    halves w;
+#if HAS_AVX512
+    octets stored = load_octets(p, left);
+    if (format == INT4) {
+        w.v[0] = low_nibbles(stored), w.v[1] = low_nibbles(_mm512_srli_epi16(stored, 4));
+    } else {
+        w.v[0] = stored;
+        w.v[1] = EXCESS8 ? _mm512_xor_si512(stored, _mm512_set1_epi8(-128)) : _mm512_abs_epi8(stored);
+    }
+#elif HAS_AVX2
+    octets stored = load_octets(p, left);
+    __asm__("" : "+x"(stored)); /* GCC would otherwise load it twice */
+    if (format == INT4) {
+        w.v[0] = low_nibbles(stored), w.v[1] = low_nibbles(_mm256_srli_epi16(stored, 4));
+    } else {
+        w.v[0] = stored, w.v[1] = _mm256_abs_epi8(stored);
+    }
+#else
+    (void)left;
+    memcpy(&w, p, format == INT8 ? 32 : 16);
+    if (format == INT4) {
+#if HAS_NEON
+        uint8x16_t stored = vreinterpretq_u8_s8(w.v[0]);
+        w.v[0] = vreinterpretq_s8_u8(vandq_u8(stored, vdupq_n_u8(15)));
+        w.v[1] = vreinterpretq_s8_u8(vshrq_n_u8(stored, 4));
+#else
+        for (int i = 0; i < 16; i++) {
+            uint8_t both = (uint8_t)w.v[0].number[i];
+            w.v[0].number[i] = both & 15, w.v[1].number[i] = both >> 4;
+        }
+#endif
+    }
+#endif
+    return w;
+}
+
+/* What meets them of a row of x, of which `left` bytes exist, and 32 more with AVX2. */
+INLINE halves load_x(const int format, const int8_t *p, int64_t left) {
+    halves x;
+#if HAS_AVX512
+    octets own = load_octets(p, left), more = own;
+    if (format == INT4) more = load_octets(p + 64, left - 64);
+    x.v[0] = format == INT4 ? _mm512_shuffle_i32x4(own, more, 0x88) : own;
+    x.v[1] = _mm512_shuffle_i32x4(own, more, 0xDD);
+#elif HAS_AVX2
+    (void)left;
+    octets own = load_octets(p, 32), more = own;
+    if (format == INT4) more = load_octets(p + 32, 32);
+    x.v[0] = format == INT4 ? _mm256_permute2x128_si256(own, more, 0x20) : own;
+    x.v[1] = _mm256_permute2x128_si256(own, more, 0x31);
+#else
+    (void)format, (void)left;
+    memcpy(&x, p, 32);
+#endif
+    return x;
+}
+
+/* Parts of the sums of products: in each four lanes those of a group of 4 bits, in each eight of a group of 8 bits;
+ * elsewhere than on x86 of one group. Where the lanes are two sums of 16 bits, `sum_fours` adds them up. */
+INLINE ints dot(const int format, halves w, halves x) {
+#if HAS_VNNI
+    __m512i zero = _mm512_setzero_si512();
+    if (format == INT8) return (ints)_mm512_dpbusd_epi32(zero, w.v[1], x.v[0]);
+    return (ints)_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, w.v[0], x.v[0]), w.v[1], x.v[1]);
+#elif HAS_AVX512
+    __m512i pairs;
+    if (format == INT8) { /* |w| times x with the sign of w */
+        octets same = _mm512_mask_sub_epi8(x.v[0], _mm512_movepi8_mask(w.v[0]), _mm512_setzero_si512(), x.v[0]);
+        pairs = _mm512_maddubs_epi16(w.v[1], same);
+    } else { /* four products fit into 16 bits */
+        pairs = _mm512_add_epi16(_mm512_maddubs_epi16(w.v[0], x.v[0]), _mm512_maddubs_epi16(w.v[1], x.v[1]));
+    }
+    return (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif HAS_AVX2
+    if (format == INT4) /* sixteen products fit into 16 bits */
+        return (ints)_mm256_add_epi16(_mm256_maddubs_epi16(w.v[0], x.v[0]), _mm256_maddubs_epi16(w.v[1], x.v[1]));
+    __m256i pairs = _mm256_maddubs_epi16(w.v[1], _mm256_sign_epi8(x.v[0], w.v[0]));
+    return (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #elif HAS_NEON
-    return (ints)add_dot(add_dot(vdupq_n_s32(0), w.val[0], x.val[0]), w.val[1], x.val[1]);
+    (void)format;
+    return (ints)add_dot(add_dot(vdupq_n_s32(0), w.v[0], x.v[0]), w.v[1], x.v[1]);
 #else
     ints s = {0};
-    for (int i = 0; i < 32; i++) s[i % LANES] += w.number[i] * x.number[i];
+    (void)format;
+    for (int i = 0; i < 32; i++) s[i % 4] += w.v[i / 16].number[i % 16] * x.v[i / 16].number[i % 16];
     return s;
 #endif
 }
 
-/* w with sign; x above -128. */
-INLINE ints dot_signed(octets w, octets x) {
-#if HAS_AVX512 /* |w| times x with the sign of w */
-    return dot_unsigned(_mm512_abs_epi8(w), _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x));
-#elif HAS_AVX2
-    return dot_unsigned(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-#else
-    return dot_unsigned(w, x);
-#endif
-}
-
-/* Weights of 4 bits are read GROUPS4 groups at a time, and x so that `dot_nibbles` needs no permutation of weights. */
-#if HAS_AVX2
-enum { GROUPS4 = 2 };
-#else
-enum { GROUPS4 = GROUPS };
-#endif
-
-INLINE void load_for_nibbles(const int8_t *x, octets *to) {
-    to[0] = load_octets(x);
-#if HAS_AVX2 /* the first halves of two groups, and the second ones */
-    octets next = load_octets(x + 32);
-    to[1] = _mm256_permute2x128_si256(to[0], next, 0x31);
-    to[0] = _mm256_permute2x128_si256(to[0], next, 0x20);
-#endif
-}
-
-INLINE ints dot_nibbles(const void *w, const octets *x) {
-#if HAS_AVX2 /* four products fit into 16 bits */
-    __m256i stored = _mm256_loadu_si256(w), mask = _mm256_set1_epi8(15);
-    __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(stored, mask), x[0]);
-    __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(stored, 4), mask), x[1]);
-    return (ints)_mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
-#else
-    return dot_unsigned(load_nibbles(w), x[0]);
-#endif
-}
-
-/* The scales of GROUPS4 groups, each in the lanes of its group. */
-INLINE floats spread4(const float *scales) {
-#if HAS_AVX2
-    double both;
-    memcpy(&both, scales, sizeof both);
-    __m256 repeated = _mm256_castpd_ps(_mm256_set1_pd(both));
-    return (floats)_mm256_permutevar_ps(repeated, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
-#elif HAS_AVX512
-    return (floats)_mm512_insertf32x8(_mm512_set1_ps(scales[0]), _mm256_set1_ps(scales[1]), 1);
-#else
-    return splat(scales[0]);
-#endif
-}
-
-/* The scales of GROUPS groups, each in the lanes of its group. */
-INLINE floats spread(const float *scales) {
+/* The sums of each four neighbouring lanes, those of four vectors side by side. */
+INLINE ints sum_fours(const int format, const ints *v) {
 #if HAS_AVX512
-    return (floats)_mm512_insertf32x8(_mm512_set1_ps(scales[0]), _mm256_set1_ps(scales[1]), 1);
+#define PAIR(SIZE, A, B) \
+    _mm512_add_epi32(_mm512_unpacklo_epi##SIZE((__m512i)A, (__m512i)B), \
+                     _mm512_unpackhi_epi##SIZE((__m512i)A, (__m512i)B))
+    (void)format;
+    return (ints)PAIR(64, PAIR(32, v[0], v[1]), PAIR(32, v[2], v[3]));
+#undef PAIR
+#elif HAS_AVX2
+#define PAIR(SIZE, WIDTH, A, B) \
+    _mm256_add_epi##WIDTH(_mm256_unpacklo_epi##SIZE((__m256i)A, (__m256i)B), \
+                          _mm256_unpackhi_epi##SIZE((__m256i)A, (__m256i)B))
+    if (format == INT8) return (ints)PAIR(64, 32, PAIR(32, 32, v[0], v[1]), PAIR(32, 32, v[2], v[3]));
+    __m256 low = (__m256)PAIR(64, 16, v[0], v[1]), high = (__m256)PAIR(64, 16, v[2], v[3]);
+    __m256 even = _mm256_shuffle_ps(low, high, 0x88), odd = _mm256_shuffle_ps(low, high, 0xDD);
+    return (ints)_mm256_madd_epi16(_mm256_add_epi16((__m256i)even, (__m256i)odd), _mm256_set1_epi16(1));
+#undef PAIR
+#elif HAS_NEON
+    int32x4_t low = vpaddq_s32((int32x4_t)v[0], (int32x4_t)v[1]), high = vpaddq_s32((int32x4_t)v[2], (int32x4_t)v[3]);
+    (void)format;
+    return (ints)vpaddq_s32(low, high);
 #else
-    return splat(scales[0]);
+    ints s = {0};
+    (void)format;
+    for (int i = 0; i < 4; i++) s[i] = v[i][0] + v[i][1] + v[i][2] + v[i][3];
+    return s;
 #endif
+}
+
+/* sums[r][i] = x[r] @ W.T in group i of those that are read at once, for R rows of x and LANES rows of W, of which
+ * `left` bytes exist from byte `at` on. Weights are taken as much higher as packed ones. */
+INLINE void dot_rows(const int format, const int R, const char *const *rows, int64_t at, int64_t left, const int8_t *x,
+                     int64_t x_stride, ints sums[][4]) {
+    halves own[4];
+    ints fours[4][LANES / 4];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) own[r] = load_x(format, x + r * x_stride, format == INT8 ? left : 2 * left);
+#pragma GCC unroll 4
+    for (int o = 0; o < LANES; o += 4) {
+        ints dots[4][4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            halves w = load_row(format, rows[o + i] + at, left);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) dots[r][i] = dot(format, w, own[r]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) fours[r][o / 4] = sum_fours(format, dots[r]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+#if HAS_AVX512 /* of two vectors of four parts: parts 0 and 2 of each, or 1 and 3 */
+#define EVEN_PARTS(A, B) _mm512_shuffle_i32x4((__m512i)A, (__m512i)B, 0x88)
+#define ODD_PARTS(A, B) _mm512_shuffle_i32x4((__m512i)A, (__m512i)B, 0xDD)
+        __m512i even[2], odd[2];
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            even[i] = EVEN_PARTS(fours[r][2 * i], fours[r][2 * i + 1]);
+            odd[i] = ODD_PARTS(fours[r][2 * i], fours[r][2 * i + 1]);
+            if (format == INT8) even[i] = _mm512_add_epi32(even[i], odd[i]);
+        }
+        if (format == INT8) {
+            sums[r][0] = (ints)EVEN_PARTS(even[0], even[1]), sums[r][1] = (ints)ODD_PARTS(even[0], even[1]);
+        } else {
+            sums[r][0] = (ints)EVEN_PARTS(even[0], even[1]), sums[r][2] = (ints)ODD_PARTS(even[0], even[1]);
+            sums[r][1] = (ints)EVEN_PARTS(odd[0], odd[1]), sums[r][3] = (ints)ODD_PARTS(odd[0], odd[1]);
+        }
+#undef EVEN_PARTS
+#undef ODD_PARTS
+#elif HAS_AVX2
+        __m256i first = (__m256i)fours[r][0], second = (__m256i)fours[r][1];
+        sums[r][0] = (ints)_mm256_permute2x128_si256(first, second, 0x20);
+        sums[r][1] = (ints)_mm256_permute2x128_si256(first, second, 0x31);
+        if (format == INT8) sums[r][0] += sums[r][1];
+#else
+        ints all = {0};
+        for (int o = 0; o < LANES; o++) all[o] = fours[r][o / 4][o % 4];
+        sums[r][0] = all;
+#endif
+    }
 }
 
 /* --- lanes along the outputs -------------------------------------------------------------------------------------- */
@@ -247,6 +337,37 @@ INLINE void gather_16_bytes(const char *const *rows, int64_t at, ints *to) {
 #endif
 }
 
+/* 32 integers as 16 bits: of each four the even ones, then the odd ones. */
+INLINE void store_split(int16_t *p, const ints *v) {
+#if HAS_AVX512 || HAS_AVX2
+    for (int i = 0; i < 2; i++, p += 16) {
+#if HAS_AVX512
+        __m256i numbers = _mm512_cvtepi32_epi16((__m512i)v[i]);
+#else
+        __m256i both = _mm256_packs_epi32((__m256i)v[2 * i], (__m256i)v[2 * i + 1]);
+        __m256i numbers = _mm256_permute4x64_epi64(both, 0xD8);
+#endif
+        _mm256_storeu_si256((void *)p, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(numbers, 0xD8), 0xD8));
+    }
+#else
+    static const int order[] = {0, 2, 1, 3};
+    for (int i = 0; i < 32; i++) {
+        int from = i / 4 * 4 + order[i % 4];
+        p[i] = (int16_t)v[from / LANES][from % LANES];
+    }
+#endif
+}
+
+/* Of the four bytes in each lane of vector j the even ones, times 256, in vector 2 j, and the odd ones in 2 j + 1. */
+INLINE void split_bytes(const ints *bytes, ints *to) {
+    typedef uint16_t shorts __attribute__((vector_size(4 * LANES)));
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        to[2 * j] = (ints)((shorts)bytes[j] << 8);
+        to[2 * j + 1] = bytes[j] & (int32_t)0xFF00FF00;
+    }
+}
+
 /* [LANES, 8] -> [8, LANES]; rows of `from` are `stride` apart. */
 INLINE void transpose(const int32_t *from, int64_t stride, int32_t *to) {
 #if HAS_AVX512 || HAS_AVX2
@@ -279,64 +400,4 @@ INLINE void transpose(const int32_t *from, int64_t stride, int32_t *to) {
         for (int o = 0; o < LANES; o++) to[i * LANES + o] = from[o * stride + i];
 #endif
 }
-
-/* --- one row of x ------------------------------------------------------------------------------------------------- */
-
-#if HAS_VNNI
-/* The first `count` bytes, 0 to 64 or more, then zeros. */
-INLINE __m512i load_part_64(const void *p, int64_t count) {
-    return count >= 64 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(_bzhi_u64(~0ULL, count < 0 ? 0 : count), p);
-}
-
-/* The sums of each four neighbouring lanes, those of a, b, c and d side by side. */
-INLINE __m512i sum_fours(const __m512i *v) {
-    __m512i low = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    __m512i high = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
-}
-
-/* Of two vectors of four parts: parts 0 and 2 of each, or 1 and 3. */
-#define EVEN_PARTS(A, B) _mm512_shuffle_i32x4(A, B, 0x88)
-#define ODD_PARTS(A, B) _mm512_shuffle_i32x4(A, B, 0xDD)
-
-/* Sums of products of 2 groups (int8) or 4 (int4) of LANES rows of W with x, by row: sums[i] are those of group i.
- * `left` bytes of each row exist. Weights are taken as much higher as packed ones. */
-INLINE void dot_row(const int format, const char *const *rows, int64_t at, int64_t left, const int8_t *x, ints *sums) {
-    const int64_t numbers = format == INT8 ? left : 2 * left;
-    __m512i first = load_part_64(x, numbers), second = first, quarter[4];
-    if (format == INT4) {
-        __m512i more = load_part_64(x + 64, numbers - 64);
-        second = ODD_PARTS(first, more), first = EVEN_PARTS(first, more);
-    }
-#pragma GCC unroll 4
-    for (int o = 0; o < LANES; o += 4) {
-        __m512i dots[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            __m512i w = load_part_64(rows[o + i] + at, left), zero = _mm512_setzero_si512();
-            if (format == INT8) {
-                dots[i] = _mm512_dpbusd_epi32(zero, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), first);
-            } else {
-                __m512i low = _mm512_and_si512(w, _mm512_set1_epi8(15));
-                __m512i high = _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15));
-                dots[i] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, low, first), high, second);
-            }
-        }
-        quarter[o / 4] = sum_fours(dots); /* its four parts: the halves of two groups, or four groups */
-    }
-    __m512i even[2], odd[2];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) {
-        even[i] = EVEN_PARTS(quarter[2 * i], quarter[2 * i + 1]);
-        odd[i] = ODD_PARTS(quarter[2 * i], quarter[2 * i + 1]);
-        if (format == INT8) even[i] = _mm512_add_epi32(even[i], odd[i]);
-    }
-    if (format == INT8) {
-        sums[0] = (ints)EVEN_PARTS(even[0], even[1]), sums[1] = (ints)ODD_PARTS(even[0], even[1]);
-    } else {
-        sums[0] = (ints)EVEN_PARTS(even[0], even[1]), sums[2] = (ints)ODD_PARTS(even[0], even[1]);
-        sums[1] = (ints)EVEN_PARTS(odd[0], odd[1]), sums[3] = (ints)ODD_PARTS(odd[0], odd[1]);
-    }
-}
-#endif
 #endif

@@ -9,17 +9,18 @@
  *
  * Order of summation. Floats: the inputs are divided into blocks of DEPTH, at fixed places; a block is summed by lane
  * and then across lanes, and the blocks by ascending place. So an output has the same bits in any batch and with any
- * number of workers; with vectors of 8 within `linear_few`, and within `linear_many`. Integers: likewise, and with
- * AVX-512 VNNI in both.
+ * number of workers; with vectors of 8 within `linear_few`, and within `linear_many`. Integers: likewise, by ascending
+ * groups, and the same in both.
  *
  * Versions:
- * - `linear_few`: a register tile multiplies several rows by 4 rows of W as they are stored; lanes along the inputs.
- *   Integers with AVX-512 VNNI: as `linear_many`.
+ * - `linear_few`, floats: a register tile multiplies several rows by 4 rows of W as they are stored; lanes along the
+ *   inputs. Integers: as `linear_many`.
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
  *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
  *   transposed instead, and lanes are along the outputs.
  * - `linear_many`, integers: INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs and
- *   stay in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes.
+ *   stay in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes. A row or two meet W
+ *   as it is stored.
  */
 #include "activation.h"
 #include "linear.h"
@@ -70,7 +71,7 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
     for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += size) {
         int64_t until = smaller(o + size, end);
         if (integers) {
-            integers_many(a, o, until, scratch);
+            integers_any(a, o, until, scratch);
         } else {
             floats_many(a, o, until, scratch);
         }
@@ -82,15 +83,11 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
 void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t worker) {
     const linear *a = arguments;
     int64_t first, last;
-    if (a->format >= INT8 && integers_packed()) return linear_many(arguments, share, shares, worker);
+    if (a->format >= INT8) return linear_many(arguments, share, shares, worker);
     share_of((a->outputs + 3) / 4, share, shares, &first, &last);
     for (int64_t o = 4 * first, end = smaller(4 * last, a->outputs); o < end; o += FINISHED) {
         int64_t until = smaller(o + FINISHED, end);
-        if (a->format >= INT8) {
-            integers_few(a, o, until);
-        } else {
-            floats_few(a, o, until);
-        }
+        floats_few(a, o, until);
         finish(a, o, until);
     }
 }

@@ -13,7 +13,7 @@ enum {
     DEPTH = 768,                            /* inputs of a block; divides into groups and vectors */
     AHEAD = 16384,                          /* bytes of W that `linear_few` fetches early */
     FLOAT_OUTPUTS = LANES == 16 ? 192 : 96, /* outputs that `floats_many` multiplies together: W in the L2 cache ... */
-    INTEGER_OUTPUTS = 2 * LANES             /* ... and `integers_many` */
+    INTEGER_OUTPUTS = 2 * LANES             /* ... and `integers_any` */
 };
 
 typedef struct {
@@ -29,24 +29,20 @@ typedef struct {
     int8_t *integers;       /* x rounded, [rows, inputs'] and 32 more; of int16 if `wide`. For integers only, as ... */
     float *x_scales;        /* [rows, inputs' / 32 rounded up to 16] */
     int32_t *x_sums;        /* minus the sum of each 32 integers, times what packed weights are higher than they are */
-    char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; if weights are packed */
+    char *scratch;          /* linear_scratch() bytes for each worker, aligned to 64; for integers and many rows */
     int64_t rows, inputs, outputs, format, group, activation;
     int64_t zeros;          /* whether the offsets are zero points */
-    int64_t wide;           /* whether the integers are int16: for int8 in `linear_many`, if wide_integers() */
+    int64_t wide;           /* whether the integers are int16: for int8, wide_rows() rows or more */
 } linear;
 
-/* out = x @ W.T, for all rows and the outputs first to last. `..._many` needs memory of the worker's own. */
+/* out = x @ W.T, for all rows and the outputs first to last. `scratch` is memory of the worker's own. */
 void floats_few(const linear *a, int64_t first, int64_t last);
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch);
-void integers_few(const linear *a, int64_t first, int64_t last);
-void integers_many(const linear *a, int64_t first, int64_t last, char *scratch);
+void integers_any(const linear *a, int64_t first, int64_t last, char *scratch);
 
 /* Bytes of that memory. */
 int64_t floats_scratch(void);
 int64_t integers_scratch(void);
-
-/* Whether `integers_many` is also the faster one for few rows. */
-int64_t integers_packed(void);
 
 /* A register tile of each size is a function of its own: one function with all of them takes several times as long to
  * compile. */

@@ -5,18 +5,16 @@
  *
  * Bytes and floor: as in linear.c. Rounding reads x once and writes a quarter, or half if `wide`.
  *
- * Order of summation: the products of 32 integers are summed exactly; then float sums of these, times both scales, by
- * ascending place, in each version its own way. Weights of 4 bits are stored as integers from 0 on; what is subtracted
- * from scale x integer, 8 x scale, zero point x scale or -offset, is the same in a group, so it is multiplied with the
- * sums of x' ("low" below). What packed integers are higher than they are, 8 or EXCESS8, is subtracted from the sums as
- * integers.
+ * Order of summation: the products of 32 integers are summed exactly; then these, times both scales, in float by
+ * ascending place. Weights of 4 bits are stored as integers from 0 on; what is subtracted from scale x integer, 8 x
+ * scale, zero point x scale or -offset, is the same in a group, so it is multiplied with the sums of x' ("low" below).
+ * What packed integers are higher than they are, 8 or EXCESS8, is subtracted from the sums as integers.
  *
- * Versions:
- * - `integers_few`: a register tile of up to FEW_ROWS rows by 4 outputs; lanes along the inputs. The scales of LANES
- *   groups are multiplied as one vector, then the groups' products are added, with AVX2 of two groups of int4 at once.
- * - `integers_many`: a register tile of up to INT8_ROWS or INT4_ROWS rows by PANELS vectors of outputs; lanes along
- *   the outputs. With AVX-512 VNNI for any number of rows, but a single one:
- * - `multiply_one`: a row by LANES outputs; lanes along the inputs, integers summed across lanes.
+ * Versions, which give the same bits:
+ * - `integers_few`, for rows that are not worth packing the weights: up to FEW_ROWS rows by LANES outputs; lanes along
+ *   the inputs, integers summed across lanes.
+ * - `integers_many`: a register tile of up to INT8_ROWS or INT4_ROWS rows by PANELS vectors of packed outputs; lanes
+ *   along the outputs.
  */
 #include "dot.h"
 #include "linear.h"
@@ -24,9 +22,10 @@
 
 enum {
     GROUP = 32,                                 /* numbers of x that share a scale */
-    FEW_ROWS = VECTOR_REGISTERS == 32 ? 4 : 2,  /* of a tile with the lanes along the inputs */
+    FEW_ROWS = 2,                               /* of a tile with the lanes along the inputs */
+    PACKED_ROWS = EXCESS8 ? 2 : 4,              /* rows from which on the weights are packed: VNNI multiplies fast */
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
-    INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
+    INT8_ROWS = 6,                              /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
     SCALE_ROWS = DEPTH / GROUP                  /* groups of a panel */
 };
@@ -35,39 +34,6 @@ INLINE ints load_ints(const void *p) {
     ints v;
     memcpy(&v, p, sizeof v);
     return v;
-}
-
-/* The numbers of float16, or of bytes, of LANES groups of 32 from g on, of which a row has `groups`; zeros beyond.
- * There is one for 2^shift groups, at any address: weights may be mapped from a file. From the row on there are
- * `room`, with those of later rows, so that most rows' last ones are read as a whole vector. */
-INLINE floats halves_of_groups(const uint16_t *row, int64_t g, int64_t groups, int64_t shift, int64_t room) {
-    const uint16_t *from = (const uint16_t *)((const char *)row + (2 * g >> shift));
-    const int64_t left = groups - g, stored = (smaller(left, LANES) + shift) >> shift;
-    uint16_t part[LANES] = {0};
-    if (left < LANES && room - (g >> shift) < LANES) {
-        memcpy(part, from, 2 * stored);
-    } else if (shift) {
-        memcpy(part, from, LANES);
-    } else {
-        memcpy(part, from, 2 * LANES);
-    }
-    floats found = load_float16(part);
-    if (shift) found = doubled(found);
-    return left < LANES ? first_numbers(found, left) : found;
-}
-
-INLINE floats bytes_of_groups(const uint8_t *row, int64_t g, int64_t groups, int64_t shift, int64_t room) {
-    const uint8_t *from = row + (g >> shift);
-    const int64_t left = groups - g, stored = (smaller(left, LANES) + shift) >> shift;
-    uint8_t part[LANES] = {0};
-    if (left < LANES && room - (g >> shift) < LANES) {
-        memcpy(part, from, stored);
-    } else {
-        memcpy(part, from, shift ? LANES / 2 : LANES);
-    }
-    floats found = __builtin_convertvector(load_bytes(part), floats);
-    if (shift) found = doubled(found);
-    return left < LANES ? first_numbers(found, left) : found;
 }
 
 /* Numbers of a row of W in groups, in groups of 32. */
@@ -128,7 +94,7 @@ void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t wo
             scales[g] = round_group(x, rounded);
             for (int i = 0; i < GROUP / LANES; i++) total += rounded[i];
             if (a->wide) {
-                store_as_16_bits((int16_t *)a->integers + (row * groups + g) * GROUP, rounded);
+                store_split((int16_t *)a->integers + (row * groups + g) * GROUP, rounded);
             } else {
                 store_as_bytes(a->integers + (row * groups + g) * GROUP, rounded);
             }
@@ -137,156 +103,16 @@ void round_rows(const void *arguments, int64_t share, int64_t shares, int64_t wo
     }
 }
 
-/* --- few rows: lanes along the inputs ----------------------------------------------------------------------------- */
+/* --- packed weights ----------------------------------------------------------------------------------------------- */
 
 INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-/* total[r, o] += x'[r] @ W[o] for GROUPS or GROUPS4 groups, from byte `at` of a row of W on and from `x` on. If only
- * `left` of them exist, not 0, zeros are in place of the others. */
-INLINE void add_groups(const int format, const int R, const char *const *w, int64_t at, const int8_t *x,
-                       int64_t x_stride, int64_t left, const float *scales, floats total[4][4]) {
-    octets numbers[4][2];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-        if (format == INT8) {
-            numbers[r][0] = load_octets(x + r * x_stride);
-        } else {
-            load_for_nibbles(x + r * x_stride, numbers[r]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int o = 0; o < 4; o++) {
-        const char *p = w[o] + at;
-        char last[4 * GROUP];
-        if (left) p = memcpy(memset(last, 0, sizeof last), p, left * group_bytes(format));
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            ints dots = format == INT8 ? dot_signed(load_octets(p), numbers[r][0]) : dot_nibbles(p, numbers[r]);
-            const float *own = scales + (r * 4 + o) * LANES;
-            total[r][o] = multiply_add(__builtin_convertvector(dots, floats),
-                                       format == INT8 ? spread(own) : spread4(own), total[r][o]);
-        }
-    }
-}
-
-/* Scales of 4 rows of W and what is subtracted from their integers; rows as they are stored, of `each` numbers. */
-typedef struct {
-    const uint16_t *scales[4];
-    const char *offsets[4];
-    int64_t room; /* numbers from the last of the 4 rows on */
-} columns;
-
-/* out[r, o] = x'[r] @ W[o] for R rows from `row` on and `count` outputs, 1 to 4, from `output` on. In place of those
- * beyond, the last is repeated. The scales of LANES groups are multiplied together, and then meet their groups. */
-INLINE void multiply_four(const int format, const int R, const linear *a, int64_t output, int64_t count, int64_t row) {
-    const int64_t groups = groups_of(a), stride = scale_stride(groups), shift = a->group == 64;
-    const int64_t bytes = group_bytes(format), step = format == INT8 ? GROUPS : GROUPS4, each = groups >> shift;
-    const int8_t *x = a->integers + row * groups * GROUP;
-    const float *x_scales = a->x_scales + row * stride;
-    const int32_t *x_sums = a->x_sums + row * stride;
-    const char *w[4];
-    columns c;
-    floats total[4][4];
-    c.room = (a->outputs - output - count + 1) * each;
-#pragma GCC unroll 4
-    for (int o = 0; o < 4; o++) {
-        int64_t at = output + smaller(o, count - 1);
-        w[o] = (const char *)a->weight + at * groups * bytes;
-        c.scales[o] = (const uint16_t *)((const char *)a->scales + 2 * at * each);
-        c.offsets[o] = a->offsets ? (const char *)a->offsets + at * each * (a->zeros ? 1 : 2) : NULL;
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) total[r][o] = (floats){0};
-    }
-    for (int64_t g = 0; g < groups; g += LANES) {
-        const int64_t until = smaller(g + LANES, groups);
-        float scales[4][4][LANES];
-#pragma GCC unroll 4
-        for (int o = 0; o < 4; o++) {
-            __builtin_prefetch((const char *)c.scales[o] + (2 * g >> shift) + 2 * AHEAD / bytes);
-            floats scale = halves_of_groups(c.scales[o], g, groups, shift, c.room);
-            floats low = scale; /* x_sums are -8 sums */
-            if (format == INT4 && a->offsets) {
-                low = (a->zeros ? scale * bytes_of_groups((const uint8_t *)c.offsets[o], g, groups, shift, c.room)
-                                : -halves_of_groups((const uint16_t *)c.offsets[o], g, groups, shift, c.room)) / 8;
-            }
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                floats own = load(x_scales + r * stride + g);
-                store(scales[r][o], own * scale);
-                if (format != INT4) continue;
-                floats sums_of_x = __builtin_convertvector(load_ints(x_sums + r * stride + g), floats);
-                total[r][o] = multiply_add(own * low, sums_of_x, total[r][o]);
-            }
-        }
-        int64_t i = g;
-        for (; i + step <= until; i += step) {
-            fetch_lines(w[0] + 4 * i * bytes + AHEAD, 4 * step * bytes);
-            add_groups(format, R, w, i * bytes, x + i * GROUP, groups * GROUP, 0, scales[0][0] + i - g, total);
-        }
-        if (step > 1 && i < until)
-            add_groups(format, R, w, i * bytes, x + i * GROUP, groups * GROUP, until - i, scales[0][0] + i - g, total);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-        store_four(a->out + (row + r) * a->outputs + output, sums(total[r][0], total[r][1], total[r][2], total[r][3]),
-                   count);
-}
-
-typedef void few_tile(const linear *a, int64_t output, int64_t count, int64_t row);
-
-#define FEW_TILE(NAME, FORMAT, R) \
-    SEPARATE void NAME##_##R(const linear *a, int64_t output, int64_t count, int64_t row) { \
-        if (R <= FEW_ROWS && !PACKED) multiply_four(FORMAT, R, a, output, count, row); \
-    }
-#define FEW_TILES(NAME, FORMAT) /* by their rows */ \
-    FEW_TILE(NAME, FORMAT, 1) \
-    FEW_TILE(NAME, FORMAT, 2) \
-    FEW_TILE(NAME, FORMAT, 3) \
-    FEW_TILE(NAME, FORMAT, 4) \
-    static few_tile *const NAME[] = {NULL, NAME##_1, NAME##_2, NAME##_3, NAME##_4};
-
-FEW_TILES(few_int8, INT8)
-FEW_TILES(few_int4, INT4)
-
-void integers_few(const linear *a, int64_t first, int64_t last) {
-    few_tile *const *tiles = a->format == INT8 ? few_int8 : few_int4;
-    const int64_t count = (a->rows + FEW_ROWS - 1) / FEW_ROWS;
-    for (int64_t o = first; o < last; o += 4)
-        for (int64_t i = 0; i < count; i++) {
-            int64_t row = a->rows * i / count;
-            tiles[a->rows * (i + 1) / count - row](a, o, smaller(4, last - o), row);
-        }
-}
-
-/* --- many rows: lanes along the outputs --------------------------------------------------------------------------- */
-
-/* Whether also few rows are multiplied by packed weights: the products of bytes are then so fast that lanes along the
- * inputs lose more by the scales, one for each product of a row and an output. */
-int64_t integers_packed(void) {
-    return PACKED;
-}
-
-/* Whether `linear_many` takes x as int16 for weights of int8. */
-int64_t wide_integers(void) {
-    return STEP8 == 2;
-}
 
 /* Bytes of a group of a panel: LANES outputs by 32 inputs. */
 INLINE int64_t panel_group(int64_t format) {
     return GROUP * LANES * (format == INT8 && STEP8 == 2 ? 2 : 1);
-}
-
-/* One group of int8 weights of LANES rows as pairs of 16 bits. */
-INLINE void pack_pairs(const char *const *rows, int64_t at, char *to) {
-    int32_t pairs[LANES * 16];
-    for (int o = 0; o < LANES; o++) {
-        int16_t numbers[GROUP];
-        for (int i = 0; i < GROUP; i++) numbers[i] = (int8_t)rows[o][at + i];
-        memcpy(pairs + o * 16, numbers, sizeof numbers);
-    }
-    for (int i = 0; i < 16; i += 8) transpose(pairs + i, 16, (int32_t *)to + i * LANES);
 }
 
 /* What is multiplied after INTEGER_OUTPUTS outputs from `first` on, in the order in which it lies: as much of it as LANES
@@ -315,16 +141,19 @@ INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int6
                 numbers[j + 4] = numbers[j] >> 4 & 0x0F0F0F0F;
                 numbers[j] &= 0x0F0F0F0F;
             }
-        } else if (STEP8 == 4) {
+        } else {
             gather_16_bytes(rows, at, numbers);
             gather_16_bytes(rows, at + 16, numbers + 4);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) numbers[j] ^= EXCESS8 ? (int32_t)0x80808080 : 0; /* + 128 in each byte */
-        } else {
-            pack_pairs(rows, at, panel);
-            continue;
         }
-        memcpy(panel, numbers, sizeof numbers);
+        if (format == INT8 && STEP8 == 2) {
+            ints pairs[16];
+            split_bytes(numbers, pairs);
+            memcpy(panel, pairs, sizeof pairs);
+        } else {
+            memcpy(panel, numbers, sizeof numbers);
+        }
     }
 }
 
@@ -336,23 +165,42 @@ SEPARATE void pack_int4(const linear *a, int64_t first, int64_t g, int64_t count
     pack_panel_as(INT4, a, first, g, count, panel);
 }
 
+/* Eight numbers of float16 from number i of each of LANES rows on. -> [8, LANES] */
+INLINE void load_halves(const char *const *rows, int64_t i, floats *found) {
+    ints pairs[4];
+    gather_16_bytes(rows, 2 * i, pairs);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) split_float16(pairs[j], &found[2 * j], &found[2 * j + 1]);
+}
+
+/* As `pack_halves` for `count` < 8 numbers, or for the last of rows, of which some are loaded twice. */
+SEPARATE void pack_last_halves(const char *const *rows, int64_t each, int64_t i, int64_t count, float *to) {
+    const int64_t from = larger(0, smaller(i, each - 8));
+    const char *own[LANES];
+    char copied[LANES][16];
+    floats found[8];
+    for (int o = 0; o < LANES; o++)
+        own[o] = each < 8 ? memcpy(memset(copied[o], 0, 16), rows[o], 2 * each) : rows[o]; /* a short row */
+    load_halves(own, from, found);
+    for (int64_t j = 0; j < count; j++) store(to + j * LANES, found[i - from + j]);
+}
+
 /* Numbers of float16 of LANES outputs from `first` on, `count` from number i of a row on, which has `each` of them.
  * -> [count, LANES] */
-static void pack_halves(const uint16_t *from, const linear *a, int64_t each, int64_t first, int64_t i, int64_t count,
+INLINE void pack_halves(const uint16_t *from, const linear *a, int64_t each, int64_t first, int64_t i, int64_t count,
                         float *to) {
     const char *rows[LANES];
     for (int o = 0; o < LANES; o++)
         rows[o] = (const char *)from + 2 * each * smaller(first + o, a->outputs - 1);
-    for (int64_t end = i + count, at = i; at < end; at += 8) {
-        int64_t eight = larger(0, smaller(at, each - 8)); /* the last of a row may be packed twice */
-        ints pairs[4];
-        char copied[LANES][16] = {{0}};
-        if (each < 8) { /* a short row */
-            for (int o = 0; o < LANES; o++) rows[o] = memcpy(copied[o], rows[o], 2 * each);
+    for (int64_t end = i + count; i < end; i += 8, to += 8 * LANES) {
+        if (i + 8 > end) {
+            pack_last_halves(rows, each, i, end - i, to);
+            break;
         }
-        gather_16_bytes(rows, 2 * eight, pairs);
-        for (int64_t j = larger(0, at - eight); j < 8 && eight + j < end; j++)
-            store(to + (eight + j - i) * LANES, float16_of_lanes(j % 2 ? pairs[j / 2] >> 16 : pairs[j / 2]));
+        floats found[8];
+        load_halves(rows, i, found);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) store(to + j * LANES, found[j]);
     }
 }
 
@@ -361,6 +209,8 @@ static void pack_halves(const uint16_t *from, const linear *a, int64_t each, int
 static void pack_scales(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows) {
     const int64_t each = groups_of(a) / (a->group / GROUP);
     pack_halves(a->scales, a, each, first, g, count, scales);
+    if (a->wide)
+        for (int64_t i = 0; i < count; i++) store(scales + i * LANES, load(scales + i * LANES) / TIMES8);
     if (!a->offsets) return;
     if (!a->zeros) pack_halves(a->offsets, a, each, first, g, count, lows);
     for (int64_t i = 0; i < count; i++) {
@@ -383,6 +233,77 @@ INLINE floats add_group(const bool offsets, floats total, ints dot, const float 
     if (!offsets) return multiply_add(exact, own * same, total);
     return multiply_add(multiply_add(exact, own, load(lows) * (float)x_sum), same, total);
 }
+
+/* --- few rows: lanes along the inputs ----------------------------------------------------------------------------- */
+
+/* Outputs first to last, LANES at most, for R rows from `row` on. The scales are packed in blocks of DEPTH inputs. */
+INLINE void multiply_stored(const int format, const bool offsets, const int R, const linear *a, int64_t first,
+                            int64_t last, int64_t row, float *scales, float *lows) {
+    const bool excess = format == INT8 ? EXCESS8 > 0 : !offsets;
+    const int64_t groups = groups_of(a), stride = scale_stride(groups), each = group_bytes(format);
+    const int64_t shift = a->group == 64, step = format == INT8 ? AT_ONCE8 : AT_ONCE4;
+    const int8_t *x = a->integers + row * groups * GROUP;
+    const float *x_scales = a->x_scales + row * stride;
+    const int32_t *x_sums = a->x_sums + row * stride;
+    const char *rows[LANES];
+    floats total[FEW_ROWS];
+    for (int o = 0; o < LANES; o++)
+        rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * groups * each;
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) total[r] = (floats){0};
+    for (int64_t start = 0; start < groups; start += DEPTH / GROUP) {
+        int64_t end = smaller(start + DEPTH / GROUP, groups);
+        pack_scales(a, first, start >> shift, (end - start) >> shift, scales, lows);
+        for (int64_t g = start; g < end; g += step) {
+            const int8_t *own = x + g * GROUP;
+            ints dots[FEW_ROWS][4];
+            fetch_lines(next_outputs(a, first, g), step * each * LANES);
+            if (g + step <= groups) {
+                dot_rows(format, R, rows, g * each, step * each, own, groups * GROUP, dots);
+            } else {
+                dot_rows(format, R, rows, g * each, (groups - g) * each, own, groups * GROUP, dots);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < step; i++) {
+                if (g + i >= end) break;
+                int64_t scale = ((g + i - start) >> shift) * LANES;
+#pragma GCC unroll 2
+                for (int r = 0; r < R; r++) {
+                    int32_t x_sum = x_sums[r * stride + g + i];
+                    total[r] = add_group(offsets, total[r], excess ? dots[r][i] + x_sum : dots[r][i], scales + scale,
+                                         lows + scale, x_scales[r * stride + g + i], x_sum);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) store_part(a->out + (row + r) * a->outputs + first, total[r], last - first);
+}
+
+typedef void few_tile(const linear *a, int64_t first, int64_t last, int64_t row, float *scales, float *lows);
+
+#define FEW_TILE(NAME, FORMAT, OFFSETS, R) \
+    SEPARATE void NAME##_##R(const linear *a, int64_t first, int64_t last, int64_t row, float *scales, float *lows) { \
+        multiply_stored(FORMAT, OFFSETS, R, a, first, last, row, scales, lows); \
+    }
+#define FEW_TILES(NAME, FORMAT, OFFSETS) /* by their rows */ \
+    FEW_TILE(NAME, FORMAT, OFFSETS, 1) \
+    FEW_TILE(NAME, FORMAT, OFFSETS, 2) \
+    static few_tile *const NAME[] = {NULL, NAME##_1, NAME##_2};
+
+FEW_TILES(few_int8, INT8, false)
+FEW_TILES(few_int4, INT4, false)
+FEW_TILES(few_int4_offsets, INT4, true)
+
+static void integers_few(const linear *a, int64_t first, int64_t last, char *scratch) {
+    few_tile *const *tiles = a->format == INT8 ? few_int8 : a->offsets ? few_int4_offsets : few_int4;
+    float *scales = (float *)scratch, *lows = scales + SCALE_ROWS * LANES;
+    for (int64_t o = first; o < last; o += LANES)
+        for (int64_t row = 0; row < a->rows; row += FEW_ROWS)
+            tiles[smaller(FEW_ROWS, a->rows - row)](a, o, smaller(o + LANES, last), row, scales, lows);
+}
+
+/* --- many rows: lanes along the outputs --------------------------------------------------------------------------- */
 
 /* Outputs first to last of PANELS panels, with `count` groups from g on. */
 typedef struct {
@@ -485,55 +406,7 @@ int64_t integers_scratch(void) {
     return PANELS * ((DEPTH / GROUP) * panel_group(INT8) + 2 * (int64_t)sizeof(float) * SCALE_ROWS * LANES);
 }
 
-#if HAS_VNNI
-/* A single row by LANES outputs, whose weights are not worth packing: integers are summed across lanes, which gives the
- * same sums as lanes along the outputs. */
-INLINE void multiply_one(const int format, const bool offsets, const linear *a, int64_t first, int64_t last,
-                         float *scales, float *lows) {
-    const bool excess = format == INT8 || !offsets;
-    const int64_t groups = groups_of(a), each = group_bytes(format), shift = a->group == 64, step = 64 / each;
-    const char *rows[LANES];
-    floats total = {0};
-    for (int o = 0; o < LANES; o++)
-        rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * groups * each;
-    for (int64_t start = 0; start < groups; start += DEPTH / GROUP) {
-        int64_t end = smaller(start + DEPTH / GROUP, groups);
-        pack_scales(a, first, start >> shift, (end - start) >> shift, scales, lows);
-        for (int64_t g = start; g < end; g += step) {
-            ints dots[4];
-            fetch_lines(next_outputs(a, first, g), smaller(step, end - g) * each * LANES);
-            dot_row(format, rows, g * each, (groups - g) * each, a->integers + g * GROUP, dots);
-#pragma GCC unroll 4
-            for (int i = 0; i < step; i++) {
-                if (g + i >= end) break;
-                int64_t scale = (g + i - start) / (1 << shift) * LANES;
-                ints dot = excess ? dots[i] + a->x_sums[g + i] : dots[i];
-                total = add_group(offsets, total, dot, scales + scale, lows + scale, a->x_scales[g + i], a->x_sums[g + i]);
-            }
-        }
-    }
-    store_part(a->out + first, total, last - first);
-}
-
-#define ONE(NAME, FORMAT, OFFSETS) \
-    SEPARATE void NAME(const linear *a, int64_t first, int64_t last, float *scales, float *lows) { \
-        multiply_one(FORMAT, OFFSETS, a, first, last, scales, lows); \
-    }
-ONE(one_int8, INT8, false)
-ONE(one_int4, INT4, false)
-ONE(one_int4_offsets, INT4, true)
-#endif
-
-/* INTEGER_OUTPUTS outputs at most. */
-void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
-#if HAS_VNNI
-    if (a->rows == 1) {
-        for (int64_t o = first; o < last; o += LANES)
-            (a->format == INT8 ? one_int8 : a->offsets ? one_int4_offsets : one_int4)(
-                a, o, smaller(o + LANES, last), (float *)scratch, (float *)scratch + SCALE_ROWS * LANES);
-        return;
-    }
-#endif
+static void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     many_tile *const *tiles = a->format == INT8 ? many_int8 : a->offsets ? many_int4_offsets : many_int4;
     void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *) = a->format == INT8 ? pack_int8 : pack_int4;
     const int64_t groups = groups_of(a), size = panel_group(a->format);
@@ -554,4 +427,15 @@ void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) 
         }
         g += DEPTH / GROUP;
     } while (g < groups);
+}
+
+/* Rows from which on x is taken as int16 for weights of int8; 0: never. */
+int64_t wide_rows(void) {
+    return STEP8 == 2 ? PACKED_ROWS : 0;
+}
+
+/* INTEGER_OUTPUTS outputs at most. */
+void integers_any(const linear *a, int64_t first, int64_t last, char *scratch) {
+    const bool packed = a->format == INT8 && STEP8 == 2 ? a->wide : a->rows >= PACKED_ROWS;
+    (packed ? integers_many : integers_few)(a, first, last, scratch);
 }

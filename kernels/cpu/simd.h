@@ -119,27 +119,6 @@ INLINE floats pick(ints mask, floats a, floats b) {
     return (floats)((mask & (ints)a) | (~mask & (ints)b));
 }
 
-/* The first `count` numbers, then zeros. */
-INLINE floats first_numbers(floats v, int64_t count) {
-    static const int32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    ints numbers;
-    memcpy(&numbers, lanes, sizeof numbers);
-    return (floats)((numbers < (int32_t)count) & (ints)v);
-}
-
-/* The first half of the numbers, each twice. */
-INLINE floats doubled(floats v) {
-#if HAS_AVX512
-    return (floats)_mm512_permutexvar_ps(_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0), (__m512)v);
-#elif HAS_AVX2
-    return (floats)_mm256_permutevar8x32_ps((__m256)v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
-#else
-    floats twice;
-    for (int i = 0; i < LANES; i++) twice[i] = v[i / 2];
-    return twice;
-#endif
-}
-
 /* max(a, x); NaN if x is NaN. */
 INLINE floats at_least(floats a, floats x) {
 #if HAS_AVX512
@@ -321,37 +300,20 @@ INLINE floats load_float16(const uint16_t *p) {
 #endif
 }
 
-/* Of the lower 16 bits of each lane; the others are ignored. */
-INLINE floats float16_of_lanes(ints v) {
+/* Two in each lane: those of the lower 16 bits, and those of the upper ones. */
+INLINE void split_float16(ints v, floats *low, floats *high) {
 #if HAS_AVX512
-    return (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)v));
+    *low = (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)v));
+    *high = (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)(v >> 16)));
+#elif HAS_AVX2
+    __m256i lower = _mm256_and_si256((__m256i)v, _mm256_set1_epi32(0xFFFF)), upper = _mm256_srli_epi32((__m256i)v, 16);
+    __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(lower, upper), 0xD8);
+    *low = (floats)_mm256_cvtph_ps(_mm256_castsi256_si128(both));
+    *high = (floats)_mm256_cvtph_ps(_mm256_extracti128_si256(both, 1));
 #else
-    uint16_t part[LANES];
-    for (int i = 0; i < LANES; i++) part[i] = (uint16_t)v[i];
-    return load_float16(part);
-#endif
-}
-
-/* The first `count` numbers, 0 to LANES or more, then zeros. */
-INLINE floats load_part_float16(const uint16_t *p, int64_t count) {
-    if (count >= LANES) return load_float16(p);
-#if HAS_AVX512
-    return (floats)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count), p));
-#else
-    uint16_t part[LANES] = {0};
-    memcpy(part, p, sizeof(uint16_t) * count);
-    return load_float16(part);
-#endif
-}
-
-INLINE ints load_part_bytes(const uint8_t *p, int64_t count) {
-    if (count >= LANES) return load_bytes(p);
-#if HAS_AVX512
-    return (ints)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first_lanes(count), p));
-#else
-    uint8_t part[LANES] = {0};
-    memcpy(part, p, count);
-    return load_bytes(part);
+    uint16_t part[2][LANES];
+    for (int i = 0; i < LANES; i++) part[0][i] = (uint16_t)v[i], part[1][i] = (uint16_t)(v[i] >> 16);
+    *low = load_float16(part[0]), *high = load_float16(part[1]);
 #endif
 }
 
@@ -364,7 +326,7 @@ INLINE float float16_to_float(uint16_t x) {
 #endif
 }
 
-/* 32 integers that fit into them, as bytes and as 16 bits. */
+/* 32 integers that fit into bytes, as these. */
 INLINE void store_as_bytes(int8_t *p, const ints *v) {
 #if HAS_AVX2
     __m256i low = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]);
@@ -375,21 +337,6 @@ INLINE void store_as_bytes(int8_t *p, const ints *v) {
     typedef int8_t bytes __attribute__((vector_size(LANES)));
     for (int i = 0; i < 32 / LANES; i++) {
         bytes narrow = __builtin_convertvector(v[i], bytes);
-        memcpy(p + i * LANES, &narrow, sizeof narrow);
-    }
-#endif
-}
-
-INLINE void store_as_16_bits(int16_t *p, const ints *v) {
-#if HAS_AVX2
-    for (int i = 0; i < 2; i++) {
-        __m256i both = _mm256_packs_epi32((__m256i)v[2 * i], (__m256i)v[2 * i + 1]);
-        _mm256_storeu_si256((void *)(p + 16 * i), _mm256_permute4x64_epi64(both, 0xD8));
-    }
-#else
-    typedef int16_t shorts __attribute__((vector_size(2 * LANES)));
-    for (int i = 0; i < 32 / LANES; i++) {
-        shorts narrow = __builtin_convertvector(v[i], shorts);
         memcpy(p + i * LANES, &narrow, sizeof narrow);
     }
 #endif

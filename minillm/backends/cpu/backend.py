@@ -109,14 +109,17 @@ class CpuBackend(Backend):
             return super().linear(x, weight, activation=activation, residual=residual)
         out, many = self.memory.arena.take((len(x), weight.shape[0])), len(x) > FEW_ROWS
         arguments = self._product(
-            x, weight.data, out, many=many, bias=weight.bias, residual=_contiguous(residual),
+            x, weight.data, out, rows=len(x), bias=weight.bias, residual=_contiguous(residual),
             activation=ACTIVATIONS[activation],
         )  # fmt: skip
         launch("linear_many" if many else "linear_few", arguments, shares_of(-(-out.shape[1] // 4)))
         return out
 
-    def _product(self, x: Any, matrix: Any, out: Any, *, many: bool, **fields: Any) -> Any:
-        """The arguments of a product of all rows of x, which are rounded if the matrix has integers."""
+    def _product(self, x: Any, matrix: Any, out: Any, *, rows: int, **fields: Any) -> Any:
+        """The arguments of a product of all rows of x, which are rounded if the matrix has integers.
+
+        `rows`: those that meet the matrix, about
+        """
         (T, inputs), outputs, scratch = x.shape, out.shape[1], self.memory.workspace.scratch
         (values, scales, offsets), group = _matrix(matrix)
         arguments = filled(
@@ -125,13 +128,13 @@ class CpuBackend(Backend):
         )  # fmt: skip
         if scales is not None:
             groups = scales.shape[1] * group // 32
-            arguments.wide = many and values.dtype == np.int8 and kernels().wide_integers()
+            arguments.wide = values.dtype == np.int8 and 0 < kernels().wide_rows() <= rows
             arguments.integers = address(scratch.take("integers", 2 * T * groups * 32 + 64, np.int8))
             arguments.x_scales, arguments.x_sums = (
                 address(scratch.take(name, T * (-(-groups // 16) * 16))) for name in ("x scales", "x sums")
             )
             launch("round_rows", arguments, shares_of(T))
-        if many or scales is not None:
+        if rows > FEW_ROWS or scales is not None:
             arguments.scratch = address(scratch.take("panels", num_threads() * kernels().linear_scratch(), np.uint8))
         arguments.kept += scratch.buffers()
         return arguments
@@ -223,7 +226,7 @@ class CpuBackend(Backend):
         out, many = self.memory.arena.take((len(x), outputs)), len(x) > FEW_ROWS * X
         if weight not in self._experts:
             self._experts[weight] = _ExpertTable(weight.data)
-        product = self._product(x, weight.data.matrices[0], out, many=many)
+        product = self._product(x, weight.data.matrices[0], out, rows=-(-len(x) // X))
         groups = -(-x.shape[1] // product.group) * (product.group // 32)
         arguments = filled(
             LinearExperts, all=product, matrices=self._experts[weight].addresses, starts=routing.starts, X=X,

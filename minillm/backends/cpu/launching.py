@@ -92,7 +92,7 @@ def kernels() -> Any:
     """
     library = load()
     of_one_size = ("attention_scratch", "sample_scratch", "log_probs_scratch")
-    for name in (*of_one_size, "attention_parts", "linear_scratch", "wide_integers", "integers_packed"):
+    for name in (*of_one_size, "attention_parts", "linear_scratch", "wide_rows"):
         getattr(library, name).restype = ctypes.c_int64
     for name in of_one_size:
         getattr(library, name).argtypes = [ctypes.c_int64]

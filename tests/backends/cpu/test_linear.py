@@ -45,7 +45,7 @@ class Product:
             name = weight.dtype.name
             values, scales, group, form = weight, None, 32, {"uint16": "bfloat16"}.get(name, name)
         self.rounds, groups = form.startswith("int"), -(-inputs // group) * group // 32
-        wide = int(form == "int8" and kernel == MANY and kernels.loaded().wide_integers())
+        wide = int(form == "int8" and kernel == MANY and kernels.loaded().wide_rows() > 0)
         integers = aligned((rows * groups * 32 + 32) * (1 + wide), np.int8)
         x_scales, x_sums = (aligned(rows * (-(-groups // 16) * 16), kind) for kind in (np.float32, np.int32))
         scratch = aligned(kernels.loaded().linear_scratch() * workers, np.uint8)
@@ -209,7 +209,7 @@ def test_the_same_bits_for_any_number_of_rows_shares_and_threads(form: str) -> N
                 np.testing.assert_array_equal(some, together[part], err_msg=f"{kernel}, {rows} rows")
         if form in FLOATS:
             np.testing.assert_allclose(results[FEW], results[MANY], rtol=1e-5, atol=1e-5)
-        elif kernels.loaded().integers_packed():
+        else:
             np.testing.assert_array_equal(results[FEW], results[MANY])
 
 
