@@ -19,7 +19,7 @@
  *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
  *   transposed instead, and lanes are along the outputs.
  * - `linear_many`, integers: INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs and
- *   stay in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes. A row or two meet W
+ *   stay in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W
  *   as it is stored.
  */
 #include "activation.h"

@@ -23,9 +23,9 @@
 enum {
     GROUP = 32,                                 /* numbers of x that share a scale */
     FEW_ROWS = 2,                               /* of a tile with the lanes along the inputs */
-    PACKED_ROWS = EXCESS8 ? 2 : 4,              /* rows from which on the weights are packed: VNNI multiplies fast */
+    PACKED_ROWS = EXCESS8 ? 2 : 6,              /* rows from which on the weights are packed: VNNI multiplies fast */
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
-    INT8_ROWS = 6,                              /* ... and its rows: of int4 fewer, since they are bound by what ... */
+    INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
     SCALE_ROWS = DEPTH / GROUP                  /* groups of a panel */
 };
@@ -236,55 +236,55 @@ INLINE floats add_group(const bool offsets, floats total, ints dot, const float 
 
 /* --- few rows: lanes along the inputs ----------------------------------------------------------------------------- */
 
-/* Outputs first to last, LANES at most, for R rows from `row` on. The scales are packed in blocks of DEPTH inputs. */
+/* Groups start to end, with their scales, of outputs first to last, LANES at most, for R rows from `row` on. */
 INLINE void multiply_stored(const int format, const bool offsets, const int R, const linear *a, int64_t first,
-                            int64_t last, int64_t row, float *scales, float *lows) {
+                            int64_t last, int64_t row, int64_t start, int64_t end, const float *scales,
+                            const float *lows) {
     const bool excess = format == INT8 ? EXCESS8 > 0 : !offsets;
     const int64_t groups = groups_of(a), stride = scale_stride(groups), each = group_bytes(format);
     const int64_t shift = a->group == 64, step = format == INT8 ? AT_ONCE8 : AT_ONCE4;
     const int8_t *x = a->integers + row * groups * GROUP;
     const float *x_scales = a->x_scales + row * stride;
     const int32_t *x_sums = a->x_sums + row * stride;
+    float *out = a->out + row * a->outputs + first;
     const char *rows[LANES];
     floats total[FEW_ROWS];
     for (int o = 0; o < LANES; o++)
         rows[o] = (const char *)a->weight + smaller(first + o, a->outputs - 1) * groups * each;
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) total[r] = (floats){0};
-    for (int64_t start = 0; start < groups; start += DEPTH / GROUP) {
-        int64_t end = smaller(start + DEPTH / GROUP, groups);
-        pack_scales(a, first, start >> shift, (end - start) >> shift, scales, lows);
-        for (int64_t g = start; g < end; g += step) {
-            const int8_t *own = x + g * GROUP;
-            ints dots[FEW_ROWS][4];
-            fetch_lines(next_outputs(a, first, g), step * each * LANES);
-            if (g + step <= groups) {
-                dot_rows(format, R, rows, g * each, step * each, own, groups * GROUP, dots);
-            } else {
-                dot_rows(format, R, rows, g * each, (groups - g) * each, own, groups * GROUP, dots);
-            }
+    for (int r = 0; r < R; r++) total[r] = start ? load_part(out + r * a->outputs, last - first) : (floats){0};
+    for (int64_t g = start; g < end; g += step) {
+        const int8_t *own = x + g * GROUP;
+        ints dots[FEW_ROWS][4];
+        if (!row) fetch_lines(next_outputs(a, first, g), step * each * LANES);
+        if (g + step <= groups) {
+            dot_rows(format, R, rows, g * each, step * each, own, groups * GROUP, dots);
+        } else {
+            dot_rows(format, R, rows, g * each, (groups - g) * each, own, groups * GROUP, dots);
+        }
 #pragma GCC unroll 4
-            for (int i = 0; i < step; i++) {
-                if (g + i >= end) break;
-                int64_t scale = ((g + i - start) >> shift) * LANES;
+        for (int i = 0; i < step; i++) {
+            if (g + i >= end) break;
+            int64_t scale = ((g + i - start) >> shift) * LANES;
 #pragma GCC unroll 2
-                for (int r = 0; r < R; r++) {
-                    int32_t x_sum = x_sums[r * stride + g + i];
-                    total[r] = add_group(offsets, total[r], excess ? dots[r][i] + x_sum : dots[r][i], scales + scale,
-                                         lows + scale, x_scales[r * stride + g + i], x_sum);
-                }
+            for (int r = 0; r < R; r++) {
+                int32_t x_sum = x_sums[r * stride + g + i];
+                total[r] = add_group(offsets, total[r], excess ? dots[r][i] + x_sum : dots[r][i], scales + scale,
+                                     lows + scale, x_scales[r * stride + g + i], x_sum);
             }
         }
     }
 #pragma GCC unroll 2
-    for (int r = 0; r < R; r++) store_part(a->out + (row + r) * a->outputs + first, total[r], last - first);
+    for (int r = 0; r < R; r++) store_part(out + r * a->outputs, total[r], last - first);
 }
 
-typedef void few_tile(const linear *a, int64_t first, int64_t last, int64_t row, float *scales, float *lows);
+typedef void few_tile(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end,
+                      const float *scales, const float *lows);
 
 #define FEW_TILE(NAME, FORMAT, OFFSETS, R) \
-    SEPARATE void NAME##_##R(const linear *a, int64_t first, int64_t last, int64_t row, float *scales, float *lows) { \
-        multiply_stored(FORMAT, OFFSETS, R, a, first, last, row, scales, lows); \
+    SEPARATE void NAME##_##R(const linear *a, int64_t first, int64_t last, int64_t row, int64_t start, int64_t end, \
+                             const float *scales, const float *lows) { \
+        multiply_stored(FORMAT, OFFSETS, R, a, first, last, row, start, end, scales, lows); \
     }
 #define FEW_TILES(NAME, FORMAT, OFFSETS) /* by their rows */ \
     FEW_TILE(NAME, FORMAT, OFFSETS, 1) \
@@ -297,10 +297,19 @@ FEW_TILES(few_int4_offsets, INT4, true)
 
 static void integers_few(const linear *a, int64_t first, int64_t last, char *scratch) {
     few_tile *const *tiles = a->format == INT8 ? few_int8 : a->offsets ? few_int4_offsets : few_int4;
+    const int64_t groups = groups_of(a), shift = a->group == 64, each = groups >> shift;
     float *scales = (float *)scratch, *lows = scales + SCALE_ROWS * LANES;
-    for (int64_t o = first; o < last; o += LANES)
-        for (int64_t row = 0; row < a->rows; row += FEW_ROWS)
-            tiles[smaller(FEW_ROWS, a->rows - row)](a, o, smaller(o + LANES, last), row, scales, lows);
+    for (int64_t o = first; o < last; o += LANES) {
+        int64_t start = 0;
+        do {
+            int64_t end = smaller(start + DEPTH / GROUP, groups), g = start >> shift, count = (end - start) >> shift;
+            fetch_lines((const char *)(a->scales + (o + INTEGER_OUTPUTS) * each + g * LANES), 2 * count * LANES);
+            pack_scales(a, o, g, count, scales, lows);
+            for (int64_t row = 0; row < a->rows; row += FEW_ROWS)
+                tiles[smaller(FEW_ROWS, a->rows - row)](a, o, smaller(o + LANES, last), row, start, end, scales, lows);
+            start = end;
+        } while (start < groups);
+    }
 }
 
 /* --- many rows: lanes along the outputs --------------------------------------------------------------------------- */
