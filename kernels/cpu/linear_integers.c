@@ -116,8 +116,8 @@ INLINE int64_t panel_group(int64_t format) {
 }
 
 /* What is multiplied after INTEGER_OUTPUTS outputs from `first` on, in the order in which it lies: as much of it as
- * LANES rows have up to their group g. It is fetched while as much of this is multiplied, since LANES rows side by side are
- * more streams than the hardware fetches early by itself. */
+ * LANES rows have up to their group g. It is fetched while as much of this is multiplied, since LANES rows side by side
+ * are more streams than the hardware fetches early by itself. */
 INLINE const char *next_outputs(const linear *a, int64_t first, int64_t g) {
     const int64_t each = group_bytes(a->format);
     return (const char *)a->weight + ((first + INTEGER_OUTPUTS) * groups_of(a) + g * LANES) * each;
