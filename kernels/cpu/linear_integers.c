@@ -109,7 +109,6 @@ INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-
 /* Bytes of a group of a panel: LANES outputs by 32 inputs. */
 INLINE int64_t panel_group(int64_t format) {
     return GROUP * LANES * (format == INT8 && STEP8 == 2 ? 2 : 1);
@@ -165,40 +164,50 @@ SEPARATE void pack_int4(const linear *a, int64_t first, int64_t g, int64_t count
     pack_panel_as(INT4, a, first, g, count, panel);
 }
 
-/* Eight numbers of float16 from number i of each of LANES rows on. -> [8, LANES] */
-INLINE void load_halves(const char *const *rows, int64_t i, floats *found) {
-    ints pairs[4];
-    gather_16_bytes(rows, 2 * i, pairs);
+/* Eight numbers of float16, or of bytes, from number i of each of LANES rows on. -> [8, LANES] */
+INLINE void load_eight(const bool bytes, const char *const *rows, int64_t i, floats *found) {
+    if (bytes) {
+        int32_t numbers[LANES * 8], across[8 * LANES];
+        for (int o = 0; o < LANES; o++)
+            for (int j = 0; j < 8; j++) numbers[o * 8 + j] = (uint8_t)rows[o][i + j];
+        transpose(numbers, 8, across);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) found[j] = __builtin_convertvector(load_ints(across + j * LANES), floats);
+    } else {
+        ints pairs[4];
+        gather_16_bytes(rows, 2 * i, pairs);
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) split_float16(pairs[j], &found[2 * j], &found[2 * j + 1]);
+        for (int j = 0; j < 4; j++) split_float16(pairs[j], &found[2 * j], &found[2 * j + 1]);
+    }
 }
 
-/* As `pack_halves` for `count` < 8 numbers, or for the last of rows, of which some are loaded twice. */
-SEPARATE void pack_last_halves(const char *const *rows, int64_t each, int64_t i, int64_t count, float *to) {
-    const int64_t from = larger(0, smaller(i, each - 8));
+/* As `pack_numbers` for `count` < 8 of them, the last of rows, of which some are loaded twice. */
+SEPARATE void pack_last_numbers(bool bytes, const char *const *rows, int64_t each, int64_t i, int64_t count,
+                                float *to) {
+    const int64_t from = larger(0, smaller(i, each - 8)), size = bytes ? 1 : 2;
     const char *own[LANES];
     char copied[LANES][16];
     floats found[8];
     for (int o = 0; o < LANES; o++)
-        own[o] = each < 8 ? memcpy(memset(copied[o], 0, 16), rows[o], 2 * each) : rows[o]; /* a short row */
-    load_halves(own, from, found);
+        own[o] = each < 8 ? memcpy(memset(copied[o], 0, 16), rows[o], size * each) : rows[o]; /* a short row */
+    load_eight(bytes, own, from, found);
     for (int64_t j = 0; j < count; j++) store(to + j * LANES, found[i - from + j]);
 }
 
-/* Numbers of float16 of LANES outputs from `first` on, `count` from number i of a row on, which has `each` of them.
- * -> [count, LANES] */
-INLINE void pack_halves(const uint16_t *from, const linear *a, int64_t each, int64_t first, int64_t i, int64_t count,
-                        float *to) {
+/* Numbers of float16, or of bytes, of LANES outputs from `first` on, `count` from number i of a row on, which has
+ * `each` of them. -> [count, LANES] */
+INLINE void pack_numbers(const bool bytes, const void *from, const linear *a, int64_t each, int64_t first, int64_t i,
+                         int64_t count, float *to) {
     const char *rows[LANES];
     for (int o = 0; o < LANES; o++)
-        rows[o] = (const char *)from + 2 * each * smaller(first + o, a->outputs - 1);
+        rows[o] = (const char *)from + (bytes ? 1 : 2) * each * smaller(first + o, a->outputs - 1);
     for (int64_t end = i + count; i < end; i += 8, to += 8 * LANES) {
         if (i + 8 > end) {
-            pack_last_halves(rows, each, i, end - i, to);
+            pack_last_numbers(bytes, rows, each, i, end - i, to);
             break;
         }
         floats found[8];
-        load_halves(rows, i, found);
+        load_eight(bytes, rows, i, found);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) store(to + j * LANES, found[j]);
     }
@@ -208,20 +217,18 @@ INLINE void pack_halves(const uint16_t *from, const linear *a, int64_t each, int
  * is subtracted. Both count groups as they are stored, of 32 or 64. */
 static void pack_scales(const linear *a, int64_t first, int64_t g, int64_t count, float *scales, float *lows) {
     const int64_t each = groups_of(a) / (a->group / GROUP);
-    pack_halves(a->scales, a, each, first, g, count, scales);
+    pack_numbers(false, a->scales, a, each, first, g, count, scales);
     if (a->wide)
         for (int64_t i = 0; i < count; i++) store(scales + i * LANES, load(scales + i * LANES) / TIMES8);
     if (!a->offsets) return;
-    if (!a->zeros) pack_halves(a->offsets, a, each, first, g, count, lows);
+    if (a->zeros) {
+        pack_numbers(true, a->offsets, a, each, first, g, count, lows);
+    } else {
+        pack_numbers(false, a->offsets, a, each, first, g, count, lows);
+    }
     for (int64_t i = 0; i < count; i++) {
         floats low = -load(lows + i * LANES);
-        if (a->zeros) {
-            for (int o = 0; o < LANES; o++) {
-                int64_t at = smaller(first + o, a->outputs - 1) * each + g + i;
-                low[o] = ((const uint8_t *)a->offsets)[at];
-            }
-            low *= load(scales + i * LANES);
-        }
+        if (a->zeros) low = load(lows + i * LANES) * load(scales + i * LANES);
         store(lows + i * LANES, low / 8);
     }
 }
