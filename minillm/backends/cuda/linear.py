@@ -14,7 +14,6 @@ For many rows `Products` takes the fastest of ours and the library's product (cu
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,23 +39,26 @@ INTEGER_ROWS = 128
 EXPANDED = 16 << 20
 """Numbers of such a matrix that are expanded at a time: 32 MiB, which is still in the L2 cache of an H100 mostly."""
 
-SPLIT_ROWS = 128
-"""Up to so many rows several blocks of gemm_mma may share a tile, each with a part of `in`."""
-
-SPLIT_INPUTS = 128
-"""The least part of `in` that such a block takes."""
-
 PROCESSORS = 132
 """Multiprocessors of an H100 or H200: a launch should make about as many blocks, or more."""
+
+SPLIT_ROWS = 128
+"""Up to so many rows several blocks of gemm_mma or gemm_wgmma may share a tile, each with a part of `in`."""
+
+SPLITS = 3 * PROCESSORS, 128
+"""The most blocks that this may make, several for each processor, and the least part of `in` that one takes."""
+
+WGMMA_SPLITS = PROCESSORS, 256
+"""The same of gemm_wgmma, of which one block fits on a processor."""
 
 TILES = ((128, 128), (64, 64), (32, 64))
 """Rows and outputs of one block of gemm.cu, the most economical first."""
 
-WGMMA_STAGES = 4
-"""Steps of k that gemm_wgmma.cu keeps in shared memory."""
-
-WGMMA_TILES = ((128, 256), (128, 128))
+WGMMA_TILES = ((128, 256), (128, 128), (128, 64))
 """The same of gemm_wgmma.cu."""
+
+WGMMA_SHARED = 192 * 1024
+"""Bytes of shared memory of one of its blocks."""
 
 
 def linear(
@@ -84,7 +86,7 @@ def linear(
     """
     if isinstance(weight, Quantized):
         return gemv(kernels, x, weight, bias, out, activation=activation, residual=residual)
-    if len(x) <= FEW_ROWS or (len(x) <= MOST_ROWS[kernels.storage] and (room is None or _is_wide(len(x), len(weight)))):
+    if len(x) <= MOST_ROWS[kernels.storage]:
         return gemv(kernels, x, weight, bias, out, activation=activation, residual=residual)
     return gemm(kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
 
@@ -205,41 +207,42 @@ def gemm(
     residual: Any | None = None,
     version: str | None = None,
     tile: tuple[int, int] | None = None,
+    splits: int | None = None,
     room: Room | None = None,
 ) -> Any:
     """`linear` for any number of rows.
 
-    `version` ("naive", "tiled", "mma" or "wgmma") and `tile` (one of `TILES` or `WGMMA_TILES`) are chosen by type and
-    shape where they are None: "tiled" for float32, else "mma".
+    `version` ("naive", "tiled", "mma" or "wgmma"), `tile` (one of `TILES` or `WGMMA_TILES`) and `splits` (blocks that
+    share a tile, which takes `room`) are chosen by type, device and shape where they are None.
     """
-    rows, outputs = out.shape
+    (rows, outputs), inputs = out.shape, x.shape[1]
     if not (rows and outputs):
         return out
-    if version == "wgmma":
-        tile_rows, tile_outs = tile or _tile(rows, outputs, WGMMA_TILES)
-        shared = WGMMA_STAGES * (tile_rows + tile_outs) * 128
-        kernel = kernels.get("gemm_wgmma", "gemm_wgmma", shared_mem=shared, TILE_OUTS=tile_outs, **_float_out(x, out))
-        args = _arguments(kernels, x, weight, bias, out, activation, residual)
-        kernel((_ceil(rows, tile_rows), _ceil(outputs, tile_outs)), (256,), args, shared_mem=shared)
-        return out
-    version = version or ("tiled" if kernels.storage == "float32" else "mma")
-    shared_by_blocks = room is not None and version == "mma" and rows <= SPLIT_ROWS
-    tile_rows, tile_outs = tile or (TILES[2 if rows <= 32 else 1] if shared_by_blocks else _tile(rows, outputs))
-    constants = {"TILE_ROWS": tile_rows, "TILE_OUTS": tile_outs, **_float_out(x, out)}
     args = _arguments(kernels, x, weight, bias, out, activation, residual)
+    if version is None:
+        tensor_cores = "wgmma" if kernels.has("gemm_wgmma") else "mma"
+        version = "tiled" if kernels.storage == "float32" else tensor_cores
+    few = room is not None and rows <= SPLIT_ROWS and version in ("mma", "wgmma")
+    tile_rows, tile_outs = tile or (_wgmma_tile if version == "wgmma" else _tile)(rows, outputs, few)
+    tiles = _ceil(rows, tile_rows), _ceil(outputs, tile_outs)
+    if splits is None:
+        splits = _splits(tiles[0] * tiles[1], inputs, *(WGMMA_SPLITS if version == "wgmma" else SPLITS)) if few else 1
+    scratch: tuple[Any, Any] = (NULL, NULL)
+    if splits > 1:
+        assert room is not None, "blocks that share a tile need room for their sums"
+        scratch = room(tiles[0] * tiles[1] * splits * tile_rows * tile_outs, tiles[0] * tiles[1])
+    constants = {"TILE_OUTS": tile_outs, **_float_out(x, out)}
+    if version == "wgmma":
+        kernel = kernels.get("gemm_wgmma", "gemm_wgmma", shared_mem=WGMMA_SHARED, **constants)
+        kernel((*tiles, splits), (256,), (*args, *scratch), shared_mem=WGMMA_SHARED)
+        return out
+    constants["TILE_ROWS"] = tile_rows
     shared = 4 * (tile_rows + tile_outs) * 64 if version == "mma" else 0
     kernel = kernels.get("gemm", f"gemm_{version}", shared_mem=shared, **constants)
-    if version == "naive":
-        kernel((_ceil(rows, 8), _ceil(outputs, 32)), (256,), args)
+    if version == "mma":
+        kernel((*tiles, splits), (128,), (*args, *scratch), shared_mem=shared)
     else:
-        tiles = _ceil(rows, tile_rows), _ceil(outputs, tile_outs)
-        splits = _splits(tiles[0] * tiles[1], x.shape[1]) if shared_by_blocks else 1
-        if version == "mma":
-            blocks = tiles[0] * tiles[1] * splits
-            scratch = room(blocks * tile_rows * tile_outs, blocks // splits) if room and splits > 1 else (NULL, NULL)
-            kernel((*tiles, splits), (128,), (*args, *scratch), shared_mem=shared)
-        else:
-            kernel(tiles, (256,), args)
+        kernel((_ceil(rows, 8), _ceil(outputs, 32)) if version == "naive" else tiles, (256,), args)
     return out
 
 
@@ -271,7 +274,7 @@ class Timing:
 
     rows: int
     seconds: Mapping[str, float]
-    """By "ours", "wgmma" and "library", those that there are"""
+    """By "ours" and "library"."""
 
     @property
     def chosen(self) -> str:
@@ -336,9 +339,8 @@ class Products:
     ) -> Any:
         """y = activation(x W^T + b) + residual; arguments and result as those of the function `linear`."""
 
-        def ours(version: str | None = None) -> Any:
-            product: Callable[..., Any] = linear if version is None else partial(gemm, version=version)
-            return product(self._kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
+        def ours() -> Any:
+            return linear(self._kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
 
         def library() -> Any:
             self._xp.matmul(x, weight.T, out=out)  # [T, in] x [in, out] -> [T, out]
@@ -348,17 +350,13 @@ class Products:
             return self._by_parts(x, weight, bias, out, activation, residual, room)
         if isinstance(weight, Quantized):
             return ours()
-        if self._timer is None or self._only_ours or len(x) <= FEW_ROWS:
-            return ours()
-        products: dict[str, Callable[[], Any]] = {"ours": ours}
-        if self._kernels.storage != "float32" and self._kernels.has("gemm_wgmma"):
-            products["wgmma"] = partial(ours, "wgmma")
-        if out.dtype == x.dtype:  # the library has no product of 16-bit inputs with float outputs
-            products["library"] = library
+        if self._timer is None or self._only_ours or len(x) <= FEW_ROWS or out.dtype != x.dtype:
+            return ours()  # the library has no product of 16-bit inputs with float outputs
+        products = {"ours": ours, "library": library}
         shape = (1 << (len(x) - 1).bit_length(), *weight.shape)
-        if len(products) > 1 and shape not in self.timings:
+        if shape not in self.timings:
             self.timings[shape] = Timing(len(x), {name: self._timer(run) for name, run in products.items()})
-        return products[self.timings[shape].chosen if len(products) > 1 else "ours"]()
+        return products[self.timings[shape].chosen]()
 
     def _by_parts(
         self,
@@ -387,7 +385,7 @@ class Products:
 
     def table(self) -> str:
         """The measured times as text: a line for each shape, with all times and the rate of the fastest one."""
-        names = ("ours", "wgmma", "library")
+        names = ("ours", "library")
         columns = " ".join(f"{name + ' us':>10}" for name in names)
         lines = [f"{'rows':>6} {'out':>6} {'in':>6} {columns} {'TFLOP/s':>8}  chosen"]
         for (_, outputs, inputs), timing in sorted(self.timings.items()):
@@ -439,26 +437,33 @@ def _fma_shape(rows: int, outputs: int) -> tuple[int, int]:
     return outs, splits
 
 
-def _is_wide(rows: int, outputs: int) -> bool:
-    """Whether gemv_mma reads no more of x than of W: up to 32 rows, and outputs for 32 in each of its blocks.
-
-    Otherwise gemm_mma with several blocks for a tile is expected to be faster.
-    """
-    return rows <= 32 and outputs >= 32 * PROCESSORS * 2 // 3
-
-
-def _splits(tiles: int, inputs: int) -> int:
-    """Blocks that share a tile of gemm_mma: a power of two that makes one and a half to three for each processor."""
+def _splits(tiles: int, inputs: int, blocks: int, least: int) -> int:
+    """Blocks that share a tile: the largest power of two that makes up to `blocks`, each with `least` of `in`."""
     splits = 1
-    while tiles * splits < PROCESSORS * 3 // 2 and inputs >= 2 * splits * SPLIT_INPUTS:
+    while 2 * tiles * splits <= blocks and inputs >= 2 * splits * least:
         splits *= 2
     return splits
 
 
-def _tile(rows: int, outputs: int, tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[int, int]:
-    """The largest tile that still occupies two thirds of the processors, else the smallest."""
-    enough = (tile for tile in tiles if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 2 // 3)
-    return next(enough, tiles[-1])
+def _tile(rows: int, outputs: int, few: bool) -> tuple[int, int]:
+    """The largest tile of gemm.cu that still occupies two thirds of the processors, else the smallest; of few rows,
+    whose blocks may share a tile, the middle one.
+    """
+    if few:
+        return TILES[1]
+    enough = (tile for tile in TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 2 // 3)
+    return next(enough, TILES[-1])
+
+
+def _wgmma_tile(rows: int, outputs: int, few: bool) -> tuple[int, int]:
+    """The largest tile of gemm_wgmma.cu with one and a half blocks for each processor, else the smallest; of few rows
+    the smallest whose blocks all run at once. On an H100 at 128 rows and 2048 x 2048 the smallest tile took 10 us and
+    the next 14; at 12288 x 4096, where its 192 blocks are too many, 59 and 44.
+    """
+    if few:
+        return WGMMA_TILES[2 if _ceil(outputs, WGMMA_TILES[2][1]) <= PROCESSORS else 1]
+    enough = (tile for tile in WGMMA_TILES if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 3 // 2)
+    return next(enough, WGMMA_TILES[-1])
 
 
 def _power_of_two(n: int) -> int:

@@ -6,14 +6,15 @@ A module that needs no constants need not be listed. `"storage"` names the stora
 
 from typing import Any
 
-from minillm.backends.cuda.attention import SPLIT, PrefillTile
+from minillm.backends.cuda.attention import PrefillTile, split_of
 
 STORAGES = ("float32", "float16", "bfloat16")
 
 WINDOW, SLOPES, CAP = {"WINDOWED": 1}, {"BIASED": 1}, {"CAPPED": 1}
 
 ATTENTION_DECODE = [
-    {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": SPLIT, **mask}
+    {"HEAD_DIM": D, "PAGE_SIZE": 16, "GROUP": group, "SPLIT": split_of(D, size), "storage": storages, **mask}
+    for size, storages in ((4, ("float32",)), (2, ("float16", "bfloat16")))
     for D, group, mask in (
         *((D, group, {}) for D, group in ((64, 1), (80, 1), (128, 1), (128, 4), (128, 8), (256, 8))),
         *((128, 4, mask) for mask in (WINDOW, WINDOW | SLOPES)),
@@ -50,7 +51,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     ],
     "gemm_wgmma": [
         {"TILE_OUTS": outs, "storage": SIXTEEN_BITS, "arch": ("90a",), **more}
-        for outs in (128, 256)
+        for outs in (64, 128, 256)
         for more in ({}, {"FLOAT_OUT": 1})
     ],
     "gemv": [

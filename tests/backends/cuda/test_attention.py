@@ -145,8 +145,8 @@ def _sum_of_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 DECODE: dict[str, Lengths] = {
     "one token": [(0, 1)],
-    "around a split": [(SPLIT - 2, 1), (SPLIT - 1, 1), (SPLIT, 1)],
-    "several splits, padded": [(3 * SPLIT + 5, 1), (0, 1), PADDED, (SPLIT + 40, 1), PADDED],
+    "around a split": [(SPLIT - 2, 1), (SPLIT - 1, 1), (SPLIT, 1), (2 * SPLIT - 1, 1), (2 * SPLIT, 1)],
+    "several splits, padded": [(5 * SPLIT + 5, 1), (0, 1), PADDED, (SPLIT + 40, 1), PADDED],
 }
 PREFILL: dict[str, Lengths] = {
     "two tokens": [(0, 2)],

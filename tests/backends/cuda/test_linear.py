@@ -18,9 +18,10 @@ from minillm.backends.cuda.kernels import Kernels, kernel_folder
 from minillm.backends.cuda.linear import (
     ACTIVATIONS,
     MOST_ROWS,
+    SPLITS,
     TILES,
+    WGMMA_SPLITS,
     WGMMA_TILES,
-    _is_wide,
     _splits,
     finish_product,
     gemm,
@@ -195,7 +196,7 @@ def test_64_rows_in_any_order_of_threads(any_emulator: Emulator, monkeypatch: py
         ("float16", 4, "gemv_fma"),
         ("float16", 5, "gemv_mma"),
         ("float16", 64, "gemv_mma"),
-        ("float16", 65, "gemm_mma"),
+        ("float16", 65, "gemm_wgmma"),
     ],
 )
 def test_the_kernel_is_chosen_by_type_and_rows(emulator: Emulator, storage: str, rows: int, kernel: str) -> None:
@@ -205,15 +206,15 @@ def test_the_kernel_is_chosen_by_type_and_rows(emulator: Emulator, storage: str,
 
 
 @pytest.mark.parametrize(
-    ("rows", "outputs", "kernel"),
-    [(16, 24, "gemv_mma"), (17, 24, "gemm_mma"), (32, 64, "gemv_mma"), (33, 64, "gemm_mma"), (33, 24, "gemm_mma")],
+    ("architecture", "rows", "kernel"),
+    [("80", 64, "gemv_mma"), ("80", 65, "gemm_mma"), ("90", 64, "gemv_mma"), ("90", 65, "gemm_wgmma")],
 )
-def test_with_room_for_splits_narrow_products_go_to_gemm(
-    emulator: Emulator, rows: int, outputs: int, kernel: str, monkeypatch: pytest.MonkeyPatch
+def test_more_than_64_rows_go_to_warpgroups_where_there_are_any(
+    emulator: Emulator, architecture: str, rows: int, kernel: str
 ) -> None:
-    monkeypatch.setattr("minillm.backends.cuda.linear.PROCESSORS", 2)
     recorder = Recorder(emulator)
-    run(linear, Kernels(recorder, "float16"), problem("float16", rows, 8, outputs), room=Rooms())
+    recorder.architecture = architecture
+    run(linear, Kernels(recorder, "float16"), problem("float16", rows, 8, 24), room=Rooms())
     assert [launch.name for launch in recorder.launches] == [kernel]
 
 
@@ -233,6 +234,7 @@ def test_with_room_for_splits_narrow_products_go_to_gemm(
         ("bfloat16", "mma", TILES[1]),
         ("float16", "wgmma", WGMMA_TILES[1]),
         ("bfloat16", "wgmma", WGMMA_TILES[0]),
+        ("float16", "wgmma", WGMMA_TILES[2]),
     ],
 )
 def test_many_rows(storage: str, version: str, tile: tuple[int, int], rows: int, inputs: int, outputs: int) -> None:
@@ -245,9 +247,9 @@ def test_many_rows_in_any_order_of_threads(storage: str, version: str, any_emula
     run(gemm, Kernels(any_emulator, storage), problem(storage, 40, 224, 69), version=version, tile=TILES[2])
 
 
-@pytest.mark.parametrize("inputs", [64, 456])
+@pytest.mark.parametrize("inputs", [64, 584])
 def test_warpgroups_in_any_order_of_threads(inputs: int, any_emulator: Emulator) -> None:
-    """One step, and eight of 64: each of the four stages is filled again while products may still read it."""
+    """One step, and ten of 64: each of the six stages is filled again while products may still read it."""
     case = problem("float16", 70, inputs, 69)
     run(gemm, Kernels(any_emulator, "float16"), case, version="wgmma", tile=WGMMA_TILES[1])
 
@@ -277,33 +279,39 @@ class Rooms:
 
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "splits"),
-    [(17, 256, 21, 2), (40, 552, 69, 4), (64, 1026, 64, 8), (65, 260, 130, 2), (128, 512, 33, 4)],
+    [(65, 256, 21, 2), (70, 552, 69, 4), (80, 1026, 64, 8), (90, 260, 130, 2), (128, 512, 33, 4)],
 )
-@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_blocks_that_share_a_tile(storage: str, rows: int, inputs: int, outputs: int, splits: int) -> None:
+@pytest.mark.parametrize(("storage", "version"), [("float16", "mma"), ("bfloat16", "mma"), ("float16", "wgmma")])
+def test_blocks_that_share_a_tile(
+    storage: str, version: str, rows: int, inputs: int, outputs: int, splits: int
+) -> None:
     """`in` is a whole number of steps for each block or not; float32 sums of 16-bit products."""
     room, case = Rooms(), problem(storage, rows, inputs, outputs)
-    run(gemm, kernels(storage), case, room=room)
-    tile_rows = 32 if rows <= 32 else 64
-    tiles = -(-rows // tile_rows) * -(-outputs // 64)
-    assert room.sizes == [(tiles * splits * tile_rows * 64, tiles)]
+    run(gemm, kernels(storage), case, version=version, splits=splits, room=room)
+    tile_rows, tile_outs = (64, 64) if version == "mma" else (128, 64)
+    tiles = -(-rows // tile_rows) * -(-outputs // tile_outs)
+    assert room.sizes == [(tiles * splits * tile_rows * tile_outs, tiles)]
     assert not room.counters.any()
 
 
-def test_blocks_that_share_a_tile_in_any_order_of_threads(any_emulator: Emulator) -> None:
-    case = problem("float16", 35, 512, 69)
-    run(gemm, Kernels(any_emulator, "float16"), case, room=Rooms())
+@pytest.mark.parametrize("version", ["mma", "wgmma"])
+def test_blocks_that_share_a_tile_in_any_order_of_threads(version: str, any_emulator: Emulator) -> None:
+    case = problem("float16", 70, 512, 69)
+    run(gemm, Kernels(any_emulator, "float16"), case, version=version, room=Rooms())
     bits = case.out.copy()
-    run(gemm, kernels("float16"), case, room=Rooms())
+    run(gemm, kernels("float16"), case, version=version, room=Rooms())
     assert (case.out == bits).all()
 
 
 def test_as_many_blocks_share_a_tile_as_processors_want() -> None:
-    """OPT's products of 32 rows: of 125m, 1.3b, 6.7b and 13b, from the residual's width and from the MLP's."""
+    """OPT's products of many sequences: of 125m, 1.3b, 6.7b and 13b, from the residual's width and from the MLP's."""
     widths = [(768, 768), (3072, 768), (2048, 2048), (8192, 2048), (4096, 4096), (16384, 4096), (20480, 5120)]
-    blocks = [outputs // 64 * _splits(outputs // 64, inputs) for inputs, outputs in widths]
-    assert blocks == [48, 192, 256, 256, 256, 256, 320]
-    assert [_is_wide(32, outputs) for outputs in (768, 2304, 2815, 2816, 12288)] == [False, False, False, True, True]
+
+    def blocks(limits: tuple[int, int]) -> list[int]:
+        return [outputs // 64 * _splits(outputs // 64, inputs, *limits) for inputs, outputs in widths]
+
+    assert blocks(SPLITS) == [48, 192, 256, 256, 256, 256, 320]
+    assert blocks(WGMMA_SPLITS) == [24, 96, 128, 128, 128, 128, 80]
 
 
 # ---- what both can do -------------------------------------------------------------------------------------------
