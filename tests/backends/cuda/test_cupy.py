@@ -53,8 +53,8 @@ def test_cupy_has_what_the_device_asks_for() -> None:
         (cupy.cuda.graph.Graph, ("launch",)),
         (cupy.cuda.MemoryPointer, ("copy_from_host_async", "copy_to_host_async", "__add__", "ptr")),
         (cupy.cuda.MemoryPool, ("free_bytes", "free_all_blocks")),
-        (cupy.cuda, ("get_elapsed_time",)),
-        (cupy.cuda.runtime, ("memGetInfo",)),
+        (cupy.cuda, ("get_elapsed_time", "get_cublas_handle")),
+        (cupy.cuda.runtime, ("memGetInfo", "CUDA_R_32F", "CUDA_R_16F", "CUDA_R_16BF")),
         (cupyx, ("empty_pinned",)),
         (cupy, ("ascontiguousarray", "concatenate", "take", "get_default_memory_pool", "isfinite")),
     ):
