@@ -5,6 +5,7 @@ can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, 
 `attend_by_reference`.
 """
 
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -185,6 +186,7 @@ class PrefillTile(NamedTuple):
     """Two tiles of keys and of values, and for float32 the queries and the weights."""
 
     @classmethod
+    @cache
     def of(cls, storage: str, D: int) -> "PrefillTile":
         """The tile for heads of width D."""
         if STORAGE[storage] == 32:

@@ -14,7 +14,7 @@ For many rows `Products` takes the fastest of ours and the library's product (cu
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -466,6 +466,7 @@ def _splits(tiles: int, inputs: int) -> int:
     return splits
 
 
+@lru_cache(maxsize=4096)
 def _tile(rows: int, outputs: int, tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[int, int]:
     """The largest tile that still occupies two thirds of the processors, else the smallest."""
     enough = (tile for tile in tiles if _ceil(rows, tile[0]) * _ceil(outputs, tile[1]) >= PROCESSORS * 2 // 3)
