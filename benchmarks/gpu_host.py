@@ -6,7 +6,9 @@ the host's clock on. So two figures come out of each step: what the host compute
 because the next step was not launched when one had ended. What CuPy's own calls take (a copy, a launch of a graph and
 an event: about 15 to 20 us) is in neither.
 
-Sequences of 128 tokens decode side by side, greedy and sampling, no text; the median of many steps counts.
+Sequences of 128 tokens decode side by side, greedy and sampling, no text; the median of many steps counts. Then
+prompts, whose passes are not recorded: what the host computes for one, and that for each launch of a kernel or of a
+product of the library, which counts as faster than ours.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,8 @@ class Simulation:
         """Nanoseconds that a launched step takes"""
         self.idle_ns = 0
         """Nanoseconds for which the device has stood idle"""
+        self.launches = 0
+        """Launches that were not replayed"""
         self._skipped = self._busy_until = 0
 
     def now(self) -> int:
@@ -55,6 +60,35 @@ class Simulation:
         return wait
 
 
+class NullKernel:
+    """Is only counted."""
+
+    max_dynamic_shared_size_bytes = 48 << 10
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
+        self._simulation.launches += 1
+
+
+class NullLauncher:
+    """Compiles nothing; it serves as a module too."""
+
+    architecture = "90"
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def module(self, path: Path, options: tuple[str, ...]) -> "NullLauncher":
+        """Any module."""
+        return self
+
+    def get_function(self, name: str) -> NullKernel:
+        """Any kernel."""
+        return NullKernel(self._simulation)
+
+
 def null_backend(simulation: Simulation, dtype: str, max_batch_size: int) -> Any:
     """The CUDA backend on a device without work."""
     import numpy as np
@@ -62,23 +96,15 @@ def null_backend(simulation: Simulation, dtype: str, max_batch_size: int) -> Any
     from minillm.backends.cuda.backend import CudaBackend
     from minillm.backends.cuda.device import Device
 
-    class NullKernel:
-        max_dynamic_shared_size_bytes = 48 << 10
-
-        def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
-            pass
-
-    class NullModule:
-        def get_function(self, name: str) -> NullKernel:
-            return NullKernel()
-
-    class NullLauncher:
-        architecture = "90"
-
-        def module(self, path: Path, options: tuple[str, ...]) -> NullModule:
-            return NullModule()
-
     class NullDevice(Device):
+        def __init__(self) -> None:
+            super().__init__()
+            turns = count(1)
+            self.timer = lambda run: 1 / next(turns)  # of several products the last is the fastest: the library's
+
+        def multiply(self, x: Any, weight: Any, out: Any) -> None:
+            simulation.launches += 1
+
         def empty(self, shape: Any, dtype: Any, purpose: Any) -> Any:
             return np.zeros(shape, dtype)  # memory that the system commits when it is written: never
 
@@ -99,29 +125,31 @@ def null_backend(simulation: Simulation, dtype: str, max_batch_size: int) -> Any
         def mark(self) -> Callable[[], None]:
             return simulation.waiter()
 
-    return CudaBackend(NullDevice(), NullLauncher(), dtype, max_batch_size=max_batch_size)
+    return CudaBackend(NullDevice(), NullLauncher(simulation), dtype, max_batch_size=max_batch_size)
 
 
-def measure(shape: str, batch: int, fields: dict[str, Any], steps: int, device_us: float) -> tuple[float, float]:
-    """Median microseconds of a decode step: on the host, and for which the device is idle."""
+def null_engine(simulation: Simulation, shape: str, max_batch_size: int, tokens: int) -> Any:
+    """An engine on a device without work, with room for so many tokens."""
     import minillm.loading
     from minillm import Engine
     from minillm.accounting import Storage, cache_bytes_per_token
     from minillm.models import published_config
 
-    simulation = Simulation()
-    simulation.step_ns = round(1e3 * device_us)
-    room = (
-        batch * (128 + steps + WARM_UP + 64) * cache_bytes_per_token(published_config(shape), Storage.all_in("float16"))
-    )
+    room = tokens * cache_bytes_per_token(published_config(shape), Storage.all_in("float16"))
     choose = minillm.loading._cuda
     setattr(minillm.loading, "_cuda", lambda where, n: null_backend(simulation, where.dtype, n))  # noqa: B010
     try:
-        engine = Engine.random(shape, device="cuda", dtype="float16", max_batch_size=batch, cache_bytes=room)
+        return Engine.random(shape, device="cuda", dtype="float16", max_batch_size=max_batch_size, cache_bytes=room)
     finally:
         setattr(minillm.loading, "_cuda", choose)  # noqa: B010
+
+
+def measure(shape: str, batch: int, fields: dict[str, Any], steps: int, device_us: float) -> tuple[float, float]:
+    """Median microseconds of a decode step: on the host, and for which the device is idle."""
+    simulation = Simulation()
+    simulation.step_ns = round(1e3 * device_us)
     host, idle = [], []
-    with engine:
+    with null_engine(simulation, shape, batch, batch * (128 + steps + WARM_UP + 64)) as engine:
         for i in range(batch):
             prompt = token_ids(i, 128, engine.config.vocab_size)
             engine.add(prompt, max_new_tokens=steps + WARM_UP + 40, eos_token_id=(), **fields)
@@ -134,6 +162,18 @@ def measure(shape: str, batch: int, fields: dict[str, Any], steps: int, device_u
             host.append(time.thread_time_ns() - began)
             idle.append(simulation.idle_ns - idled)
     return 1e-3 * statistics.median(host), 1e-3 * statistics.median(idle)
+
+
+def measure_prompt(shape: str, length: int, repeats: int) -> tuple[float, int]:
+    """Median microseconds of the host for a request of one new token, and launches of each."""
+    simulation, host = Simulation(), []
+    with null_engine(simulation, shape, 1, length + 64) as engine:
+        prompt = token_ids(1, length, engine.config.vocab_size)
+        for _ in range(2 + repeats):  # two to warm up
+            began, before = time.thread_time_ns(), simulation.launches
+            engine.generate(prompt, max_new_tokens=1, eos_token_id=())
+            host.append(time.thread_time_ns() - began)
+    return 1e-3 * statistics.median(host[2:]), simulation.launches - before
 
 
 def device_us(batch: int) -> float:
@@ -155,6 +195,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N,N,...",
         help="side by side (default: 1,8,32,128)",
     )
+    parser.add_argument(
+        "--prompts", type=positives, default=(512, 2000), metavar="N,N,...", help="tokens (default: 512,2000)"
+    )
     parser.add_argument("--steps", type=positive, default=300, metavar="N", help="timed steps (default: 300)")
     parser.add_argument(
         "--device-us", type=positive, metavar="N", help="of a step on the device (default: as predicted for opt-125m)"
@@ -171,13 +214,17 @@ def run(args: argparse.Namespace) -> int:
             say(f"{kind}, {batch} sequences")
             device = args.device_us or device_us(batch)
             host, idle = measure(args.shape, batch, fields, args.steps, device)
-            rows.append((kind, batch, f"{device:.0f}", f"{host:.0f}", f"{idle:.0f}"))
+            rows.append((kind, batch, f"{device:.0f}", f"{host:.0f}", f"{idle:.0f}", ""))
+    for length in args.prompts:
+        say(f"prompt of {length} tokens")
+        host, launches = measure_prompt(args.shape, length, max(1, args.steps // 10))
+        rows.append((f"prompt of {length}", 1, "", f"{host:.0f}", "", f"{host / launches:.1f}"))
     facts = {"question": f"microseconds of a decode step that a GPU waits for the host, {args.shape}, simulated"}
     facts |= {"steps": f"median of {args.steps}"} | describe(args.threads)
-    header = ("kind", "sequences", "device_us", "host_us", "idle_us")
+    header = ("kind", "sequences", "device_us", "host_us", "idle_us", "us_per_launch")
     path = args.out / "gpu_host.csv"
     write_csv(path, facts, header, rows)
-    lines = [f"{kind:10}" + "".join(f"{cell:>11}" for cell in cells) for kind, *cells in [header, *rows]]
+    lines = [f"{kind:14}" + "".join(f"{cell:>14}" for cell in cells) for kind, *cells in [header, *rows]]
     print("\n".join([*headed(facts), *lines, "", f"written: {path}"]))
     return 0
 

@@ -58,8 +58,8 @@ def cases(sizes: Sizes, shapes: list[str]) -> list[tuple[str, Case]]:
 
 
 def host(*, emulated: bool) -> Iterator[Figure]:
-    """The host's work in a decode step of opt-125m, and how long the GPU would wait for it; both need no GPU."""
-    from gpu_host import KINDS, device_us, measure
+    """The host's work in a decode step of opt-125m, and how long the GPU would wait for it, and in a prompt; no GPU."""
+    from gpu_host import KINDS, device_us, measure, measure_prompt
 
     for kind, fields in KINDS.items():
         for batch in (1, 2) if emulated else (1, 8, 32, 128):
@@ -67,6 +67,10 @@ def host(*, emulated: bool) -> Iterator[Figure]:
             host_us, idle = measure("opt-125m", batch, fields, 5 if emulated else 200, device)
             note = f"a GPU that takes {device:.0f} us waits for {idle:.0f}; simulated"
             yield Figure("host", "opt-125m", f"{kind}, batch {batch}", 1e-6 * host_us, 1e-6 * host_us, note=note)
+    for length in (20,) if emulated else (512, 2000):
+        host_us, number = measure_prompt("opt-125m", length, 1 if emulated else 20)
+        note = f"{host_us / number:.1f} us for each of {number} launches, without CuPy's calls"
+        yield Figure("host", "opt-125m", f"prompt of {length}", 1e-6 * host_us, 1e-6 * host_us, note=note)
 
 
 def launches(sizes: Sizes, shapes: list[str]) -> Iterator[Figure]:

@@ -164,7 +164,6 @@ class Batch:
         sources: list[Span] = []
         positions: list[int] = []  # Python lists: faster than NumPy calls for a few tokens
         slot_pages: list[int] = []
-        slot_offsets: list[int] = []
         types: list[int] = []
         has_tree = False
         for sequence, count in zip(sequences, counts, strict=True):
@@ -178,11 +177,11 @@ class Batch:
             spans.append(Span(start, len(token_ids), context_len, len(sequence.token_ids), tuple(pages), tree))
             if sequence.source is not None:
                 sources.append(Span(start, len(token_ids), *sequence.source.extent))
-            for place in range(sequence.cached, context_len):
-                positions.append(place)
-                slot_pages.append(pages[place // page_size])
-                slot_offsets.append(place % page_size)
-        tokens = np.array([token_ids, positions, slot_pages, slot_offsets], np.int64)  # [4, T]: one call, four arrays
+            places = range(sequence.cached, context_len)
+            positions += places
+            slot_pages += [pages[place // page_size] for place in places]
+        tokens = np.array([token_ids, positions, slot_pages, positions], np.int64)  # [4, T]: one call, four arrays
+        tokens[3] %= page_size
         if has_tree:
             tokens[1] = np.concatenate([span.positions() for span in spans])
         return cls(

@@ -57,8 +57,8 @@ def encode_prompt(
         ids = encode_text(prompt, tokenizer, config, room=room)
     else:
         ids = _token_ids(prompt, config, room)
-    outside = next((i for i in ids if not 0 <= i < config.vocab_size), None)
-    if outside is not None:
+    if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
+        outside = next(i for i in ids if not 0 <= i < config.vocab_size)
         raise PromptError(f"token id {shown(outside)} is outside the vocabulary of {config.vocab_size}")
     if not ids:
         if config.bos_token_id is None:
@@ -125,6 +125,8 @@ def _token_ids(prompt: Any, config: ModelConfig, room: int) -> list[int]:
             kind = f"{prompt.ndim} dimensions of {prompt.dtype}"
             raise PromptError(f"an array of token ids should have one dimension of integers, found {kind!s:.60}")
         prompt = prompt.tolist()
+    if {*map(type, prompt)} <= {int}:  # most prompts, quickly
+        return list(prompt)
     for value in prompt:
         if isinstance(value, bool) or not isinstance(value, Integral):
             hint = _HINTS.get(type(value), "")

@@ -74,7 +74,7 @@ class PagedCache:
         first = sequence.cached // self.page_size  # the page of the next position
         if first < len(sequence.pages):
             sequence.pages[first] = self._own(sequence.pages[first], sequence.cached % self.page_size)
-        while len(sequence.pages) < self.pages_for(tokens):
+        for _ in range(len(sequence.pages), self.pages_for(tokens)):
             sequence.pages.append(self._take())
         if sequence.source is not None:
             sequence.source.hold(sequence, self.pages_for(len(sequence.source.token_ids)), self._take)

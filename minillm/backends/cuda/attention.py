@@ -5,6 +5,7 @@ can be captured in a CUDA graph. Attention without a kernel (a tree of guesses, 
 `attend_by_reference`.
 """
 
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from ...batch import Batch
 from ...reference.attention import attention_scores, merge_values
 from ...reference.softmax import softmax
-from .kernels import STORAGE, Kernels, or_null, row_stride
+from .kernels import STORAGE, Kernels, int32s, or_null, row_stride
 
 SPLIT = 128
 """Positions that a block of the decode kernel takes at a time, or twice as many of narrow heads (`split_of`); the head
@@ -155,9 +156,8 @@ def decode(
     kernel = kernels.get("attention_decode", "attention_decode", shared_mem=shared, **constants)
     blocks = max(1, min(splits, DECODE_BLOCKS // (N * H // group)))
     arrays = out, workspace.partials, workspace.arrived, q, keys, values, batch.context_lens, batch.block_table
-    sizes = map(np.int32, (H, K, pages, B, splits))
-    strides = row_stride(q), row_stride(out), np.int32(mask.window)
-    arguments = (*arrays, mask.slopes, *sizes, *strides, np.float32(scale), mask.cap)
+    sizes = int32s(H, K, pages, B, splits, row_stride(q), row_stride(out), mask.window)
+    arguments = (*arrays, mask.slopes, *sizes, np.float32(scale), mask.cap)
     kernel((blocks, H // group, N), (DECODE_THREADS,), arguments, shared_mem=shared)
 
 
@@ -172,10 +172,9 @@ def prefill(
     constants = {"HEAD_DIM": D, "PAGE_SIZE": P, "QUERIES": tile.queries, "KEYS": tile.keys, **mask.constants}
     kernel = kernels.get("attention_prefill", "attention_prefill", shared_mem=tile.shared_bytes, **constants)
     arrays = out, q, keys, values, batch.query_starts, batch.context_lens, batch.block_table, mask.slopes
-    sizes = map(np.int32, (N, H, K, pages, B))
+    sizes = int32s(N, H, K, pages, B, row_stride(q), row_stride(out), mask.window)
     grid = T // tile.queries + N, H
-    strides = row_stride(q), row_stride(out), np.int32(mask.window)
-    arguments = (*arrays, *sizes, *strides, np.float32(scale), mask.cap)
+    arguments = (*arrays, *sizes, np.float32(scale), mask.cap)
     kernel(grid, (tile.threads,), arguments, shared_mem=tile.shared_bytes)
 
 
@@ -189,6 +188,7 @@ class PrefillTile(NamedTuple):
     """Two tiles of keys and of values, and for float32 the queries and the weights."""
 
     @classmethod
+    @cache
     def of(cls, storage: str, D: int) -> "PrefillTile":
         """The tile for heads of width D."""
         if STORAGE[storage] == 32:
@@ -250,7 +250,7 @@ def store_kv(kernels: Kernels, k: Any, v: Any, keys: Any, values: Any, slots: An
     if T == 0:
         return
     kernel = kernels.get("kv", "store_kv", HEAD_DIM=D, PAGE_SIZE=P)
-    sizes = np.int32(K), np.int32(pages), row_stride(k), row_stride(v)
+    sizes = int32s(K, pages, row_stride(k), row_stride(v))
     kernel((T, 2), (KV_THREADS,), (keys, values, k, v, slots, *sizes))
 
 
@@ -270,7 +270,7 @@ def copy_positions(kernels: Kernels, keys: Any, values: Any, source: int, target
     if first == stop:
         return
     kernel = kernels.get("kv", "copy_positions", HEAD_DIM=D, PAGE_SIZE=P)
-    sizes = (np.int32(number) for number in (K, pages, source, target, first, stop))
+    sizes = int32s(K, pages, source, target, first, stop)
     kernel((L * K, 2), (KV_THREADS,), (keys, values, *sizes))
 
 

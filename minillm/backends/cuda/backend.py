@@ -64,7 +64,7 @@ class CudaBackend(Backend):
         """
         self.device = device
         self.kernels = Kernels(launcher, debug=debug, dependent=dependent)
-        self.products = Products(self.kernels, device.xp, device.timer, self._empty)
+        self.products = Products(self.kernels, device.multiply, device.timer, self._empty)
         self._stacks: dict[tuple[LowRankWeight | None, ...], low_rank.Stack] = {}
         loader = CudaLoader(device, self.kernels, self._settle, WEIGHT_FORMATS[weights])
         chooser = CudaChooser(device, self.kernels)

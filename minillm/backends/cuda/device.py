@@ -17,7 +17,7 @@ from ...errors import DeviceError
 from ..memory import Clock, HostClock, free_memory
 from .compiling import import_cupy
 from .dependent import Driver, begins_early
-from .kernels import Launch
+from .kernels import Launch, type_name
 from .linear import Timer
 
 Wait = Callable[[], None]
@@ -34,6 +34,9 @@ class Purpose:
 WEIGHTS = Purpose("the weights", "choose dtype 'float16' or 'bfloat16', or a smaller model")
 CACHE = Purpose("the K/V cache", "lower cache_bytes or max_batch_size")
 WORKSPACE = Purpose("the results of a step", "lower max_batch_size, or cache_bytes to leave more")
+
+_LIBRARY_TYPES = {"float32": "CUDA_R_32F", "float16": "CUDA_R_16F", "bfloat16": "CUDA_R_16BF"}
+"""Name of a dtype -> cuBLAS's, in `cupy.cuda.runtime`"""
 
 
 class Device:
@@ -115,6 +118,10 @@ class Device:
         """Returns a function that waits for all work queued so far."""
         return lambda: None
 
+    def multiply(self, x: Any, weight: Any, out: Any) -> None:
+        """out = x W^T by the array library. [T, in], [out, in] -> [T, out]"""
+        self.xp.matmul(x, weight.T, out=out)
+
     def address(self, array: Any) -> int:
         """The address of an array's first element."""
         return int(array.__array_interface__["data"][0])
@@ -137,6 +144,8 @@ class CupyDevice(Device):
         super().__init__(cupy)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.timer = self._time
+        self._factors = np.array([1, 0], np.float32)  # of a product, and of what `out` held before
+        self._one, self._zero = (self._factors.ctypes.data + offset for offset in (0, 4))
         self.clock = EventClock(cupy.cuda, self.stream)
 
     def activate(self) -> None:
@@ -177,6 +186,23 @@ class CupyDevice(Device):
         """Record an event. Returns a function that waits for it."""
         wait: Wait = self.stream.record().synchronize
         return wait
+
+    def multiply(self, x: Any, weight: Any, out: Any) -> None:
+        """As `Device.multiply`, by cuBLAS. The rows of x and out may be parts of longer ones.
+
+        It is the call that CuPy's matmul makes, but matmul takes much longer than a launch to get there. cuBLAS stores
+        columns one after the other: to it, x is [in, T], W is [in, out], and out = W^T x is [out, T].
+        """
+        cuda = self.xp.cuda
+        blas, kind = cuda.cublas, getattr(cuda.runtime, _LIBRARY_TYPES[type_name(x.dtype)])
+        (rows, inputs), outputs, size = x.shape, len(weight), x.dtype.itemsize
+        blas.gemmEx(
+            cuda.get_cublas_handle(),
+            *(blas.CUBLAS_OP_T, blas.CUBLAS_OP_N, outputs, rows, inputs),
+            *(self._one, weight.data.ptr, kind, inputs, x.data.ptr, kind, x.strides[0] // size),
+            *(self._zero, out.data.ptr, kind, out.strides[0] // size),
+            *(blas.CUBLAS_COMPUTE_32F, blas.CUBLAS_GEMM_DEFAULT_TENSOR_OP),
+        )
 
     def address(self, array: Any) -> int:
         """The address of an array's first element."""

@@ -7,7 +7,7 @@ Nothing here imports cupy.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -109,8 +109,9 @@ class Kernels:
 
         `shared_mem` is the most dynamic shared memory it will be launched with; above 48 KiB a kernel must allow it.
         """
-        key = (module, kernel, *constants.items())
-        if key not in self._kernels:
+        key = (module, kernel, shared_mem, *constants.items())
+        found = self._kernels.get(key)
+        if found is None:
             defines = tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
             with compiling():
                 if (module, defines) not in self._modules:
@@ -119,10 +120,9 @@ class Kernels:
                     own = (f"-arch=sm_{ARCHITECTURES[module]}",) if module in ARCHITECTURES else ()
                     options = (*own, storage, *self._switches, *defines, f"-DMINILLM_SOURCES={sources_digest()}")
                     self._modules[module, defines] = self._launcher.module(kernel_folder() / f"{module}.cu", options)
-                self._kernels[key] = self._modules[module, defines].get_function(kernel)
-        found = self._kernels[key]
-        if shared_mem > found.max_dynamic_shared_size_bytes:
-            found.max_dynamic_shared_size_bytes = shared_mem
+                found = self._kernels[key] = self._modules[module, defines].get_function(kernel)
+            if shared_mem > found.max_dynamic_shared_size_bytes:  # CuPy asks the driver
+                found.max_dynamic_shared_size_bytes = shared_mem
         return found if self._collected is None else _Collecting(self._collected, kernel, constants, found)
 
     def collect(self, call: Callable[[], object]) -> list[Launch]:
@@ -156,10 +156,31 @@ def or_null(array: Any | None) -> Any:
     return NULL if array is None else array
 
 
+# The numbers among a launch's arguments depend on shapes, which repeat from layer to layer, and to make them anew takes
+# the host longer than to launch. So they are kept.
+
+
+@lru_cache(maxsize=4096)
+def int32s(*numbers: int) -> tuple[np.int32, ...]:
+    """Numbers as arguments of kernels."""
+    return tuple(map(np.int32, numbers))
+
+
+@cache
+def type_name(dtype: Any) -> str:
+    """The name of a dtype, which NumPy composes each time that it is asked."""
+    return str(dtype.name)
+
+
 def row_stride(array: Any) -> np.int32:
     """Elements from one row to the next of [T, ...]; each row must be contiguous, as the kernels read it in vectors."""
-    size = array.dtype.itemsize
-    for n, stride in zip(array.shape[:0:-1], array.strides[:0:-1], strict=True):
-        assert n == 1 or stride == size, f"a row of {array.shape} is not contiguous: strides {array.strides}"
+    return _row_stride(array.shape, array.strides, array.dtype.itemsize)
+
+
+@lru_cache(maxsize=4096)
+def _row_stride(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> np.int32:
+    size = itemsize
+    for n, stride in zip(shape[:0:-1], strides[:0:-1], strict=True):
+        assert n == 1 or stride == size, f"a row of {shape} is not contiguous: strides {strides}"
         size *= n
-    return np.int32(array.strides[0] // array.dtype.itemsize)
+    return np.int32(strides[0] // itemsize)

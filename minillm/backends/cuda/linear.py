@@ -8,18 +8,19 @@ shapes alone.
 A matrix of 8 or 4 bits (`Quantized`, its arrays on the device) goes to `gemv.cu` too, up to INTEGER_ROWS rows; for more
 it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`).
 
-For many rows `Products` takes the fastest of ours and the library's product (cuBLAS, through CuPy's matmul), by shape.
+For many rows `Products` takes the fastest of ours and the library's product (cuBLAS), by shape.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from ...reference.quantize import Quantized
-from .kernels import NULL, STORAGE, Kernels, or_null, row_stride
+from .kernels import NULL, STORAGE, Kernels, int32s, or_null, row_stride, type_name
 
 Room = Callable[[int, int], tuple[Any, Any]]
 """Gives scratch memory: so many float32 numbers, and so many int32 zeros, which are zeros again after each launch."""
@@ -192,7 +193,7 @@ def expand(
     threads = min(256, 32 * _ceil(vectors, 32))
     arrays = (or_null(each) for each in (matrix.offsets, ids, position_table, positions))
     sizes = E, len(matrix.scales), 0 if position_table is None else len(position_table), 0
-    args = (out, matrix.values.view(np.uint8), matrix.scales, *arrays, *map(np.int32, sizes), np.float32(scale))
+    args = (out, matrix.values.view(np.uint8), matrix.scales, *arrays, *int32s(*sizes), np.float32(scale))
     kernels.get("expand", "expand", **integer_constants(matrix))((T, _ceil(vectors, threads)), (threads,), args)
 
 
@@ -260,9 +261,12 @@ def finish_product(
     numbers = (outputs, row_stride(out), 0 if residual is None else row_stride(residual), ACTIVATIONS[activation])
     kernel = kernels.get("gemm", "finish_product", TILE_ROWS=TILES[0][0], TILE_OUTS=TILES[0][1])
     vector = 16 // out.dtype.itemsize
-    kernel((rows, _ceil(outputs, vector * 128)), (128,), (*pointers, *map(np.int32, numbers)))
+    kernel((rows, _ceil(outputs, vector * 128)), (128,), (*pointers, *int32s(*numbers)))
     return out
 
+
+Multiply = Callable[[Any, Any, Any], None]
+"""out = x W^T by a library, of x [T, in], W [out, in] and out [T, out]."""
 
 Timer = Callable[[Callable[[], object]], float]
 """Calls a function several times, and returns the seconds that one call takes on the device."""
@@ -276,7 +280,7 @@ class Timing:
     seconds: Mapping[str, float]
     """By "ours" and "library"."""
 
-    @property
+    @cached_property
     def chosen(self) -> str:
         """The fastest; of equals the first."""
         return min(self.seconds, key=self.seconds.__getitem__)
@@ -290,20 +294,24 @@ class Products:
     """
 
     def __init__(
-        self, kernels: Kernels, xp: Any, timer: Timer | None, empty: Callable[[int], Any] | None = None
+        self,
+        kernels: Kernels,
+        multiply: Multiply | None,
+        timer: Timer | None,
+        empty: Callable[[int], Any] | None = None,
     ) -> None:
         """Set the kernels and the library.
 
         Args:
             kernels: ours
-            xp: the array module whose matmul is the library's
+            multiply: the library's product
             timer: times a product; without one only our kernels run
             empty: allocates so many numbers of the kernels' type, for matrices to be expanded
         """
         self.timings: dict[tuple[int, int, int], Timing] = {}
         """Measured times, by (rows rounded up to a power of two, out, in)."""
         self._kernels = kernels
-        self._xp = xp
+        self._multiply = multiply
         self._timer = timer
         self._only_ours = False
         self._empty = empty
@@ -338,25 +346,26 @@ class Products:
         room: Room | None = None,
     ) -> Any:
         """y = activation(x W^T + b) + residual; arguments and result as those of the function `linear`."""
+        added: dict[str, Any] = {"activation": activation, "residual": residual}
 
-        def ours() -> Any:
-            return linear(self._kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
+        def by(name: str) -> Any:
+            if name == "ours":
+                return linear(self._kernels, x, weight, bias, out, **added, room=room)
+            assert self._multiply is not None
+            self._multiply(x, weight, out)
+            return finish_product(self._kernels, bias, out, **added)
 
-        def library() -> Any:
-            self._xp.matmul(x, weight.T, out=out)  # [T, in] x [in, out] -> [T, out]
-            return finish_product(self._kernels, bias, out, activation=activation, residual=residual)
-
-        if isinstance(weight, Quantized) and len(x) > INTEGER_ROWS and self._empty is not None:
-            return self._by_parts(x, weight, bias, out, activation, residual, room)
         if isinstance(weight, Quantized):
-            return ours()
+            if len(x) <= INTEGER_ROWS or self._empty is None:
+                return by("ours")
+            return self._by_parts(x, weight, bias, out, activation, residual, room)
         if self._timer is None or self._only_ours or len(x) <= FEW_ROWS or out.dtype != x.dtype:
-            return ours()  # the library has no product of 16-bit inputs with float outputs
-        products = {"ours": ours, "library": library}
-        shape = (1 << (len(x) - 1).bit_length(), *weight.shape)
+            return by("ours")  # the library has no product of 16-bit inputs with float outputs
+        shape = (_power_of_two(len(x)), *weight.shape)
         if shape not in self.timings:
-            self.timings[shape] = Timing(len(x), {name: self._timer(run) for name, run in products.items()})
-        return products[self.timings[shape].chosen]()
+            times = {name: self._timer(partial(by, name)) for name in ("ours", "library")}
+            self.timings[shape] = Timing(len(x), times)
+        return by(self.timings[shape].chosen)
 
     def _by_parts(
         self,
@@ -403,18 +412,17 @@ def _arguments(
     """The arguments of every product kernel, in order; asserts the shapes and types it expects."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     assert weight.shape == (outputs, inputs) and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
-    typed = [x, *([] if residual is None else [residual])]
     if isinstance(weight, Quantized):
         weight = weight.values.view(np.uint8)
         assert weight.flags.c_contiguous, "weight is not contiguous"
     else:
         assert weight.strides == (inputs * weight.dtype.itemsize, weight.dtype.itemsize), "weight is not contiguous"
-        typed.append(weight)
-    assert all(array.dtype.name == kernels.storage for array in typed), [array.dtype for array in typed]
-    assert kernels.storage in STORAGE and out.dtype.name in (kernels.storage, "float32"), out.dtype
+        assert weight.dtype == x.dtype, (weight.dtype, x.dtype)
+    assert type_name(x.dtype) == kernels.storage and (residual is None or residual.dtype == x.dtype), x.dtype
+    assert kernels.storage in STORAGE and type_name(out.dtype) in (kernels.storage, "float32"), out.dtype
     pointers = (out, x, weight, or_null(bias), or_null(residual))
     strides = (row_stride(x), row_stride(out), 0 if residual is None else row_stride(residual))
-    return (*pointers, *map(np.int32, (rows, inputs, outputs, *strides, ACTIVATIONS[activation])))
+    return (*pointers, *int32s(rows, inputs, outputs, *strides, ACTIVATIONS[activation]))
 
 
 def _mma_outs(outputs: int) -> int:
@@ -445,6 +453,7 @@ def _splits(tiles: int, inputs: int, blocks: int, least: int) -> int:
     return splits
 
 
+@lru_cache(maxsize=4096)
 def _tile(rows: int, outputs: int, few: bool) -> tuple[int, int]:
     """The largest tile of gemm.cu that still occupies two thirds of the processors, else the smallest; of few rows,
     whose blocks may share a tile, the middle one.
@@ -455,6 +464,7 @@ def _tile(rows: int, outputs: int, few: bool) -> tuple[int, int]:
     return next(enough, TILES[-1])
 
 
+@lru_cache(maxsize=4096)
 def _wgmma_tile(rows: int, outputs: int, few: bool) -> tuple[int, int]:
     """The largest tile of gemm_wgmma.cu with one and a half blocks for each processor, else the smallest; of few rows
     the smallest whose blocks all run at once. On an H100 at 128 rows and 2048 x 2048 the smallest tile took 10 us and

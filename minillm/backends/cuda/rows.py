@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import DeviceError
 from ...reference.rotary import Rotation
-from .kernels import NULL, Kernels, or_null, row_stride
+from .kernels import NULL, Kernels, int32s, or_null, row_stride
 from .linear import ACTIVATIONS
 
 WARP = 32
@@ -62,11 +62,13 @@ def embed(
             ids,
             or_null(position_table),
             or_null(positions),
-            np.int32(E),
-            np.int32(table.shape[0]),
-            row_stride(table),
-            np.int32(0 if position_table is None else position_table.shape[0]),
-            np.int32(position_offset),
+            *int32s(
+                E,
+                len(table),
+                row_stride(table),
+                0 if position_table is None else len(position_table),
+                position_offset,
+            ),
             np.float32(scale),
         ),
     )
@@ -117,7 +119,7 @@ def glu(kernels: Kernels, x: Any, activation: str, out: Any) -> None:
         return
     vectors = -(-F // _vector(out))
     threads = min(MOST_THREADS, _warps(vectors))
-    args = (out, x, np.int32(F), row_stride(x), np.int32(ACTIVATIONS[activation]))
+    args = (out, x, *int32s(F, row_stride(x), ACTIVATIONS[activation]))
     kernels.get("glu", "glu")((T, -(-vectors // threads)), (threads,), args)
 
 
@@ -167,7 +169,7 @@ def rotary(kernels: Kernels, q: Any, k: Any, batch: TokenPositions, rotation: Ro
     shared = 2 * half * 4
     texts = (NULL, NULL) if stretch is None and short is None else (batch.text_lens, batch.query_starts)
     arrays = (q_out, k_out, q, k, batch.positions, frequencies, *texts)
-    sizes = (*map(np.int32, (N, H, k.shape[1], D, half)), row_stride(q), row_stride(k))
+    sizes = int32s(N, H, k.shape[1], D, half, row_stride(q), row_stride(k))
     factor, original = (0.0, short or 0) if stretch is None else (stretch.factor, stretch.original)
     numbers = np.float32(rotation.scale), np.float64(factor), np.int32(original)
     kernel = kernels.get("rotary", "rotary", shared_mem=shared)
@@ -192,7 +194,7 @@ def _norm(kernels: Kernels, name: str, x: Any, parameters: tuple[Any, ...], epsi
     vector = _vector(x)
     vectors = norm_vectors(E, vector)
     threads = _warps(-(-E // (vector * vectors)))
-    args = (out, x, *parameters, np.int32(E), row_stride(x), np.float32(epsilon))
+    args = (out, x, *parameters, *int32s(E, row_stride(x)), np.float32(epsilon))
     kernels.get("norm", name, VECTORS=vectors)((T, *heads), (threads,), args)
 
 

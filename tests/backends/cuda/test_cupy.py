@@ -3,13 +3,16 @@
 import re
 import subprocess
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minillm import Engine
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.weights import number_type
 from minillm.errors import DeviceError, install
 
 
@@ -53,14 +56,29 @@ def test_cupy_has_what_the_device_asks_for() -> None:
         (cupy.cuda.graph.Graph, ("launch",)),
         (cupy.cuda.MemoryPointer, ("copy_from_host_async", "copy_to_host_async", "__add__", "ptr")),
         (cupy.cuda.MemoryPool, ("free_bytes", "free_all_blocks")),
-        (cupy.cuda, ("get_elapsed_time",)),
-        (cupy.cuda.runtime, ("memGetInfo",)),
+        (cupy.cuda, ("get_elapsed_time", "get_cublas_handle")),
+        (cupy.cuda.runtime, ("memGetInfo", "CUDA_R_32F", "CUDA_R_16F", "CUDA_R_16BF")),
         (cupyx, ("empty_pinned",)),
         (cupy, ("ascontiguousarray", "concatenate", "take", "get_default_memory_pool", "isfinite")),
     ):
         for name in names:
             assert hasattr(owner, name), f"{owner} has no {name}"
     assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+def test_the_library_multiplies_parts_of_rows(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the stand-in: cuBLAS's order of matrices, and strides in numbers. What is beside `out` stays."""
+    if storage == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="has bfloat16")
+    cupy: Any = import_module("tests.cuda_emulator.standin.cupy")
+    monkeypatch.setattr("minillm.backends.cuda.device.import_cupy", lambda: cupy)
+    numbers, dtype = np.random.default_rng(0).integers(-4, 5, (13, 20)).astype("f"), number_type(storage)
+    x, weight = cupy.asarray(numbers[:5], dtype)[:, 3:11], cupy.asarray(numbers[7:, 12:], dtype)
+    out = cupy.zeros((5, 9), dtype)
+    CupyDevice().multiply(x, weight, out[:, 2:8])
+    assert (out[:, 2:8].astype("f") == numbers[:5, 3:11] @ numbers[7:, 12:].T).all()
+    assert not out[:, :2].any() and not out[:, 8:].any()
 
 
 class FakeStream:

@@ -9,6 +9,7 @@ from minillm import Engine
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.compiling import CupyLauncher
 from minillm.backends.cuda.device import CupyDevice
+from minillm.backends.cuda.weights import number_type
 from minillm.batch import TokenSequence
 from tests.comparing import assert_same_tokens
 from tests.families import CONFIGS
@@ -48,6 +49,22 @@ def test_logits_are_near_those_of_a_cpu(storage: str, most: float) -> None:
         expected = reference.forward(tokens)
         error = np.abs(ours.forward(tokens) - expected).max()
     assert 0 < error < most * expected.std()
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+def test_products_of_the_library_are_those_of_matmul(storage: str) -> None:
+    """The same bits, also where the rows of x and out are parts of longer ones; what is beside them stays."""
+    device = CupyDevice()
+    device.activate()
+    cupy, rng = device.xp, np.random.default_rng(0)
+    dtype = number_type(storage)
+    x = cupy.asarray(rng.standard_normal((70, 200)).astype(dtype))[:, 40:168]
+    weight = cupy.asarray(rng.standard_normal((48, 128)).astype(dtype))
+    out = cupy.zeros((70, 64), dtype)
+    device.multiply(x, weight, out[:, 8:56])
+    there, expected = device.copy_of(out), device.copy_of(cupy.matmul(x, weight.T))
+    assert there[:, 8:56].tobytes() == expected.tobytes()
+    assert not there[:, :8].any() and not there[:, 56:].any()
 
 
 @pytest.mark.parametrize("family", CONFIGS)

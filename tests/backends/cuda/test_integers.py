@@ -167,7 +167,7 @@ def test_more_rows_are_multiplied_with_16_bits_some_rows_of_the_matrix_at_a_time
         taken.append(numbers)
         return np.full(numbers, np.nan, np.float16)
 
-    both = Products(Kernels(recorder, "float16"), np, None, empty)
+    both = Products(Kernels(recorder, "float16"), None, None, empty)
     case = Case(kind, "float16", INTEGER_ROWS + 1, 72, 90)
     for _ in range(2):
         out = np.full((INTEGER_ROWS + 1, 90), np.nan, np.float16)

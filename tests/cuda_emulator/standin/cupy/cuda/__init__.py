@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from . import compiler
+from . import compiler, cublas
 
 _recording: list[Callable[[], None]] | None = None
 
@@ -103,7 +103,17 @@ def get_elapsed_time(start: Event, stop: Event) -> float:
     return 1e3 * (stop.at - start.at)
 
 
+def get_cublas_handle() -> int:
+    """There is none."""
+    return 0
+
+
+LIBRARY_TYPES = {0: "float32", 2: "float16", 14: "bfloat16"}
+
 runtime = SimpleNamespace(
+    CUDA_R_32F=0,
+    CUDA_R_16F=2,
+    CUDA_R_16BF=14,
     getDeviceCount=lambda: 1,
     memGetInfo=lambda: (4 << 30, 8 << 30),
     getDeviceProperties=lambda device: {"name": b"no GPU: emulated", "totalGlobalMem": 8 << 30},
@@ -119,6 +129,8 @@ __all__ = [
     "Graph",
     "Stream",
     "compiler",
+    "cublas",
+    "get_cublas_handle",
     "get_elapsed_time",
     "launch",
     "refuse_in_capture",
