@@ -49,8 +49,8 @@ struct Row {
     __device__ __forceinline__ bool is_none() const { return !(fabsf(best) < infinity()); }
 };
 
-// Call visit(id, logit) for each logit of ids [begin, end), in no order, and with -inf for some ids beyond. `begin` is a
-// multiple of 4. AHEAD loads of 16 bytes go ahead of the visits.
+// Call visit(id, logit) for each logit of ids [begin, end), in no order, and with -inf for some ids beyond. `begin` is
+// a multiple of 4. AHEAD loads of 16 bytes go ahead of the visits.
 template <int AHEAD, class Visit>
 __device__ __forceinline__ void for_each_logit(const Row& row, int begin, int end, Visit visit) {
     bool aligned = reinterpret_cast<unsigned long long>(row.logits) % 16 == 0;
@@ -171,7 +171,7 @@ struct Search {
     unsigned uniform;  // the row's number, in units of 2^-24
     Bins<BINS> bins;
     Bins<PARTS> parts;
-    // Each question's first and last bin, and the least and the largest logit that lie in them.
+    // Each question's first and last bin, and the largest and the least logit that lie in them.
     int wanted[2 * QUESTIONS];
     float edges[2 * QUESTIONS];
     // The candidates there, in any order. More than LISTED are not held: the logits are read again for each question.
@@ -198,8 +198,8 @@ __device__ __forceinline__ unsigned first_rank_of_logits(const Row& row, int b) 
                       [&](unsigned rank) { return row.bin(row.score(of_rank(rank))) >= b; });
 }
 
-// List the candidates that lie in the wanted bins. Ranges of logits stand for the bins, since a comparison costs a tenth
-// of a division. A barrier must come before.
+// List the candidates that lie in the wanted bins. Ranges of logits stand for the bins, since a comparison costs a
+// tenth of a division. A barrier must come before.
 __device__ __forceinline__ void collect(Search& search, const Row& row) {
     int warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
 #pragma unroll 1
@@ -210,13 +210,15 @@ __device__ __forceinline__ void collect(Search& search, const Row& row) {
     }
     if (threadIdx.x == 0) search.listed = 0;
     __syncthreads();
-    float most[QUESTIONS], least[QUESTIONS];
+    float most[QUESTIONS], least[QUESTIONS], lowest = infinity();
 #pragma unroll
     for (int q = 0; q < QUESTIONS; q++) {
         most[q] = search.edges[2 * q];
         least[q] = search.edges[2 * q + 1];
+        lowest = fminf(lowest, least[q]);
     }
     for_each_logit<4>(row, 0, row.V, [&](int id, float logit) {
+        if (logit < lowest) return;  // most of them, where there is a filter
         bool found = false;
 #pragma unroll
         for (int q = 0; q < QUESTIONS; q++) found |= least[q] <= logit && logit <= most[q];

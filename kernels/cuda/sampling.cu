@@ -23,20 +23,20 @@
 //   count_scores    (R, B)       512               the logits                             masses, counts of the bins
 //   draw            R            32 to 1024 by V   bins; the logits, once                 ids, not_finite [R]
 //
-// with C = V / CHUNK rounded up, B = 512 / R blocks that share the C chunks, 1 to C. Floor of argmax: 4 R V / bandwidth;
-// of sample three times that. Logits just written lie in L2; one multiprocessor takes 64 bytes of it a clock, so that
-// draw takes 2 us at least for 50k of them.
+// with C = V / CHUNK rounded up, B = 512 / R blocks that share the C chunks, 1 to C. Floor of argmax: 4 R V /
+// bandwidth; of sample three times that. Logits just written lie in L2; one multiprocessor takes 64 bytes of it a
+// clock, so that draw takes 2 us at least for 50k of them.
 //
-// Versions (times of sample: 50,272 float32 logits of std 3, in steps of float16; temperature 0.8, top-k 50, top-p 0.9):
+// Versions (times of sample: V = 50,272, logits of std 3 in steps of float16; temperature 0.8, top-k 50, top-p 0.9):
 //   1. one block for each row does it all: a row of 256k leaves all multiprocessors but one idle in every pass.
-//   2. the passes with an atomic addition for each logit are spread over chunks. draw keeps one block a row, and divides
-//      the bin of each question by reading all logits again, with a division for each. Masses are added in shared
-//      memory as two halves of 32 bits (`add_mass`), as the 64-bit addition there is a loop; expected: rows with most
-//      candidates in few bins, peaked ones and flat ones, then take as long as others.
+//   2. the passes with an atomic addition for each logit are spread over chunks. draw keeps one block a row, and
+//      divides the bin of each question by reading all logits again, with a division for each. Masses are added in
+//      shared memory as two halves of 32 bits (`add_mass`), as the 64-bit addition there is a loop; expected: rows with
+//      most candidates in few bins, peaked ones and flat ones, then take as long as others.
 //      Measured on an H100 2026-11: 65.6, 92.8, 121, 165 us for 1, 8, 32, 128 rows.
 //   3. this one. draw looks at the logits once, to list the candidates of all bins in question, by comparisons with the
 //      ends of the bins, and answers from the list; equal scores are told apart there and not by a search of the whole
-//      row. count_scores adds its bins to the row's at most 512 times in place of R C times. Rows with more than LISTED
+//      row. At most 512 blocks of count_scores add bins to those of rows, or R if these are more, not R C. Rows with more than LISTED
 //      candidates in these bins, flat ones, are still read again for each division.
 //      Expected: 12 us for 1 to 32 rows, 35 for 128; not measured.
 #include "candidates.cuh"
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     Mass least = mass, most = mass;
 #pragma unroll 1  // here and below: code that runs once takes longer to fetch than to run
     for (int question = 0; question < QUESTIONS; question++) {
-        int first = BINS, last = BINS - 1;  // no bin
+        int first = 0, last = -1;  // no bin
         if (is_asked(question)) {
             first = search.bins.reaching(question == TOP_K, target(question, least));
             last = search.bins.reaching(question == TOP_K, target(question, most));

@@ -258,8 +258,7 @@ LISTED = 1536
 
 
 def crowded(rng: np.random.Generator, V: int, best: float, others: int) -> np.ndarray:
-    """A row whose candidates are one at `best`, `others` within a bin of 1/64 nat around 0, all different, and the rest
-    far below."""
+    """A row: one candidate at `best`, `others` within a bin of 1/64 nat around 0, all different, the rest far below."""
     row = np.full(V, -40.0, np.float32)
     row[rng.permutation(V)[:others]] = rng.permutation(others) / others * np.float32(0.014)
     row[rng.choice(np.flatnonzero(row == -40.0))] = best
