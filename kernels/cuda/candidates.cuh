@@ -169,6 +169,7 @@ struct Bins {
 // State of a row's search, shared by the threads of a block.
 struct Search {
     unsigned uniform;  // the row's number, in units of 2^-24
+    Mass kept;         // by min-p
     Bins<BINS> bins;
     Bins<PARTS> parts;
     // Each question's first and last bin, and the largest and the least logit that lie in them.
