@@ -10,8 +10,8 @@
 //   - In the order of the candidates (score, then id) each filter keeps a prefix, so all it does is to lower the mass
 //     that the uniform number is a share of. Each question (where does top-k end, where top-p, which token) is the
 //     same: at which candidate does a running count or a running mass reach a target?
-//   - Scores are counted into BINS bins of 1/64 nat below the best. The bin in which the target is reached is divided
-//     again by the bits of its scores, until it holds one candidate or equals only. Typically one division is enough.
+//   - Scores are counted into BINS bins of 1/64 nat below the best. The bin in which the target is reached tells which
+//     few candidates may be asked for; a bin with more of them is divided again, by the bits of scores and ids.
 //   - Masses are whole numbers, weight * 2^44 cut off, so atomic additions give the same bits in any order. What
 //     is cut off is less than 2^-44 of the best candidate's mass for each candidate: 2^-26 for a vocabulary of 2^18.
 //
@@ -20,20 +20,25 @@
 //   kernel          grid         block             reads                                  writes
 //   best_of_chunks  (R, C)       256               the logits                             best [R, C]
 //   take_best       R            32                best                                   ids, not_finite [R]
-//   count_scores    (R, C)       256               the logits                             masses, counts of the bins
-//   draw            R            32 to 1024 by V   bins; the logits, 1 to 3 times each    ids, not_finite [R]
-//                                                  for top-k, for top-p and for the token
+//   count_scores    (R, B)       512               the logits                             masses, counts of the bins
+//   draw            R            32 to 1024 by V   bins; the logits, once                 ids, not_finite [R]
 //
-// with C = V / CHUNK rounded up. Floor of argmax: 4 R V / bandwidth; of sample without filters three times that, each
-// filter once more. Logits just written lie in L2; one multiprocessor takes 64 bytes of it a clock, so that 50k of them
-// are expected to take draw 2 us each time.
+// with C = V / CHUNK rounded up, B = 512 / R blocks that share the C chunks, 1 to C. Floor of argmax: 4 R V /
+// bandwidth; of sample three times that. Logits just written lie in L2; one multiprocessor takes 64 bytes of it a
+// clock, so that draw takes 2 us at least for 50k of them.
 //
-// Versions (none measured on a GPU yet):
+// Versions (times of sample: V = 50,272, logits of std 3 in steps of float16; temperature 0.8, top-k 50, top-p 0.9):
 //   1. one block for each row does it all: a row of 256k leaves all multiprocessors but one idle in every pass.
-//   2. this one: the passes with an atomic addition for each logit are spread over chunks. draw keeps one block a row:
-//      its passes add only what lies in one bin, and spread they would cost a launch each. Masses are added in shared
-//      memory as two halves of 32 bits (`add_mass`), as the 64-bit addition there is a loop; expected: rows with most
-//      candidates in few bins, peaked ones and flat ones, then take as long as others.
+//   2. the passes with an atomic addition for each logit are spread over chunks. draw keeps one block a row, and
+//      divides the bin of each question by reading all logits again, with a division for each. Masses are added in
+//      shared memory as two halves of 32 bits (`add_mass`), as the 64-bit addition there is a loop; expected: rows with
+//      most candidates in few bins, peaked ones and flat ones, then take as long as others.
+//      Measured on an H100 2026-11: 65.6, 92.8, 121, 165 us for 1, 8, 32, 128 rows.
+//   3. this one. draw looks at the logits once, to list the candidates of all bins in question, by comparisons with the
+//      ends of the bins, and answers from the list; equal scores are told apart there and not by a search of the whole
+//      row. At most 512 blocks of count_scores add bins to those of rows, or R if these are more, not R C. Rows with
+//      more than LISTED candidates in these bins, flat ones, are still read again for each division.
+//      Expected: 12 us for 1 to 32 rows, 35 for 128; not measured.
 #include "candidates.cuh"
 #include "philox.cuh"
 
@@ -52,9 +57,10 @@ __device__ __forceinline__ unsigned long long best_of_row(const unsigned long lo
 // A temperature of 0 means argmax; the scores are then the logits.
 __device__ __forceinline__ Row row_of(const float* logits, const unsigned long long* best, float temperature, int r,
                                       int V, int stride, int chunks) {
-    Row row{logits + (long long)r * stride, V, temperature > 0.0f ? temperature : 1.0f, 0.0f};
-    unsigned rank = (unsigned)(best_of_row(best + (long long)r * chunks, chunks) >> 32);
-    row.best = (rank == 0 ? infinity() : of_rank(rank)) / row.temperature;
+    Row row{logits + (long long)r * stride, V, temperature > 0.0f ? temperature : 1.0f, 0, 0.0f};
+    row.top = best_of_row(best + (long long)r * chunks, chunks);
+    unsigned rank = (unsigned)(row.top >> 32);
+    row.best = row.score(rank == 0 ? infinity() : of_rank(rank));
     return row;
 }
 
@@ -84,7 +90,7 @@ extern "C" __global__ void best_of_chunks(unsigned long long* best, Mass* masses
     if (masses == nullptr) return;
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < MASSES; i += gridDim.y * blockDim.x) {
         masses[(long long)r * MASSES + i] = 0;
-        if (i < COUNTS) counts[(long long)r * COUNTS + i] = 0;
+        if (i < BINS) counts[(long long)r * BINS + i] = 0;
     }
 }
 
@@ -99,85 +105,128 @@ extern "C" __global__ void take_best(int* ids, int* not_finite, const unsigned l
     }
 }
 
-// Number and mass of the candidates in each bin of a row; their totals after the bins.
+// Number and mass of the candidates in each bin of a row; after the bins the masses of all and of what min-p keeps.
 extern "C" __global__ void count_scores(Mass* masses, unsigned* counts, const float* logits,
                                         const unsigned long long* best, const float* temperatures, const float* min_ps,
-                                        int V, int stride) {
-    __shared__ Mass bin_mass[BINS];
+                                        int V, int stride, int chunks) {
+    __shared__ Mass bin_mass[MASSES];
     __shared__ unsigned bin_count[BINS];
     int r = blockIdx.x;
-    Row row = row_of(logits, best, temperatures[r], r, V, stride, gridDim.y);
+    float min_p = min_ps[r];
+    Row row = row_of(logits, best, temperatures[r], r, V, stride, chunks);
     if (row.is_none()) return;
-    masses += (long long)r * MASSES;
-    counts += (long long)r * COUNTS;
-    for (int b = threadIdx.x; b < BINS; b += blockDim.x) {
+#pragma unroll 1
+    for (int b = threadIdx.x; b < MASSES; b += blockDim.x) {
         bin_mass[b] = 0;
-        bin_count[b] = 0;
+        if (b < BINS) bin_count[b] = 0;
     }
     __syncthreads();
 
-    float min_p = min_ps[r];
-    Sums all{0, 0};
-    Mass kept = 0;
-    int begin = blockIdx.y * CHUNK;
-    for_each_candidate(row, begin, min(begin + CHUNK, V), [&](int, float score) {
-        Mass mass = row.mass(score);
-        int b = row.bin(score);
-        add_mass(&bin_mass[b], mass);
-        atomicAdd(&bin_count[b], 1u);
-        all.mass += mass;
-        all.count += 1;
-        if (row.weight(score) >= min_p) kept += mass;
-    });
-    __syncthreads();
-
-    for (int b = threadIdx.x; b < BINS; b += blockDim.x) {
-        if (bin_count[b] == 0) continue;
-        if (bin_mass[b] != 0) atomicAdd(&masses[b], bin_mass[b]);
-        atomicAdd(&counts[b], bin_count[b]);
+    Mass all = 0, kept = 0;
+    for (int chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
+        int begin = chunk * CHUNK;
+        for_each_logit<1>(row, begin, min(begin + CHUNK, V), [&](int, float logit) {
+            float score = row.score(logit);
+            if (score == -infinity()) return;
+            Mass mass = row.mass(score);
+            int b = row.bin(score);
+            add_mass(&bin_mass[b], mass);
+            atomicAdd(&bin_count[b], 1u);
+            all += mass;
+            if (row.weight(score) >= min_p) kept += mass;
+        });
     }
     all = warp_total(all);
-    kept = warp_total(Sums{kept, 0}).mass;
+    kept = warp_total(kept);
     if (threadIdx.x % WARP == 0) {
-        atomicAdd(&masses[ROW_MASS], all.mass);
-        atomicAdd(&masses[KEPT_MASS], kept);
-        atomicAdd(&counts[ROW_COUNT], all.count);
+        add_mass(&bin_mass[ROW_MASS], all);
+        add_mass(&bin_mass[KEPT_MASS], kept);
+    }
+    __syncthreads();
+
+    masses += (long long)r * MASSES;
+    counts += (long long)r * BINS;
+#pragma unroll 1
+    for (int b = threadIdx.x; b < MASSES; b += blockDim.x) {
+        if (bin_mass[b] != 0) atomicAdd(&masses[b], bin_mass[b]);
+        if (b < BINS && bin_count[b] != 0) atomicAdd(&counts[b], bin_count[b]);
     }
 }
 
 // The token that each row's uniform number selects, and whether the row has no distribution (the token is then 0).
+//
+// Each filter lowers the mass, to a number that only the candidates of one bin tell in full. What the bins tell is
+// between which masses it lies, and so between which bins the next question's answer: candidates are collected from
+// these bins for all questions at once. Typically that is one bin, or two, for each.
 extern "C" __global__ void __launch_bounds__(1024)
     draw(int* ids, int* no_distribution, const float* logits, const unsigned long long* best, const Mass* masses,
          const unsigned* counts, const float* temperatures, const int* top_ks, const double* top_ps,
          const unsigned long long* seeds, const int* sequences, const int* positions, int V, int stride, int chunks) {
     __shared__ Search search;
     int r = blockIdx.x;
-    Row row = row_of(logits, best, temperatures[r], r, V, stride, chunks);
-    if (threadIdx.x == 0) {
-        ids[r] = 0;
-        no_distribution[r] = row.is_none();
-    }
-    if (row.is_none()) return;
     masses += (long long)r * MASSES;
-    counts += (long long)r * COUNTS;
-
+    counts += (long long)r * BINS;
+    for (int b = 2 * threadIdx.x; b < BINS; b += 2 * blockDim.x) {
+        ulonglong2 two = *reinterpret_cast<const ulonglong2*>(masses + b);
+        uint2 of_two = *reinterpret_cast<const uint2*>(counts + b);
+        search.bins.mass[b] = two.x;
+        search.bins.mass[b + 1] = two.y;
+        search.bins.count[b] = of_two.x;
+        search.bins.count[b + 1] = of_two.y;
+    }
     Mass mass = masses[ROW_MASS];
-    int top_k = top_ks[r];
-    if (0 < top_k && top_k < counts[ROW_COUNT]) {
-        Group last = reach(search, row, masses, counts, true, top_k);
-        mass = last.before.mass + last.sums.mass;  // equals of the k-th survive
-    }
+    float temperature = temperatures[r];
+    unsigned top_k = (unsigned)max(top_ks[r], 0);
     double top_p = top_ps[r];
-    if (top_p < 1.0) {
-        Mass target = max((Mass)ceil(top_p * (double)mass), 1ull);
-        Group last = reach(search, row, masses, counts, false, target);
-        mass = last.before.mass + last.nth(target) * last.each();
+    if (threadIdx.x == 0) {
+        search.uniform = uniform_24(seeds[r], sequences[r], positions[r], 0);
+        search.kept = masses[KEPT_MASS];
     }
-    mass = min(mass, masses[KEPT_MASS]);
+    Row row = row_of(logits, best, temperature, r, V, stride, chunks);
+    if (row.is_none() || temperature == 0.0f) {
+        if (threadIdx.x == 0) {
+            ids[r] = row.is_none() ? 0 : (int)(unsigned)row.top;
+            no_distribution[r] = row.is_none();
+        }
+        return;
+    }
+    search.bins.accumulate(search.of_warps);
+    bool has_top_k = 0 < top_k && top_k < search.bins.count[BINS - 1];
 
-    Mass n = uniform_24(seeds[r], sequences[r], positions[r], 0);  // the target is n / 2^24 of the mass, rounded up
-    Mass target = max((mass >> 24) * n + (((mass & 0xffffff) * n + 0xffffff) >> 24), 1ull);
-    if (temperatures[r] == 0.0f) target = 1;
-    Group last = reach(search, row, masses, counts, false, target);
-    write_nth(&ids[r], search, row, last, last.nth(target));
+    // What a question asks for, where `of` is the mass that the ones before it leave.
+    auto is_asked = [&](int question) { return question == TOP_K ? has_top_k : question == TOKEN || top_p < 1.0; };
+    auto target = [&](int question, Mass of) {
+        if (question == TOP_K) return (Mass)top_k;
+        if (question == TOP_P) return max((Mass)ceil(top_p * (double)of), 1ull);
+        of = min(of, search.kept);
+        Mass n = search.uniform;
+        return max((of >> 24) * n + (((of & 0xffffff) * n + 0xffffff) >> 24), 1ull);  // n / 2^24 of it, rounded up
+    };
+
+    Mass least = mass, most = mass;
+#pragma unroll 1  // here and below: code that runs once takes longer to fetch than to run
+    for (int question = 0; question < QUESTIONS; question++) {
+        int first = 0, last = -1;  // no bin
+        if (is_asked(question)) {
+            first = search.bins.reaching(question == TOP_K, target(question, least));
+            last = search.bins.reaching(question == TOP_K, target(question, most));
+            least = search.bins.through(first - 1).mass;
+            most = search.bins.through(last).mass;
+        }
+        if (threadIdx.x < 2) search.wanted[2 * question + threadIdx.x] = threadIdx.x == 0 ? first : last;
+    }
+    __syncthreads();
+    collect(search, row);
+
+    Reached found;
+#pragma unroll 1
+    for (int question = 0; question < QUESTIONS; question++) {
+        if (!is_asked(question)) continue;
+        found = reach(search, row, question == TOP_K, target(question, mass));
+        mass = found.mass;  // equals of the k-th survive
+    }
+    if (threadIdx.x == 0) {
+        ids[r] = found.id;
+        no_distribution[r] = 0;
+    }
 }

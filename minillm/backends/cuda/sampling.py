@@ -20,6 +20,9 @@ BINS = 2048
 """BINS of `candidates.cuh`."""
 MOST_TOKENS = 1 << 19
 """The largest vocabulary: the masses of all tokens, 2**44 each, must fit into 64 bits."""
+COUNTING = 512
+"""Blocks that count scores, over all rows: each adds its bins to the row's, so more than are needed cost time."""
+COUNTING_THREADS = 512
 THREADS = 256
 MOST_THREADS = 1024
 
@@ -33,7 +36,7 @@ class Workspace:
     masses: Any
     """[R, BINS + 2], uint64: of the bins, of all candidates, of what min-p keeps"""
     counts: Any
-    """[R, BINS + 1], uint32: of the bins, of all candidates"""
+    """[R, BINS], uint32: of the bins"""
 
     @classmethod
     def allocate(cls, xp: Any, rows: int, V: int) -> "Workspace":
@@ -47,7 +50,7 @@ class Workspace:
         return cls(
             xp.empty((rows, _chunks(V)), xp.uint64),
             xp.empty((rows, BINS + 2), xp.uint64),
-            xp.empty((rows, BINS + 1), xp.uint32),
+            xp.empty((rows, BINS), xp.uint32),
         )
 
 
@@ -107,8 +110,11 @@ def sample(kernels: Kernels, logits: Any, draws: Draws, workspace: Workspace, id
     best, masses, counts = workspace.best, workspace.masses, workspace.counts
     sizes = np.int32(V), row_stride(logits)
     _best_of_chunks(kernels, logits, workspace, masses, counts)
+    chunks = _chunks(V)
     kernels.get("sampling", "count_scores")(
-        (R, _chunks(V)), (THREADS,), (masses, counts, logits, best, draws.temperatures, draws.min_ps, *sizes)
+        (R, min(chunks, max(COUNTING // R, 1))),
+        (COUNTING_THREADS,),
+        (masses, counts, logits, best, draws.temperatures, draws.min_ps, *sizes, np.int32(chunks)),
     )
     kernels.get("sampling", "draw")(
         (R,),
@@ -127,7 +133,7 @@ def sample(kernels: Kernels, logits: Any, draws: Draws, workspace: Workspace, id
             draws.sequences,
             draws.positions,
             *sizes,
-            np.int32(_chunks(V)),
+            np.int32(chunks),
         ),
     )
 

@@ -253,6 +253,69 @@ def test_the_masses_of_the_bins_add_up_exactly(any_emulator: Emulator, spread: f
     np.testing.assert_allclose(bins, expected, rtol=1e-6, atol=5000)  # exp is rounded otherwise
 
 
+LISTED = 1536
+"""Candidates that `draw` lists: LISTED of `candidates.cuh`. Of more it reads the logits again."""
+
+
+def crowded(rng: np.random.Generator, V: int, best: float, others: int) -> np.ndarray:
+    """A row: one candidate at `best`, `others` within a bin of 1/64 nat around 0, all different, the rest far below."""
+    row = np.full(V, -40.0, np.float32)
+    row[rng.permutation(V)[:others]] = rng.permutation(others) / others * np.float32(0.014)
+    row[rng.choice(np.flatnonzero(row == -40.0))] = best
+    return row
+
+
+@pytest.mark.parametrize("others", [2, 31, 32, 33, 500, LISTED - 2, LISTED - 1, LISTED, LISTED + 1, 2500])
+def test_bins_of_any_number_of_candidates_are_searched(emulator: Emulator, others: int) -> None:
+    """Few for a warp, more, as many as the list holds, and too many for it."""
+    rng = np.random.default_rng(others)
+    logits = np.stack([crowded(rng, 2603, best, others) for best in (0.0155, 3.0, 6.0) for _ in range(8)])
+    for setting in (PLAIN, PLAIN | {"top_k": others // 2 + 1}, PLAIN | {"top_p": 0.7}, PLAIN | {"min_p": 0.0025}):
+        settings = settings_of_rows(len(logits), **setting)
+        ids, flags, uniforms = draw(emulator, logits, settings)
+        assert not any(flags)
+        assert_same_draws(ids, logits, uniforms, settings)
+
+
+@pytest.mark.parametrize("V", [33, 1537, 4099])
+def test_each_of_equal_logits_is_drawn_where_its_uniform_number_falls(any_emulator: Emulator, V: int) -> None:
+    logits = np.full((24, V), -1.5, np.float32)
+    logits[12:, ::3] = -np.inf
+    settings = settings_of_rows(len(logits), temperature=0.7, top_k=2, top_p=0.8)
+    ids, _, uniforms = draw(any_emulator, logits, settings)
+    for row, token, u in zip(logits, ids, uniforms, strict=True):
+        allowed = np.flatnonzero(row > -np.inf).tolist()
+        assert abs(allowed.index(token) + 1 - np.ceil(u * np.ceil(0.8 * len(allowed)))) <= 1
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 300, "top_p": 0.9, "min_p": 0.001}], ids=["plain", "filtered"])
+def test_coarse_logits_have_many_equals_and_are_drawn_in_order_of_ids(
+    any_emulator: Emulator, filters: dict[str, float]
+) -> None:
+    """As those that were rounded to 16 bits."""
+    logits = (np.random.default_rng(5).standard_normal((40, 5003)) * 3).astype(np.float16).astype(np.float32)
+    logits = np.round(logits * 4) / 4
+    settings = settings_of_rows(len(logits), temperature=0.8, **filters)
+    ids, _, uniforms = draw(any_emulator, logits, settings)
+    assert_same_draws(ids, logits, uniforms, settings)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 200, 600])
+def test_blocks_that_count_several_chunks_miss_none(emulator: Emulator, rows: int) -> None:
+    """Of 200 rows two blocks count three chunks each; of 600 one counts them all."""
+    logits = np.random.default_rng(rows).standard_normal((rows, 4101)).astype(np.float32)
+    settings = settings_of_rows(rows, top_k=40)
+    ids, _, uniforms = draw(emulator, logits, settings)
+    assert_same_draws(ids, logits, uniforms, settings)
+
+
+def test_rows_that_do_not_begin_at_16_bytes_are_drawn_from(any_emulator: Emulator) -> None:
+    whole = np.random.default_rng(0).standard_normal((6, 2501)).astype(np.float32)
+    logits = whole[:, 1:2400]
+    ids, _, uniforms = draw(any_emulator, logits, settings_of_rows(6))
+    assert_same_draws(ids, logits, uniforms, settings_of_rows(6))
+
+
 def test_top_p_keeps_as_many_equal_scores_as_the_reference(emulator: Emulator) -> None:
     """Where the share falls on a candidate exactly, float32 would keep one more: float32(0.8) > 0.8."""
     shares = np.repeat(np.arange(1, 10) / 10, 40)
