@@ -3,6 +3,8 @@
 //   y = activation(x @ W.T + b) + r
 //
 // Constants: ROWS (1 to 64, a power of two), the rows that the code is unrolled for; a launch may have fewer.
+//            BITS, GROUP and OFFSETS: W is a matrix of integers, see integers.cuh; it goes to gemv_mma, and up to 4 rows
+//            with SPLITS and STEPS, see gemv_integers_few.cuh (OUTS 16 or 32; SPLITS warps a block).
 //            OUTS, the outputs of one warp: 1, 2, 4 for gemv_fma, 8, 16, 32 for gemv_mma.
 //            FLOAT_OUT, see epilogue.cuh.
 //            EXPERTS: in place of gemv_fma and gemv_mma the kernels experts_fma and experts_mma, below.
@@ -39,6 +41,9 @@
 
 #include "epilogue.cuh"
 #ifdef BITS
+#if ROWS <= 4
+#define FEW 1
+#endif
 #include "integers.cuh"
 // W as a kernel is given it, and as `accumulate` takes it.
 #define WEIGHT const unsigned char* weight
@@ -191,6 +196,12 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_fma
 
 #elif MINILLM_STORAGE != 32
 
+#ifdef FEW
+constexpr int WARPS = SPLITS;
+constexpr int TILES = OUTS / 16;                      // tiles of mma side by side
+// Blocks on a processor, by the registers that they need.
+constexpr int RESIDENT = (BITS == 4 && OFFSETS < 16 && ROWS <= 2 && OUTS == 16 ? 24 : 16) / WARPS;
+#else
 constexpr int WARPS = 8;
 constexpr int TILES = OUTS / 8;                       // tiles of mma side by side
 constexpr int ROW_TILES = (ROWS + 15) / 16;           // and one below the other
@@ -200,8 +211,11 @@ constexpr int RESIDENT = ROWS > 16 ? 1 : 2;
 #else
 constexpr int RESIDENT = ROWS > 32 ? 1 : 2;
 #endif
+#endif
 
-#ifdef BITS
+#ifdef FEW
+#include "gemv_integers_few.cuh"
+#elif defined(BITS)
 #include "gemv_integers.cuh"
 #else
 
@@ -257,6 +271,16 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROW_TILES][TILES][4], c
 
 #endif
 
+#ifdef FEW
+// What a block begins while it waits for x is passed on to `accumulate`: vectors of W, in registers.
+#define BEGUN , begun
+#define TAKES_BEGUN , Begun& begun
+using Sums = float[PAIRS][TILES][4];
+#else
+#define BEGUN
+#define TAKES_BEGUN
+using Sums = float[ROW_TILES][TILES][4];
+
 // Visit each of a lane's sums with its place among those of the warp.
 template <class Visit>
 __device__ __forceinline__ void for_each_sum(float (&sums)[ROW_TILES][TILES][4], Visit visit) {
@@ -272,11 +296,13 @@ __device__ __forceinline__ void for_each_sum(float (&sums)[ROW_TILES][TILES][4],
     }
 }
 
+#endif
+
 #ifndef FUSED
 
 // Rows of x by a block's outputs.
 __device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* x, WEIGHT, int rows, int inputs,
-                                            int x_stride MORE_WEIGHT) {
+                                            int x_stride MORE_WEIGHT TAKES_BEGUN) {
     // As many warps' sums as 32 kB hold; with 64 x 32 of them the upper half of the warps adds to the lower first.
     constexpr int HELD = ROWS * OUTS > 1024 ? WARPS / 2 : WARPS;
     __shared__ float partial[HELD][ROWS][OUTS];
@@ -287,12 +313,16 @@ __device__ __forceinline__ void mma_product(const Epilogue& e, const storage_t* 
 #pragma unroll
     for (int i = 0; i < EACH; ++i) addends[i] = load_addends(e, rows, row + i * (THREADS / OUTS), output);
 
-    float sums[ROW_TILES][TILES][4] = {};
+    Sums sums = {};
+#ifdef FEW
+    accumulate(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride, begun);
+#else
     if (rows_are_aligned(x, MATRIX, inputs, x_stride)) {
         accumulate<true>(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride);
     } else {
         accumulate<false>(sums, x, MATRIX, first, rows, inputs, e.outputs, x_stride);
     }
+#endif
 
     auto put = [&](int of, int column, float& sum) { partial[warp % HELD][of][column] = sum; };
     auto add = [&](int of, int column, float& sum) { sum += partial[warp][of][column]; };
@@ -328,10 +358,15 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void gemv_mma(
     rows = min(rows - (int)blockIdx.y * ROWS, ROWS);
 #endif
     launch_dependents();
+#ifdef FEW
+    Begun begun;
+    begun.load(MATRIX, blockIdx.x * OUTS, outputs, threadIdx.x / WARP * STEPS * 4);
+#else
     if (DEPENDENT) prefetch_weights(MATRIX, blockIdx.x * OUTS, inputs, outputs);
+#endif
     wait_for_results();
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
-    mma_product(e, x, weight, rows, inputs, x_stride MORE);
+    mma_product(e, x, weight, rows, inputs, x_stride MORE BEGUN);
 }
 
 #else
@@ -355,7 +390,11 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_mma
     int stop = starts[expert + 1];
     for (int row = starts[expert]; row < stop; row += ROWS) {
         Epilogue e{out + (size_t)row * out_stride, nullptr, nullptr, outputs, out_stride, 0, 0};
-        mma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride MORE);
+#ifdef FEW
+        Begun begun;
+        begun.load(MATRIX, blockIdx.x * OUTS, outputs, threadIdx.x / WARP * STEPS * 4);
+#endif
+        mma_product(e, x + (size_t)row * x_stride, weight, min(ROWS, stop - row), inputs, x_stride MORE BEGUN);
         __syncthreads();  // until then sums of these rows are read
     }
 }

@@ -289,25 +289,40 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void fused_fma(P
 
 #elif MINILLM_STORAGE != 32
 
-extern "C" __global__ __launch_bounds__(WARPS * WARP, 2) void fused_mma(PARAMETERS MORE_WEIGHT) {
+#ifdef FEW
+constexpr int FUSED_RESIDENT = RESIDENT;
+#else
+constexpr int FUSED_RESIDENT = 2;
+#endif
+
+extern "C" __global__ __launch_bounds__(WARPS * WARP, FUSED_RESIDENT) void fused_mma(PARAMETERS MORE_WEIGHT) {
     __shared__ float partial[WARPS][ROWS][OUTS];
     int warp = threadIdx.x / WARP, first = blockIdx.x * OUTS;
     Epilogue e{out, bias, residual, outputs, out_stride, residual_stride, activation};
     launch_dependents();
     prefetch_bias(bias, first, OUTS, outputs);
+#ifdef FEW
+    Begun begun;
+    begun.load(MATRIX, first, outputs, threadIdx.x / WARP * STEPS * 4);
+#else
     if (NORM || DEPENDENT) prefetch_weights(MATRIX, first, inputs, outputs);
+#endif
     wait_for_results();
 #if NORM
     x = normed(Norm{gain, norm_bias, norm_vectors, epsilon}, x, rows, inputs, x_stride);
     x_stride = inputs + PADDING;
 #endif
 
-    float sums[ROW_TILES][TILES][4] = {};
+    Sums sums = {};
+#ifdef FEW
+    accumulate(sums, x, MATRIX, first, rows, inputs, outputs, x_stride, begun);
+#else
     if (rows_are_aligned(x, MATRIX, inputs, x_stride)) {
         accumulate<true>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
     } else {
         accumulate<false>(sums, x, MATRIX, first, rows, inputs, outputs, x_stride);
     }
+#endif
     for_each_sum(sums, [&](int row, int column, float& sum) { partial[warp][row][column] = sum; });
     __syncthreads();
     finish_all(e, Ending ENDING, rows, first, OUTS, [&](int row, int i) {

@@ -1,5 +1,6 @@
 // The sums of gemv.cu for a matrix of 8 or 4 bits: the numbers become 16 bits in registers, exactly, and so the sum over a
-// group is that of float; then it is scaled. Included by gemv.cu where BITS is defined, for gemv_mma and its fused form.
+// group is that of float; then it is scaled. Included by gemv.cu where BITS is defined, for gemv_mma and its fused
+// form, of more than 4 rows.
 //
 // A lane loads 16 bytes of a row of W, and its group's scale: four lanes together 64 numbers of 8 bits or 128 of 4. mma
 // wants numbers of one group from all four, or their sum could not be scaled; so they exchange words until each has one

@@ -47,8 +47,8 @@ constexpr unsigned MAGIC = 0x43004300u;  // twice 128
 #endif
 
 // Two numbers of up to 10 bits (bfloat16: 7), each in the low bits of a half of `bits`, less those of `less`; exact.
+// Both have MAGIC's bits set.
 __device__ __forceinline__ unsigned difference(unsigned bits, unsigned less) {
-    bits |= MAGIC, less |= MAGIC;
     pair_t result = __hsub2(*reinterpret_cast<pair_t*>(&bits), *reinterpret_cast<pair_t*>(&less));
     return *reinterpret_cast<unsigned*>(&result);
 }
@@ -56,17 +56,25 @@ __device__ __forceinline__ unsigned difference(unsigned bits, unsigned less) {
 // The numbers in a word as right operands of mma: with 4 bits of two, the second for the high halves of its bytes; with
 // 8 bits of one. `zero` is that of their group.
 __device__ __forceinline__ void unpack(unsigned (&to)[8 / BITS][2], unsigned word, unsigned zero) {
-#if BITS == 4
+#if BITS == 4 && !defined(FEW)
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
         unsigned bytes = __byte_perm(word, 0, pair ? 0x4342 : 0x4140);  // two bytes, each with a zero byte after it
-        to[0][pair] = difference(bytes & 0x000f000fu, zero * 0x00010001u);
-        to[1][pair] = difference(bytes >> 4 & 0x000f000fu, zero * 0x00010001u);
+        to[0][pair] = difference(bytes & 0x000f000fu | MAGIC, zero * 0x00010001u | MAGIC);
+        to[1][pair] = difference(bytes >> 4 & 0x000f000fu | MAGIC, zero * 0x00010001u | MAGIC);
+    }
+#elif BITS == 4
+    // An instruction less for 8 numbers, for which gemv_integers.cuh has no registers.
+    unsigned low = word & 0x0f0f0f0fu, high = word >> 4 & 0x0f0f0f0fu, less = zero * 0x00010001u | MAGIC;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {  // two bytes, each with the high byte of MAGIC after it
+        to[0][pair] = difference(__byte_perm(low, MAGIC, pair ? 0x7372 : 0x7170), less);
+        to[1][pair] = difference(__byte_perm(high, MAGIC, pair ? 0x7372 : 0x7170), less);
     }
 #elif MINILLM_STORAGE == 16
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair)
-        to[0][pair] = difference(__byte_perm(word ^ 0x80808080u, 0, pair ? 0x4342 : 0x4140), 0x00800080u);
+        to[0][pair] = difference(__byte_perm(word ^ 0x80808080u, MAGIC, pair ? 0x7372 : 0x7170), 0x00800080u | MAGIC);
 #else
     // bfloat16 has 8 significant bits: enough for the number, not for 128 more. So by way of float, where 2^23 + n has n
     // in its lowest bits.

@@ -40,6 +40,15 @@ INTEGER_ROWS = 128
 EXPANDED = 16 << 20
 """Numbers of such a matrix that are expanded at a time: 32 MiB, which is still in the L2 cache of an H100 mostly."""
 
+INTEGER_STEPS = {8: 4, 4: 2}
+"""Bits -> 16-byte pieces of a row of W that a lane of gemv_mma has in flight for 1 to 4 rows: 64 numbers"""
+
+INTEGER_SPLITS = (4, 8, 16)
+"""The warps that a block may have for them."""
+
+INTEGER_WIDE = 3
+"""So many blocks of 32 outputs for each processor, or more, and they are taken instead of 16."""
+
 PROCESSORS = 132
 """Multiprocessors of an H100 or H200: a launch should make about as many blocks, or more."""
 
@@ -136,6 +145,9 @@ def _integer_gemv(
     rows, outputs = out.shape
     if not (rows and outputs):
         return out
+    if rows <= 4:
+        shape = integer_shape(matrix, rows)
+        return integer_gemv(kernels, x, matrix, bias, out, *shape, activation=activation, residual=residual)
     most, kind = min(max(_power_of_two(rows), 8), 64), integer_constants(matrix)
     sums = 512 if kind["OFFSETS"] == 16 else 1024  # of a warp; more would not fit in registers
     constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs), sums // most)}
@@ -146,11 +158,61 @@ def _integer_gemv(
     return out
 
 
+def integer_gemv(
+    kernels: Kernels,
+    x: Any,
+    matrix: Quantized,
+    bias: Any | None,
+    out: Any,
+    outs: int,
+    splits: int,
+    steps: int,
+    *,
+    activation: str | None = None,
+    residual: Any | None = None,
+) -> Any:
+    """`linear` of at most 4 rows for a matrix of 8 or 4 bits, with the OUTS, SPLITS and STEPS that are given.
+
+    `outs`: outputs of a block, 16 or 32; `splits`: its warps; `steps`: 16-byte pieces of a row of W in flight, by lane.
+    """
+    rows, outputs = out.shape
+    assert 0 < rows <= 4, rows
+    constants = {"ROWS": _power_of_two(rows), "OUTS": outs, "SPLITS": splits, "STEPS": steps}
+    args = _arguments(kernels, x, matrix, bias, out, activation, residual)
+    kernel = kernels.get("gemv", "gemv_mma", **constants, **integer_constants(matrix), **_float_out(x, out))
+    kernel((_ceil(outputs, outs), 1), (32 * splits,), (*args, matrix.scales, or_null(matrix.offsets)))
+    return out
+
+
+def integer_shape(matrix: Quantized, rows: int) -> tuple[int, int, int]:
+    """OUTS, SPLITS and STEPS of gemv_mma for 1 to 4 rows and a matrix of 8 or 4 bits.
+
+    As few warps as have a whole row of W in flight. 32 outputs a block where that leaves `INTEGER_WIDE` blocks for each
+    processor, with half as many steps; of 4 rows they would not fit in registers.
+    """
+    outputs, inputs = matrix.shape
+    steps = _integer_steps(matrix, rows)
+    parts = _ceil(inputs, 4 * 128 // matrix.bits * steps)  # of a row, each in flight in one warp
+    splits = next((splits for splits in INTEGER_SPLITS if splits >= parts), INTEGER_SPLITS[-1])
+    if rows <= 2 and outputs >= 32 * PROCESSORS * INTEGER_WIDE:
+        return 32, splits, max(1, steps // 2)
+    return 16, splits, steps
+
+
+def _integer_steps(matrix: Quantized, rows: int) -> int:
+    """Half as many where each of 4 rows is summed up for offsets too."""
+    summed = rows > 2 and integer_constants(matrix)["OFFSETS"] == 16
+    return INTEGER_STEPS[matrix.bits] // (2 if summed else 1)
+
+
 def expert_shape(storage: str, T: int, outputs: int, matrix: Any) -> tuple[str, dict[str, int], int | None, int]:
     """The product of gemv.cu for the experts of T tokens: its name, constants, splits and blocks of an expert.
 
     An expert has T rows at most, and fewer than that if there are many of either.
     """
+    if isinstance(matrix, Quantized) and T <= 4:
+        few = {"ROWS": _power_of_two(T), "OUTS": 16, "SPLITS": 8, "STEPS": INTEGER_STEPS[matrix.bits] // 2}
+        return "experts_mma", few, None, _ceil(outputs, 16)
     if isinstance(matrix, Quantized) or (storage != "float32" and T > 4):
         constants = {"ROWS": 8 if T <= 8 else 16, "OUTS": min(_mma_outs(outputs), 16)}  # 16 x 32 spill on sm_120
         return "experts_mma", constants, None, _ceil(outputs, constants["OUTS"])

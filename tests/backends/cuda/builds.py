@@ -42,6 +42,21 @@ INTEGERS = {
 }
 """Kinds of matrices of 8 and 4 bits"""
 
+FEW: list[dict[str, Any]] = [
+    {"ROWS": rows, "OUTS": outs, "SPLITS": splits, "STEPS": steps * INTEGERS[name]["BITS"] // 8} | INTEGERS[name] | more
+    for name in INTEGERS
+    for rows, outs, splits, steps, more in (
+        *(
+            (rows, 16, splits, 2 if (name, rows) == ("offsets", 4) else 4, {})
+            for rows in (1, 2, 4)
+            for splits in (8, 16)
+        ),
+        (1, 16, 4, 4, {}),
+        (1, 32, 8, 2, {"FLOAT_OUT": 1}),
+        *((rows, 16, 8, 2, {"EXPERTS": 1}) for rows in (1, 4)),
+    )
+]
+"""Products of at most 4 rows by matrices of 8 and 4 bits"""
 BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention_decode": ATTENTION_DECODE,
     "attention_prefill": ATTENTION_PREFILL,
@@ -77,6 +92,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1} for rows, outs in ((1, 2), (4, 4))),
         *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1, "storage": SIXTEEN_BITS} for rows, outs in ((8, 16), (16, 16))),
         *({"ROWS": 16, "OUTS": 16, "EXPERTS": 1, "storage": ("float16",), **INTEGERS[name]} for name in INTEGERS),
+        *({**each, "storage": SIXTEEN_BITS if each["OFFSETS"] == 0 else ("float16",)} for each in FEW),
     ],
     "low_rank": [{}, {"FLOAT_OUT": 1, "storage": SIXTEEN_BITS}],
     "experts": [{}, *({"VALUES": values, "storage": ("float32",)} for values in (1, 4))],
@@ -97,6 +113,16 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             ("int8", {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}),
             ("int4", {"GATED": 1}),
             ("offsets", {"GATED": 1}),
+        )
+    ]
+    + [
+        {**each, "storage": ("float16",), **more}
+        for each in FEW
+        if (each["OUTS"], each["SPLITS"]) == (16, 8) and "EXPERTS" not in each
+        for more in (
+            {"NORM": 1, "STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
+            {"NORM": 2, "STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},
+            {"NORM": 2, "GATED": 1},
         )
     ],
     "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],

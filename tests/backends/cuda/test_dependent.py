@@ -137,11 +137,21 @@ needs_emulator = pytest.mark.skipif(ON_GPU or missing() is not None, reason="is 
 @needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "batch"), [("opt", 1), ("llama", 1), ("qwen3", 6), ("gemma3_text", 1), ("mixtral", 6)]
+    ("family", "batch", "dtype"),
+    [
+        ("opt", 1, "float16"),
+        ("llama", 1, "float16"),
+        ("qwen3", 6, "float16"),
+        ("gemma3_text", 1, "float16"),
+        ("mixtral", 6, "float16"),
+        ("opt", 1, "int8"),
+        ("llama", 3, "int4"),
+        ("mixtral", 2, "int4"),
+    ],
 )
-def test_no_kernel_of_a_recorded_step_touches_a_result_too_early(family: str, batch: int) -> None:
+def test_no_kernel_of_a_recorded_step_touches_a_result_too_early(family: str, batch: int, dtype: str) -> None:
     device = InOrder(Emulator(checks=True))
-    backend = CudaBackend(device, device.recorder, "float16", max_batch_size=8, dependent=True)
+    backend = CudaBackend(device, device.recorder, dtype, max_batch_size=8, dependent=True)
     raw = next(iter(CONFIGS[family].values())) | ({"head_dim": 16} if family in ("qwen3", "gemma3_text") else {})
     runner = runner_of(model_of(raw, seed=2, backend=backend), backend=backend)
     sequences = [TokenSequence([5 + i, 9, 11, 30 + i]) for i in range(batch)]

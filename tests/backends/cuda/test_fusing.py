@@ -15,6 +15,7 @@ from minillm.backends.cuda.linear import gemv
 from minillm.backends.cuda.rows import glu, layer_norm, rms_norm, rotary
 from minillm.backends.weights import Weight
 from minillm.batch import TokenSequence
+from minillm.reference.quantize import quantize
 from minillm.reference.rotary import Rotation, Stretch
 from tests.cuda_emulator import Emulator
 from tests.families import CONFIGS
@@ -34,8 +35,18 @@ class Step:
     """What a layer's operations read and write."""
 
     def __init__(
-        self, storage: str, rows: int, E: int = 40, *, H: int = 4, K: int = 2, D: int = 8, F: int = 21
+        self,
+        storage: str,
+        rows: int,
+        E: int = 40,
+        *,
+        H: int = 4,
+        K: int = 2,
+        D: int = 8,
+        F: int = 21,
+        bits: int | None = None,
     ) -> None:
+        """`bits`: of the matrices, where these are integers."""
         rng = np.random.default_rng((rows, E, D))
         self.storage, self.dtype, self.rows, self.E, self.H, self.K, self.D = storage, DTYPES[storage], rows, E, H, K, D
 
@@ -49,6 +60,8 @@ class Step:
         self.gain, self.shift = random(E, dtype=np.float32), random(E, dtype=np.float32)
         self.qkv, self.bias = random((H + 2 * K) * D, E), random((H + 2 * K) * D, dtype=np.float32)
         self.gate_up = random(2 * F, E)
+        if bits is not None:
+            self.qkv, self.gate_up = (quantize(each.astype(np.float32), bits) for each in (self.qkv, self.gate_up))
         self.positions = rng.integers(0, 5000, rows).astype(np.int32)
         self.slots = rng.permutation(5 * P)[:rows].astype(np.int32)
         self.slots[rows // 2 :: 3] = -1  # padding
@@ -138,6 +151,17 @@ def test_every_shape(storage: str, rows: int, E: int, processors: int, monkeypat
         assert_same_bits(Step(storage, rows, E), launcher(), Step.store, turned)
     assert_same_bits(Step(storage, rows, E), launcher(), Step.store, None, "layer")
     assert_same_bits(Step(storage, rows, E), launcher(), Step.gate)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("E", [40, 37, 1104])
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_matrices_of_integers(bits: int, E: int, rows: int) -> None:
+    """By the kernel of few rows and that of more; aligned rows and not."""
+    for turned in ROTATIONS[:2]:
+        step = Step("float16", rows, E, bits=bits)
+        assert_same_bits(step, launcher(), Step.store, turned, bits=bits)
+    assert_same_bits(Step("float16", rows, E, bits=bits), launcher(), Step.gate, bits=bits)
 
 
 def test_a_norm_and_what_is_added_at_the_end(emulator: Emulator) -> None:

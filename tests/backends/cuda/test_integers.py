@@ -15,7 +15,16 @@ from minillm.backends.cuda import linear as products
 from minillm.backends.cuda.backend import CudaBackend
 from minillm.backends.cuda.device import Device
 from minillm.backends.cuda.kernels import Kernels
-from minillm.backends.cuda.linear import INTEGER_ROWS, Products, expand, gemv, integer_constants, linear
+from minillm.backends.cuda.linear import (
+    INTEGER_ROWS,
+    Products,
+    expand,
+    gemv,
+    integer_constants,
+    integer_gemv,
+    integer_shape,
+    linear,
+)
 from minillm.backends.cuda.random import fill_bits
 from minillm.backends.cuda.weights import number_type, storage_of
 from minillm.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, INT8
@@ -106,8 +115,41 @@ def _needs_the_emulator(emulator: Emulator) -> None:
 def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
     """`in`: less than a group, padded, longer than one round of all warps; rows of x aligned and not."""
     run = kernels(storage)
-    for rows, inputs, outputs, shift in [(1, 1100, 21, 0), (3, 37, 9, 0), (7, 200, 8, 1)]:
+    for rows, inputs, outputs, shift in [(1, 1100, 21, 0), (3, 37, 9, 0), (4, 1096, 17, 0), (7, 200, 8, 1)]:
         Case(kind, storage, rows, inputs, outputs, shift=shift).run(lambda *args, **more: gemv(run, *args, **more))
+
+
+@pytest.mark.parametrize("kind", QUICK_KINDS)
+@pytest.mark.parametrize("storage", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
+@pytest.mark.parametrize(
+    ("outs", "splits", "steps"),
+    [(16, 4, 1), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((32, 8, 1), (16, 16, 2), (16, 8, 4)))],
+)
+def test_shapes_of_one_to_four_rows(
+    kind: tuple[int, int, int], storage: str, outs: int, splits: int, steps: int
+) -> None:
+    """Several rounds of all warps and less than one; rows of x aligned and not; more rows than there are."""
+    run = kernels(storage)
+
+    def product(x: Any, matrix: Any, bias: Any, out: Any, **more: Any) -> Any:
+        return integer_gemv(run, x, matrix, bias, out, outs, splits, steps, **more)
+
+    for rows, inputs, outputs, shift in [(1, 1704, 21, 0), (2, 1100, 40, 1), (3, 1704, 3, 3), (4, 72, 33, 0)]:
+        Case(kind, storage, rows, inputs, outputs, shift=shift).run(product)
+
+
+def test_the_shape_of_one_to_four_rows() -> None:
+    def shape(inputs: int, outputs: int, bits: int, rows: int, offset_bits: int = 0) -> tuple[int, int, int]:
+        group = (outputs, inputs // 32)
+        values = np.empty((outputs, inputs * bits // 8), np.int8 if bits == 8 else np.uint8)
+        offsets = np.empty(group, np.float16) if offset_bits else None
+        return integer_shape(Quantized(values, np.empty(group, np.float16), inputs, offsets), rows)
+
+    assert [shape(2048, 6144, bits, 1) for bits in (8, 4)] == [(16, 8, 4), (16, 8, 2)]
+    assert [shape(8192, 2048, bits, 4) for bits in (8, 4)] == [(16, 16, 4), (16, 16, 2)]
+    assert [shape(768, 768, bits, 4) for bits in (8, 4)] == [(16, 4, 4), (16, 4, 2)]
+    assert [shape(2048, 50272, 8, rows) for rows in (2, 3)] == [(32, 8, 2), (16, 8, 4)]
+    assert [shape(2048, 2048, 4, rows, 16) for rows in (2, 3)] == [(16, 8, 2), (16, 16, 1)]
 
 
 @pytest.mark.slow
@@ -117,10 +159,10 @@ def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
 def test_every_build(
     kind: tuple[int, int, int], storage: str, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each number of row tiles, twice as many rows as one launch's block takes, and 8 or more outputs a block."""
+    """Each number of row tiles, few rows, twice as many as one block takes, and 8 or more outputs a block."""
     monkeypatch.setattr(products, "PROCESSORS", processors)
     run = kernels(storage)
-    for rows in 8, 13, 31, 59, 64, 100, 128, 150:
+    for rows in 2, 8, 13, 31, 59, 64, 100, 128, 150:
         Case(kind, storage, rows, 328, 69).run(lambda *args, **more: linear(run, *args, **more))
 
 
