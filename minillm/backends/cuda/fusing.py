@@ -1,8 +1,8 @@
-"""Fuses the launches of a decode step before it is recorded: norms and what follows a product, into the product.
+"""Fuses the launches of a decode step before it is recorded: what follows a product, into the product.
 
-    layer_norm, gemv, store_kv                 -> fused      an OPT layer: 8 launches -> 5
-    rms_norm, gemv, rotary, store_kv           -> fused      a Llama layer: 10 -> 5
-    rms_norm, gemv, glu                        -> fused
+    gemv, store_kv                 -> fused      an OPT layer: 8 launches -> 7
+    gemv, rotary, store_kv         -> fused      a Llama layer: 10 -> 7
+    gemv, glu                      -> fused
 
 The layers launch one kernel for each operation, as the specification has it. `fuse` looks for neighbours of which one
 reads what the other writes, and for nobody else who reads it, by the addresses of their arguments. What it does not
@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .kernels import NULL, Kernels, Launch
-from .rows import norm_vectors
 
-NORM_BYTES = -1
-"""The most bytes of rows that each block of a product norms for itself: about 0.3 us from L2, by a model; a launch
-takes at least 1.3 us."""
-PADDING = 32
-"""Numbers between rows in shared memory, as in gemv_fused.cu."""
-NORMS = {"layer_norm": 1, "rms_norm": 2}
 PRODUCTS = {"gemv_fma": "fused_fma", "gemv_mma": "fused_mma"}
 MOST_ROWS = 16
 OUTPUTS = {"rotary": 2, "scale_logits": 0, "route": 2, "sort_rows": 4}
@@ -88,51 +81,23 @@ def fuse(kernels: Kernels, launches: Sequence[Launch], results: Iterable[Any], a
 
 def _product(kernels: Kernels, launches: Sequence[Launch], i: int, reads: "_Reads") -> tuple[Launch, int]:
     """The launch number i, with as many after it as one kernel does; and how many these are."""
-    first = launches[i]
-    norm = first if first.name in NORMS else None
-    at = i + (norm is not None)
-    if at == len(launches) or launches[at].name not in PRODUCTS or launches[at].constants["ROWS"] > MOST_ROWS:
-        return first, 1
-    launch = launches[at]
+    launch = launches[i]
+    if launch.name not in PRODUCTS or launch.constants["ROWS"] > MOST_ROWS:
+        return launch, 1
     product = Product(*launch.args[:12])
-    if norm is not None and not _feeds(norm, i, product, reads):
-        return norm, 1
-    ending, constants, out, count = _ending(product, launches, at, reads)
-    if norm is None and not count:
-        return first, 1
+    ending, constants, out, count = _ending(product, launches, i, reads)
     product = product._replace(out=out, out_stride=_stride(out))
-    if any(reads.overlap(out, one) for one in (product.x if norm is None else norm.args[1], product.weight)):
-        return first, 1
-    itemsize = product.x.dtype.itemsize
-    prologue, shared = (NULL, NULL, np.int32(0), np.float32(0)), 0
-    if norm is not None:
-        _, x, gain, bias, E, x_stride, epsilon = norm.args
-        product = product._replace(x=x, x_stride=x_stride)
-        vectors = norm_vectors(int(E), 16 // itemsize)
-        prologue = gain, bias, np.int32(vectors), epsilon
-        shared = launch.constants["ROWS"] * (int(E) + PADDING) * itemsize
-        constants |= {"NORM": NORMS[norm.name]}
+    if not count or any(reads.overlap(out, one) for one in (product.x, product.weight)):
+        return launch, 1
     constants = launch.constants | constants
     grid = launch.grid
     more = launch.args[12:]  # splits of gemv_fma; scales and offsets of a matrix of 8 or 4 bits
-    if count and constants["OUTS"] == 1:  # a pair is one warp's
+    if constants["OUTS"] == 1:  # a pair is one warp's
         constants["OUTS"] = 2
         grid = (-(-int(product.outputs) // (8 // int(more[0]))),)
     name = PRODUCTS[launch.name]
-    kernel = kernels.get("gemv_fused", name, shared_mem=shared, **constants)
-    args = (*product, *prologue, *ending, *more)
-    return Launch(name, constants, kernel, grid, launch.block, args, shared), at + count + 1 - i
-
-
-def _feeds(norm: Launch, i: int, product: Product, reads: "_Reads") -> bool:
-    """Whether launch i norms the rows that the product after it reads, and does so for nobody else."""
-    out, _, _, other, E, _, _ = norm.args
-    residual = norm.name == "rms_norm" and other is not NULL
-    small = out.nbytes <= NORM_BYTES
-    same = reads.address(out) == reads.address(product.x) and product.inputs == E
-    same = same and (product.x_stride == E or product.rows == 1)
-    whole = len(norm.grid) == 1 and len(out) == product.rows
-    return not residual and small and same and whole and not reads.after(i + 1, out)
+    kernel = kernels.get("gemv_fused", name, **constants)
+    return Launch(name, constants, kernel, grid, launch.block, (*product, *ending, *more), 0), count + 1
 
 
 def _ending(

@@ -101,14 +101,13 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         {"ROWS": rows, "OUTS": outs, "storage": storages, **more}
         for rows, outs, storages in ((1, 2, STORAGES), (4, 4, STORAGES), (16, 32, SIXTEEN_BITS))
         for more in (
-            {"NORM": 1},
-            {"NORM": 1, "STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
-            {"NORM": 2, "STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},
-            {"NORM": 2, "GATED": 1},
+            {"STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
+            {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},
+            {"GATED": 1},
         )
     ]
     + [
-        {"ROWS": 16, "OUTS": 32, "storage": ("float16",), "NORM": 2, **INTEGERS[name], **more}
+        {"ROWS": 16, "OUTS": 32, "storage": ("float16",), **INTEGERS[name], **more}
         for name, more in (
             ("int8", {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}),
             ("int4", {"GATED": 1}),
@@ -120,9 +119,9 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         for each in FEW
         if (each["OUTS"], each["SPLITS"]) == (16, 8) and "EXPERTS" not in each
         for more in (
-            {"NORM": 1, "STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
-            {"NORM": 2, "STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},
-            {"NORM": 2, "GATED": 1},
+            {"STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
+            {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},
+            {"GATED": 1},
         )
     ],
     "kv": [{"HEAD_DIM": 64, "PAGE_SIZE": 16}],

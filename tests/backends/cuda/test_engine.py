@@ -322,7 +322,7 @@ def test_a_decode_step_reserves_nothing_launches_the_same_and_waits_once(
         assert not (step and device.reserved)
     assert launched[2:] == launched[1:-1]
     plain = ["layer_norm", "gemv_fma", "store_kv", "attention_decode", "gemv_fma", "layer_norm", "gemv_fma", "gemv_fma"]
-    fused = ["fused_fma", "attention_decode", "gemv_fma", "fused_fma", "gemv_fma"]
+    fused = ["layer_norm", "fused_fma", "attention_decode", "gemv_fma", "layer_norm", "gemv_fma", "gemv_fma"]
     for found, layer in zip(launched[:2], (plain, fused), strict=True):
         expected = ["embed", *layer * 2, "layer_norm", "gemv_fma", "best_of_chunks", "take_best"]
         assert [name for name, *_ in found] == expected
