@@ -120,7 +120,7 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
     stored in it, else in float16.
 
     With MINILLM_CUDA_DEBUG=1 in the environment the kernels check indices against their bounds; with
-    MINILLM_CUDA_DEPENDENT=1 those of a recorded step are launched dependently.
+    MINILLM_CUDA_DEPENDENT=0 those of a recorded step are not launched dependently, with 1 they must be.
     """
     if placement.backend != "auto":
         raise DeviceError(f"backend {placement.backend!r} computes on a CPU: leave it out with device 'cuda'")
@@ -131,14 +131,15 @@ def _cuda(placement: Placement, max_batch_size: int) -> Backend:
         )
     from .backends.cuda.backend import CudaBackend
     from .backends.cuda.compiling import CupyLauncher
-    from .backends.cuda.dependent import check_architecture
+    from .backends.cuda.dependent import check_architecture, has_dependent_launches
     from .backends.cuda.device import CupyDevice
 
     launcher = CupyLauncher()  # checks first for a GPU
-    debug, dependent = (os.environ.get(f"MINILLM_CUDA_{name}") == "1" for name in ("DEBUG", "DEPENDENT"))
-    if dependent:
+    debug, dependent = (os.environ.get(f"MINILLM_CUDA_{name}", "") for name in ("DEBUG", "DEPENDENT"))
+    if dependent == "1":
         check_architecture(launcher.architecture)
-    switches = {"debug": debug, "dependent": dependent}
+    early = dependent == "1" or (dependent != "0" and has_dependent_launches(launcher.architecture))
+    switches = {"debug": debug == "1", "dependent": early}
     return CudaBackend(CupyDevice(), launcher, placement.dtype, max_batch_size=max_batch_size, **switches)
 
 

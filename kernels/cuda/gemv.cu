@@ -198,9 +198,8 @@ extern "C" __global__ __launch_bounds__(WARPS * WARP, RESIDENT) void experts_fma
 
 #ifdef FEW
 constexpr int WARPS = SPLITS;
-constexpr int TILES = OUTS / 16;                      // tiles of mma side by side
 // Blocks on a processor, by the registers that they need.
-constexpr int RESIDENT = (BITS == 4 && OFFSETS < 16 && ROWS <= 2 && OUTS == 16 ? 24 : 16) / WARPS;
+constexpr int RESIDENT = (BITS == 4 && OFFSETS < 16 && ROWS <= 2 ? 24 : 16) / WARPS;
 #else
 constexpr int WARPS = 8;
 constexpr int TILES = OUTS / 8;                       // tiles of mma side by side
@@ -275,7 +274,7 @@ __device__ __forceinline__ void accumulate(float (&sums)[ROW_TILES][TILES][4], c
 // What a block begins while it waits for x is passed on to `accumulate`: vectors of W, in registers.
 #define BEGUN , begun
 #define TAKES_BEGUN , Begun& begun
-using Sums = float[PAIRS][TILES][4];
+using Sums = float[PAIRS][4];
 #else
 #define BEGUN
 #define TAKES_BEGUN

@@ -34,8 +34,9 @@ FEW_ROWS = 16
 MOST_ROWS = {"float32": 16, "float16": 64, "bfloat16": 64}
 """Storage type -> the most rows that gemv.cu takes; of 16 bits with tensor cores. More go to gemm.cu."""
 
-INTEGER_ROWS = 128
-"""Up to so many rows a matrix of 8 or 4 bits is read as it is: twice, beyond 64."""
+INTEGER_ROWS = 64
+"""Up to so many rows a matrix of 8 or 4 bits is read as it is. On an H100 a step of OPT-1.3B in 8 bits took 4.7 ms at
+64 rows either way, and at 128 8.8 as it is, 5.4 expanded."""
 
 EXPANDED = 16 << 20
 """Numbers of such a matrix that are expanded at a time: 32 MiB, which is still in the L2 cache of an H100 mostly."""
@@ -43,11 +44,8 @@ EXPANDED = 16 << 20
 INTEGER_STEPS = {8: 4, 4: 2}
 """Bits -> 16-byte pieces of a row of W that a lane of gemv_mma has in flight for 1 to 4 rows: 64 numbers"""
 
-INTEGER_SPLITS = (4, 8, 16)
-"""The warps that a block may have for them."""
-
-INTEGER_WIDE = 3
-"""So many blocks of 32 outputs for each processor, or more, and they are taken instead of 16."""
+INTEGER_WARPS = 16
+"""The warps that a processor has for them. A block has 4, 8 or 16, so that all blocks run at once if they can."""
 
 PROCESSORS = 132
 """Multiprocessors of an H100 or H200: a launch should make about as many blocks, or more."""
@@ -164,39 +162,35 @@ def integer_gemv(
     matrix: Quantized,
     bias: Any | None,
     out: Any,
-    outs: int,
     splits: int,
     steps: int,
     *,
     activation: str | None = None,
     residual: Any | None = None,
 ) -> Any:
-    """`linear` of at most 4 rows for a matrix of 8 or 4 bits, with the OUTS, SPLITS and STEPS that are given.
+    """`linear` of at most 4 rows for a matrix of 8 or 4 bits, with the SPLITS and STEPS that are given.
 
-    `outs`: outputs of a block, 16 or 32; `splits`: its warps; `steps`: 16-byte pieces of a row of W in flight, by lane.
+    `splits`: warps of a block; `steps`: 16-byte pieces of a row of W in flight, by lane.
     """
     rows, outputs = out.shape
     assert 0 < rows <= 4, rows
-    constants = {"ROWS": _power_of_two(rows), "OUTS": outs, "SPLITS": splits, "STEPS": steps}
+    constants = {"ROWS": _power_of_two(rows), "OUTS": 16, "SPLITS": splits, "STEPS": steps}
     args = _arguments(kernels, x, matrix, bias, out, activation, residual)
     kernel = kernels.get("gemv", "gemv_mma", **constants, **integer_constants(matrix), **_float_out(x, out))
-    kernel((_ceil(outputs, outs), 1), (32 * splits,), (*args, matrix.scales, or_null(matrix.offsets)))
+    kernel((_ceil(outputs, 16), 1), (32 * splits,), (*args, matrix.scales, or_null(matrix.offsets)))
     return out
 
 
-def integer_shape(matrix: Quantized, rows: int) -> tuple[int, int, int]:
-    """OUTS, SPLITS and STEPS of gemv_mma for 1 to 4 rows and a matrix of 8 or 4 bits.
+def integer_shape(matrix: Quantized, rows: int) -> tuple[int, int]:
+    """SPLITS and STEPS of gemv_mma for 1 to 4 rows and a matrix of 8 or 4 bits.
 
-    As few warps as have a whole row of W in flight. 32 outputs a block where that leaves `INTEGER_WIDE` blocks for each
-    processor, with half as many steps; of 4 rows they would not fit in registers.
+    As few warps as have a whole row of W in flight, and no more than leave all blocks on the processors at once.
     """
     outputs, inputs = matrix.shape
     steps = _integer_steps(matrix, rows)
     parts = _ceil(inputs, 4 * 128 // matrix.bits * steps)  # of a row, each in flight in one warp
-    splits = next((splits for splits in INTEGER_SPLITS if splits >= parts), INTEGER_SPLITS[-1])
-    if rows <= 2 and outputs >= 32 * PROCESSORS * INTEGER_WIDE:
-        return 32, splits, max(1, steps // 2)
-    return 16, splits, steps
+    room = INTEGER_WARPS * PROCESSORS // _ceil(outputs, 16)
+    return max(4, min(16, _power_of_two(parts), _power_of_two(room + 1) // 2)), steps
 
 
 def _integer_steps(matrix: Quantized, rows: int) -> int:

@@ -43,17 +43,16 @@ INTEGERS = {
 """Kinds of matrices of 8 and 4 bits"""
 
 FEW: list[dict[str, Any]] = [
-    {"ROWS": rows, "OUTS": outs, "SPLITS": splits, "STEPS": steps * INTEGERS[name]["BITS"] // 8} | INTEGERS[name] | more
+    {"ROWS": rows, "OUTS": 16, "SPLITS": splits, "STEPS": steps * INTEGERS[name]["BITS"] // 8} | INTEGERS[name] | more
     for name in INTEGERS
-    for rows, outs, splits, steps, more in (
+    for rows, splits, steps, more in (
         *(
-            (rows, 16, splits, 2 if (name, rows) == ("offsets", 4) else 4, {})
+            (rows, splits, 2 if (name, rows) == ("offsets", 4) else 4, {})
             for rows in (1, 2, 4)
-            for splits in (8, 16)
+            for splits in (4, 8, 16)
         ),
-        (1, 16, 4, 4, {}),
-        (1, 32, 8, 2, {"FLOAT_OUT": 1}),
-        *((rows, 16, 8, 2, {"EXPERTS": 1}) for rows in (1, 4)),
+        (1, 4, 4, {"FLOAT_OUT": 1}),
+        *((rows, 8, 2, {"EXPERTS": 1}) for rows in (1, 4)),
     )
 ]
 """Products of at most 4 rows by matrices of 8 and 4 bits"""
@@ -117,7 +116,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     + [
         {**each, "storage": ("float16",), **more}
         for each in FEW
-        if (each["OUTS"], each["SPLITS"]) == (16, 8) and "EXPERTS" not in each
+        if each["SPLITS"] == 8 and "EXPERTS" not in each
         for more in (
             {"STORES": 1, "HEAD_DIM": 64, "PAGE_SIZE": 16},
             {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64},

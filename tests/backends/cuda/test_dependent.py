@@ -13,7 +13,13 @@ from minillm.backends.cuda import device as devices
 from minillm.backends.cuda import low_rank
 from minillm.backends.cuda.attention import store_kv
 from minillm.backends.cuda.backend import CudaBackend
-from minillm.backends.cuda.dependent import WAITING, Driver, begins_early, check_architecture
+from minillm.backends.cuda.dependent import (
+    WAITING,
+    Driver,
+    begins_early,
+    check_architecture,
+    has_dependent_launches,
+)
 from minillm.backends.cuda.device import CupyDevice
 from minillm.backends.cuda.kernels import NULL, Kernels, Launch
 from minillm.backends.cuda.linear import gemm, gemv
@@ -108,6 +114,21 @@ def test_the_first_launch_and_kernels_that_do_not_wait_begin_when_all_is_done(mo
     ran.clear()
     CupyDevice.launch_all(device, plain)
     assert ran == ["embed", "layer_norm", "draw", "embed"]
+
+
+def test_attention_what_follows_it_and_large_products_begin_when_all_is_done() -> None:
+    def product(outputs: int) -> Launch:
+        return launch_of("gemv_fma", None, None, np.empty((outputs, 4096), np.float16))
+
+    launches = [launch_of("embed"), launch_of("attention_decode"), product(8), product(4096), product(4097)]
+    assert [begins_early(launches, i) for i in range(5)] == [False, False, False, True, False]
+
+
+def test_where_there_is_no_driver_there_are_no_such_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minillm.backends.cuda.dependent.LIBRARY", "libcuda.so.missing")
+    assert not has_dependent_launches("90")
+    monkeypatch.setattr("minillm.backends.cuda.dependent.ctypes.CDLL", lambda _: SimpleNamespace(cuLaunchKernelEx=0))
+    assert [has_dependent_launches(architecture) for architecture in ("80", "90", "120")] == [False, True, True]
 
 
 class InOrder(RecordingDevice):

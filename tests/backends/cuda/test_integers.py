@@ -122,34 +122,35 @@ def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
 @pytest.mark.parametrize("kind", QUICK_KINDS)
 @pytest.mark.parametrize("storage", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 @pytest.mark.parametrize(
-    ("outs", "splits", "steps"),
-    [(16, 4, 1), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((32, 8, 1), (16, 16, 2), (16, 8, 4)))],
+    ("splits", "steps"), [(4, 1), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((16, 2), (8, 4)))]
 )
-def test_shapes_of_one_to_four_rows(
-    kind: tuple[int, int, int], storage: str, outs: int, splits: int, steps: int
-) -> None:
+def test_shapes_of_one_to_four_rows(kind: tuple[int, int, int], storage: str, splits: int, steps: int) -> None:
     """Several rounds of all warps and less than one; rows of x aligned and not; more rows than there are."""
     run = kernels(storage)
 
     def product(x: Any, matrix: Any, bias: Any, out: Any, **more: Any) -> Any:
-        return integer_gemv(run, x, matrix, bias, out, outs, splits, steps, **more)
+        return integer_gemv(run, x, matrix, bias, out, splits, steps, **more)
 
     for rows, inputs, outputs, shift in [(1, 1704, 21, 0), (2, 1100, 40, 1), (3, 1704, 3, 3), (4, 72, 33, 0)]:
         Case(kind, storage, rows, inputs, outputs, shift=shift).run(product)
 
 
 def test_the_shape_of_one_to_four_rows() -> None:
-    def shape(inputs: int, outputs: int, bits: int, rows: int, offset_bits: int = 0) -> tuple[int, int, int]:
+    """As they were fastest on an H100: of OPT's qkv, out and down, and a head."""
+
+    def shape(inputs: int, outputs: int, bits: int, rows: int, offset_bits: int = 0) -> tuple[int, int]:
         group = (outputs, inputs // 32)
         values = np.empty((outputs, inputs * bits // 8), np.int8 if bits == 8 else np.uint8)
         offsets = np.empty(group, np.float16) if offset_bits else None
         return integer_shape(Quantized(values, np.empty(group, np.float16), inputs, offsets), rows)
 
-    assert [shape(2048, 6144, bits, 1) for bits in (8, 4)] == [(16, 8, 4), (16, 8, 2)]
-    assert [shape(8192, 2048, bits, 4) for bits in (8, 4)] == [(16, 16, 4), (16, 16, 2)]
-    assert [shape(768, 768, bits, 4) for bits in (8, 4)] == [(16, 4, 4), (16, 4, 2)]
-    assert [shape(2048, 50272, 8, rows) for rows in (2, 3)] == [(32, 8, 2), (16, 8, 4)]
-    assert [shape(2048, 2048, 4, rows, 16) for rows in (2, 3)] == [(16, 8, 2), (16, 16, 1)]
+    assert [shape(2048, 6144, bits, 1) for bits in (8, 4)] == [(4, 4), (4, 2)]
+    assert [shape(2048, 2048, bits, 1) for bits in (8, 4)] == [(8, 4), (8, 2)]
+    assert [shape(8192, 2048, bits, 4) for bits in (8, 4)] == [(16, 4), (16, 2)]
+    assert [shape(16384, 4096, bits, 1) for bits in (8, 4)] == [(8, 4), (8, 2)]
+    assert [shape(768, 768, bits, 4) for bits in (8, 4)] == [(4, 4), (4, 2)]
+    assert shape(2048, 50272, 8, 2) == (4, 4)
+    assert [shape(2048, 2048, 4, rows, 16) for rows in (2, 3)] == [(8, 2), (16, 1)]
 
 
 @pytest.mark.slow
@@ -217,7 +218,7 @@ def test_more_rows_are_multiplied_with_16_bits_some_rows_of_the_matrix_at_a_time
     weight = dequantize(case.matrix).astype(np.float16).astype(np.float64)
     expected = np.maximum(case.x.astype(np.float64) @ weight.T + case.bias, 0) + case.residual
     np.testing.assert_allclose(out, expected, rtol=2e-3, atol=2e-3)
-    assert [launch.name for launch in recorder.launches] == ["expand", "gemm_mma"] * 6
+    assert [launch.name for launch in recorder.launches] == ["expand", "gemm_wgmma"] * 6
     assert taken == [40 * 72], "memory is taken once: recorded steps hold its address"
     assert both.nbytes == 2 * 40 * 72
 
