@@ -86,9 +86,12 @@ def compile_all(task: Task) -> Iterator[Figure]:
         yield Figure("compile", "", "", note=error)
 
 
-def _builds(task: Task) -> list[tuple[str, str, dict[str, int], str]]:
-    """Module, a kernel of it, constants and storage type of each build in the table of registers for this GPU."""
+def _builds(task: Task) -> list[tuple[str, str, dict[str, int], str, bool]]:
+    """Module, a kernel of it, constants and storage type of each build in the table of registers for this GPU; where it
+    has dependent launches, which the engine then uses, built for them and plainly.
+    """
     from minillm.backends.cuda.compiling import CupyLauncher
+    from minillm.backends.cuda.dependent import has_dependent_launches
 
     with (ROOT / TESTS / "budget.csv").open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
@@ -101,22 +104,28 @@ def _builds(task: Task) -> list[tuple[str, str, dict[str, int], str]]:
         if use["arch"].startswith(arch)
     }
     builds = [
-        (module, kernel, {name: int(value) for name, value in (one.split("=") for one in constants.split())}, storage)
+        (module, kernel, {name: int(value) for name, value in map(_halves, constants.split())}, storage, dependent)
         for (module, constants, storage), kernel in kernels.items()
+        for dependent in {False, has_dependent_launches(here)}
     ]
     return [build for build in builds if build[0] in ("embed", "glu")][:3] if task.emulated else builds
 
 
-def _compile(build: tuple[str, str, dict[str, int], str]) -> str | None:
+def _halves(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def _compile(build: tuple[str, str, dict[str, int], str, bool]) -> str | None:
     """One build. Returns an error in one line, or None."""
     from minillm.backends.cuda.compiling import CupyLauncher
     from minillm.backends.cuda.kernels import Kernels
 
-    module, kernel, constants, storage = build
+    module, kernel, constants, storage, dependent = build
     try:
-        Kernels(CupyLauncher(), storage).get(module, kernel, **constants)
+        Kernels(CupyLauncher(), storage, dependent=dependent).get(module, kernel, **constants)
     except Exception as error:
-        return f"{module} {constants} {storage}: {type(error).__name__}: {str(error)[:200]}"
+        return f"{module} {constants} {storage} {dependent=}: {type(error).__name__}: {str(error)[:200]}"
     return None
 
 

@@ -278,9 +278,11 @@ def test_nan_is_named_as_on_a_cpu(on_device: Callable[..., Engine], tmp_path: Pa
         assert not engine.busy
 
 
-def test_a_debug_build_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_are_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     built: dict[str, Any] = {}
-    monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda: None)
+    launcher = SimpleNamespace(architecture="90")
+    monkeypatch.setattr("minillm.backends.cuda.compiling.CupyLauncher", lambda: launcher)
+    monkeypatch.setattr("minillm.backends.cuda.dependent.has_dependent_launches", lambda architecture: True)
     monkeypatch.setattr(devices, "CupyDevice", lambda: None)
 
     def note(*_: Any, **options: Any) -> None:
@@ -291,6 +293,14 @@ def test_a_debug_build_is_asked_for_by_the_environment(monkeypatch: pytest.Monke
         monkeypatch.setenv("MINILLM_CUDA_DEBUG", value)
         choose_backend(Placement(device="cuda"), 1)
         assert built["debug"] is expected
+    for value, expected in (("1", True), ("0", False), ("", True)):
+        monkeypatch.setenv("MINILLM_CUDA_DEPENDENT", value)
+        choose_backend(Placement(device="cuda"), 1)
+        assert built["dependent"] is expected
+    launcher.architecture = "89"
+    monkeypatch.setenv("MINILLM_CUDA_DEPENDENT", "1")
+    with pytest.raises(DeviceError, match=r"^MINILLM_CUDA_DEPENDENT=1 needs a GPU of compute capability 9\.0"):
+        choose_backend(Placement(device="cuda"), 1)
     options: list[tuple[str, ...]] = []
 
     class Noting:
