@@ -14,7 +14,7 @@
 //
 // Versions:
 //   1. by the array module: a dozen launches, and the host waits in each layer to learn which experts have rows.
-//   2. these: three launches, recorded. Not measured on a GPU.
+//   2. these: three launches, recorded. Right on an H100, not timed.
 #include "rows.cuh"
 #include "softmax.cuh"
 

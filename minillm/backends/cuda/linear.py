@@ -147,8 +147,8 @@ def _integer_gemv(
         shape = integer_shape(matrix, rows)
         return integer_gemv(kernels, x, matrix, bias, out, *shape, activation=activation, residual=residual)
     most, kind = min(max(_power_of_two(rows), 8), 64), integer_constants(matrix)
-    sums = 512 if kind["OFFSETS"] == 16 else 1024  # of a warp; more would not fit in registers
-    constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs), sums // most)}
+    widest, sums = (16, 512) if kind["OFFSETS"] == 16 else (32, 1024)  # of a warp; more would not fit in registers
+    constants = {"ROWS": most, "OUTS": min(_mma_outs(outputs), widest, sums // most)}
     args = _arguments(kernels, x, matrix, bias, out, activation, residual)
     kernel = kernels.get("gemv", "gemv_mma", **constants, **kind, **_float_out(x, out))
     blocks = _ceil(outputs, constants["OUTS"]), _ceil(rows, constants["ROWS"])

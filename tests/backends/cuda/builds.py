@@ -85,7 +85,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
             {"ROWS": rows, "OUTS": outs, "storage": ("float16",), **INTEGERS[name]}
             for name, rows, outs in (
                 *(("zeros", rows, outs) for rows, outs in ((16, 32), (32, 32), (64, 16))),
-                *(("offsets", rows, outs) for rows, outs in ((16, 32), (32, 16), (64, 8))),
+                *(("offsets", rows, outs) for rows, outs in ((16, 16), (32, 16), (64, 8))),
             )
         ),
         *({"ROWS": rows, "OUTS": outs, "EXPERTS": 1} for rows, outs in ((1, 2), (4, 4))),
@@ -106,11 +106,11 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
         )
     ]
     + [
-        {"ROWS": 16, "OUTS": 32, "storage": ("float16",), **INTEGERS[name], **more}
-        for name, more in (
-            ("int8", {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}),
-            ("int4", {"GATED": 1}),
-            ("offsets", {"GATED": 1}),
+        {"ROWS": 16, "OUTS": outs, "storage": ("float16",), **INTEGERS[name], **more}
+        for name, outs, more in (
+            ("int8", 32, {"STORES": 1, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROTATED": 64}),
+            ("int4", 32, {"GATED": 1}),
+            ("offsets", 16, {"GATED": 1}),
         )
     ]
     + [
