@@ -3,7 +3,7 @@
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpu_figures import DECODE, DEVICE_TIME, OURS, PREFILL, Figure, Sizes, median_and_best
@@ -190,21 +190,19 @@ class Watch:
         """Number of launches of the step captured last"""
         self.seconds: list[float] = []
         self._device, self._record = backend.device, backend.device.record
-        self._on, self._counted = False, 0
+        self._on = False
         self._times: list[tuple[Any, Any]] = []
-        call = Launch.__call__
+        launch_all = backend.device.launch_all
 
-        def counted(launch: Launch) -> None:
-            self._counted += 1
-            call(launch)
+        def counted(launches: Sequence[Launch], *, dependent: bool = False) -> None:
+            self.launches = len(launches)
+            launch_all(launches, dependent=dependent)
 
-        setattr(Launch, "__call__", counted)  # noqa: B010
+        setattr(backend.device, "launch_all", counted)  # noqa: B010  mypy: a method
         setattr(backend.device, "record", self._watched_record)  # noqa: B010  mypy: a method
 
     def _watched_record(self, launch: Callable[[], object]) -> Callable[[], object]:
-        before = self._counted
         replay = self._record(launch)
-        self.launches = self._counted - before
 
         def watched() -> None:
             if not self._on:

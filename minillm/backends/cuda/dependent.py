@@ -5,14 +5,14 @@ which CuPy does not bind, so it is called through ctypes, and only while a step 
 
 Not every launch gains. On an H100, steps at batch 1, 8 and 32, in us, plainly and with early launches of
 
-                     none               all waiting kernels     all that `begins_early` allows, of any size
+                     none               all waiting kernels     none beside attention
     OPT-125m       314  378   521        294  359     -          280  333   476
     OPT-1.3B      1368 1540  2116       1453 1996  3398         1313 1463  2098
     OPT-6.7B      5063 5648  7006       5500    - 13369         5269 5658  7574
 
 Attention takes the shared memory that is the L1 cache of the product before it, where all blocks read the same x. What
-waits in the place of attention's blocks costs more than it gains; and a product of a large matrix takes so long that
-its beginning does not count.
+waits in the place of attention's blocks costs more than it gains. And a product of a large matrix takes so long that
+its beginning does not count, while what waits beside it does: such are left out too.
 """
 
 import ctypes
@@ -60,15 +60,20 @@ PRODUCTS = frozenset(name for name in WAITING if name.startswith(("gem", "fused"
 """Kernels whose third argument is a matrix"""
 
 EARLY_BYTES = 32 << 20
-"""The largest matrix whose product begins early."""
+"""The largest matrix whose product begins early, and lets the next kernel do so."""
 
 
 def begins_early(launches: Sequence[Launch], i: int) -> bool:
     """Whether launch i begins before the one before it has ended."""
-    launch = launches[i]
-    if i == 0 or launch.name not in WAITING or ATTENTION in (launch.name, launches[i - 1].name):
+    if i == 0 or launches[i].name not in WAITING:
         return False
-    return launch.name not in PRODUCTS or bool(launch.args[2].nbytes <= EARLY_BYTES)
+    both = launches[i - 1], launches[i]
+    return not any(each.name == ATTENTION or _is_large(each) for each in both)
+
+
+def _is_large(launch: Launch) -> bool:
+    """Whether it is the product of a large matrix."""
+    return launch.name in PRODUCTS and bool(launch.args[2].nbytes > EARLY_BYTES)
 
 
 def has_dependent_launches(architecture: str) -> bool:

@@ -121,7 +121,8 @@ def test_attention_what_follows_it_and_large_products_begin_when_all_is_done() -
         return launch_of("gemv_fma", None, None, np.empty((outputs, 4096), np.float16))
 
     launches = [launch_of("embed"), launch_of("attention_decode"), product(8), product(4096), product(4097)]
-    assert [begins_early(launches, i) for i in range(5)] == [False, False, False, True, False]
+    launches += [launch_of("layer_norm"), launch_of("glu")]
+    assert [begins_early(launches, i) for i in range(7)] == [False, False, False, True, False, False, True]
 
 
 def test_where_there_is_no_driver_there_are_no_such_launches(monkeypatch: pytest.MonkeyPatch) -> None:
