@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -15,46 +16,29 @@ from ..decoding.settings import FIELDS
 from ..decoding.settings import OTHER_NAMES as FIELD_NAMES
 from ..errors import FollowedError, MinillmError, listed, one_line, printable, shown
 from ..progress import bars_aside, vanishing
-from . import (
-    analyze,
-    batch,
-    bench,
-    chat,
-    classify,
-    compare,
-    embed,
-    generate,
-    inspect,
-    models,
-    perplexity,
-    profile,
-    pull,
-    quantize,
-    serve,
-    summarize,
-    tokenize,
-)
 from .options import has_ranks
 
-COMMANDS = (
-    generate,
-    chat,
-    serve,
-    batch,
-    compare,
-    summarize,
-    classify,
-    embed,
-    inspect,
-    tokenize,
-    perplexity,
-    pull,
-    models,
-    quantize,
-    analyze,
-    profile,
-    bench,
-)
+COMMANDS = {
+    "generate": "generate",
+    "chat": "chat",
+    "serve": "serve",
+    "batch": "batch",
+    "compare": "compare",
+    "translate": "summarize",
+    "summarize": "summarize",
+    "classify": "classify",
+    "embed": "embed",
+    "inspect": "inspect",
+    "tokenize": "tokenize",
+    "perplexity": "perplexity",
+    "pull": "pull",
+    "models": "models",
+    "quantize": "quantize",
+    "analyze": "analyze",
+    "profile": "profile",
+    "bench": "bench",
+}
+"""Command -> the module of this package that adds its parser and runs it; only that one is imported"""
 OTHER_NAMES = {
     "complete": "generate",
     "convert": "quantize",
@@ -170,8 +154,8 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all sub-commands."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of one command, or of all where `command` is none of them."""
     parser = _Parser(
         prog="minillm",
         description="Run a transformer language model, and look inside it while it runs.",
@@ -180,8 +164,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"minillm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for module in [COMMANDS[command]] if command in COMMANDS else dict.fromkeys(COMMANDS.values()):
+        import_module(f"{__package__}.{module}").add_parser(commands)
     return parser
 
 
@@ -194,8 +178,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     args = argparse.Namespace()
     try:
         try:
-            parser = build_parser()
             words = sys.argv[1:] if arguments is None else arguments
+            parser = build_parser(words[0] if words else None)
             if not words:
                 parser.print_help(sys.stdout)
                 return 0
