@@ -15,6 +15,7 @@ waits in the place of attention's blocks costs more than it gains. And a product
 its beginning does not count, while what waits beside it does: such are left out too.
 """
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from .kernels import Launch
 
 LIBRARY = "libcuda.so.1"
 LEAST_ARCHITECTURE = 90
+LEAST_DRIVER = 12030
+"""CUDA 12.3, whose graphs keep such launches as they are"""
 PROGRAMMATIC = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h"""
 
@@ -77,11 +80,11 @@ def _is_large(launch: Launch) -> bool:
 
 
 def has_dependent_launches(architecture: str) -> bool:
-    """Whether GPU and driver have them."""
-    try:
-        return int(architecture) >= LEAST_ARCHITECTURE and hasattr(ctypes.CDLL(LIBRARY), "cuLaunchKernelEx")
-    except OSError:
-        return False
+    """Whether GPU and driver have them, in recorded steps."""
+    version = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(version))
+    return int(architecture) >= LEAST_ARCHITECTURE and version.value >= LEAST_DRIVER
 
 
 def check_architecture(architecture: str) -> None:
@@ -134,7 +137,9 @@ class Driver:
         )
         function = ctypes.c_void_p(launch.kernel.kernel.ptr)  # type: ignore[attr-defined]  # of a RawKernel
         if code := self._launch(ctypes.byref(config), function, pointers, None):
-            raise DeviceError(f"the driver refuses to launch {launch.name} dependently: CUresult {code}")
+            raise DeviceError(
+                f"the driver refuses to launch {launch.name} early (CUresult {code}): set MINILLM_CUDA_DEPENDENT=0"
+            )
 
     def _value(self, argument: Any) -> Any:
         """An argument in memory: an array's address, or the bytes of a NumPy scalar."""

@@ -80,7 +80,7 @@ def test_the_driver_is_given_grid_block_stream_attribute_and_arguments(driver: A
     seen = (ctypes.c_longlong * 16).in_dll(driver, "seen")
     assert list(seen) == [7, 8, 1, 128, 1, 1, 4096, 0x55, 1, 1, 1, 99, address, -5, 0x3FC00000, 0]
     ctypes.c_int.in_dll(driver, "answer").value = 701
-    with pytest.raises(DeviceError, match=r"^the driver refuses to launch embed dependently: CUresult 701$"):
+    with pytest.raises(DeviceError, match=r"^the driver refuses to launch embed early \(CUresult 701\): set "):
         Driver(lambda _: 0, driver).launch(launch_of("embed", *args), 0)
 
 
@@ -128,8 +128,17 @@ def test_attention_what_follows_it_and_large_products_begin_when_all_is_done() -
 def test_where_there_is_no_driver_there_are_no_such_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minillm.backends.cuda.dependent.LIBRARY", "libcuda.so.missing")
     assert not has_dependent_launches("90")
-    monkeypatch.setattr("minillm.backends.cuda.dependent.ctypes.CDLL", lambda _: SimpleNamespace(cuLaunchKernelEx=0))
+
+    def driver(version: int) -> Any:
+        def get_version(to: Any) -> None:
+            to._obj.value = version
+
+        return lambda _: SimpleNamespace(cuDriverGetVersion=get_version)
+
+    monkeypatch.setattr("minillm.backends.cuda.dependent.ctypes.CDLL", driver(12030))
     assert [has_dependent_launches(architecture) for architecture in ("80", "90", "120")] == [False, True, True]
+    monkeypatch.setattr("minillm.backends.cuda.dependent.ctypes.CDLL", driver(12020))
+    assert not has_dependent_launches("90")
 
 
 class InOrder(RecordingDevice):
