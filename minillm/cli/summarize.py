@@ -36,7 +36,7 @@ TRANSLATE = "Translate texts with an encoder-decoder, such as T5 or mBART: a lin
 SUMMARIZE = "Summarize texts with an encoder-decoder, such as BART or T5: a line for each."
 TRANSLATE_EXAMPLES = """examples:
   minillm translate -m google/flan-t5-small --source en --target fr "Thank you."
-  minillm translate -m Helsinki-NLP/opus-mt-en-de --file english.txt > german.txt
+  minillm translate -m Helsinki-NLP/opus-mt-en-de --file english.txt > de.txt
 """
 SUMMARIZE_EXAMPLES = """examples:
   minillm summarize -m facebook/bart-large-cnn --whole --file article.txt
