@@ -69,7 +69,7 @@ def host(*, emulated: bool) -> Iterator[Figure]:
             yield Figure("host", "opt-125m", f"{kind}, batch {batch}", 1e-6 * host_us, 1e-6 * host_us, note=note)
     for length in (20,) if emulated else (512, 2000):
         host_us, number = measure_prompt("opt-125m", length, 1 if emulated else 20)
-        note = f"{host_us / number:.1f} us for each of {number} launches, without CuPy's calls"
+        note = f"{host_us / number:.1f} us for each of {number} launches; CuPy's calls are not counted"
         yield Figure("host", "opt-125m", f"prompt of {length}", 1e-6 * host_us, 1e-6 * host_us, note=note)
 
 

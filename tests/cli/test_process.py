@@ -57,7 +57,7 @@ def run_signalled(event: str, wanted: str, number: int, *arguments: str) -> subp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["minillm.cli.main", "minillm.cli.chat", "minillm.engine", "numpy", "tokenizers"])
+@pytest.mark.parametrize("module", ["minillm.cli.main", "minillm.cli.options", "minillm.engine", "numpy", "tokenizers"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_importing_ends_at_once(number: int, module: str) -> None:
     result = run_signalled("import", module, number, "generate", *PROMPT, *FAST)

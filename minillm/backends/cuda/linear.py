@@ -1,9 +1,9 @@
 """The products of every projection on a GPU: y = activation(x W^T + b) + residual.
 
-Few rows (a decode step) go to `kernels/cuda/gemv.cu`, which reads each weight once; many (a prefill) to `gemm.cu`,
-whose blocks share a tile where there are too few tiles (up to SPLIT_ROWS rows: a decode step of many sequences), or to
-`gemm_wgmma.cu` on Hopper. Each finishes in one launch. The constants they are compiled for are chosen here, from the
-shapes alone.
+Few rows (a decode step) go to `kernels/cuda/gemv.cu`, which reads each weight once; many (a prefill) to `gemm_wgmma.cu`
+on Hopper, and to `gemm.cu` elsewhere, whose blocks share a tile where there are too few tiles (up to SPLIT_ROWS rows: a
+decode step of many sequences). Each finishes in one launch. The constants they are compiled for are chosen here, from
+the shapes alone.
 
 A matrix of 8 or 4 bits (`Quantized`, its arrays on the device) goes to `gemv.cu` too, up to INTEGER_ROWS rows; for more
 it is expanded to 16 bits first, some rows of it at a time (`kernels/cuda/expand.cu`).
@@ -32,7 +32,7 @@ FEW_ROWS = 16
 """Up to so many rows gemv.cu is taken without a comparison with the library."""
 
 MOST_ROWS = {"float32": 16, "float16": 64, "bfloat16": 64}
-"""Storage type -> the most rows that gemv.cu takes; of 16 bits with tensor cores. More go to gemm.cu."""
+"""Storage type -> the most rows that gemv.cu takes; of 16 bits with tensor cores."""
 
 INTEGER_ROWS = 64
 """Up to so many rows a matrix of 8 or 4 bits is read as it is. On an H100 a step of OPT-1.3B in 8 bits took 4.7 ms at
@@ -92,9 +92,7 @@ def linear(
         residual: [T, out] of x's type, or None; not changed, so it must not be `out`
         room: gives scratch memory, with which several blocks may share a tile of up to SPLIT_ROWS rows
     """
-    if isinstance(weight, Quantized):
-        return gemv(kernels, x, weight, bias, out, activation=activation, residual=residual)
-    if len(x) <= MOST_ROWS[kernels.storage]:
+    if isinstance(weight, Quantized) or len(x) <= MOST_ROWS[kernels.storage]:
         return gemv(kernels, x, weight, bias, out, activation=activation, residual=residual)
     return gemm(kernels, x, weight, bias, out, activation=activation, residual=residual, room=room)
 
