@@ -119,11 +119,10 @@ def test_few_rows(kind: tuple[int, int, int], storage: str) -> None:
         Case(kind, storage, rows, inputs, outputs, shift=shift).run(lambda *args, **more: gemv(run, *args, **more))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", QUICK_KINDS)
-@pytest.mark.parametrize("storage", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
-@pytest.mark.parametrize(
-    ("splits", "steps"), [(4, 1), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((16, 2), (8, 4)))]
-)
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize(("splits", "steps"), [(4, 1), (16, 2), (8, 4)])
 def test_shapes_of_one_to_four_rows(kind: tuple[int, int, int], storage: str, splits: int, steps: int) -> None:
     """Several rounds of all warps and less than one; rows of x aligned and not; more rows than there are."""
     run = kernels(storage)
