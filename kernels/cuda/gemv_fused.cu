@@ -16,7 +16,7 @@
 //
 // Versions:
 //   1. the norm before the product was part of it, in each block, to save a launch. On an H100 that took as long as the
-//      launch at 1 row, and up to three times as long at more: a step of OPT-1.3B at batch 8 2,034 us, and 1,582 without.
+//      launch at 1 row, and longer at more: a step of OPT-1.3B at batch 8 2,034 us, and 1,582 without.
 //   2. this one, measured there: TinyLlama 1.1B, which stores rotated keys and has gates, 1,236 in place of 1,347 us at
 //      batch 1, 1,388 in place of 1,514 at 8; OPT-1.3B 1,395 in place of 1,416 and 1,579 in place of 1,609.
 

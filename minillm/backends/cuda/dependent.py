@@ -59,7 +59,7 @@ class Config(ctypes.Structure):
 
 
 ATTENTION = "attention_decode"
-PRODUCTS = frozenset(name for name in WAITING if name.startswith(("gem", "fused", "experts")))
+PRODUCTS = frozenset(name for name in WAITING if name.startswith(("gemv", "gemm", "fused", "experts")))
 """Kernels whose third argument is a matrix"""
 
 EARLY_BYTES = 32 << 20

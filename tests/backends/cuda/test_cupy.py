@@ -1,4 +1,4 @@
-"""Where there is no GPU, and CuPy as far as it can be seen without one."""
+"""Machines without a GPU, and as much of CuPy as they can show."""
 
 import re
 import subprocess

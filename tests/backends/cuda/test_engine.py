@@ -329,7 +329,7 @@ def test_a_decode_step_reserves_nothing_launches_the_same_and_waits_once(
 
 
 def addresses(args: Sequence[Any]) -> list[int]:
-    """Where the arguments that are arrays lie, and the value of the others."""
+    """The addresses of the arguments that are arrays, and the values of the others."""
     return [arg.ctypes.data if isinstance(arg, np.ndarray) else arg.item() for arg in args]
 
 

@@ -32,7 +32,7 @@ P = 16
 
 
 class Step:
-    """What a layer's operations read and write."""
+    """The arrays that a layer's operations read and write."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Step:
         glu(kernels, self.wide, "silu", self.hidden)
 
     def results(self) -> list[Any]:
-        """What others read: of y only the queries, and these only if they are not rotated."""
+        """The arrays that others read: of y only the queries, and these only if they are not rotated."""
         queries = [] if (self.q_out != UNTOUCHED).any() else [self.y[:, : self.H * self.D]]
         return [*queries, self.hidden, self.q_out, self.keys, self.values]
 

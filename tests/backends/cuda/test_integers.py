@@ -200,7 +200,7 @@ def test_a_nan_stays_in_its_row() -> None:
 def test_more_rows_are_multiplied_with_16_bits_some_rows_of_the_matrix_at_a_time(
     kind: tuple[int, int, int], emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is expanded is rounded once."""
+    """Expanded numbers are rounded once."""
     monkeypatch.setattr(products, "EXPANDED", 40 * 72)
     recorder = Recorder(emulator)
     taken: list[int] = []

@@ -73,7 +73,7 @@ class Problem:
     activation: str | None
 
     def finish(self, sums: Any) -> Any:
-        """What is to become of x W^T, in float64."""
+        """The epilogue of x W^T, in float64."""
         y = sums.astype(np.float64) + (0 if self.bias is None else self.bias)
         y = EXACT[self.activation](y)
         return y if self.residual is None else y + self.residual.astype(np.float64)
@@ -382,7 +382,7 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize("storage", ["float32", "float16"])
 @pytest.mark.parametrize(("bias", "residual"), [(True, True), (True, False), (False, True)])
 def test_finish_product(any_emulator: Emulator, storage: str, bias: bool, residual: bool) -> None:
-    """What a library's product leaves to be done."""
+    """The epilogue of a library's product."""
     case = problem(storage, 5, 1, 1037, activation="gelu", bias=bias, residual=residual)
     case.out[:] = case.x.astype(np.float32) @ case.weight.astype(np.float32).T
     expected = case.finish(case.out)

@@ -317,7 +317,7 @@ def test_rows_that_do_not_begin_at_16_bytes_are_drawn_from(any_emulator: Emulato
 
 
 def test_top_p_keeps_as_many_equal_scores_as_the_reference(emulator: Emulator) -> None:
-    """Where the share falls on a candidate exactly, float32 would keep one more: float32(0.8) > 0.8."""
+    """The share falls on a candidate exactly, and float32 would keep one more: float32(0.8) > 0.8."""
     shares = np.repeat(np.arange(1, 10) / 10, 40)
     settings = settings_of_rows(len(shares)) | {"top_p": shares.tolist()}
     ids, _, _ = draw(emulator, np.zeros((len(shares), 10), np.float32), settings)

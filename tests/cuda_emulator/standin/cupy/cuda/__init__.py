@@ -28,7 +28,7 @@ def set_allocator(allocator: None) -> None:
 
 
 class Graph:
-    """What was recorded."""
+    """A recorded step."""
 
     def __init__(self, kernels: list[Callable[[], None]]) -> None:
         self.kernels = kernels
