@@ -18,17 +18,16 @@
  * - `linear_many`, floats: FLOAT_OUTPUTS outputs by DEPTH inputs of W are expanded to float, stay in the L2 cache and
  *   meet all rows, with the same tile; DEPTH inputs of a tile's rows stay in the L1 cache. With vectors of 8 they are
  *   transposed instead, and lanes are along the outputs.
- * - `linear_many`, integers: INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs and
- *   stay in the L1 cache. Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W
- *   as it is stored.
+ * - `linear_many`, integers: some INTEGER_OUTPUTS outputs by DEPTH inputs are packed with the lanes along the outputs.
+ *   Sums are integers until a group ends, and then need no sum across lanes. A few rows meet W as it is stored.
  */
 #include "activation.h"
 #include "linear.h"
 
 enum { FINISHED = 16 }; /* outputs that `linear_few` finishes together */
 
-INLINE void finish_as(const int activation, const linear *a, int64_t first, int64_t last) {
-    for (int64_t r = 0; r < a->rows; r++) {
+INLINE void finish_as(const int activation, const linear *a, int64_t row, int64_t end, int64_t first, int64_t last) {
+    for (int64_t r = row; r < end; r++) {
         float *out = a->out + r * a->outputs;
         for (int64_t o = first; o < last; o += LANES) {
             int64_t count = last - o;
@@ -41,15 +40,14 @@ INLINE void finish_as(const int activation, const linear *a, int64_t first, int6
     }
 }
 
-/* Bias, activation and residual, for some outputs of all rows while they are in the cache. */
-static void finish(const linear *a, int64_t first, int64_t last) {
+void finish(const linear *a, int64_t row, int64_t end, int64_t first, int64_t last) {
     switch (a->activation) {
-    case RELU: finish_as(RELU, a, first, last); break;
-    case GELU: finish_as(GELU, a, first, last); break;
-    case GELU_NEW: finish_as(GELU_NEW, a, first, last); break;
-    case SILU: finish_as(SILU, a, first, last); break;
+    case RELU: finish_as(RELU, a, row, end, first, last); break;
+    case GELU: finish_as(GELU, a, row, end, first, last); break;
+    case GELU_NEW: finish_as(GELU_NEW, a, row, end, first, last); break;
+    case SILU: finish_as(SILU, a, row, end, first, last); break;
     default:
-        if (a->bias || a->residual) finish_as(NO_ACTIVATION, a, first, last);
+        if (a->bias || a->residual) finish_as(NO_ACTIVATION, a, row, end, first, last);
     }
 }
 
@@ -66,7 +64,7 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
     const linear *a = arguments;
     char *scratch = a->scratch + worker * linear_scratch();
     const bool integers = a->format >= INT8;
-    int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4, size = integers ? INTEGER_OUTPUTS : FLOAT_OUTPUTS;
+    int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4, size = FLOAT_OUTPUTS;
     share_of((a->outputs + unit - 1) / unit, share, shares, &first, &last);
     for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += size) {
         int64_t until = smaller(o + size, end);
@@ -75,7 +73,6 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
         } else {
             floats_many(a, o, until, scratch);
         }
-        finish(a, o, until);
     }
 }
 
@@ -88,6 +85,6 @@ void linear_few(const void *arguments, int64_t share, int64_t shares, int64_t wo
     for (int64_t o = 4 * first, end = smaller(4 * last, a->outputs); o < end; o += FINISHED) {
         int64_t until = smaller(o + FINISHED, end);
         floats_few(a, o, until);
-        finish(a, o, until);
+        finish(a, 0, a->rows, o, until);
     }
 }

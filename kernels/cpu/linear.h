@@ -12,8 +12,9 @@
 enum {
     DEPTH = 768,                            /* inputs of a block; divides into groups and vectors */
     AHEAD = 16384,                          /* bytes of W that `linear_few` fetches early */
-    FLOAT_OUTPUTS = LANES == 16 ? 192 : 96, /* outputs that `floats_many` multiplies together: W in the L2 cache ... */
-    INTEGER_OUTPUTS = 2 * LANES             /* ... and `integers_any` */
+    FLOAT_OUTPUTS = LANES == 16 ? 192 : 96, /* outputs that `floats_many` multiplies together: W in the L2 cache */
+    INTEGER_OUTPUTS = 2 * LANES             /* outputs of a register tile of `integers_any`, which FLOAT_OUTPUTS is a
+                                               multiple of */
 };
 
 typedef struct {
@@ -35,7 +36,11 @@ typedef struct {
     int64_t wide;           /* whether the integers are int16: for int8, wide_rows() rows or more */
 } linear;
 
-/* out = x @ W.T, for all rows and the outputs first to last. `scratch` is memory of the worker's own. */
+/* Bias, activation and residual for some rows and outputs while they are in the cache. */
+void finish(const linear *a, int64_t row, int64_t end, int64_t first, int64_t last);
+
+/* out = x @ W.T, for all rows and the outputs first to last; all but the first finish them. `scratch` is memory of the
+ * worker's own. */
 void floats_few(const linear *a, int64_t first, int64_t last);
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch);
 void integers_any(const linear *a, int64_t first, int64_t last, char *scratch);

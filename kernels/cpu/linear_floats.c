@@ -21,7 +21,8 @@ enum {
     ACROSS = LANES == 8,                   /* whether many rows are multiplied with the lanes along the outputs, ... */
     ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
     PANEL = 2 * LANES,                     /* ... and so many outputs, ... */
-    PANEL_DEPTH = 256                      /* ... of so many inputs at a time: then W's are in the L1 cache */
+    PANEL_DEPTH = 256,                     /* ... of so many inputs at a time: then W's are in the L1 cache */
+    FETCHED = 16                           /* bytes of W that are fetched while an input is multiplied */
 };
 
 INLINE int64_t bytes_of(int64_t format) {
@@ -227,26 +228,45 @@ INLINE void transpose_panel(const int format, const linear *a, int64_t o, int64_
         }
 }
 
+/* Some rows of x and the panel that they meet, of `depth` inputs. */
+typedef struct {
+    const float *x, *panel;
+    int64_t x_stride, depth;
+    const char *next; /* rows of W to fetch early, or NULL, ... */
+    int64_t next_stride, next_bytes; /* ... from row to row, and of each; a power of 2 */
+} panel_operands;
+
+/* total[r] += x[r] * the panel's outputs, for one input. */
+INLINE void multiply_input(const int R, const panel_operands *m, const float *other, int64_t k, floats total[][2]) {
+    floats low = load(m->panel + k * LANES), high = load(other + k * LANES);
+    keep(&low);
+    keep(&high);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+        float number; /* at any address */
+        memcpy(&number, m->x + r * m->x_stride + k, sizeof number);
+        total[r][0] = multiply_add(splat(number), low, total[r][0]);
+        total[r][1] = multiply_add(splat(number), high, total[r][1]);
+    }
+}
+
 /* out[r, o] = x[r] @ panel[:, o], or += that, for R rows and the first `count` of PANEL outputs. */
-INLINE void multiply_panel(const int R, const float *x, int64_t x_stride, const float *panel, int64_t depth,
-                           int64_t count, bool add, float *out, int64_t out_stride) {
-    const float *next = panel + (depth + 7) / 8 * 8 * LANES;
+INLINE void multiply_panel(const int R, const panel_operands *m, int64_t count, bool add, float *out,
+                           int64_t out_stride) {
+    const float *other = m->panel + (m->depth + 7) / 8 * 8 * LANES;
     floats total[ACROSS_ROWS][2];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) total[r][0] = total[r][1] = (floats){0};
-#pragma GCC unroll 2
-    for (int64_t k = 0; k < depth; k++) {
-        floats low = load(panel + k * LANES), high = load(next + k * LANES);
-        keep(&low);
-        keep(&high);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            float number; /* at any address */
-            memcpy(&number, x + r * x_stride + k, sizeof number);
-            total[r][0] = multiply_add(splat(number), low, total[r][0]);
-            total[r][1] = multiply_add(splat(number), high, total[r][1]);
+    int64_t k = 0;
+    for (; k + 16 <= m->depth; k += 16) {
+        if (m->next) {
+            int64_t at = k * FETCHED;
+            fetch_lines(m->next + at / m->next_bytes * m->next_stride + at % m->next_bytes, 16 * FETCHED);
         }
+#pragma GCC unroll 4
+        for (int i = 0; i < 16; i++) multiply_input(R, m, other, k + i, total);
     }
+    for (; k < m->depth; k++) multiply_input(R, m, other, k, total);
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
@@ -259,12 +279,11 @@ INLINE void multiply_panel(const int R, const float *x, int64_t x_stride, const 
         }
 }
 
-typedef void panel_tile(const float *x, int64_t x_stride, const float *panel, int64_t depth, int64_t count, bool add,
-                        float *out, int64_t out_stride);
+typedef void panel_tile(const panel_operands *m, int64_t count, bool add, float *out, int64_t out_stride);
+
 #define PANEL_TILE(R) \
-    SEPARATE void of_panel_##R(const float *x, int64_t x_stride, const float *panel, int64_t depth, int64_t count, \
-                               bool add, float *out, int64_t out_stride) { \
-        if (ACROSS) multiply_panel(R, x, x_stride, panel, depth, count, add, out, out_stride); \
+    SEPARATE void of_panel_##R(const panel_operands *m, int64_t count, bool add, float *out, int64_t out_stride) { \
+        if (ACROSS) multiply_panel(R, m, count, add, out, out_stride); \
     }
 PANEL_TILE(1)
 PANEL_TILE(2)
@@ -274,11 +293,16 @@ PANEL_TILE(5)
 PANEL_TILE(6)
 static panel_tile *const of_panel[] = {NULL, of_panel_1, of_panel_2, of_panel_3, of_panel_4, of_panel_5, of_panel_6};
 
-/* The panels of all outputs are in the L2 cache, and meet a tile's rows, which are in the L1 cache. */
+/* The panels of all outputs are in the L2 cache, and meet a tile's rows, which are in the L1 cache. Meanwhile W's next
+ * numbers are fetched, by the last tiles, so that they are still in the cache when they are transposed. */
 static void floats_across(const linear *a, int64_t first, int64_t last, float *panels) {
     const int64_t tiles = (a->rows + ACROSS_ROWS - 1) / ACROSS_ROWS;
+    const int64_t each = bytes_of(a->format), stride = a->inputs * each, fetching = PANEL * each / FETCHED;
     for (int64_t k = 0; k < larger(a->inputs, 1); k += PANEL_DEPTH) {
         int64_t depth = smaller(PANEL_DEPTH, a->inputs - k);
+        const bool ends = k + PANEL_DEPTH >= a->inputs;
+        const char *next = (const char *)a->weight + first * stride + (k + PANEL_DEPTH) * each;
+        if (ends) next = (const char *)a->weight + (first + FLOAT_OUTPUTS) * stride;
         for (int64_t o = first; o < last; o += PANEL) {
             float *panel = panels + (o - first) * PANEL_DEPTH;
             switch (a->format) {
@@ -289,10 +313,15 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
         }
         for (int64_t i = 0; i < tiles; i++) {
             int64_t row = a->rows * i / tiles, rows = a->rows * (i + 1) / tiles - row;
-            const float *x = a->x + row * a->inputs + k;
-            for (int64_t o = first; o < last; o += PANEL)
-                of_panel[rows](x, a->inputs, panels + (o - first) * PANEL_DEPTH, depth, smaller(PANEL, last - o), k > 0,
-                               a->out + row * a->outputs + o, a->outputs);
+            int64_t part = i - larger(tiles - fetching, 0);
+            panel_operands m = {.x = a->x + row * a->inputs + k, .x_stride = a->inputs, .depth = depth,
+                                .next_stride = stride, .next_bytes = PANEL_DEPTH * each};
+            for (int64_t o = first; o < last; o += PANEL) {
+                m.panel = panels + (o - first) * PANEL_DEPTH;
+                if (part >= 0) m.next = next + (o - first + part * PANEL / fetching) * stride;
+                of_panel[rows](&m, smaller(PANEL, last - o), k > 0, a->out + row * a->outputs + o, a->outputs);
+            }
+            if (ends) finish(a, row, row + rows, first, last);
         }
     }
 }
@@ -313,4 +342,5 @@ void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
         multiply_block(unfetched_float32, a, m, first, last, k > 0);
         k += DEPTH;
     } while (k < a->inputs);
+    finish(a, 0, a->rows, first, last);
 }

@@ -27,7 +27,10 @@ enum {
     PANELS = INTEGER_OUTPUTS / LANES,           /* vectors of outputs of a tile with the lanes along the outputs ... */
     INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
-    SCALE_ROWS = DEPTH / GROUP                  /* groups of a panel */
+    SCALE_ROWS = DEPTH / GROUP,                 /* groups of a panel */
+    SETS = LANES == 8 ? 6 : 1,                  /* of INTEGER_OUTPUTS packed outputs at a time (with vectors of 16 not
+                                                   measured), with ... */
+    SET_ROWS = 65                               /* ... so many rows or more; a set less fetches the next one early */
 };
 
 INLINE ints load_ints(const void *p) {
@@ -109,9 +112,9 @@ INLINE int64_t group_bytes(int64_t format) {
     return format == INT8 ? GROUP : GROUP / 2;
 }
 
-/* Bytes of a group of a panel: LANES outputs by 32 inputs. */
-INLINE int64_t panel_group(int64_t format) {
-    return GROUP * LANES * (format == INT8 && STEP8 == 2 ? 2 : 1);
+/* Bytes of a group of INTEGER_OUTPUTS packed outputs. */
+INLINE int64_t packed_group(int64_t format) {
+    return GROUP * INTEGER_OUTPUTS * (format == INT8 && STEP8 == 2 ? 2 : 1);
 }
 
 /* What is multiplied after INTEGER_OUTPUTS outputs from `first` on, in the order in which it lies: as much of it as
@@ -122,15 +125,15 @@ INLINE const char *next_outputs(const linear *a, int64_t first, int64_t g) {
     return (const char *)a->weight + ((first + INTEGER_OUTPUTS) * groups_of(a) + g * LANES) * each;
 }
 
-/* Packs LANES outputs from `first` on, `count` groups from g on. In place of outputs that do not exist the last one is
- * repeated. */
+/* Packs LANES outputs from `first` on, `count` groups from g on: one vector of every PANELS. In place of outputs that do
+ * not exist the last one is repeated. */
 INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
     const int64_t each = group_bytes(format);
     const char *rows[LANES];
     for (int o = 0; o < LANES; o++)
         rows[o] = (const char *)a->weight + (smaller(first + o, a->outputs - 1) * groups_of(a) + g) * each;
     const char *next = next_outputs(a, first, g);
-    for (int64_t at = 0; at < count * each; at += each, panel += panel_group(format)) {
+    for (int64_t at = 0; at < count * each; at += each, panel += packed_group(format)) {
         fetch_lines(next + at * LANES, each * LANES);
         ints numbers[8];
         if (format == INT4) {
@@ -146,12 +149,15 @@ INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int6
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) numbers[j] ^= EXCESS8 ? (int32_t)0x80808080 : 0; /* + 128 in each byte */
         }
+        const int64_t next_vector = PANELS * sizeof(ints);
         if (format == INT8 && STEP8 == 2) {
             ints pairs[16];
             split_bytes(numbers, pairs);
-            memcpy(panel, pairs, sizeof pairs);
+#pragma GCC unroll 16
+            for (int j = 0; j < 16; j++) memcpy(panel + j * next_vector, &pairs[j], sizeof(ints));
         } else {
-            memcpy(panel, numbers, sizeof numbers);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) memcpy(panel + j * next_vector, &numbers[j], sizeof(ints));
         }
     }
 }
@@ -317,13 +323,14 @@ static void integers_few(const linear *a, int64_t first, int64_t last, char *scr
             start = end;
         } while (start < groups);
     }
+    finish(a, 0, a->rows, first, last);
 }
 
 /* --- many rows: lanes along the outputs --------------------------------------------------------------------------- */
 
 /* Outputs first to last of PANELS panels, with `count` groups from g on. */
 typedef struct {
-    const char *panels;
+    const char *numbers; /* [count, 8 or 16, PANELS, LANES] lanes */
     const float *scales, *lows; /* [PANELS, SCALE_ROWS, LANES], of 2^shift groups each */
     int64_t g, count, shift, first, last;
 } packed;
@@ -338,7 +345,7 @@ INLINE ints splat_4_bytes(const void *p) {
 INLINE void multiply_panels(const int format, const bool offsets, const int R, const linear *a, const packed *m,
                             int64_t row) {
     const bool two_bytes = format == INT8 && STEP8 == 2;
-    const int64_t size = panel_group(format), x_group = two_bytes ? 2 * GROUP : GROUP;
+    const int64_t size = packed_group(format), x_group = two_bytes ? 2 * GROUP : GROUP;
     const int64_t groups = groups_of(a), stride = scale_stride(groups);
     const bool excess = format == INT4 ? !offsets : EXCESS8 > 0, at_once = excess && !(format == INT4 && SHORT4);
     const char *x = (const char *)a->integers + (row * groups + m->g) * x_group;
@@ -361,14 +368,14 @@ INLINE void multiply_panels(const int format, const bool offsets, const int R, c
 #pragma GCC unroll 2
             for (int p = 0; p < PANELS; p++)
                 dots[r][p] = at_once ? splat_4_bytes(x_sums + r * stride + g) : (ints){0};
-        const char *w = m->panels + g * size, *numbers = x + g * x_group;
+        const char *w = m->numbers + g * size, *numbers = x + g * x_group;
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) __builtin_prefetch(numbers + (r + R) * groups * x_group); /* of the next tile */
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int j = 0; j < x_group / 4; j++) {
             ints weights[PANELS];
 #pragma GCC unroll 2
-            for (int p = 0; p < PANELS; p++) weights[p] = load_ints(w + p * m->count * size + j * (4 * LANES));
+            for (int p = 0; p < PANELS; p++) weights[p] = load_ints(w + (j * PANELS + p) * sizeof(ints));
 #pragma GCC unroll 6
             for (int r = 0; r < R; r++) {
                 ints same = splat_4_bytes(numbers + r * groups * x_group + j * 4);
@@ -418,30 +425,44 @@ MANY_TILES(many_int8, INT8, false)
 MANY_TILES(many_int4, INT4, false)
 MANY_TILES(many_int4_offsets, INT4, true)
 
-int64_t integers_scratch(void) {
-    return PANELS * ((DEPTH / GROUP) * panel_group(INT8) + 2 * (int64_t)sizeof(float) * SCALE_ROWS * LANES);
+/* Bytes of INTEGER_OUTPUTS packed outputs, with their scales and offsets. */
+static int64_t packed_bytes(void) {
+    return SCALE_ROWS * packed_group(INT8) + 2 * (int64_t)sizeof(float) * SCALE_ROWS * INTEGER_OUTPUTS;
 }
 
+int64_t integers_scratch(void) {
+    return SETS * packed_bytes();
+}
+
+/* SETS * INTEGER_OUTPUTS outputs at most. A single set stays in the L1 cache and meets all rows; several stay in the L2
+ * cache, and a tile's rows, which meet one after the other, in the L1 cache. */
 static void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     many_tile *const *tiles = a->format == INT8 ? many_int8 : a->offsets ? many_int4_offsets : many_int4;
     void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *) = a->format == INT8 ? pack_int8 : pack_int4;
-    const int64_t groups = groups_of(a), size = panel_group(a->format);
+    const int64_t groups = groups_of(a), size = packed_group(a->format);
     const int64_t most = a->format == INT8 ? INT8_ROWS : INT4_ROWS, shift = a->group == 64;
-    float *scales = (float *)(scratch + PANELS * (DEPTH / GROUP) * size), *lows = scales + PANELS * SCALE_ROWS * LANES;
+    const int64_t count = (a->rows + most - 1) / most;
     int64_t g = 0;
     do {
-        int64_t depth = smaller(DEPTH / GROUP, groups - g), count = (a->rows + most - 1) / most;
-        for (int p = 0; p < PANELS; p++) {
-            pack(a, first + p * LANES, g, depth, scratch + p * depth * size);
-            pack_scales(a, first + p * LANES, g >> shift, depth >> shift, scales + p * SCALE_ROWS * LANES,
-                        lows + p * SCALE_ROWS * LANES);
+        int64_t depth = smaller(SCALE_ROWS, groups - g), sets = 0;
+        packed m[SETS];
+        for (int64_t o = first; o < last; o += INTEGER_OUTPUTS, sets++) {
+            char *numbers = scratch + sets * packed_bytes();
+            float *scales = (float *)(numbers + SCALE_ROWS * size), *lows = scales + SCALE_ROWS * INTEGER_OUTPUTS;
+            m[sets] = (packed){numbers, scales, lows, g, depth, shift, o, smaller(o + INTEGER_OUTPUTS, last)};
+            for (int p = 0; p < PANELS; p++) {
+                pack(a, o + p * LANES, g, depth, numbers + p * sizeof(ints));
+                pack_scales(a, o + p * LANES, g >> shift, depth >> shift, scales + p * SCALE_ROWS * LANES,
+                            lows + p * SCALE_ROWS * LANES);
+            }
         }
-        packed m = {scratch, scales, lows, g, depth, shift, first, last};
         for (int64_t i = 0; i < count; i++) {
             int64_t row = a->rows * i / count;
-            tiles[a->rows * (i + 1) / count - row](a, &m, row);
+            many_tile *tile = tiles[a->rows * (i + 1) / count - row];
+            for (int64_t set = 0; set < sets; set++) tile(a, &m[set], row);
+            if (g + SCALE_ROWS >= groups) finish(a, row, a->rows * (i + 1) / count, first, last);
         }
-        g += DEPTH / GROUP;
+        g += SCALE_ROWS;
     } while (g < groups);
 }
 
@@ -450,8 +471,9 @@ int64_t wide_rows(void) {
     return STEP8 == 2 ? PACKED_ROWS : 0;
 }
 
-/* INTEGER_OUTPUTS outputs at most. */
 void integers_any(const linear *a, int64_t first, int64_t last, char *scratch) {
     const bool packed = a->format == INT8 && STEP8 == 2 ? a->wide : a->rows >= PACKED_ROWS;
-    (packed ? integers_many : integers_few)(a, first, last, scratch);
+    const int64_t size = INTEGER_OUTPUTS * (a->rows < SET_ROWS ? 1 : SETS);
+    if (!packed) return integers_few(a, first, last, scratch);
+    for (int64_t o = first; o < last; o += size) integers_many(a, o, smaller(o + size, last), scratch);
 }
