@@ -58,7 +58,7 @@ from .memory import FEW_ROWS, PIECE, CpuMemory
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "silu": 4}
 """Codes of `kernels/cpu/activation.h`"""
-_CODES = {"float32": 0, "float16": 1, "uint16": 2, "int8": 3, "uint8": 4}
+_CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float16, np.uint16, np.int8, np.uint8))}
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
 
 
@@ -124,15 +124,15 @@ class CpuBackend(Backend):
         (values, scales, offsets), group = _matrix(matrix)
         arguments = filled(
             Linear, weight=values, scales=scales, offsets=offsets, x=_contiguous(x), out=out, rows=T, inputs=inputs,
-            outputs=outputs, format=_CODES[values.dtype.name], group=group, zeros=_are_zeros(offsets), **fields,
+            outputs=outputs, format=_CODES[values.dtype], group=group, zeros=_are_zeros(offsets), **fields,
         )  # fmt: skip
         if scales is not None:
             groups = scales.shape[1] * group // 32
             arguments.wide = values.dtype == np.int8 and 0 < kernels().wide_rows() <= rows
+            stride = -(-groups // 16) * 16
             arguments.integers = address(scratch.take("integers", 2 * T * groups * 32 + 64, np.int8))
-            arguments.x_scales, arguments.x_sums = (
-                address(scratch.take(name, T * (-(-groups // 16) * 16))) for name in ("x scales", "x sums")
-            )
+            arguments.x_scales = address(scratch.take("x scales", T * stride))
+            arguments.x_sums = address(scratch.take("x sums", T * stride))
             launch("round_rows", arguments, shares_of(T))
         if rows > FEW_ROWS or scales is not None:
             arguments.scratch = address(scratch.take("panels", num_threads() * kernels().linear_scratch(), np.uint8))
@@ -472,7 +472,7 @@ def _table(data: Any) -> Any:
         return Table()
     (values, scales, offsets), group = _matrix(data)
     return filled(
-        Table, values=values, scales=scales, offsets=offsets, format=_CODES[values.dtype.name], group=group,
+        Table, values=values, scales=scales, offsets=offsets, format=_CODES[values.dtype], group=group,
         zeros=_are_zeros(offsets),
     )  # fmt: skip
 
@@ -485,6 +485,6 @@ def _cached(keys: Any, values: Any) -> dict[str, Any]:
         "values": stored[1].data,
         "key_scales": stored[0].scales,
         "value_scales": stored[1].scales,
-        "format": _CODES[stored[0].data.dtype.name],
+        "format": _CODES[stored[0].data.dtype],
         "P": keys.shape[2],
     }

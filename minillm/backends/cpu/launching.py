@@ -96,6 +96,7 @@ def kernels() -> Any:
         getattr(library, name).restype = ctypes.c_int64
     for name in of_one_size:
         getattr(library, name).argtypes = [ctypes.c_int64]
+    library.run_program.argtypes = [ctypes.c_void_p, *3 * [ctypes.c_int64]]
     return library
 
 
@@ -120,6 +121,46 @@ def num_threads() -> int:
 def shares_of(pieces: int) -> int:
     """The number of shares for work of so many pieces: some for each worker."""
     return max(1, min(pieces, _SHARES_A_WORKER * num_threads()))
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def address(array: NDArray[Any]) -> int:
+    """The address of an array's first element."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # a third of the time
+    except (TypeError, ValueError):  # empty, read-only, or not contiguous
+        found: int = array.__array_interface__["data"][0]
+        return found
+
+
+def filled(structure: Any, **values: Any) -> Any:
+    """A structure with these fields; arrays, also of inner ones, give addresses and are kept; None is NULL."""
+    kept = []
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            kept.append(value)
+            values[name] = address(value)
+        elif isinstance(value, ctypes.Structure):
+            kept += getattr(value, "kept", ())
+    arguments = structure(**values)
+    arguments.kept = kept
+    return arguments
+
+
+def _aligned(count: int) -> NDArray[Any]:
+    """Zeroed launches that begin at a cache line."""
+    memory = aligned(count * _LAUNCH.itemsize)
+    memory[...] = 0
+    return memory.view(_LAUNCH)
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Uninitialised bytes that begin at a cache line, 64 bytes."""
+    memory = np.empty(size + 64, np.uint8)
+    first = -address(memory) % 64
+    return memory[first : first + size]
 
 
 # --- launches ---------------------------------------------------------------------------------------------------------
@@ -179,10 +220,19 @@ class Program:
         return self._array["ended"].copy()
 
 
-class _Open(threading.local):
-    """The program that this Python thread is recording."""
+class _Launch(ctypes.Structure):
+    """The fields of a launch that Python sets."""
 
-    program: Program | None = None
+    _fields_ = [("run", ctypes.c_void_p), ("arguments", ctypes.c_void_p), ("shares", ctypes.c_int64)]
+
+
+class _Open(threading.local):
+    """A launch of this Python thread's own, and the program that the thread is recording."""
+
+    def __init__(self) -> None:
+        self.program: Program | None = None
+        self.one = _Launch.from_buffer(aligned(_LAUNCH.itemsize))  # type: ignore[arg-type]
+        self.where = ctypes.addressof(self.one)
 
 
 _open = _Open()
@@ -217,11 +267,11 @@ def launch(kernel: str, arguments: Any, shares: int = 1) -> None:
         arguments: its structure, made by `filled`
         shares: number of shares; a single one runs on the calling thread
     """
-    one = _aligned(1)
-    one[0] = (_address_of(kernel), ctypes.addressof(arguments), shares, 0)
-    if _open.program is not None:
-        _open.program.add(_address_of(kernel), arguments, shares)
-    _run(one, num_threads() if shares > 1 else 1, watched=False)
+    mine, run = _open, _address_of(kernel)
+    if mine.program is not None:
+        mine.program.add(run, arguments, shares)
+    mine.one.run, mine.one.arguments, mine.one.shares = run, ctypes.addressof(arguments), shares
+    _run_at(mine.where, 1, num_threads() if shares > 1 else 1, watched=False)
 
 
 def call(function: Callable[[], object]) -> None:
@@ -235,33 +285,8 @@ def call(function: Callable[[], object]) -> None:
     function()
 
 
-def filled(structure: Any, **values: Any) -> Any:
-    """A structure with these fields; arrays, also of inner ones, give addresses and are kept; None is NULL."""
-    kept = [value for value in values.values() if isinstance(value, np.ndarray)]
-    for value in values.values():
-        kept += getattr(value, "kept", [])
-    arguments = structure(**{name: address(v) if isinstance(v, np.ndarray) else v for name, v in values.items()})
-    arguments.kept = kept
-    return arguments
-
-
-def address(array: NDArray[Any]) -> int:
-    """The address of an array's first element."""
-    found: int = array.__array_interface__["data"][0]
-    return found
-
-
-def _run(launches: NDArray[Any], threads: int, *, watched: bool) -> None:
-    _run_at(address(launches), len(launches), threads, watched=watched)
-
-
 def _run_at(where: int, length: int, threads: int, *, watched: bool) -> None:
-    kernels().run_program(
-        ctypes.c_void_p(where),
-        ctypes.c_int64(length),
-        ctypes.c_int64(threads),
-        ctypes.c_int64(watched),
-    )
+    kernels().run_program(where, length, threads, watched)
 
 
 _addresses: dict[str, int] = {}
@@ -271,20 +296,6 @@ def _address_of(kernel: str) -> int:
     if kernel not in _addresses:
         _addresses[kernel] = ctypes.cast(getattr(kernels(), kernel), ctypes.c_void_p).value or 0
     return _addresses[kernel]
-
-
-def _aligned(count: int) -> NDArray[Any]:
-    """Zeroed launches that begin at a cache line."""
-    memory = aligned(count * _LAUNCH.itemsize)
-    memory[...] = 0
-    return memory.view(_LAUNCH)
-
-
-def aligned(size: int) -> NDArray[np.uint8]:
-    """Uninitialised bytes that begin at a cache line, 64 bytes."""
-    memory = np.empty(size + 64, np.uint8)
-    first = -address(memory) % 64
-    return memory[first : first + size]
 
 
 class Scratch:
