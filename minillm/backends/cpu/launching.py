@@ -267,11 +267,16 @@ def launch(kernel: str, arguments: Any, shares: int = 1) -> None:
         arguments: its structure, made by `filled`
         shares: number of shares; a single one runs on the calling thread
     """
-    mine, run = _open, _address_of(kernel)
-    if mine.program is not None:
-        mine.program.add(run, arguments, shares)
-    mine.one.run, mine.one.arguments, mine.one.shares = run, ctypes.addressof(arguments), shares
-    _run_at(mine.where, 1, num_threads() if shares > 1 else 1, watched=False)
+    if _open.program is not None:
+        _open.program.add(_address_of(kernel), arguments, shares)
+    launch_on(num_threads() if shares > 1 else 1, kernel, arguments, shares)
+
+
+def launch_on(workers: int, kernel: str, arguments: Any, shares: int) -> None:
+    """Run a kernel with at most so many threads, the calling one included."""
+    mine = _open
+    mine.one.run, mine.one.arguments, mine.one.shares = _address_of(kernel), ctypes.addressof(arguments), shares
+    _run_at(mine.where, 1, workers, watched=False)
 
 
 def call(function: Callable[[], object]) -> None:

@@ -51,6 +51,4 @@ def run(name: str, arguments: Any, shares: int = 1, workers: int = 1) -> None:
     if TARGET:
         emulator(TARGET).run(name, arguments, shares, workers)
         return
-    one = launching._aligned(1)
-    one[0] = (launching._address_of(name), ctypes.addressof(arguments), shares, 0)
-    launching._run(one, workers, watched=False)
+    launching.launch_on(workers, name, arguments, shares)
