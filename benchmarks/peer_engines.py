@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from harness import BenchmarkError
 from numpy.typing import NDArray
 
 
@@ -55,10 +56,10 @@ class Minillm:
         self._engine_of(1 if backend == "numpy" else 8)
 
     def _engine_of(self, size: int) -> Any:
-        """The engine. On NumPy it is recreated for another batch size, which decides the layout of weights."""
+        """The engine, recreated for a larger batch; on NumPy for any other, which decides the layout of weights."""
         from minillm import Engine
 
-        if size != self._size and (self._settings["backend"] == "numpy" or not self._size):
+        if size > self._size or (size < self._size and self._settings["backend"] == "numpy"):
             self._engine = None  # frees its memory before the next one is loaded
             settings: dict[str, Any] = {"max_batch_size": size, "prefix_cache": False, **self._settings}
             self._engine, self._size = Engine(self._folder, **settings), size
@@ -66,11 +67,17 @@ class Minillm:
 
     def decode(self, prompts: list[list[int]], new_tokens: int, limit: float) -> Decoded:
         engine = self._engine_of(len(prompts))
-        requests = [engine.add(prompt, max_new_tokens=new_tokens, eos_token_id=()) for prompt in prompts]
+        most = new_tokens + len(prompts)  # the first ones decode already while the last prompts are read
+        requests = [engine.add(prompt, max_new_tokens=most, eos_token_id=()) for prompt in prompts]
         waiting = set(requests)
-        while waiting:  # a long prompt takes several steps
+        while waiting:
             waiting -= {event.request_id for event in engine.step() if event.token_ids}
-        result = timed(engine.step, len(prompts), new_tokens, limit)
+
+        def step() -> None:
+            if (count := sum(len(event.token_ids) for event in engine.step())) != len(prompts):
+                raise BenchmarkError(f"a step of {len(prompts)} sequences brought {count} tokens")
+
+        result = timed(step, len(prompts), new_tokens, limit)
         for request in requests:
             engine.abort(request)
         engine.step()
