@@ -368,36 +368,37 @@ INLINE void split_bytes(const ints *bytes, ints *to) {
     }
 }
 
-/* [LANES, 8] -> [8, LANES]; rows of `from` are `stride` apart. */
-INLINE void transpose(const int32_t *from, int64_t stride, int32_t *to) {
+/* Eight numbers of each of LANES rows, those `at` bytes after its beginning: [LANES, 8] -> [8, LANES] */
+INLINE void transpose(const char *const *rows, int64_t at, int32_t *to) {
 #if HAS_AVX512 || HAS_AVX2
-    for (int o = 0; o < LANES; o += 8, from += 8 * stride) {
-        __m256i row[8], pair[8], four[8];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) row[i] = _mm256_loadu_si256((const void *)(from + i * stride));
-#pragma GCC unroll 4
-        for (int i = 0; i < 8; i += 2) {
-            pair[i] = _mm256_unpacklo_epi32(row[i], row[i + 1]);
-            pair[i + 1] = _mm256_unpackhi_epi32(row[i], row[i + 1]);
-        }
+    for (int o = 0; o < LANES; o += 8, rows += 8)
 #pragma GCC unroll 2
-        for (int i = 0; i < 8; i += 4) {
-            four[i] = _mm256_unpacklo_epi64(pair[i], pair[i + 2]);
-            four[i + 1] = _mm256_unpackhi_epi64(pair[i], pair[i + 2]);
-            four[i + 2] = _mm256_unpacklo_epi64(pair[i + 1], pair[i + 3]);
-            four[i + 3] = _mm256_unpackhi_epi64(pair[i + 1], pair[i + 3]);
-        }
+        for (int half = 0; half < 2; half++) { /* four numbers of rows i and i + 4 in a vector */
+            __m256i two[4], pair[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            __m256i first = _mm256_permute2x128_si256(four[i], four[i + 4], 0x20);
-            __m256i second = _mm256_permute2x128_si256(four[i], four[i + 4], 0x31);
-            _mm256_storeu_si256((void *)(to + i * LANES + o), first);
-            _mm256_storeu_si256((void *)(to + (i + 4) * LANES + o), second);
+            for (int i = 0; i < 4; i++) {
+                __m128i first = _mm_loadu_si128((const void *)(rows[i] + at + 16 * half));
+                __m128i second = _mm_loadu_si128((const void *)(rows[i + 4] + at + 16 * half));
+                two[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
+            }
+#pragma GCC unroll 2
+            for (int i = 0; i < 4; i += 2) {
+                pair[i] = _mm256_unpacklo_epi32(two[i], two[i + 1]);
+                pair[i + 1] = _mm256_unpackhi_epi32(two[i], two[i + 1]);
+            }
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; i++) {
+                int32_t *p = to + (4 * half + 2 * i) * LANES + o;
+                _mm256_storeu_si256((void *)p, _mm256_unpacklo_epi64(pair[i], pair[i + 2]));
+                _mm256_storeu_si256((void *)(p + LANES), _mm256_unpackhi_epi64(pair[i], pair[i + 2]));
+            }
         }
-    }
 #else
-    for (int i = 0; i < 8; i++)
-        for (int o = 0; o < LANES; o++) to[i * LANES + o] = from[o * stride + i];
+    for (int o = 0; o < LANES; o++) {
+        int32_t eight[8];
+        memcpy(eight, rows[o] + at, sizeof eight);
+        for (int i = 0; i < 8; i++) to[i * LANES + o] = eight[i];
+    }
 #endif
 }
 #endif

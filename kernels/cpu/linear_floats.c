@@ -22,6 +22,7 @@ enum {
     ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
     PANEL = 2 * LANES,                     /* ... and so many outputs, ... */
     PANEL_DEPTH = 256,                     /* ... of so many inputs at a time: then W's are in the L1 cache */
+    SET_ROWS = 65,                         /* from so many rows on FLOAT_OUTPUTS are transposed together, not PANEL */
     FETCHED = 16                           /* bytes of W that are fetched while an input is multiplied */
 };
 
@@ -209,23 +210,51 @@ INLINE void expand(const int format, const linear *a, int64_t first, int64_t las
 
 /* --- many rows, lanes along the outputs --------------------------------------------------------------------------- */
 
+/* From half to half of a panel. */
+INLINE int64_t panel_half(int64_t depth) {
+    return (depth + 15) / 16 * 16 * LANES;
+}
+
 /* Inputs k to k + depth, 1 to PANEL_DEPTH, of PANEL outputs of W from o on; in place of outputs from `last` on the one
- * before it is repeated. -> [PANEL / LANES, depth in whole eights, LANES] */
+ * before it is repeated. 32 bytes of each row at a time; of 16 bits, two inputs are moved as one number, then split.
+ * -> [PANEL / LANES, depth in whole sixteens, LANES] */
 INLINE void transpose_panel(const int format, const linear *a, int64_t o, int64_t last, int64_t k, int64_t depth,
                             float *panel) {
-    const char *rows[PANEL];
+    const int64_t each = bytes_of(format), bytes = depth * each;
+    const char *rows[PANEL], *parts[LANES];
+    char part[LANES][32];
+    int32_t pairs[8 * LANES];
     for (int i = 0; i < PANEL; i++)
-        rows[i] = (const char *)a->weight + (smaller(o + i, last - 1) * a->inputs + k) * bytes_of(format);
-    for (int half = 0; half < PANEL; half += LANES)
-        for (int64_t i = 0; i < depth; i += 8, panel += 8 * LANES) {
-            float square[LANES * LANES]; /* LANES are 8 */
-            for (int r = 0; r < LANES; r++) {
-                const char *row = rows[half + r];
-                store(square + r * LANES, i + LANES <= depth ? load_weights(format, row, i)
-                                                             : load_last_weights(format, row, i, depth - i));
+        rows[i] = (const char *)a->weight + (smaller(o + i, last - 1) * a->inputs + k) * each;
+    for (int half = 0; half < 2; half++) {
+        float *to = panel + half * panel_half(depth);
+        for (int64_t at = 0; at < bytes; at += 32, to += 32 / each * LANES) {
+            const char *const *from = rows + half * LANES;
+            int64_t place = at;
+            if (at + 32 > bytes) { /* the last ones, then zeros */
+                for (int r = 0; r < LANES; r++) parts[r] = memcpy(memset(part[r], 0, 32), from[r] + at, bytes - at);
+                from = parts, place = 0;
             }
-            transpose((const int32_t *)square, LANES, (int32_t *)panel);
+            if (format == FLOAT32) {
+                transpose(from, place, (int32_t *)to);
+                continue;
+            }
+            transpose(from, place, pairs);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                ints pair;
+                floats even, odd;
+                memcpy(&pair, pairs + i * LANES, sizeof pair);
+                if (format == FLOAT16) {
+                    split_float16(pair, &even, &odd);
+                } else {
+                    even = (floats)(pair << 16), odd = (floats)(pair & (int32_t)0xFFFF0000);
+                }
+                store(to + 2 * i * LANES, even);
+                store(to + (2 * i + 1) * LANES, odd);
+            }
         }
+    }
 }
 
 /* Some rows of x and the panel that they meet, of `depth` inputs. */
@@ -253,7 +282,7 @@ INLINE void multiply_input(const int R, const panel_operands *m, const float *ot
 /* out[r, o] = x[r] @ panel[:, o], or += that, for R rows and the first `count` of PANEL outputs. */
 INLINE void multiply_panel(const int R, const panel_operands *m, int64_t count, bool add, float *out,
                            int64_t out_stride) {
-    const float *other = m->panel + (m->depth + 7) / 8 * 8 * LANES;
+    const float *other = m->panel + panel_half(m->depth);
     floats total[ACROSS_ROWS][2];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) total[r][0] = total[r][1] = (floats){0};
@@ -293,8 +322,9 @@ PANEL_TILE(5)
 PANEL_TILE(6)
 static panel_tile *const of_panel[] = {NULL, of_panel_1, of_panel_2, of_panel_3, of_panel_4, of_panel_5, of_panel_6};
 
-/* The panels of all outputs are in the L2 cache, and meet a tile's rows, which are in the L1 cache. Meanwhile W's next
- * numbers are fetched, by the last tiles, so that they are still in the cache when they are transposed. */
+/* A single panel stays in the L1 cache and meets all rows; several stay in the L2 cache, and a tile's rows, which meet
+ * one after the other, in the L1 cache. Meanwhile W's next numbers are fetched: by the last tiles, so that they are
+ * still in the cache when they are transposed. */
 static void floats_across(const linear *a, int64_t first, int64_t last, float *panels) {
     const int64_t tiles = (a->rows + ACROSS_ROWS - 1) / ACROSS_ROWS;
     const int64_t each = bytes_of(a->format), stride = a->inputs * each, fetching = PANEL * each / FETCHED;
@@ -302,7 +332,7 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
         int64_t depth = smaller(PANEL_DEPTH, a->inputs - k);
         const bool ends = k + PANEL_DEPTH >= a->inputs;
         const char *next = (const char *)a->weight + first * stride + (k + PANEL_DEPTH) * each;
-        if (ends) next = (const char *)a->weight + (first + FLOAT_OUTPUTS) * stride;
+        if (ends) next = (const char *)a->weight + last * stride;
         for (int64_t o = first; o < last; o += PANEL) {
             float *panel = panels + (o - first) * PANEL_DEPTH;
             switch (a->format) {
@@ -330,7 +360,11 @@ static void floats_across(const linear *a, int64_t first, int64_t last, float *p
 void floats_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     float *block = (float *)scratch;
     int64_t k = 0;
-    if (ACROSS) return floats_across(a, first, last, block);
+    if (ACROSS) {
+        const int64_t size = a->rows < SET_ROWS ? PANEL : FLOAT_OUTPUTS;
+        for (int64_t o = first; o < last; o += size) floats_across(a, o, smaller(o + size, last), block);
+        return;
+    }
     do {
         int64_t depth = smaller(DEPTH, a->inputs - k);
         switch (a->format) {

@@ -125,8 +125,8 @@ INLINE const char *next_outputs(const linear *a, int64_t first, int64_t g) {
     return (const char *)a->weight + ((first + INTEGER_OUTPUTS) * groups_of(a) + g * LANES) * each;
 }
 
-/* Packs LANES outputs from `first` on, `count` groups from g on: one vector of every PANELS. In place of outputs that do
- * not exist the last one is repeated. */
+/* Packs LANES outputs from `first` on, `count` groups from g on: one vector of every PANELS. In place of outputs that
+ * do not exist the last one is repeated. */
 INLINE void pack_panel_as(const int format, const linear *a, int64_t first, int64_t g, int64_t count, char *panel) {
     const int64_t each = group_bytes(format);
     const char *rows[LANES];
@@ -173,10 +173,13 @@ SEPARATE void pack_int4(const linear *a, int64_t first, int64_t g, int64_t count
 /* Eight numbers of float16, or of bytes, from number i of each of LANES rows on. -> [8, LANES] */
 INLINE void load_eight(const bool bytes, const char *const *rows, int64_t i, floats *found) {
     if (bytes) {
-        int32_t numbers[LANES * 8], across[8 * LANES];
-        for (int o = 0; o < LANES; o++)
-            for (int j = 0; j < 8; j++) numbers[o * 8 + j] = (uint8_t)rows[o][i + j];
-        transpose(numbers, 8, across);
+        int32_t numbers[LANES][8], across[8 * LANES];
+        const char *eight[LANES];
+        for (int o = 0; o < LANES; o++) {
+            for (int j = 0; j < 8; j++) numbers[o][j] = (uint8_t)rows[o][i + j];
+            eight[o] = (const char *)numbers[o];
+        }
+        transpose(eight, 0, across);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) found[j] = __builtin_convertvector(load_ints(across + j * LANES), floats);
     } else {
