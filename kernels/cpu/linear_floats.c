@@ -22,7 +22,6 @@ enum {
     ACROSS_ROWS = 6,                       /* ... by a tile of so many rows ... */
     PANEL = 2 * LANES,                     /* ... and so many outputs, ... */
     PANEL_DEPTH = 256,                     /* ... of so many inputs at a time: then W's are in the L1 cache */
-    SET_ROWS = 65,                         /* from so many rows on FLOAT_OUTPUTS are transposed together, not PANEL */
     FETCHED = 16                           /* bytes of W that are fetched while an input is multiplied */
 };
 
@@ -262,7 +261,7 @@ typedef struct {
     const float *x, *panel;
     int64_t x_stride, depth;
     const char *next; /* rows of W to fetch early, or NULL, ... */
-    int64_t next_stride, next_bytes; /* ... from row to row, and of each; a power of 2 */
+    int64_t next_stride, next_bytes; /* ... from row to row, and of each */
 } panel_operands;
 
 /* total[r] += x[r] * the panel's outputs, for one input. */
@@ -322,9 +321,8 @@ PANEL_TILE(5)
 PANEL_TILE(6)
 static panel_tile *const of_panel[] = {NULL, of_panel_1, of_panel_2, of_panel_3, of_panel_4, of_panel_5, of_panel_6};
 
-/* A single panel stays in the L1 cache and meets all rows; several stay in the L2 cache, and a tile's rows, which meet
- * one after the other, in the L1 cache. Meanwhile W's next numbers are fetched: by the last tiles, so that they are
- * still in the cache when they are transposed. */
+/* Panels of all outputs meet a tile's rows, one after the other. Meanwhile W's next numbers are fetched: by the last
+ * tiles, so that they are still in the cache when they are transposed. */
 static void floats_across(const linear *a, int64_t first, int64_t last, float *panels) {
     const int64_t tiles = (a->rows + ACROSS_ROWS - 1) / ACROSS_ROWS;
     const int64_t each = bytes_of(a->format), stride = a->inputs * each, fetching = PANEL * each / FETCHED;

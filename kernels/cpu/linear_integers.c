@@ -28,9 +28,8 @@ enum {
     INT8_ROWS = VECTOR_REGISTERS == 32 ? 6 : 4, /* ... and its rows: of int4 fewer, since they are bound by what ... */
     INT4_ROWS = VECTOR_REGISTERS == 32 ? 6 : 3, /* ... follows a group, for which sums must then fit in registers */
     SCALE_ROWS = DEPTH / GROUP,                 /* groups of a panel */
-    SETS = LANES == 8 ? 6 : 1,                  /* of INTEGER_OUTPUTS packed outputs at a time (with vectors of 16 not
-                                                   measured), with ... */
-    SET_ROWS = 65                               /* ... so many rows or more; a set less fetches the next one early */
+    SETS = LANES == 8 ? 6 : 1                   /* of INTEGER_OUTPUTS packed outputs at a time, with SET_ROWS rows or
+                                                   more (with vectors of 16 not measured) */
 };
 
 INLINE ints load_ints(const void *p) {
@@ -437,8 +436,7 @@ int64_t integers_scratch(void) {
     return SETS * packed_bytes();
 }
 
-/* SETS * INTEGER_OUTPUTS outputs at most. A single set stays in the L1 cache and meets all rows; several stay in the L2
- * cache, and a tile's rows, which meet one after the other, in the L1 cache. */
+/* SETS * INTEGER_OUTPUTS outputs at most: sets of them meet a tile's rows, one after the other. */
 static void integers_many(const linear *a, int64_t first, int64_t last, char *scratch) {
     many_tile *const *tiles = a->format == INT8 ? many_int8 : a->offsets ? many_int4_offsets : many_int4;
     void (*const pack)(const linear *, int64_t, int64_t, int64_t, char *) = a->format == INT8 ? pack_int8 : pack_int4;

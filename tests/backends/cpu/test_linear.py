@@ -151,7 +151,8 @@ def case(form: str, rows: int, inputs: int, outputs: int, seed: int = 0) -> tupl
 
 SIZES = [(1, 4, 3), (2, 20, 7), (3, 100, 33), (5, 1000, 33), (4, 7, 1), (16, 96, 50), (1, 3, 64), (7, 768, 5),
          (6, 1601, 17), (8, 160, 16), (0, 20, 7)]  # fmt: skip
-MORE_SIZES = [(17, 4, 3), (40, 20, 7), (18, 100, 33), (33, 1000, 33), (64, 96, 100), (23, 1700, 18)]
+MORE_SIZES = [(17, 4, 3), (40, 20, 7), (18, 100, 33), (33, 1000, 33), (64, 96, 100), (23, 1700, 18), (65, 20, 7),
+              (70, 1000, 210)]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -191,20 +192,19 @@ def test_bias_activation_and_residual(kernel: str, activation: str | None) -> No
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_bits_for_any_number_of_rows_shares_and_threads(form: str) -> None:
-    for inputs, outputs in ((20, 7), (96, 50), (1000, 64), (1601, 33)):
-        rng = RNG(3)
-        x, weight = case(form, 40, inputs, outputs, 3)
+    for inputs, outputs in ((20, 7), (96, 50), (1000, 64), (1601, 33), (800, 210)):
+        rng, most = RNG(3), 70 if outputs > 100 else 40
+        x, weight = case(form, most, inputs, outputs, 3)
         bias = rng.standard_normal(outputs).astype(np.float32)
-        residual = rng.standard_normal((40, outputs)).astype(np.float32)
+        residual = rng.standard_normal((most, outputs)).astype(np.float32)
         results = {}
         for kernel in (FEW, MANY):
             together = results[kernel] = linear(kernel, x, weight, bias, "gelu", residual)
             for shares, workers in ((2, 1), (7, 2), (64, 3)):
                 again = linear(kernel, x, weight, bias, "gelu", residual, shares=shares, workers=workers)
                 np.testing.assert_array_equal(again, together)
-            for rows in (*range(1, 17), 17, 23):
-                first = 3 if rows < 30 else 0
-                part = slice(first, first + rows)
+            for rows in (*range(1, 17), 17, 23, most - 6):
+                part = slice(3, 3 + rows)
                 some = linear(kernel, x[part], weight, bias, "gelu", residual[part], shares=3)
                 np.testing.assert_array_equal(some, together[part], err_msg=f"{kernel}, {rows} rows")
         if form in FLOATS:

@@ -2,6 +2,8 @@
 and a device on the first of them, for whole models.
 """
 
+from pathlib import Path
+
 import pytest
 
 from minillm.backends.cuda import linear
@@ -11,6 +13,15 @@ from tests.cuda_emulator import SCHEDULES, Emulator
 
 from .launchers import ON_GPU, launcher, missing
 from .recording import Recorder, RecordingDevice
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Emulated kernels with bfloat16 are slow tests: each is one more build of what float16 tests already."""
+    for item in items:
+        mine = item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function)
+        if mine and not ON_GPU and "bfloat16" in getattr(getattr(item, "callspec", None), "id", ""):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
