@@ -85,6 +85,7 @@ def test_labels_can_be_read(inches: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("inches", "batch", "hardware"), [(NARROW, 1, "l4"), (WIDE, 8, "h100")])
 def test_labels_of_every_family_can_be_read(inches: float, batch: int, hardware: str) -> None:
+    """Every other family in a picture of each width."""
     families = {name.split("-")[0]: name for name in published()}
-    for name in families.values():
+    for name in list(families.values())[inches == WIDE :: 2]:
         check([name, "--batch", str(batch), "--hardware", hardware], inches)
