@@ -23,7 +23,9 @@ enum {
     PATIENCE = 2000,      /* polls before a worker that waits for others begins to sleep: 30 to 100 us */
     IDLE = 10 * PATIENCE, /* polls of a helper for the next program before it sleeps */
     NAP = 20000,          /* ns of a short sleep; the system adds about 50 us */
-    LATE = 10             /* short sleeps of the caller in one program that show a worker without a core */
+    NAP_TAKES = 70000,    /* ns */
+    LATE = 10,            /* short sleeps of the caller in one program that show a worker without a core, ... */
+    LATE_SHARE = 8        /* ... if they take so large a part of its time, 1/8: shares are never equally long */
 };
 static const int64_t SHORTEST = 20000000, LONGEST = 640000000; /* ns for which programs then run alone */
 
@@ -145,6 +147,7 @@ void run_program(launch *program, int64_t length, int64_t workers, int64_t timed
     }
     start_helpers(workers - 1);
     open_program = program, open_length = length, open_workers = workers;
+    int64_t began = now();
     atomic_fetch_add(&turn, 1);
     if (atomic_load(&sleeping)) {
         pthread_mutex_lock(&guard);
@@ -154,7 +157,7 @@ void run_program(launch *program, int64_t length, int64_t workers, int64_t timed
     int64_t naps = work(program, length, 0, timed);
     atomic_fetch_add(&turn, 1); /* closes the program to further helpers */
     naps += wait_for(&inside, 0);
-    if (naps >= LATE) {
+    if (naps >= LATE && naps * NAP_TAKES > (now() - began) / LATE_SHARE) {
         alone_until = now() + alone_for;
         alone_for = 2 * alone_for < LONGEST ? 2 * alone_for : LONGEST;
     } else if (alone_for > SHORTEST) {
