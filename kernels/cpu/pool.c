@@ -25,7 +25,7 @@ enum {
     NAP = 20000,          /* ns of a short sleep; the system adds about 50 us */
     NAP_TAKES = 70000,    /* ns */
     LATE = 10,            /* short sleeps of the caller in one program that show a worker without a core, ... */
-    LATE_SHARE = 8        /* ... if they take so large a part of its time, 1/8: shares are never equally long */
+    LATE_SHARE = 16       /* ... if they take so large a part of its time, 1/16: shares are never equally long */
 };
 static const int64_t SHORTEST = 20000000, LONGEST = 640000000; /* ns for which programs then run alone */
 
