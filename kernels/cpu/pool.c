@@ -5,8 +5,8 @@
  *
  * A helper spins for about the time between two decode steps, then sleeps on a condition variable. Within a program
  * workers wait for each other by spinning and then by short sleeps, which leave the core to other processes. If the
- * caller slept often, other processes hold the cores: programs then run on its thread alone for a while, since every
- * launch would wait for a worker that is not scheduled.
+ * caller slept for a good part of one, other processes hold the cores: programs then run on its thread alone for a
+ * while, since every launch would wait for a worker that is not scheduled.
  *
  * A forked child has none of its parent's threads and begins without helpers. While one thread's program uses the
  * helpers, programs of other threads run alone.
