@@ -64,10 +64,10 @@ void linear_many(const void *arguments, int64_t share, int64_t shares, int64_t w
     const linear *a = arguments;
     char *scratch = a->scratch + worker * linear_scratch();
     const bool integers = a->format >= INT8;
-    int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4, size = FLOAT_OUTPUTS;
+    int64_t first, last, unit = integers ? INTEGER_OUTPUTS : 4;
     share_of((a->outputs + unit - 1) / unit, share, shares, &first, &last);
-    for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += size) {
-        int64_t until = smaller(o + size, end);
+    for (int64_t o = unit * first, end = smaller(unit * last, a->outputs); o < end; o += FLOAT_OUTPUTS) {
+        int64_t until = smaller(o + FLOAT_OUTPUTS, end);
         if (integers) {
             integers_any(a, o, until, scratch);
         } else {
