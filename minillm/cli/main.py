@@ -68,8 +68,19 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print a message, which may quote any argument, and then the usage, and exit."""
-        self.exit(2, f"{self.prog}: {printable(message)}\n{self.format_usage()}")
+        """Print a message, which may quote any argument, and then a line of usage, and exit."""
+        self.exit(2, f"{self.prog}: {printable(message)}\nusage: {self._brief_usage()}\n")
+
+    def _brief_usage(self) -> str:
+        """The usage in a line: the options that are required, and the places."""
+        words = [self.prog, "[options]"]
+        for action in self._actions:
+            name = str(action.metavar or action.dest.upper())
+            if action.option_strings:
+                words += [action.option_strings[0], name] if action.required else []
+            else:
+                words.append(f"[{name}]" if action.nargs in ("?", "*", argparse.REMAINDER) else name)
+        return " ".join(words)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; what this parser does not know is an error of its own, which suggests an option."""
@@ -114,8 +125,7 @@ class _Parser(argparse.ArgumentParser):
     def shorten(self, common: frozenset[str]) -> None:
         """Make --help show only these options, by `dest`, and add --help-all."""
         self._common = common
-        places = [f"[{action.metavar}]" for action in self._get_positional_actions()]
-        self.usage = " ".join((self.prog, "[options]", *places))
+        self.usage = self._brief_usage()
         self.add_argument("--help-all", action=_HelpAll, help="show every option and exit")
 
     def format_help(self) -> str:

@@ -128,6 +128,23 @@ def test_what_is_wrong_is_one_line_and_then_the_usage(words, expected, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("nothing", "minillm [options] COMMAND"),
+        ("embed", "minillm embed [options] [TEXT] -m MODEL"),
+        ("serve --port x", "minillm serve [options]"),
+        ("batch", "minillm batch [options] IN.jsonl OUT.jsonl"),
+        ("quantize", "minillm quantize [options] SRC DST --dtype DTYPE"),
+        ("bench --zzz", "minillm bench [options] [NAME] [OPTIONS]"),
+    ],
+)
+def test_the_usage_is_a_line_that_says_what_is_required(words, usage, capsys):
+    with pytest.raises(SystemExit):
+        run(words.split())
+    assert capsys.readouterr().err.splitlines()[1:] == [f"usage: {usage}"]
+
+
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("run model", "minillm: 'run': did you mean chat?"),
