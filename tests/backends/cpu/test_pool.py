@@ -85,6 +85,58 @@ def test_idle_helpers_take_no_time_of_the_processor() -> None:
     program.run()  # and are woken
 
 
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+class Sleepers:
+    """A program of two workers that sleep, the helper longer by `late` seconds; and who took part in the last run."""
+
+    def __init__(self, seconds: float, late: float) -> None:
+        self.workers: set[int] = set()
+
+        def sleep(arguments: int, share: int, shares: int, worker: int) -> None:
+            self.workers.add(worker)
+            time.sleep(seconds + late * (worker > 0))
+
+        self.kernel = _KERNEL(sleep)
+        self.program = Program()
+        self.program.threads = 2
+        address = ctypes.cast(self.kernel, ctypes.c_void_p).value or 0
+        self.program.add(address, filled(TakeRows), 2)
+
+    def run(self) -> set[int]:
+        self.workers.clear()
+        self.program.run()
+        return set(self.workers)
+
+    def becomes(self, workers: set[int]) -> bool:
+        """Whether these run it within two seconds."""
+        end = time.monotonic() + 2
+        while self.run() != workers and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.workers == workers
+
+
+@two
+def test_programs_run_alone_after_waiting_for_a_large_part_of_one() -> None:
+    late, even = Sleepers(0.005, 0.02), Sleepers(0.005, 0.0)
+    for _ in range(20):  # each time they run alone for longer, at first for 20 ms
+        late.run()
+        if even.run() == {0}:
+            break
+    else:
+        pytest.fail("helpers took part in all programs")
+    assert even.becomes({0, 1})  # when that time is over
+
+
+@two
+def test_waiting_for_a_small_part_of_a_long_program_leaves_its_threads() -> None:
+    """Shares are never equally long: here the caller waits for 10 ms in 410."""
+    late, even = Sleepers(0.4, 0.01), Sleepers(0.005, 0.0)
+    assert even.becomes({0, 1})
+    assert any(late.run() == even.run() == {0, 1} for _ in range(3))
+
+
 def test_programs_of_several_threads_run_at_the_same_time() -> None:
     failures: list[BaseException] = []
 
