@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("input", type=Path, metavar="IN.jsonl", help="requests, one a line")
     parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="results, one a line")
-    add_model_options(parser, parallel=True)
+    add_model_options(parser, parallel=True, chosen="a request's model")
     parser.add_argument(
         "--max-batch-size", type=int, default=MAX_BATCH_SIZE, metavar="N", help="texts that run at once (default: 16)"
     )

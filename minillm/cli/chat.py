@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         metavar="JSON",
         help="""more variables for the chat template, such as '{"enable_thinking": false}'""",
     )
-    add_model_options(parser, parallel=True)
+    add_model_options(parser, parallel=True, chosen="--lora")
     add_generation_options(parser)
     parser.add_argument("--stats", action="store_true", help="after each turn: tokens computed and found in the cache")
     parser.shorten(COMMON)

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("classify", help="label texts", description=DESCRIPTION, epilog=EPILOG)
     texts = add_text_options(parser)
     texts.add_argument("--pairs", action="store_true", help="a line is two texts with a tab between, as rerankers take")
-    add_model_options(parser, needed="a model for sequence classification", parallel=True)
+    add_model_options(parser, needed="a model for sequence classification", parallel=True, chosen="--lora")
     group = parser.add_argument_group("labels")
     group.add_argument("-k", "--top-k", type=int, metavar="N", help="show the best N labels (default: 1)")
     group.add_argument("--all", action="store_true", help="show all labels")

@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compare", help="one prompt under every decoding strategy", description=DESCRIPTION, epilog=EPILOG
     )
-    add_prompt_options(parser)
+    add_prompt_options(parser, several="")
     add_model_options(parser, parallel=True)
     parser.add_argument("--max-new-tokens", type=int, default=20, metavar="N", help="tokens to generate (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling strategies (default: 0)")

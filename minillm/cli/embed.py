@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("embed", help="texts as vectors", description=DESCRIPTION, epilog=EPILOG)
     add_text_options(parser)
-    add_model_options(parser, needed="an encoder, or a decoder made for embeddings", parallel=True)
+    add_model_options(parser, needed="an encoder, or a decoder made for embeddings", parallel=True, chosen="--lora")
     group = parser.add_argument_group("vectors", "Left out, the checkpoint's folder decides each of these.")
     group.add_argument("--dimensions", type=int, metavar="N", help="only the first N numbers (Matryoshka)")
     group.add_argument("--pooling", choices=("mean", "cls", "last"), help="of tokens' states; cls is the first's")

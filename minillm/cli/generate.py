@@ -53,8 +53,8 @@ def add_parser(commands: Any) -> None:
         description="Continue a prompt, and print the text as it is generated.",
         epilog=EPILOG,
     )
-    add_prompt_options(parser)
-    add_model_options(parser, parallel=True)
+    add_prompt_options(parser, several="; may be repeated: prompts run as one batch")
+    add_model_options(parser, parallel=True, chosen="--lora")
     output = add_generation_options(parser, output=True)
     output.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
     output.add_argument(

@@ -46,6 +46,7 @@ def add_model_options(
     several: bool = False,
     parallel: bool = False,
     needed: str | None = None,
+    chosen: str | None = None,
 ) -> None:
     """Add options for the model and its execution.
 
@@ -55,6 +56,7 @@ def add_model_options(
         several: whether the command takes several models
         parallel: whether several processes may share a model
         needed: the kind of model that must be named, since the one in the package is of another
+        chosen: what chooses among several LoRA adapters, in a command that has a choice
     """
     group = parser.add_argument_group("model")
     words = "checkpoint folder, GGUF file or hub id (default: the model in the package)"
@@ -66,9 +68,10 @@ def add_model_options(
         group.add_argument("-m", "--model", metavar="MODEL", help=words, required=needed is not None)
     group.add_argument("--revision", help="branch, tag or commit on the hub")
     group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")
-    group.add_argument(
-        "--adapters", nargs="+", metavar="NAME=PATH", help="LoRA adapters for --lora to choose from; not merged"
-    )
+    if chosen is not None:
+        group.add_argument(
+            "--adapters", nargs="+", metavar="NAME=PATH", help=f"LoRA adapters, chosen by {chosen}; not merged"
+        )
     group.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
     )
@@ -80,7 +83,9 @@ def add_model_options(
     )
     group.add_argument("--device", default="cpu", help="cpu (default), or cuda: an NVIDIA GPU")
     group.add_argument("--backend", default="auto", help="cpu: kernels in C (default, with a C compiler); numpy")
-    group.add_argument("--cache-dtype", default="auto", help="of the KV cache: float32 (default), bfloat16, int8")
+    group.add_argument(
+        "--cache-dtype", default="auto", help="of the KV cache: float32 (default on a CPU), bfloat16, int8"
+    )
     group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads (default: one for each core)")
     if parallel:
         group.add_argument(
@@ -220,7 +225,7 @@ def make_engine(args: argparse.Namespace, *, prompts: int = 1, sequences: int = 
         amateur=getattr(args, "amateur", None),
         tokenizer=args.tokenizer,
         adapter=args.adapter,
-        adapters=_named(args.adapters or ()),
+        adapters=_named(getattr(args, "adapters", None) or ()),
         **placement_fields(args),
         **options,
     )
@@ -284,14 +289,12 @@ def next_command(model: str | Path, *, chat: bool, output: "Output" = "tokens") 
     return command if chat else f'{command} --prompt "Once upon a time"'
 
 
-def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for the prompt."""
+def add_prompt_options(parser: argparse.ArgumentParser, *, several: str = "; may be repeated") -> None:
+    """Add options for the prompt; `several` is what the help says of several."""
     group = parser.add_argument_group("prompt", "Read from standard input by default.")
     group.add_argument("text", nargs="?", metavar="PROMPT", help="the prompt, in quotes")
     source = group.add_mutually_exclusive_group()
-    source.add_argument(
-        "-p", "--prompt", action="append", metavar="TEXT", help="the prompt; may be repeated: prompts run as one batch"
-    )
+    source.add_argument("-p", "--prompt", action="append", metavar="TEXT", help=f"the prompt{several}")
     source.add_argument(
         "--prompt-file", type=Path, metavar="FILE", help="a file that is one prompt, or - for standard input"
     )

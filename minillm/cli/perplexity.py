@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     from ..loading import check_dtype
 
     if args.shape is not None:
-        names = ("model", "revision", "adapter", "adapters", "tokenizer", "text")
+        names = ("model", "revision", "adapter", "tokenizer", "text")
         given = [name for name in names if getattr(args, name) is not None]
         if given:
             raise ParameterError(f"--shape stands for random weights: leave out --{given[0]}")

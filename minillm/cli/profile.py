@@ -106,7 +106,7 @@ def _load(args: argparse.Namespace) -> "Engine":
 
     if args.shape is None:
         return load_engine(args, prompts=args.batch, prefix_cache=False)
-    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "adapters", "tokenizer")):
+    if any(getattr(args, name) is not None for name in ("model", "revision", "adapter", "tokenizer")):
         raise ParameterError(
             "--shape stands in place of a model: leave out --model and its --revision, --adapter, --tokenizer"
         )

@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> None:
         "as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a\nsecond one ends it.",
         epilog=EPILOG,
     )
-    add_model_options(parser, several=True, parallel=True)
+    add_model_options(parser, several=True, parallel=True, chosen="a request's model")
     group = parser.add_argument_group("engine")
     for name, words in MODEL_FLAGS.items():
         group.add_argument(f"--{name}", metavar="MODEL", help=words)

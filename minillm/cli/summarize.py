@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_other_options(parser: Any) -> None:
-    add_model_options(parser, needed="an encoder-decoder", parallel=True)
+    add_model_options(parser, needed="an encoder-decoder", parallel=True, chosen="--lora")
     add_generation_options(parser, words=WORDS)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each text")
     parser.shorten(SHORT)

@@ -56,7 +56,7 @@ def build_module(path: Path, options: Iterable[str], *, checks: bool) -> tuple[c
         raise BuildError(reason)
     path = path.resolve()
     runtime = build_runtime()
-    common = ("-O2", *_machine_flags(), *FLAGS, *(CHECKS if checks else ()))
+    common = ("-O1", *_machine_flags(), *FLAGS, *(CHECKS if checks else ()))
     # CuPy is given a hash of all sources; here each module is rebuilt only when a file that it includes has changed.
     defines = [option for option in options if not option.startswith(("-DMINILLM_SOURCES=", "-arch="))]
     flags = (*common, f"-ffile-prefix-map={path.parent}/=", *defines)
