@@ -246,13 +246,14 @@ def _blas() -> str:
 
 def _compiler() -> str:
     """The C compiler of the CPU kernels: the first line of its version."""
-    from minillm.backends.cpu.compiling import find_compiler
+    from minillm.backends.cpu.compiling import compilers
     from minillm.errors import DeviceError
 
     try:
-        compiler = find_compiler()
-        if compiler is None:
+        found = compilers()
+        if not found:
             return "none"
+        compiler = found[0]
         done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True)
     except (DeviceError, OSError, subprocess.CalledProcessError) as error:
         return f"unknown: {error}"

@@ -33,7 +33,8 @@ static pthread_mutex_t in_use = PTHREAD_MUTEX_INITIALIZER; /* held by the thread
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
 static int64_t helpers; /* threads started */
-static int64_t alone_for = 20000000, alone_until;
+static int64_t alone_for = 20000000;
+static atomic_int_fast64_t alone_until; /* also read by threads that have no turn */
 
 /* The program that helpers may join: its turn is odd while it is open. */
 static atomic_int_fast64_t turn, inside, sleeping;
@@ -54,10 +55,12 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* Wait until a counter has a value. Returns the number of short sleeps. */
+/* Wait until a counter has a value. Returns the number of short sleeps. What a helper does, counting itself `inside`
+ * and then reading `turn`, and what the caller does, changing `turn` and then reading `inside`, need one order for
+ * all threads: sequential consistency, not only what was written before. */
 static int64_t wait_for(atomic_int_fast64_t *counter, int64_t value) {
     int64_t naps = 0;
-    for (int64_t polls = 0; atomic_load_explicit(counter, memory_order_acquire) != value; polls++) {
+    for (int64_t polls = 0; atomic_load(counter) != value; polls++) {
         if (polls < PATIENCE) {
             pause_briefly();
         } else {
@@ -114,7 +117,8 @@ static void forget_helpers(void) {
     pthread_mutex_init(&in_use, NULL);
     pthread_mutex_init(&guard, NULL);
     pthread_cond_init(&bell, NULL);
-    helpers = 0, alone_until = 0, alone_for = SHORTEST;
+    helpers = 0, alone_for = SHORTEST;
+    atomic_store(&alone_until, 0);
     atomic_store(&turn, 0), atomic_store(&inside, 0), atomic_store(&sleeping, 0);
 }
 
@@ -141,7 +145,7 @@ void run_program(launch *program, int64_t length, int64_t workers, int64_t timed
         atomic_store_explicit(&one->taken, 0, memory_order_relaxed);
         atomic_store_explicit(&one->done, 0, memory_order_relaxed);
     }
-    if (workers <= 1 || now() < alone_until || pthread_mutex_trylock(&in_use)) {
+    if (workers <= 1 || now() < atomic_load_explicit(&alone_until, memory_order_relaxed) || pthread_mutex_trylock(&in_use)) {
         work(program, length, 0, timed);
         return;
     }
@@ -158,7 +162,7 @@ void run_program(launch *program, int64_t length, int64_t workers, int64_t timed
     atomic_fetch_add(&turn, 1); /* closes the program to further helpers */
     naps += wait_for(&inside, 0);
     if (naps >= LATE && naps * NAP_TAKES > (now() - began) / LATE_SHARE) {
-        alone_until = now() + alone_for;
+        atomic_store_explicit(&alone_until, now() + alone_for, memory_order_relaxed);
         alone_for = 2 * alone_for < LONGEST ? 2 * alone_for : LONGEST;
     } else if (alone_for > SHORTEST) {
         alone_for /= 2;

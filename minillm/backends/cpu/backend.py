@@ -51,7 +51,6 @@ from .launching import (
     kernels,
     launch,
     not_recorded,
-    num_threads,
     shares_of,
 )
 from .memory import FEW_ROWS, PIECE, CpuMemory
@@ -135,7 +134,7 @@ class CpuBackend(Backend):
             arguments.x_sums = address(scratch.take("x sums", T * stride))
             launch("round_rows", arguments, shares_of(T))
         if rows > FEW_ROWS or scales is not None:
-            arguments.scratch = address(scratch.take("panels", num_threads() * kernels().linear_scratch(), np.uint8))
+            scratch.serve(arguments, "panels", kernels().linear_scratch(), np.uint8)
         arguments.kept += scratch.buffers()
         return arguments
 
@@ -347,9 +346,9 @@ class CpuHost(Chooser):
         for name, value in {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}.items():
             draws[name] = value
         draws["uniform"] = _uniforms(keys, R)
-        scratch = self._scratch.take("sample", num_threads() * kernels().sample_scratch(V), np.float64)
         packed = draws.view(np.int64)  # an address is found faster than of structures
-        arguments = filled(Sample, logits=logits, draws=packed, tokens=tokens, scratch=scratch, R=R, V=V)
+        arguments = filled(Sample, logits=logits, draws=packed, tokens=tokens, R=R, V=V)
+        self._scratch.serve(arguments, "sample", kernels().sample_scratch(V), np.float64)
         launch("sample", arguments, shares_of(R))
         if (tokens < 0).any():
             row = int(np.argmin(tokens))
@@ -387,8 +386,8 @@ class CpuHost(Chooser):
         """The `n` most likely tokens of each row, [R, n]; fills `sums` [R] with the logarithms of the sums of exp."""
         R, V = logits.shape
         ids = np.empty((R, n), np.int64)
-        scratch = self._scratch.take("log_probs", num_threads() * kernels().log_probs_scratch(V), np.uint8)
-        arguments = filled(TokenLogProbs, logits=logits, sums=sums, ids=ids, scratch=scratch, R=R, V=V, n=n)
+        arguments = filled(TokenLogProbs, logits=logits, sums=sums, ids=ids, R=R, V=V, n=n)
+        self._scratch.serve(arguments, "log_probs", kernels().log_probs_scratch(V), np.uint8)
         launch("log_probs", arguments, shares_of(R))
         return ids
 

@@ -50,6 +50,8 @@ KEPT = 8
 RECENT = 14 * 24 * 3600.0
 
 _LOADING = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child has none of the threads that may hold it
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOADING=threading.Lock()))
 _chosen: Path | None = None
 """The file that `use` set"""
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{32}\.so")
@@ -81,7 +83,7 @@ def available() -> bool:
     try:
         if os.name != "posix" or not any(SOURCES.glob("*.c")):
             return False
-        if find_compiler() is not None:
+        if compilers():
             return True
         folder = cache_folder()
         return why_unusable(folder) is None and _stored(folder, _key()) is not None
@@ -89,11 +91,27 @@ def available() -> bool:
         return False
 
 
+class CompilerError(DeviceError):
+    """A compiler cannot be run, or refuses the sources: another one may not."""
+
+
 @cache
 def _load() -> ctypes.CDLL:
     if os.name != "posix":
         raise DeviceError(f"the C kernels need Linux or macOS: found {platform.system()}")
-    compiler, key, folder = find_compiler(), _key(), cache_folder()
+    first: CompilerError | None = None
+    candidates: list[list[str] | None] = [*compilers()]
+    for compiler in candidates or [None]:
+        try:
+            return _load_by(compiler)
+        except CompilerError as error:  # as macOS's cc without the command line tools, or a gcc before 9
+            first = first or error
+    assert first is not None
+    raise first if os.environ.get("CC") else DeviceError(f"{first}; pip install ziglang brings a compiler")
+
+
+def _load_by(compiler: list[str] | None) -> ctypes.CDLL:
+    key, folder = _key(), cache_folder()
     if compiler is not None:
         key += f"-{_identity(compiler)}"
     why = why_unusable(folder)
@@ -113,7 +131,7 @@ def _load() -> ctypes.CDLL:
         _LOGGER.warning(
             "compiling kernels, in every run, since none are kept: %s; XDG_CACHE_HOME names another folder", why
         )
-    with _private_folder() as scratch, compiling():
+    with _private_folder(folder if why is None else None) as scratch, compiling():
         began = time.perf_counter()
         with work("compiling kernels", len(list(SOURCES.glob("*.c"))) + 2, "steps") as progress:
             compiled = _compile(compiler, scratch, progress)
@@ -131,8 +149,9 @@ def _load() -> ctypes.CDLL:
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
-def find_compiler() -> list[str] | None:
-    """The command of the C compiler: CC, else one on PATH, else that of the Python package ziglang; None without one.
+def compilers() -> list[list[str]]:
+    """Commands of C compilers, the first one that works to be used: CC alone if it is set, else those on PATH and that
+    of the Python package ziglang.
 
     Raises:
         DeviceError: CC names none.
@@ -144,17 +163,20 @@ def find_compiler() -> list[str] | None:
             raise DeviceError(f"CC should be a compiler's command: found {shown(named)} ({error})") from None
         if (found := shutil.which(program)) is None:
             raise DeviceError(f"CC should be a compiler's command: there is no program {shown(program)}")
-        return [os.path.abspath(found), *arguments]  # noqa: PTH100  a link's own name may matter, as ccache's does
+        return [[os.path.abspath(found), *arguments]]  # noqa: PTH100  a link's own name may matter, as ccache's does
+    found_ones: dict[str, list[str]] = {}
     for name in COMPILERS:
         if found := shutil.which(name):
-            return [os.path.abspath(found)]  # noqa: PTH100
-    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
+            found_ones.setdefault(os.path.realpath(found), [os.path.abspath(found)])  # noqa: PTH100
+    ziglang = importlib.util.find_spec("ziglang") and not getattr(sys, "frozen", False)
+    return [*found_ones.values(), *([[sys.executable, "-m", "ziglang", "cc"]] if ziglang else [])]
 
 
 def _flags(compiler: Collection[str] = ()) -> tuple[str, ...]:
     """The flags for a compiler, with the target; zig spells x86-64-v3 with underscores."""
     if target := os.environ.get("MINILLM_MARCH"):
-        return (*FLAGS, f"-march={target.replace('-', '_') if 'ziglang' in compiler else target}")
+        zig = any("zig" in Path(word).name for word in compiler)
+        return (*FLAGS, f"-march={target.replace('-', '_') if zig else target}")
     return (*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native")
 
 
@@ -166,6 +188,8 @@ def _compile(compiler: list[str], scratch: Path, progress: Work) -> Path:
     flags = _flags(compiler)
     _run(compiler, [[*flags, "-c", name, "-o", to] for name, to in zip(names, objects, strict=True)], scratch, progress)
     _run(compiler, [[*flags, "-shared", *objects, "-o", str(library), "-lm"]], scratch, progress)
+    if not library.exists():  # where this process ignores SIGCHLD, all children seem to succeed
+        raise CompilerError(f"the C kernels do not compile by {shlex.join(compiler)}: it says nothing")
     return library
 
 
@@ -185,7 +209,7 @@ def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path, progres
     `scratch`.
 
     Raises:
-        DeviceError: a call fails; with the first line that says why.
+        CompilerError: a call fails; with the first line that says why.
     """
     folders = dict.fromkeys(("TMPDIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(scratch))
     environment = os.environ | folders | {"LC_ALL": "C"}
@@ -221,7 +245,7 @@ def _run(compiler: list[str], calls: Iterable[list[str]], scratch: Path, progres
                 running.append(ended.enter_context(process))
             return "".join(_output_of(process, compiler, tell) for process in running)
         except OSError as error:
-            raise DeviceError(f"the C compiler {shlex.join(compiler)} cannot be run: {error.strerror}") from None
+            raise CompilerError(f"the C compiler {shlex.join(compiler)} cannot be run: {error.strerror}") from None
         finally:
             kill()
 
@@ -237,7 +261,7 @@ def _output_of(process: subprocess.Popen[str], compiler: list[str], tell: Callab
     tell()
     if process.returncode:
         reason = _first_error(messages) or f"exit code {process.returncode}"
-        raise DeviceError(f"the C kernels do not compile by {shlex.join(compiler)}: {reason}")
+        raise CompilerError(f"the C kernels do not compile by {shlex.join(compiler)}: {reason}")
     return output
 
 
@@ -345,10 +369,12 @@ def _read(path: Path) -> bytes:
 
 
 @contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A new folder for this process alone, removed at the end."""
+def _private_folder(inside: Path | None = None) -> Iterator[Path]:
+    """A new folder for this process alone, removed at the end; `inside` another one, or among the temporary files, from
+    which a system may refuse to run anything.
+    """
     try:
-        scratch = Path(tempfile.mkdtemp(prefix="minillm-kernels-"))
+        scratch = Path(tempfile.mkdtemp(prefix="minillm-kernels-", dir=inside))
     except OSError as error:
         raise DeviceError(f"the C kernels need a temporary folder to be compiled in: {error}") from None
     try:

@@ -136,16 +136,20 @@ def address(array: NDArray[Any]) -> int:
 
 
 def filled(structure: Any, **values: Any) -> Any:
-    """A structure with these fields; arrays, also of inner ones, give addresses and are kept; None is NULL."""
-    kept = []
+    """A structure with these fields; arrays, also of inner ones, give addresses and are kept; None is NULL.
+
+    Its attribute `workers` is how many threads its scratch memory is for, as `Scratch.serve` sets it; None: for any.
+    """
+    kept, workers = [], None
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             kept.append(value)
             values[name] = address(value)
         elif isinstance(value, ctypes.Structure):
             kept += getattr(value, "kept", ())
+            workers = getattr(value, "workers", workers)
     arguments = structure(**values)
-    arguments.kept = kept
+    arguments.kept, arguments.workers = kept, workers
     return arguments
 
 
@@ -185,7 +189,8 @@ class Program:
         return len(self._launches)
 
     def add(self, kernel: int, arguments: Any, shares: int) -> None:
-        """Append a launch."""
+        """Append a launch. No more threads run the program than its arguments have scratch memory for."""
+        self.threads = min(self.threads, arguments.workers or self.threads)
         self._kept.append(arguments)
         self._launches.append((kernel, ctypes.addressof(arguments), shares, 0))
 
@@ -269,7 +274,7 @@ def launch(kernel: str, arguments: Any, shares: int = 1) -> None:
     """
     if _open.program is not None:
         _open.program.add(_address_of(kernel), arguments, shares)
-    launch_on(num_threads() if shares > 1 else 1, kernel, arguments, shares)
+    launch_on((arguments.workers or num_threads()) if shares > 1 else 1, kernel, arguments, shares)
 
 
 def launch_on(workers: int, kernel: str, arguments: Any, shares: int) -> None:
@@ -315,6 +320,16 @@ class Scratch:
         if name not in self._buffers or len(self._buffers[name]) < size:
             self._buffers[name] = aligned(-(-size // 64) * 64)
         return self._buffers[name][:size].view(dtype)
+
+    def serve(self, arguments: Any, name: str, each: int, dtype: Any = np.float32) -> None:
+        """Set the field `scratch` of a launch's arguments: `each` numbers for each thread that will run it.
+
+        Threads are counted once for both, since another thread may set their number meanwhile.
+        """
+        arguments.workers = num_threads()
+        memory = self.take(name, arguments.workers * each, dtype)
+        arguments.scratch = address(memory)
+        arguments.kept.append(memory)
 
     def buffers(self) -> list[NDArray[np.uint8]]:
         """All memory, for arguments that keep it alive."""

@@ -72,8 +72,7 @@ class BatchArrays:
         """Set the fields of a call's arguments that follow from the batch."""
         if batch is not self._batch:
             self.begin(batch)
-        call.scratch = address(self._scratch.take("attention", num_threads() * _attention_scratch(call.D)))
-        call.kept += self._scratch.buffers()
+        self._scratch.serve(call, "attention", _attention_scratch(call.D))
         self._calls.append(call)
         self._point([call])
 

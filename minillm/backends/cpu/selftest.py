@@ -40,6 +40,9 @@ PATIENCE = 120
 TOLERANCE = 2e-5
 """Largest difference, of the largest magnitude in a result: some roundings to float32"""
 
+PASSED = "the kernels agree with NumPy"
+"""Last line of a test that found nothing"""
+
 Case = tuple[str, Callable[[Backend], Any]]
 """A name, and what it computes on a backend."""
 
@@ -50,9 +53,10 @@ def passed(library: Path, compiler: list[str]) -> None:
     Raises:
         DeviceError: the child died, or a result differs from the reference's.
     """
-    if not sys.executable:  # Python inside of another program
+    if not sys.executable or getattr(sys, "frozen", False):  # Python inside of another program
         return
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    places = [place for place in sys.path if isinstance(place, str)]  # others mean nothing to Python
+    code = f"import sys; sys.path[:] = {places!r}; from {__name__} import main; main()"
     try:
         child = subprocess.run(
             [sys.executable, "-c", code, str(library)],
@@ -68,7 +72,7 @@ def passed(library: Path, compiler: list[str]) -> None:
     except OSError as error:
         reason = f"{sys.executable} cannot be run: {error.strerror}"
     else:
-        if child.returncode == 0:
+        if child.returncode == 0 and PASSED in child.stdout:  # 0 too where the parent ignores SIGCHLD
             return
         reason = (child.stdout.strip() or child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
         if child.returncode < 0:
@@ -93,6 +97,7 @@ def main() -> None:
         if not error < TOLERANCE:  # also if it is NaN
             print(f"{name}: error {error:.1e} relative to NumPy")
             sys.exit(1)
+    print(PASSED)
 
 
 def _cases() -> Iterator[Case]:
@@ -119,6 +124,8 @@ def _cases() -> Iterator[Case]:
     logits = 3 * rng.standard_normal((4, 5000), np.float32)
     yield "argmax", lambda on: Likeliest(logits).tokens() if on.name == "cpu" else on.chooser.argmax(logits)
     yield "scale_logits", lambda on: on.scale_logits(logits.copy(), 0.3, 2.0)
+    masks = rng.integers(0, 2**32, (2, -(-5000 // 32)), np.uint32)
+    yield "keep_allowed", partial(_keep_allowed, logits=logits, masks=masks)
     experts = Experts(tuple(rng.standard_normal((7, 100), np.float32) for _ in range(5)))
     yield "experts", partial(_experts, x=x, logits=logits[:3, :5], weight=Weight("", experts))
     keys, filters = Keys(np.arange(4, dtype=np.uint64), np.arange(4), np.arange(4)), {"top_p": 0.9, "min_p": 0.01}
@@ -143,7 +150,12 @@ def _products(rng: np.random.Generator) -> Iterator[Case]:
 
 def _attention(rng: np.random.Generator) -> Iterator[Case]:
     """Queries and keys turned, keys and values stored, attention of a prefill and a decode step over shuffled pages."""
-    H, K, D, P = 4, 2, 20, 32
+    for D in (20, 64):  # of whole vectors or not
+        yield from _attention_of(rng, D)
+
+
+def _attention_of(rng: np.random.Generator, D: int) -> Iterator[Case]:
+    H, K, P = 4, 2, 32
     prompt, line = (
         TokenSequence([0] * 70, 0, [3, 0, 9]),
         TokenSequence([0] * 300, 299, [1, 2, *range(4, 9), 10, 11, 12]),
@@ -163,7 +175,7 @@ def _attention(rng: np.random.Generator) -> Iterator[Case]:
             stored[:] = rng.standard_normal(stored.shape, np.float32)
         yield f"store_kv, {name}", partial(_store, k=k, v=v, pages=pages, batch=batch)
         for variant in variants:
-            yield f"attend, {name}, {[*variant]}", methodcaller("attend", q, pages, 0, batch, scale=0.2, **variant)
+            yield f"attend, {name}, {D}, {[*variant]}", methodcaller("attend", q, pages, 0, batch, scale=0.2, **variant)
 
 
 def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
@@ -172,6 +184,13 @@ def _store(on: Backend, k: Any, v: Any, pages: Pages, batch: Batch) -> Any:
         stored[batch.slot_pages, :, batch.slot_offsets] = np.zeros_like(k)
     on.store_kv(k, v, pages, 0, batch)
     return np.array([stored[:] for stored in pages.layer(0)])
+
+
+def _keep_allowed(on: Backend, logits: Any, masks: Any) -> Any:
+    """Logits of which two rows are masked. [R, V]"""
+    changed = logits.copy()
+    on.chooser.keep_allowed(changed, [2, 0], masks)
+    return np.maximum(changed, -1e3)  # in place of -inf
 
 
 def _experts(on: Backend, x: Any, logits: Any, weight: Weight) -> Any:

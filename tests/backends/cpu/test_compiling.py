@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from minillm.backends.cpu import compiling
 from minillm.errors import DeviceError
 
-pytestmark = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(not compiling.compilers(), reason="needs a C compiler")
 
 NUMBER = '#include "number.h"\nint number(void) { return NUMBER; }\n'
 COMPILING = "compiling kernels for this processor; this happens once and takes some seconds\n"
@@ -100,7 +102,7 @@ def test_each_target_compiler_processor_and_argument_has_a_library_of_its_own(mo
     with monkeypatch.context() as other:
         other.setattr(compiling, "_processor", lambda: "another one")
         assert load(caplog) == (7, True)
-    real = compiling.find_compiler()[0]
+    real = compiling.compilers()[0][0]
     for version in ("1", "2"):
         compiler = tmp_path / "cc"
         compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo version {version} && exit\nexec {real} "$@"\n')
@@ -151,11 +153,51 @@ def test_without_a_compiler_a_stored_library_will_do(monkeypatch, sources: Path,
     assert not compiling.available()
 
 
+def test_a_compiler_that_does_not_work_gives_way_to_the_next(tmp_path: Path, monkeypatch) -> None:
+    """As macOS's cc without its command line tools, or one that refuses the sources."""
+    good = compiling.compilers()[0][0]
+    for name, script in {"cc": "exit 1", "gcc": '[ "$1" = --version ] || exit 1', "clang": f'exec {good} "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiling._load.__wrapped__()
+    assert len(list(compiling.cache_folder().glob("*.so"))) == 1
+    (tmp_path / "clang").write_text("#!/bin/sh\nexit 2\n")
+    shutil.rmtree(tmp_path / "minillm")
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match=r"by .*/cc: exit code 1; pip install ziglang brings a compiler$"):
+        compiling._load.__wrapped__()
+
+
+def test_children_that_seem_to_succeed_are_not_believed(tmp_path: Path) -> None:
+    """Where SIGCHLD is ignored, as daemons do, every child ends with 0 for Python."""
+    compiler = tmp_path / "empty"  # makes a library without kernels
+    library = f'while [ "$1" != -o ]; do shift; done; exec {compiling.compilers()[0][0]} -shared -x c /dev/null -o "$2"'
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) {library};; esac\n')
+    compiler.chmod(0o700)
+    code = "from minillm.backends.cpu.compiling import load; load()"
+    for command, expected in (("false", "do not compile by"), (str(compiler), "fail their test: .*undefined symbol")):
+        environment = os.environ | {"CC": command, "XDG_CACHE_HOME": str(tmp_path)}
+        shell = ["sh", "-c", 'trap "" CHLD; exec "$@"', "sh", sys.executable, "-c", code]
+        done = subprocess.run(shell, env=environment, capture_output=True, text=True)
+        assert re.search(expected, done.stderr), done.stderr
+        assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_child_forked_while_a_thread_compiles_compiles_for_itself() -> None:
+    with compiling._LOADING:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if compiling._LOADING.acquire(timeout=5) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_the_package_ziglang_is_the_last_resort(monkeypatch) -> None:
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: name == "ziglang" or None)
-    assert compiling.find_compiler()[0].endswith("cc")
+    assert compiling.compilers()[0][0].endswith("cc")
     monkeypatch.setenv("PATH", "")
-    assert compiling.find_compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    assert compiling.compilers() == [[sys.executable, "-m", "ziglang", "cc"]]
     assert compiling.available()
 
 

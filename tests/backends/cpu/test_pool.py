@@ -252,6 +252,25 @@ def test_structures_are_those_of_the_sources(name: str) -> None:
     assert [(kinds[kind], field) for field, kind in STRUCTURES[name]._fields_] == fields_in_c(name)
 
 
+def test_no_more_threads_run_a_launch_than_its_scratch_memory_is_for(monkeypatch) -> None:
+    """Though another thread sets their number meanwhile."""
+    ran: list[int] = []
+    monkeypatch.setattr(launching, "_run_at", lambda where, length, threads, *, watched: ran.append(threads))
+    before, sample = num_threads(), filled(launching.Sample)
+    try:
+        set_threads(2)
+        launching.Scratch().serve(sample, "sample", 8)
+        set_threads(8)
+        program = Program()
+        assert program.threads == 8
+        with recording(program):
+            launching.launch("sample", sample, 4)
+            launching.launch("take_rows", filled(TakeRows), 4)
+    finally:
+        set_threads(before)
+    assert ran == [2, 8] and program.threads == 2
+
+
 def test_the_number_of_threads_is_that_of_the_cores_unless_set() -> None:
     before = num_threads()
     try:

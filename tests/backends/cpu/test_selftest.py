@@ -11,7 +11,7 @@ import pytest
 from minillm.backends.cpu import compiling, selftest
 from minillm.errors import DeviceError
 
-pytestmark = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(not compiling.compilers(), reason="needs a C compiler")
 
 
 def avx512() -> bool:
@@ -76,8 +76,8 @@ def test_a_compiler_that_makes_wrong_code_is_found(tmp_path: Path) -> None:
 
 TOKENS = """
 from minillm import Engine
-from minillm.backends.cpu.compiling import find_compiler
-print(find_compiler()[1:])
+from minillm.backends.cpu.compiling import compilers
+print(compilers()[0][1:])
 for backend in ("cpu", "numpy"):
     with Engine(backend=backend) as engine:
         print(engine.generate("A list of colors: red,", max_new_tokens=12).completions[0].token_ids)
