@@ -143,7 +143,9 @@ class ChatTemplate:
                 )
             if name not in self._compiled.variables:
                 known = listed(sorted(self._compiled.variables - _OWN - {"documents"})) or "none"
-                raise ParameterError(f"the chat template does not use {shown(name)}; its variables: {known}")
+                raise ParameterError(
+                    f"chat_template_kwargs: the template does not use {shown(name)}; its variables: {known}"
+                )
         try:
             return {name: plain(value) for name, value in variables.items()}
         except (TypeError, ValueError, RecursionError) as error:

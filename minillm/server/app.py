@@ -134,7 +134,7 @@ def make_app(
             CORSMiddleware,
             allow_origins=list(cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # clients in a browser send headers of their own, as OpenAI's x-stainless-lang
             expose_headers=["X-Request-Id", "Retry-After"],
         )
         middleware.insert(0, cors)
@@ -238,13 +238,15 @@ def _json(value: Any) -> Response:
 # --- errors, and what happens to every request ------------------------------------------------------------------------
 
 
-def _refusal(error: ApiError) -> Response:
+def _refusal(error: ApiError, path: str) -> Response:
+    if path.startswith("/api/"):
+        return ollama.refusal(error)
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
 async def _api_error(request: Request, error: Exception) -> Response:  # async: starlette runs others in threads
     assert isinstance(error, ApiError)
-    return _refusal(error)
+    return _refusal(error, request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -259,7 +261,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     else:
         found = ApiError(str(error.detail), status=error.status_code)
     found.headers |= dict(error.headers or {})
-    return _refusal(found)
+    return _refusal(found, request.url.path)
 
 
 class Application(Starlette):
@@ -299,13 +301,13 @@ class Front:
         except ClientDisconnect:
             status = CLIENT_LEFT
         except ApiError as error:
-            await _refusal(error)(scope, receive, sending)
+            await _refusal(error, scope["path"])(scope, receive, sending)
         except Exception as error:
             _log_failure(request_id, error)
             if not status:  # else the server closes the connection, which is all that can be said
                 message = "the server failed; its log says more, under the X-Request-Id of this response"
                 found = ApiError(message, status=500, type="server_error", code="internal_error")
-                await _refusal(found)(scope, receive, sending)
+                await _refusal(found, scope["path"])(scope, receive, sending)
         finally:
             exchange: Exchange[Any] | TextsExchange | None = scope.pop("minillm.exchange", None)
             if exchange is not None:

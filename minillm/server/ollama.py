@@ -119,7 +119,7 @@ async def show(request: Request) -> Response:
         body = await json_of(request, server)
         served = server.model(_name(server, body.get("model", body.get("name"))))
     except ApiError as error:
-        return _error(error)
+        return refusal(error)
     engine, card = served.engine, _card(served)
     template = "" if engine.chat_template is None else engine.chat_template.source
     capabilities = [name for name, path in CAPABILITIES.items() if path in served.endpoints]
@@ -169,7 +169,8 @@ def _moment(seconds: float | None = None) -> str:
     return found.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _error(error: ApiError) -> Response:
+def refusal(error: ApiError) -> Response:
+    """An error in Ollama's form."""
     return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
 
 
@@ -189,7 +190,9 @@ async def _answered(request: Request, kind: str) -> Response:
     try:
         body = await json_of(request, server)
         served = server.model(_name(server, body.get("model")))
-        if not body.get("prompt" if kind == "generate" else "messages") and not body.get("system"):
+        _check(body, kind)
+        if body.get("prompt" if kind == "generate" else "messages") in (None, "", []) and not body.get("system"):
+            _options(body.get("options"), served)
             load = {"model": served.name, "created_at": _moment(), **_said(kind, ""), "done": True}
             return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
         asked = _translated(body, kind, served)
@@ -197,27 +200,36 @@ async def _answered(request: Request, kind: str) -> Response:
         use = exchange.tool_use()
         answer = _Answer(exchange, kind, use)
         await exchange.submit(partial(_prompt, exchange, body, kind, use), 1, None)
-        if body.get("stream", True):
+        if body.get("stream") is not False:
             return StreamResponse(exchange, answer, media_type="application/x-ndjson")
         return exchange.json(await answer.whole())
     except ApiError as error:
-        return _error(error)
+        return refusal(error)
 
 
-def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Translated[ChatRequest]:
-    """A request as the chat that it stands for.
+def _check(body: Mapping[str, Any], kind: str) -> None:
+    """Refuse a body with a field that is unknown, not offered, or of the wrong type.
 
     Raises:
-        ApiError: a field or an option is unknown, not offered, or malformed.
+        ApiError: it has one.
     """
     for name, value in body.items():
         if name in REFUSED and value:
             raise ApiError(f"{name} is not offered: {REFUSED[name]}")
         if name not in COMMON | FIELDS[kind]:
             raise ApiError(f"unknown field {shown(name)}: known are {', '.join(sorted(COMMON | FIELDS[kind]))}")
-    for name in ("stream", "raw"):
-        if not isinstance(body.get(name, False), bool):
-            raise ApiError(f"{name}: expected true or false, found {shown(body[name])}")
+    for expected, kind_of, names in (("true or false", bool, ("stream", "raw")), ("text", str, ("prompt", "system"))):
+        for name in names:
+            if not isinstance(body.get(name), kind_of | None):
+                raise ApiError(f"{name}: expected {expected}, found {shown(body[name])}")
+
+
+def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Translated[ChatRequest]:
+    """A request as the chat that it stands for.
+
+    Raises:
+        ApiError: an option is unknown, not offered, or malformed.
+    """
     given: dict[str, Any] = {"messages": _messages(body, kind)}
     given |= {"tools": body.get("tools")} if kind == "chat" else {}
     given |= _thinking(body.get("think"), served)
@@ -240,7 +252,7 @@ def _options(options: Any, served: "Served") -> dict[str, Any]:
         raise ApiError(f"options: expected an object, found {shown(options)}")
     found = {name: value for name, value in (options or {}).items() if value is not None and name not in RUNNING}
     context = found.pop("num_ctx", 0)
-    if isinstance(context, bool) or not isinstance(context, int) or context > served.engine.context:
+    if isinstance(context, bool) or not isinstance(context, int) or not 0 <= context <= served.engine.context:
         raise ApiError(f"options.num_ctx={shown(context)}: the context of this model is {served.engine.context}")
     last = found.pop("repeat_last_n", -1)
     if last != -1 and found.get("repeat_penalty", 1) != 1:
@@ -271,7 +283,7 @@ def _messages(body: Mapping[str, Any], kind: str) -> Any:
     """The conversation in OpenAI's form."""
     if kind == "generate":
         system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
-        return [*system, {"role": "user", "content": body.get("prompt", "")}]
+        return [*system, {"role": "user", "content": body.get("prompt") or ""}]
     messages = body.get("messages")
     return [_message(message) for message in messages] if isinstance(messages, list) else messages
 
@@ -296,14 +308,8 @@ def _prompt(
         if body.get("system"):
             why = "raw takes the prompt as it is" if body.get("raw") else "this model has no chat template"
             raise ApiError(f"system has no effect: {why}")
-        return exchange.served.encode([_text(body.get("prompt"))])
+        return exchange.served.encode([body.get("prompt") or ""])
     return exchange.render(exchange.asked.request, None if use is None else use.offered)
-
-
-def _text(prompt: Any) -> str:
-    if not isinstance(prompt, str):
-        raise ApiError(f"prompt: expected text, found {shown(prompt)}")
-    return prompt
 
 
 # --- answering --------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ REFUSED = {
     "conversation": "nothing is stored: give the conversation as input",
     "background": "nothing is stored: keep the connection",
     "truncation": "minillm does not shorten conversations",
-    "reasoning": "give chat_template_kwargs the variable that the model's template reads",
+    "reasoning": "/v1/chat/completions takes the template's variables as chat_template_kwargs",
     "prompt": "nothing is stored: give the text as instructions or input",
     "max_tool_calls": "minillm runs no tools itself",
     "n": "there is one response: ask several times",
@@ -138,6 +138,8 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
     except ApiError as error:
         message = str(error).replace("response_format.json_schema", "text.format")
         raise ApiError(message.replace("response_format", "text.format"), param="text.format") from None
+    if names.get("guided_json") == "response_format":
+        names["guided_json"] = "text.format"
     return replace(asked, request=chat), given  # type: ignore[arg-type, return-value]
 
 
@@ -310,6 +312,8 @@ class _Shape:
 
     def __init__(self, exchange: Exchange[ChatRequest], given: ResponsesRequest, use: ToolUse | None) -> None:
         fields = exchange.asked.fields
+        own = {name: value for name, value in exchange.served.engine.generation_defaults.items() if value is not None}
+        defaults = {"temperature": 1.0, "top_p": 1.0} | own
         self._exchange = exchange
         self._sequence = 0
         self._constant = {
@@ -326,12 +330,12 @@ class _Shape:
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,
-            "temperature": fields.get("temperature", 1.0 if fields.get("do_sample", True) else 0.0),
+            "temperature": fields.get("temperature", defaults["temperature"]) if fields.get("do_sample", True) else 0.0,
             "text": given.text or {"format": {"type": "text"}},
             "tool_choice": given.tool_choice or "auto",
             "tools": given.tools or [],
             "top_logprobs": fields.get("top_logprobs", 0),
-            "top_p": fields.get("top_p", 1.0),
+            "top_p": fields.get("top_p", defaults["top_p"]),
             "truncation": "disabled",
             "user": given.user,
         }

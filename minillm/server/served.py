@@ -10,7 +10,7 @@ from .. import __version__
 from ..chat import CallFormat
 from ..decoding.settings import FIELDS, GenerationConfig
 from ..decoding.strategy import Request
-from ..errors import MinillmError, PromptError, shown
+from ..errors import MinillmError, PromptError, listed, shown
 from ..request import encode_prompt, encode_text, source_config
 from .limits import Limits
 from .logprobs import TokenTexts
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 """Generation fields that a request leaves out, where OpenAI's default differs from transformers'."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of messages; a template may have more"""
 
 _COUNTS = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_return_sequences", "stop_strings"}
 
@@ -168,7 +171,9 @@ class Served:
             room = context - longest
             fields["max_new_tokens"] = room if default is None else min(default, max(1, room))
         if request.stop_token_ids and not request.ignore_eos:
-            fields["eos_token_id"] = [*self.eos_token_ids, *request.stop_token_ids]
+            own = fields.get("eos_token_id", self.eos_token_ids)
+            fields["eos_token_id"] = [*(own if isinstance(own, list | tuple) else [own]), *request.stop_token_ids]
+            asked.names.setdefault("eos_token_id", "stop_token_ids")
         if self.lora is not None:
             fields.setdefault("lora", self.lora)
         return fields
@@ -241,14 +246,20 @@ class Served:
         The role "developer" becomes "system" if the template knows no developer, and text parts become one text,
         with line breaks between them, if it reads no parts. The result of a call gets the name of its function, which
         some templates need, from the call of the same id.
+
+        Raises:
+            PromptError: a role that neither OpenAI's API nor the template has: many templates would write any.
         """
         template = self.engine.chat_template
         names = frozenset() if template is None else template.names
         called: dict[str, str] = {}
         chat = []
-        for message in messages:
+        for i, message in enumerate(messages):
             found = self._message(message, names)
             if isinstance(found, dict):
+                role = found.get("role")
+                if isinstance(role, str) and role not in ROLES and (template is None or role not in template.source):
+                    raise PromptError(f"messages[{i}].role: expected {listed(ROLES)}, found {shown(role)}")
                 called |= _called(found)
                 call = found.get("tool_call_id")
                 if found.get("role") == "tool" and isinstance(call, str) and call in called:
@@ -260,6 +271,8 @@ class Served:
         if not isinstance(message, dict):
             return message  # refused by the template, with its place
         found = dict(message)
+        if found.get("annotations") == []:  # as OpenAI's own answers have it
+            del found["annotations"]
         if found.get("role") == "developer" and "developer" not in names:
             found["role"] = "system"
         parts = found.get("content")

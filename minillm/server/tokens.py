@@ -10,7 +10,7 @@ from ..request import encode_text, need_tokenizer
 from .exchange import json_of
 from .protocol import ApiError, DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .streaming import encode
-from .translate import convert
+from .translate import convert, refused
 
 if TYPE_CHECKING:
     from .app import Server
@@ -39,7 +39,7 @@ async def tokenize(request: Request) -> Response:
     try:
         ids = await served.aio.run(encoded)
     except MinillmError as error:
-        raise ApiError(str(error)) from None
+        raise refused(str(error), ("messages", "prompt", *_OF_A_CHAT)) from None
     texts = [served.texts.text(token) for token in ids] if asked.return_token_strs else None
     answer = TokenizeResponse(len(ids), engine.context, ids, texts)
     return Response(encode(answer), media_type="application/json")

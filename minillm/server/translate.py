@@ -8,13 +8,13 @@ A field of a body is one of four:
 - anything else, which is refused by name: `REFUSED` says why of OpenAI's and vLLM's, but for the values in `NEUTRAL`,
   which ask for what happens anyway.
 
-As in OpenAI's API, null is as good as leaving a field out, and a temperature of 0 is greedy search, whatever else
-shapes the sampling.
+As in OpenAI's API, null is as good as leaving a field out, also of one that is unknown, since clients send what later
+versions of the API have; and a temperature of 0 is greedy search, whatever else shapes the sampling.
 """
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,7 @@ import msgspec
 
 from ..decoding.resolving import NO_FILTER
 from ..decoding.settings import FIELDS
+from ..decoding.values import LARGE
 from ..errors import EngineStateError, MinillmError, QueueFullError, listed, shown
 from .protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
 
@@ -84,6 +85,7 @@ PHRASES = {
     "use /v1/completions",
     "for greedy decoding set do_sample=False and no temperature": "0 is greedy decoding",
     "set do_sample=True and leave num_beams out": "set a temperature above 0 and leave num_beams out",
+    "raise it, or set echo=True for the prompt alone": "raise it; /v1/completions with echo gives the prompt alone",
 }
 """Advice of the engine -> the same in the words of the API."""
 
@@ -145,8 +147,12 @@ class Translated(Generic[R]):
         for advice, words in PHRASES.items():
             message = message.replace(advice, words)
         message = re.sub(r"\w+", lambda word: self.names.get(word[0], word[0]), message)
-        named = (word for word in re.findall(r"\w+", message) if word in self.given)
-        return ApiError(message, param=next(named, None))
+        return refused(message, self.given)
+
+
+def refused(message: str, given: Collection[str]) -> ApiError:
+    """An error of the first field that its message names, of those that a request has."""
+    return ApiError(message, param=next((word for word in re.findall(r"\w+", message) if word in given), None))
 
 
 def translate(body: Mapping[str, Any], endpoint: Endpoint[R]) -> Translated[R]:
@@ -162,7 +168,7 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R]) -> Translated[R]:
     for name, value in body.items():
         if name in own:
             read[name] = value
-        elif value is None and (name in REFUSED or name in FIELDS or name in ALIASES):
+        elif value is None:
             continue
         elif name in ALIASES or (name in FIELDS and name not in FUNCTIONS and name not in endpoint.elsewhere):
             _set(fields, names, ALIASES.get(name, name), value, name)
@@ -175,7 +181,7 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R]) -> Translated[R]:
         _convert_completion(request, fields, names)
     elif isinstance(request, ChatRequest):
         convert_chat(request, fields, names)
-    _decide_sampling(fields)
+    _decide_sampling(fields, names)
     return Translated(request, fields, {**endpoint.names, **names}, tuple(body), n if isinstance(n, int) else 1)
 
 
@@ -213,6 +219,19 @@ def _refusal(name: str, endpoint: Endpoint[R], own: set[str]) -> ApiError:
     return ApiError(f"unknown field {shown(name)}: {hint}", param=name[:100], code="unknown_parameter")
 
 
+def _check(field: str, value: Any, name: str) -> None:
+    """Refuse a value that a generation field cannot have.
+
+    Raises:
+        ApiError: it cannot.
+    """
+    reader = FIELDS[field].read
+    try:
+        reader(value)
+    except ValueError:
+        raise ApiError(f"{name}={shown(value)}: expected {reader.expected}", param=name) from None
+
+
 def _set(fields: dict[str, Any], names: dict[str, str], field: str, value: Any, name: str) -> None:
     """Set a generation field from the request's field `name`."""
     if field in fields:
@@ -225,14 +244,17 @@ def _convert_common(request: GenerationRequest, fields: dict[str, Any], names: d
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options has no effect without stream=true: leave it out", param="stream_options")
     if request.logit_bias:
-        pairs = [[[_token(token)], bias] for token, bias in request.logit_bias.items()]
+        pairs = [[[_token(token)], _bias(token, bias)] for token, bias in request.logit_bias.items()]
         _set(fields, names, "sequence_bias", pairs, "logit_bias")
     if request.ignore_eos:
         _set(fields, names, "eos_token_id", list(request.stop_token_ids or ()), "ignore_eos")
+        if request.stop_token_ids:
+            names["eos_token_id"] = "stop_token_ids"
     if request.use_beam_search:
-        _set(fields, names, "num_beams", fields.get("num_return_sequences", 1), "use_beam_search")
+        width = getattr(request, "best_of", None) or fields.get("num_return_sequences", 1)
+        _set(fields, names, "num_beams", width, "use_beam_search")
     if request.timeout is not None and not 0 < request.timeout <= 1e9:
-        raise ApiError(f"timeout={request.timeout:g}: expected a number of seconds above 0", param="timeout")
+        raise ApiError(f"timeout={request.timeout:g}: expected seconds, above 0 and at most 1e9", param="timeout")
     if request.priority is not None and abs(request.priority) >= 2**63:
         raise ApiError(f"priority={shown(request.priority)}: expected a number within 64 bits", param="priority")
     seed = fields.get("seed")
@@ -244,6 +266,12 @@ def _token(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise ApiError(f"logit_bias: the key {shown(text)} is no token id", param="logit_bias")
     return int(text)
+
+
+def _bias(token: str, bias: float) -> float:
+    if not abs(bias) <= LARGE:
+        raise ApiError(f"logit_bias: the bias of {token} is {bias:g}, beyond {LARGE:g}", param="logit_bias")
+    return bias
 
 
 def _convert_completion(request: CompletionRequest, fields: dict[str, Any], names: dict[str, str]) -> None:
@@ -285,16 +313,17 @@ def convert_chat(request: ChatRequest, fields: dict[str, Any], names: dict[str, 
         _set(fields, names, "guided_json", form.json_schema["schema"], "response_format")
 
 
-def _decide_sampling(fields: dict[str, Any]) -> None:
+def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
     """Greedy search at temperature 0; beam search without sampling, unless the request asks for it."""
     temperature, beams = fields.get("temperature"), fields.get("num_beams")
     if isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0:
         del fields["temperature"]
-        fields.setdefault("do_sample", False)
-        for name in {*NO_FILTER, "seed"} - {
-            "typical_p"
-        }:  # the most likely token passes these filters, whatever they are
-            if name != "top_k" or not fields.get("penalty_alpha"):
-                fields.pop(name, None)
+        fields["do_sample"] = False
+        for name in (*NO_FILTER, "seed"):  # without effect on the most likely token
+            if name in fields and (name != "top_k" or not fields.get("penalty_alpha")):
+                _check(name, fields.pop(name), names.get(name, name))
+        results = fields.get("num_return_sequences", 1)
+        if isinstance(results, int) and results > 1 and not beams and not fields.get("penalty_alpha"):
+            fields |= {"do_sample": True, "top_k": 1}  # the same text several times, as in OpenAI's API
     elif isinstance(beams, int) and beams > 1 and "temperature" not in fields:
         fields.setdefault("do_sample", False)

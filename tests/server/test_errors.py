@@ -82,7 +82,13 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
     (COMPLETIONS, {"prompt": "a", "n": True}, "n"),
     (COMPLETIONS, {"prompt": "a", "n": 129}, "n"),
-    (COMPLETIONS, {"prompt": "a", "n": 2, "temperature": 0}, "n"),
+    *(
+        (COMPLETIONS, {"prompt": "a", "temperature": 0, name: value}, name)
+        for name, value in {"top_p": "x", "top_k": "many", "min_p": -5, "seed": 1.5, "typical_p": 7}.items()
+    ),
+    (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6]}, "stop_token_ids"),
+    (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6], "ignore_eos": True}, "stop_token_ids"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 1e300}}, "logit_bias"),
     (COMPLETIONS, {"prompt": "a", "best_of": 500}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "best_of": True}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "num_beams": 1000}, "num_beams"),

@@ -214,6 +214,7 @@ def test_a_temperature_of_zero_is_greedy_search() -> None:
         "top_k": 5,
     }
     assert fields_of(temperature=0, frequency_penalty=1.0) == {"do_sample": False, "frequency_penalty": 1.0}
+    assert fields_of(temperature=0, do_sample=True, typical_p=0.5) == {"do_sample": False}
     assert fields_of(temperature=False) == {"temperature": False}  # no number: refused by the engine
 
 
@@ -221,6 +222,24 @@ def test_beams_do_not_sample_unless_asked() -> None:
     assert fields_of(num_beams=3) == {"num_beams": 3, "do_sample": False}
     assert fields_of(num_beams=3, temperature=0.5) == {"num_beams": 3, "temperature": 0.5}
     assert fields_of(use_beam_search=True, n=2) == {"num_return_sequences": 2, "num_beams": 2, "do_sample": False}
+    assert fields_of(use_beam_search=True, n=2, best_of=5)["num_beams"] == 5
+
+
+def test_several_results_at_a_temperature_of_zero_are_the_same(app: Starlette) -> None:
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "top_p": 0.5, "seed": 3}
+    [one] = answer(app, "/v1/completions", body)["choices"]
+    choices = answer(app, "/v1/completions", body | {"n": 3})["choices"]
+    assert [choice["text"] for choice in choices] == 3 * [one["text"]]
+
+
+def test_tokens_that_end_are_added_to_the_request_s_own(app: Starlette, demo: Engine) -> None:
+    prompt, tokenizer = "A list of colors: red,", demo.tokenizer
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 6}
+    greedy = demo.generate(prompt, do_sample=False, max_new_tokens=6).token_ids
+    for end in ({"eos_token_id": greedy[2]}, {"eos_token_id": [greedy[2]]}, {}):
+        [choice] = answer(app, "/v1/completions", body | end | {"stop_token_ids": [greedy[4]]})["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["text"] == tokenizer.decode(greedy[: 3 if end else 5])
 
 
 def test_the_defaults_are_openai_s(app: Starlette, demo: Engine) -> None:

@@ -86,7 +86,7 @@ def test_sizes_and_counts(limited: Starlette) -> None:
 
 def test_pages_of_other_sites(limited: Starlette, app: Starlette) -> None:
     asking = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
-    asking["Access-Control-Request-Headers"] = "authorization, content-type"
+    asking["Access-Control-Request-Headers"] = "authorization, content-type, x-stainless-lang"
 
     def preflight(app: Starlette, **headers: str) -> httpx.Response:
         return talk(app, lambda client: client.options(COMPLETIONS, headers=asking | headers))

@@ -192,7 +192,12 @@ def test_options_about_running_and_neutral_ones_change_nothing(app: Starlette) -
         ({"options": {"num_predict": "x"}}, "options.num_predict"),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),
-        ({"prompt": 5}, "content should be text"),
+        ({"prompt": 5}, "prompt: expected text"),
+        ({"prompt": None, "system": 5}, "system: expected text"),
+        ({"prompt": "", "nonsense": 1}, "unknown field 'nonsense'"),
+        ({"prompt": "", "options": {"nonsense": 1}}, "options.nonsense is not offered"),
+        ({"prompt": {}}, "prompt: expected text"),
+        ({"options": {"num_ctx": -5}}, "the context of this model is 1024"),
         ({"prompt": 5, "raw": True}, "prompt: expected text"),
         ({"raw": True, "system": "x"}, "system has no effect"),
         ({"model": "nobody"}, "the model 'nobody' does not exist"),
@@ -205,6 +210,13 @@ def test_a_mistake_is_one_line_in_ollamas_form(app: Starlette, more: dict[str, A
     assert response.status_code == (404 if "exist" in words else 400)
     assert response.json().keys() == {"error"}
     assert words in response.json()["error"]
+
+
+def test_what_is_not_offered_is_said_in_ollamas_form_too(app: Starlette) -> None:
+    assert post(app, "/api/embed", {"model": "minillm"}).json() == {"error": "there is nothing at '/api/embed'"}
+    assert isinstance(get(app, "/api/generate").json()["error"], str)
+    assert post(app, "/api/chat", {"model": "minillm", "message": TALK}).status_code == 400
+    assert post(app, "/api/chat", {"model": "minillm", "messages": {}}).status_code == 400
 
 
 def test_the_models(app: Starlette) -> None:
