@@ -121,9 +121,14 @@ class EngineThread:
 
         Raises:
             EngineStateError: the thread has ended.
-            ParameterError: the name is taken or not text.
+            ParameterError: the name is taken or not text; or the queue never has so many places.
             QueueFullError: the queue is too full.
         """
+        if call.count > self._max_waiting:
+            raise ParameterError(
+                f"prompt: {call.count} of them at once, and the queue takes {self._max_waiting}: send fewer, or raise "
+                "max_waiting"
+            )
         if not isinstance(call.name, str) or not call.name:
             raise ParameterError(f"request_id should be a text, found {shown(call.name)}")
         with self._lock:

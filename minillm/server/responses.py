@@ -115,6 +115,9 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
     given = asked.request
     if given.metadata is not None and len(given.metadata) > 16:
         raise ApiError("metadata: expected at most 16 pairs", param="metadata")
+    if given.stream_options is not None and given.stream_options.include_usage is not None:
+        reason = "the event response.completed always has the usage"
+        raise ApiError(f"stream_options.include_usage is not offered: {reason}", param="stream_options")
     fields, names = asked.fields, asked.names
     if given.max_output_tokens is not None:
         fields["max_new_tokens"] = given.max_output_tokens
