@@ -156,7 +156,7 @@ async def attention(request: Request) -> Response:
         async with server.looking_inside:
             found = await until_gone(request.receive, asyncio.to_thread(answer))
     except MinillmError as error:
-        raise ApiError(str(error)) from None
+        raise ApiError(str(error), param="layer" if str(error).startswith("layer") else "token_ids") from None
     return Response(found, media_type="application/json")
 
 

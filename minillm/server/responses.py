@@ -167,8 +167,9 @@ def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        if not isinstance(call["id"], str):
-            raise ApiError(f"{where}.call_id: expected text, found {shown(call['id'])}", param="input")
+        for field, value in (("call_id", call["id"]), ("name", function["name"])):
+            if not isinstance(value, str):
+                raise ApiError(f"{where}.{field}: expected text, found {shown(value)}", param="input")
         if not chat or chat[-1]["role"] != "assistant":
             chat.append({"role": "assistant", "content": ""})
         chat[-1].setdefault("tool_calls", []).append(call)
@@ -182,6 +183,8 @@ def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
 
 def _content(where: str, content: Any) -> Any:
     """Text, or its parts in the form of a chat."""
+    if content is None:
+        raise ApiError(f"{where}: expected a text, or its parts", param="input")
     if not isinstance(content, list):
         return content
     parts = []

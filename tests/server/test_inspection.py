@@ -97,7 +97,9 @@ def test_load(app: Starlette) -> None:
     ],
 )
 def test_mistakes_are_refused_by_name(app: Starlette, path: str, body: dict, words: str) -> None:
-    assert words in error_of(post(app, path, body))["message"]
+    error = error_of(post(app, path, body))
+    assert words in error["message"]
+    assert (error["param"] or "").partition("[")[0] in (*body, "token_ids")
 
 
 def test_an_unknown_model(app: Starlette) -> None:

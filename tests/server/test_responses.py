@@ -212,6 +212,11 @@ INPUTS: dict[str, tuple[Any, str]] = {
         r"input\[0\]: expected parts .* 'input_image'",
     ),
     "no role": ([{"content": "a"}], "has no role"),
+    "a call without a name": (
+        [{"type": "function_call", "call_id": "c"}],
+        r"input\[0\].name: expected text",
+    ),
+    "no content": ([{"role": "user", "content": None}], r"input\[0\]: expected a text"),
     "a call without an id": ([{"type": "function_call", "name": "f"}], r"input\[0\].call_id: expected text"),
 }
 
