@@ -87,6 +87,9 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
         for name, value in {"top_p": "x", "top_k": "many", "min_p": -5, "seed": 1.5, "typical_p": 7}.items()
     ),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6]}, "stop_token_ids"),
+    (CHAT, {"messages": [{"role": "alien", "content": "a"}]}, "messages"),
+    (CHAT, {"messages": TALK, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+    ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages"),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6], "ignore_eos": True}, "stop_token_ids"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 1e300}}, "logit_bias"),
     (COMPLETIONS, {"prompt": "a", "best_of": 500}, "best_of"),
@@ -122,7 +125,6 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user"}]}, None),
     (CHAT, {"messages": [{"role": 5, "content": "a"}]}, None),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, None),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
     (CHAT, {"messages": [{"role": "user", "content": "a", "name": "Al"}]}, None),
     (CHAT, {"messages": TALK, "add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
     (CHAT, {"messages": TALK, "chat_template_kwargs": {"unknown": 1}}, None),

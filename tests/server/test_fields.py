@@ -225,6 +225,13 @@ def test_beams_do_not_sample_unless_asked() -> None:
     assert fields_of(use_beam_search=True, n=2, best_of=5)["num_beams"] == 5
 
 
+def test_what_clients_send_back_or_send_as_null_is_taken(app: Starlette) -> None:
+    """An answer as OpenAI's client returns it, and a field of a later version of the API."""
+    said = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None, "tool_calls": None}
+    body = {"messages": [*TALK, said, *TALK], "max_tokens": 2, "prompt_cache_retention": None}
+    assert answer(app, "/v1/chat/completions", body)["choices"]
+
+
 def test_several_results_at_a_temperature_of_zero_are_the_same(app: Starlette) -> None:
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "top_p": 0.5, "seed": 3}
     [one] = answer(app, "/v1/completions", body)["choices"]
