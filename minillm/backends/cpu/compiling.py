@@ -99,39 +99,45 @@ class CompilerError(DeviceError):
 def _load() -> ctypes.CDLL:
     if os.name != "posix":
         raise DeviceError(f"the C kernels need Linux or macOS: found {platform.system()}")
-    first: CompilerError | None = None
-    candidates: list[list[str] | None] = [*compilers()]
-    for compiler in candidates or [None]:
-        try:
-            return _load_by(compiler)
-        except CompilerError as error:  # as macOS's cc without the command line tools, or a gcc before 9
-            first = first or error
-    assert first is not None
-    raise first if os.environ.get("CC") else DeviceError(f"{first}; pip install ziglang brings a compiler")
-
-
-def _load_by(compiler: list[str] | None) -> ctypes.CDLL:
-    key, folder = _key(), cache_folder()
-    if compiler is not None:
-        key += f"-{_identity(compiler)}"
+    found = compilers()
+    folder = cache_folder()
     why = why_unusable(folder)
-    if why is None and (path := _stored(folder, key)):
-        try:
-            return ctypes.CDLL(str(path))
-        except OSError as error:  # a disk from which nothing may be run
-            why = str(error)
-    if compiler is None:
+    candidates: list[list[str] | None] = [*found] or [None]  # without a compiler, what one has made before
+    for compiler in candidates if why is None else ():
+        with contextlib.suppress(CompilerError):
+            if path := _stored(folder, _key(compiler)):
+                try:
+                    return ctypes.CDLL(str(path))
+                except OSError as error:  # a disk from which nothing may be run
+                    why = str(error)
+                    break
+    if not found:
         raise DeviceError(
             f"the C kernels need a C compiler: found neither CC nor {', '.join(COMPILERS)}; install gcc "
             "(apt install gcc libc6-dev), clang (xcode-select --install), or pip install ziglang"
         )
+    first: CompilerError | None = None
+    for command in found:
+        try:
+            return _build(command, folder, why)
+        except CompilerError as error:  # as macOS's cc without the command line tools, or a gcc before 9
+            first = first or error
+    assert first is not None
+    chosen = os.environ.get("CC", "").strip() or os.environ.get("MINILLM_MARCH") or importlib.util.find_spec("ziglang")
+    raise first if chosen else DeviceError(f"{first}; pip install ziglang brings a compiler")
+
+
+def _build(compiler: list[str], folder: Path, why: str | None) -> ctypes.CDLL:
+    """The library, compiled, tested, and kept in a folder unless `why` says why not."""
+    key = _key(compiler)
     if why is None:
         _LOGGER.warning("compiling kernels for this processor; this happens once and takes some seconds")
     else:
         _LOGGER.warning(
             "compiling kernels, in every run, since none are kept: %s; XDG_CACHE_HOME names another folder", why
         )
-    with _private_folder(folder if why is None else None) as scratch, compiling():
+    inside = folder if why is None and _runs_nothing(Path(tempfile.gettempdir())) else None
+    with _private_folder(inside) as scratch, compiling():
         began = time.perf_counter()
         with work("compiling kernels", len(list(SOURCES.glob("*.c"))) + 2, "steps") as progress:
             compiled = _compile(compiler, scratch, progress)
@@ -140,18 +146,25 @@ def _load_by(compiler: list[str] | None) -> ctypes.CDLL:
             progress.advance()
         _LOGGER.info("compiled the kernels by %s in %.1f s", compiler[0], seconds)
         stored = _store(folder, key, compiled) if why is None else compiled
-        try:
+        with contextlib.suppress(OSError):  # a disk from which nothing may be run
             return ctypes.CDLL(str(stored))
+        try:
+            return ctypes.CDLL(str(compiled))
         except OSError as error:
             raise DeviceError(f"the compiled kernels cannot be loaded: {error}") from None
+
+
+def _runs_nothing(folder: Path) -> bool:
+    """Whether nothing in a folder may be run, as systems mount the temporary files."""
+    return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
 def compilers() -> list[list[str]]:
-    """Commands of C compilers, the first one that works to be used: CC alone if it is set, else those on PATH and that
-    of the Python package ziglang.
+    """Commands of C compilers, of which the first that compiles the sources is used: CC alone if it is set, else those
+    on PATH and that of the Python package ziglang.
 
     Raises:
         DeviceError: CC names none.
@@ -164,18 +177,15 @@ def compilers() -> list[list[str]]:
         if (found := shutil.which(program)) is None:
             raise DeviceError(f"CC should be a compiler's command: there is no program {shown(program)}")
         return [[os.path.abspath(found), *arguments]]  # noqa: PTH100  a link's own name may matter, as ccache's does
-    found_ones: dict[str, list[str]] = {}
-    for name in COMPILERS:
-        if found := shutil.which(name):
-            found_ones.setdefault(os.path.realpath(found), [os.path.abspath(found)])  # noqa: PTH100
+    paths = [os.path.abspath(found) for name in COMPILERS if (found := shutil.which(name))]  # noqa: PTH100
     ziglang = importlib.util.find_spec("ziglang") and not getattr(sys, "frozen", False)
-    return [*found_ones.values(), *([[sys.executable, "-m", "ziglang", "cc"]] if ziglang else [])]
+    return [*([path] for path in paths), *([[sys.executable, "-m", "ziglang", "cc"]] if ziglang else [])]
 
 
 def _flags(compiler: Collection[str] = ()) -> tuple[str, ...]:
     """The flags for a compiler, with the target; zig spells x86-64-v3 with underscores."""
     if target := os.environ.get("MINILLM_MARCH"):
-        zig = any("zig" in Path(word).name for word in compiler)
+        zig = "ziglang" in compiler or Path([*compiler, ""][0]).name.startswith("zig")
         return (*FLAGS, f"-march={target.replace('-', '_') if zig else target}")
     return (*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native")
 
@@ -292,8 +302,12 @@ def cache_folder() -> Path:
     return base.absolute() / "minillm" / "kernels"
 
 
-def _key() -> str:
-    """A digest of what the library depends on, but for the compiler: sources, flags, processor and C library."""
+def _key(compiler: list[str] | None = None) -> str:
+    """Digests of what the library depends on: sources, flags, processor and C library; and the compiler, if given.
+
+    Raises:
+        CompilerError: the compiler does not say its version.
+    """
     sources = sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
     if not sources:
         raise DeviceError(f"the C kernels are not in {SOURCES}: install minillm again")
@@ -303,7 +317,8 @@ def _key() -> str:
         _processor(),
         platform.libc_ver(),
     )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    return key if compiler is None else f"{key}-{_identity(compiler)}"
 
 
 def _processor() -> str:

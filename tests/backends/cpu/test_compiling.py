@@ -153,7 +153,7 @@ def test_without_a_compiler_a_stored_library_will_do(monkeypatch, sources: Path,
     assert not compiling.available()
 
 
-def test_a_compiler_that_does_not_work_gives_way_to_the_next(tmp_path: Path, monkeypatch) -> None:
+def test_a_compiler_that_does_not_work_gives_way_to_the_next(tmp_path: Path, monkeypatch, caplog) -> None:
     """As macOS's cc without its command line tools, or one that refuses the sources."""
     good = compiling.compilers()[0][0]
     for name, script in {"cc": "exit 1", "gcc": '[ "$1" = --version ] || exit 1', "clang": f'exec {good} "$@"'}.items():
@@ -163,11 +163,42 @@ def test_a_compiler_that_does_not_work_gives_way_to_the_next(tmp_path: Path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiling._load.__wrapped__()
     assert len(list(compiling.cache_folder().glob("*.so"))) == 1
+    caplog.clear()
+    compiling._load.__wrapped__()
+    assert not caplog.messages  # it is found without trying the others again
     (tmp_path / "clang").write_text("#!/bin/sh\nexit 2\n")
     shutil.rmtree(tmp_path / "minillm")
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeviceError, match=r"by .*/cc: exit code 1; pip install ziglang brings a compiler$"):
         compiling._load.__wrapped__()
+
+
+def test_where_temporary_files_may_not_run_kernels_are_built_where_they_are_kept(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiling, "_runs_nothing", lambda folder: True)
+    built: list[Path] = []
+    monkeypatch.setattr(compiling, "_test", lambda library, compiler: built.append(library))
+    compiling._load.__wrapped__()
+    folder = compiling.cache_folder()
+    assert built[0].parent.parent == folder and [path.suffix for path in folder.iterdir()] == [".so"]
+
+
+def test_kernels_that_cannot_be_loaded_where_they_are_kept_run_from_where_they_were_built(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
+    """As on a disk from which nothing may be run, or one that is full."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    real = ctypes.CDLL
+
+    def load(path: str) -> ctypes.CDLL:
+        if path.startswith(str(tmp_path / "minillm")):
+            raise OSError("failed to map segment")
+        return real(path)
+
+    monkeypatch.setattr(compiling.ctypes, "CDLL", load)
+    for _ in range(2):
+        compiling._load.__wrapped__()
+    assert "in every run, since none are kept: failed to map segment" in caplog.text
 
 
 def test_children_that_seem_to_succeed_are_not_believed(tmp_path: Path) -> None:
