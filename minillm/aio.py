@@ -64,7 +64,7 @@ class AsyncEngine:
         Args:
             engine: to run; closed by `close`
             max_waiting: requests that may wait for a place in the batch, those being checked included; further ones
-                are refused
+                are refused, and a longer list is a ParameterError
             max_unread: tokens of one request that may lie unread in a stream; beyond them the request is aborted
 
         Raises:

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from .engine import Engine
 from .errors import UsageError, shown
 from .progress import work
-from .server import make_app
+from .server import Limits, make_app
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 AT_ONCE = 64
@@ -133,7 +133,7 @@ def _resume(target: Path, requests: list[dict[str, Any]]) -> int:
 
 
 async def _run(engine: Engine, requests: list[dict[str, Any]], out: TextIO, done: Done) -> None:
-    app, slots = make_app(engine, max_waiting=AT_ONCE), asyncio.Semaphore(AT_ONCE)
+    app, slots = make_app(engine, max_waiting=AT_ONCE * Limits().max_prompts), asyncio.Semaphore(AT_ONCE)
 
     async def answer(request: dict[str, Any]) -> dict[str, Any]:
         async with slots:

@@ -126,7 +126,7 @@ class EngineThread:
         """
         if call.count > self._max_waiting:
             raise ParameterError(
-                f"prompt: {call.count} of them at once, and the queue takes {self._max_waiting}: send fewer, or raise "
+                f"prompt: {call.count} prompts at once, and the queue takes {self._max_waiting}: send fewer, or raise "
                 "max_waiting"
             )
         if not isinstance(call.name, str) or not call.name:

@@ -22,7 +22,7 @@ from .batches import AT_ONCE, Done, answer_of, resumed, write_result
 from .engine import Engine
 from .errors import MinillmError, ParameterError, ReplicaError, install
 from .progress import work
-from .server import make_app
+from .server import Limits, make_app
 
 MOST_TRIES = 3
 """Replicas that a request is given to at most"""
@@ -47,7 +47,7 @@ class Replica:
     async def load(self, make: MakeEngine, threads: int | None) -> None:
         """Make the engine."""
         engine = await asyncio.to_thread(make, threads)
-        self._app = make_app(engine, max_waiting=AT_ONCE)
+        self._app = make_app(engine, max_waiting=AT_ONCE * Limits().max_prompts)
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """A request's line of the output."""

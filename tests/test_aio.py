@@ -111,7 +111,7 @@ def test_the_queue_takes_as_many_as_it_says(make: Callable[..., Engine]) -> None
             await until(lambda: aio.load().running == 4)  # so 2 wait
             with pytest.raises(QueueFullError, match="2 requests wait and the queue takes 6, too few for 5 more"):
                 await aio.generate(["Hello"] * 5)
-            with pytest.raises(ParameterError, match="prompt: 7 of them at once, and the queue takes 6"):
+            with pytest.raises(ParameterError, match="prompt: 7 prompts at once, and the queue takes 6"):
                 await aio.generate(["Hello"] * 7)
             more = asyncio.create_task(aio.generate(["Hello"] * 4))
             await until(lambda: aio.load().waiting == 6)

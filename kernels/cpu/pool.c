@@ -145,7 +145,8 @@ void run_program(launch *program, int64_t length, int64_t workers, int64_t timed
         atomic_store_explicit(&one->taken, 0, memory_order_relaxed);
         atomic_store_explicit(&one->done, 0, memory_order_relaxed);
     }
-    if (workers <= 1 || now() < atomic_load_explicit(&alone_until, memory_order_relaxed) || pthread_mutex_trylock(&in_use)) {
+    bool alone = workers <= 1 || now() < atomic_load_explicit(&alone_until, memory_order_relaxed);
+    if (alone || pthread_mutex_trylock(&in_use)) {
         work(program, length, 0, timed);
         return;
     }

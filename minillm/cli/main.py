@@ -75,11 +75,13 @@ class _Parser(argparse.ArgumentParser):
         """The usage in a line: the options that are required, and the places."""
         words = [self.prog, "[options]"]
         for action in self._actions:
+            if action.help is argparse.SUPPRESS:
+                continue
             name = str(action.metavar or action.dest.upper())
             if action.option_strings:
                 words += [action.option_strings[0], name] if action.required else []
             else:
-                words.append(f"[{name}]" if action.nargs in ("?", "*", argparse.REMAINDER) else name)
+                words.append({"?": f"[{name}]", "*": f"[{name} ...]"}.get(str(action.nargs), name))
         return " ".join(words)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -22,7 +22,7 @@ from ..request import need_tokenizer
 from .exchange import json_of
 from .protocol import ApiError
 from .streaming import encode, until_gone
-from .translate import convert
+from .translate import convert, refused
 
 if TYPE_CHECKING:
     from .app import Server
@@ -156,7 +156,9 @@ async def attention(request: Request) -> Response:
         async with server.looking_inside:
             found = await until_gone(request.receive, asyncio.to_thread(answer))
     except MinillmError as error:
-        raise ApiError(str(error), param="layer" if str(error).startswith("layer") else "token_ids") from None
+        refusal = refused(str(error), ("layer",))
+        refusal.param = refusal.param or "token_ids"
+        raise refusal from None
     return Response(found, media_type="application/json")
 
 

@@ -240,10 +240,9 @@ def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Transla
         given["guided_json"] = form
     elif form not in (None, ""):
         raise ApiError(f'format={shown(form)}: expected "json" or a JSON schema')
-    asked = translate(given | _options(body.get("options"), served), CHAT)
-    back = {field: f"options.{option}" for option, field in OPTIONS.items()}
-    names = {field: back.get(name, name) for field, name in asked.names.items()} | {"guided_json": "format"}
-    return replace(asked, names=names)
+    back = {field: f"options.{option}" for option, field in OPTIONS.items()} | {"guided_json": "format"}
+    asked = translate(given | _options(body.get("options"), served), CHAT, back)
+    return replace(asked, names={field: back.get(name, name) for field, name in asked.names.items()})
 
 
 def _options(options: Any, served: "Served") -> dict[str, Any]:

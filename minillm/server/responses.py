@@ -16,10 +16,11 @@ from starlette.responses import Response
 
 from ..chat.call_parser import CallParser
 from ..chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
-from ..errors import shown
+from ..errors import listed, shown
 from .exchange import Exchange, json_of
 from .logprobs import chat_logprobs
 from .protocol import ApiError, ChatRequest, GenerationRequest, ResponseFormat
+from .served import ROLES
 from .streaming import AnswerWriter, StreamResponse, encode
 from .tools import ToolUse
 from .translate import NAMES, Endpoint, Translated, convert_chat, translate
@@ -115,9 +116,6 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
     given = asked.request
     if given.metadata is not None and len(given.metadata) > 16:
         raise ApiError("metadata: expected at most 16 pairs", param="metadata")
-    if given.stream_options is not None and given.stream_options.include_usage is not None:
-        reason = "the event response.completed always has the usage"
-        raise ApiError(f"stream_options.include_usage is not offered: {reason}", param="stream_options")
     fields, names = asked.fields, asked.names
     if given.max_output_tokens is not None:
         fields["max_new_tokens"] = given.max_output_tokens
@@ -163,6 +161,8 @@ def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
     """Append an item of the input; a call belongs to the assistant's message before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message":
+        if item.get("role") not in ROLES:
+            raise ApiError(f"{where}.role: expected {listed(ROLES)}, found {shown(item.get('role'))}", param="input")
         chat.append({"role": item.get("role"), "content": _content(where, item.get("content"))})
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
@@ -183,10 +183,10 @@ def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
 
 def _content(where: str, content: Any) -> Any:
     """Text, or its parts in the form of a chat."""
-    if content is None:
-        raise ApiError(f"{where}: expected a text, or its parts", param="input")
-    if not isinstance(content, list):
+    if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise ApiError(f"{where}: expected a text, or its parts, found {shown(content)}", param="input")
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -194,7 +194,10 @@ def _content(where: str, content: Any) -> Any:
             raise ApiError(
                 f"{where}: expected parts of the type input_text, found {shown(kind or part)}", param="input"
             )
-        parts.append({"type": "text", "text": part.get("refusal" if kind == "refusal" else "text")})
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise ApiError(f"{where}: expected the text of a part, found {shown(text)}", param="input")
+        parts.append({"type": "text", "text": text})
     return parts
 
 

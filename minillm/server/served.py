@@ -258,7 +258,7 @@ class Served:
             found = self._message(message, names)
             if isinstance(found, dict):
                 role = found.get("role")
-                if isinstance(role, str) and role not in ROLES and (template is None or role not in template.source):
+                if isinstance(role, str) and role not in ROLES and role not in names:
                     raise PromptError(f"messages[{i}].role: expected {listed(ROLES)}, found {shown(role)}")
                 called |= _called(found)
                 call = found.get("tool_call_id")

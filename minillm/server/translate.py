@@ -155,8 +155,10 @@ def refused(message: str, given: Collection[str]) -> ApiError:
     return ApiError(message, param=next((word for word in re.findall(r"\w+", message) if word in given), None))
 
 
-def translate(body: Mapping[str, Any], endpoint: Endpoint[R]) -> Translated[R]:
+def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str, str] | None = None) -> Translated[R]:
     """Sort the fields of a body, and convert those that the engine has in another form.
+
+    `known`: names that the caller's request has for some of them.
 
     Raises:
         ApiError: a field is unknown, not done, of the wrong type, or two are names of one thing.
@@ -171,7 +173,7 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R]) -> Translated[R]:
         elif value is None:
             continue
         elif name in ALIASES or (name in FIELDS and name not in FUNCTIONS and name not in endpoint.elsewhere):
-            _set(fields, names, ALIASES.get(name, name), value, name)
+            _set(fields, names, ALIASES.get(name, name), value, (known or {}).get(name, name))
         elif not any(value == one and type(value) is type(one) for one in NEUTRAL.get(name, ())):
             raise _refusal(name, endpoint, own)
     n = fields.get("num_return_sequences", 1)
@@ -318,12 +320,14 @@ def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
     temperature, beams = fields.get("temperature"), fields.get("num_beams")
     if isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0:
         del fields["temperature"]
-        fields["do_sample"] = False
-        for name in (*NO_FILTER, "seed"):  # without effect on the most likely token
+        for name in ("do_sample", *NO_FILTER, "seed"):  # without effect on the most likely token
             if name in fields and (name != "top_k" or not fields.get("penalty_alpha")):
                 _check(name, fields.pop(name), names.get(name, name))
+        fields["do_sample"] = False
         results = fields.get("num_return_sequences", 1)
-        if isinstance(results, int) and results > 1 and not beams and not fields.get("penalty_alpha"):
-            fields |= {"do_sample": True, "top_k": 1}  # the same text several times, as in OpenAI's API
+        others = fields.get("penalty_alpha") or fields.get("mirostat")
+        if isinstance(results, int) and results > 1 and beams in (None, 1) and not others:
+            # the same text each time, as in OpenAI's API; of equal logits the first
+            fields |= {"do_sample": True, "top_k": 1, "top_p": 1e-6}
     elif isinstance(beams, int) and beams > 1 and "temperature" not in fields:
         fields.setdefault("do_sample", False)

@@ -135,7 +135,7 @@ def test_what_is_wrong_is_one_line_and_then_the_usage(words, expected, capsys):
         ("serve --port x", "minillm serve [options]"),
         ("batch", "minillm batch [options] IN.jsonl OUT.jsonl"),
         ("quantize", "minillm quantize [options] SRC DST --dtype DTYPE"),
-        ("bench --zzz", "minillm bench [options] [NAME] [OPTIONS]"),
+        ("bench --zzz", "minillm bench [options] [NAME ...]"),
     ],
 )
 def test_the_usage_is_a_line_that_says_what_is_required(words, usage, capsys):

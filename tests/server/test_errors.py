@@ -87,7 +87,7 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
         for name, value in {"top_p": "x", "top_k": "many", "min_p": -5, "seed": 1.5, "typical_p": 7}.items()
     ),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6]}, "stop_token_ids"),
-    (CHAT, {"messages": [{"role": "alien", "content": "a"}]}, "messages"),
+    *((CHAT, {"messages": [{"role": role, "content": "a"}]}, "messages") for role in ("alien", "", "e", "User")),
     (CHAT, {"messages": TALK, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
     ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages"),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6], "ignore_eos": True}, "stop_token_ids"),

@@ -233,10 +233,12 @@ def test_what_clients_send_back_or_send_as_null_is_taken(app: Starlette) -> None
 
 
 def test_several_results_at_a_temperature_of_zero_are_the_same(app: Starlette) -> None:
-    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "top_p": 0.5, "seed": 3}
+    tied = {"50": 1e8, "60": 1e8}
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "top_p": 0.5, "seed": 3, "logit_bias": tied}
     [one] = answer(app, "/v1/completions", body)["choices"]
-    choices = answer(app, "/v1/completions", body | {"n": 3})["choices"]
-    assert [choice["text"] for choice in choices] == 3 * [one["text"]]
+    for more in ({}, {"num_beams": 1}):
+        choices = answer(app, "/v1/completions", body | more | {"n": 6})["choices"]
+        assert [choice["text"] for choice in choices] == 6 * [one["text"]]
 
 
 def test_tokens_that_end_are_added_to_the_request_s_own(app: Starlette, demo: Engine) -> None:

@@ -197,6 +197,7 @@ def test_options_about_running_and_neutral_ones_change_nothing(app: Starlette) -
         ({"prompt": "", "nonsense": 1}, "unknown field 'nonsense'"),
         ({"prompt": "", "options": {"nonsense": 1}}, "options.nonsense is not offered"),
         ({"prompt": {}}, "prompt: expected text"),
+        ({"options": {"temperature": 0, "top_k": "many"}}, "options.top_k='many'"),
         ({"options": {"num_ctx": -5}}, "the context of this model is 1024"),
         ({"prompt": 5, "raw": True}, "prompt: expected text"),
         ({"raw": True, "system": "x"}, "system has no effect"),

@@ -211,12 +211,15 @@ INPUTS: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": [{"type": "input_image"}]}],
         r"input\[0\]: expected parts .* 'input_image'",
     ),
-    "no role": ([{"content": "a"}], "has no role"),
+    "no role": ([{"content": "a"}], r"input\[0\].role: expected system"),
     "a call without a name": (
         [{"type": "function_call", "call_id": "c"}],
         r"input\[0\].name: expected text",
     ),
     "no content": ([{"role": "user", "content": None}], r"input\[0\]: expected a text"),
+    "a number for content": ([{"role": "user", "content": 5}], r"input\[0\]: expected a text"),
+    "a number in a part": ([{"role": "user", "content": [{"type": "input_text", "text": 5}]}], r"input\[0\]: expected"),
+    "an unknown role": ([{"role": "alien", "content": "a"}], r"input\[0\].role: expected system"),
     "a call without an id": ([{"type": "function_call", "name": "f"}], r"input\[0\].call_id: expected text"),
 }
 

@@ -147,7 +147,7 @@ def filled(structure: Any, **values: Any) -> Any:
             values[name] = address(value)
         elif isinstance(value, ctypes.Structure):
             kept += getattr(value, "kept", ())
-            workers = getattr(value, "workers", workers)
+            workers = getattr(value, "workers", None) or workers
     arguments = structure(**values)
     arguments.kept, arguments.workers = kept, workers
     return arguments
