@@ -25,7 +25,7 @@ from .decoding.settings import GenerationConfig
 from .decoding.strategy import Request
 from .engine import Engine
 from .engine_thread import EngineThread, LiveRequest, Submission, wake
-from .errors import EngineStateError
+from .errors import EngineStateError, holdable
 from .request import Prompt, is_prompt
 from .results import Event, Generation
 from .scheduler import Load
@@ -74,7 +74,7 @@ class AsyncEngine:
         self._thread = EngineThread(engine, read("max_waiting", max_waiting), read("max_unread", max_unread))
         self._pool = ThreadPoolExecutor(WORKERS, "minillm-requests")
         self._names = map("request-{}".format, itertools.count(1))
-        self._draining = False
+        self._closed = False
         # An engine that is dropped without `close` ends its threads. The thread does not refer to `self`.
         self._ending = weakref.finalize(self, _close, self._thread, self._pool)
 
@@ -238,8 +238,6 @@ class AsyncEngine:
         Raises:
             Exception: as `make`, and as `submit`.
         """
-        if self._draining:
-            raise EngineStateError("the engine is draining: it takes no new requests")
         call = Submission(next(self._names) if request_id is None else request_id, count, asyncio.get_running_loop())
         self._thread.claim(call)  # before the first `await`: of several calls at once no more than fit get in
         try:
@@ -294,11 +292,21 @@ class AsyncEngine:
             Exception: as the function.
             EngineStateError: the engine is closed.
         """
+        self._thread.check_process()
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+            future = asyncio.get_running_loop().run_in_executor(self._pool, self._run_here, function, *args)
         except RuntimeError:  # the pool is shut down
             raise EngineStateError("the engine is closed") from None
         return await future
+
+    def _run_here(self, function: Callable[..., T], *args: Any) -> T:
+        """In a worker thread: call a function, unless the engine was closed meanwhile."""
+        if self._closed:
+            raise EngineStateError("the engine is closed")
+        try:
+            return function(*args)
+        except (StopIteration, StopAsyncIteration) as error:
+            raise holdable(error) from error
 
     async def drain(self, timeout: float | None = None) -> None:
         """Refuse new requests from now on, and wait for those that there are; after `timeout` seconds abort them.
@@ -312,8 +320,7 @@ class AsyncEngine:
             >>> asyncio.run(main())
             ' orange, yellow,'
         """
-        self._draining = True
-        quiet = self._thread.quiet()
+        quiet = self._thread.drain()
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(quiet)), timeout)
         except TimeoutError:
@@ -322,9 +329,9 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Abort all requests, end the threads and close the engine. May be called twice."""
-        self._draining = True
+        self._closed = True
         await asyncio.wrap_future(self._thread.stop())
-        self._ending()  # joins the threads, which have ended
+        self._ending()  # joins the threads: the engine's has ended, and what others have not begun is refused
         self.engine.close()
 
     async def __aenter__(self) -> Self:
@@ -403,8 +410,7 @@ class AsyncEventStream(AsyncIterator[Event]):
         if not self._done:
             self._done = True
             self._engine._thread.drop(self._live)
-            if self._live.waiter is not None:
-                wake([self._live])  # a task that waits for the next event: there is none
+            wake([self._live])  # a task that waits for the next event, or is about to: there is none
 
     async def aclose(self) -> None:
         """`close`, for `contextlib.aclosing`."""

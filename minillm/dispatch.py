@@ -148,7 +148,7 @@ class Dispatcher:
     def busy(self) -> bool:
         """True while any request is queued or running, or has events from another thread's step for `step`."""
         self._drop_forgotten()
-        return self.loop.busy or any(event.finish_reason != "abort" for event in self._unclaimed)
+        return self.loop.busy or any(event.finish_reason != "abort" for event in self._unclaimed.copy())
 
     def close(self) -> bool:
         """Abort all requests and refuse further calls. Returns False if that was done before."""

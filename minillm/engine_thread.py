@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from .decoding.strategy import Request
 from .engine import Engine
-from .errors import EngineStateError, ParameterError, QueueFullError, SlowReaderError, shown
+from .errors import EngineStateError, ParameterError, QueueFullError, SlowReaderError, holdable, shown
 from .results import Event
 from .scheduler import Load
 
@@ -92,6 +92,9 @@ class EngineThread:
         """Unfinished calls by name."""
         self._arriving = 0
         """Requests of calls that the engine has not taken yet."""
+        self._entering = 0
+        """While it takes a call's, one by one: how many will wait in its queue"""
+        self._draining = False
         self._lives: dict[int, LiveRequest] = {}
         """Unfinished requests by the engine's id."""
         self._quiet: list[Future[None]] = []
@@ -108,6 +111,7 @@ class EngineThread:
             EngineStateError: the thread has ended.
         """
         future: Future[T] = Future()
+        self.check_process()
         with self._lock:
             self._check()
             if self._thread is None:
@@ -120,7 +124,7 @@ class EngineThread:
         """Reserve a call's name and its places in the queue.
 
         Raises:
-            EngineStateError: the thread has ended.
+            EngineStateError: the thread has ended, or takes no more calls.
             ParameterError: the name is taken or not text; or the queue never has so many places.
             QueueFullError: the queue is too full.
         """
@@ -131,11 +135,14 @@ class EngineThread:
             )
         if not isinstance(call.name, str) or not call.name:
             raise ParameterError(f"request_id should be a text, found {shown(call.name)}")
+        self.check_process()
         with self._lock:
+            if self._draining:
+                raise EngineStateError("the engine is draining: it takes no new requests")
             self._check()
             if call.name in self._calls:
                 raise ParameterError(f"request_id={shown(call.name)} is the name of an unfinished call: choose another")
-            waiting = self._engine.waiting + self._arriving  # all of `load` would take 0.1 ms for each request
+            waiting = self._waiting()
             if waiting + call.count > self._max_waiting:
                 raise QueueFullError(
                     f"{waiting} requests wait and the queue takes {self._max_waiting}, too few for {call.count} more: "
@@ -169,18 +176,34 @@ class EngineThread:
 
     def load(self) -> Load:
         """The engine's, with those that are on their way to its queue."""
-        load = self._engine.load()
-        return replace(load, waiting=load.waiting + self._arriving)
+        return replace(self._engine.load(), waiting=self._waiting())
 
-    def quiet(self) -> "Future[None]":
-        """Done as soon as no call is unfinished."""
+    def _waiting(self) -> int:
+        """Requests that wait. All of `Engine.load` would take 0.1 ms for each request."""
+        return max(self._engine.waiting, self._entering) + self._arriving
+
+    def drain(self) -> "Future[None]":
+        """Take no more calls. Done as soon as none is unfinished."""
         future = _uncancellable()
+        if self._process != os.getpid():
+            future.set_result(None)
+            return future
         with self._lock:
+            self._draining = True
             if self._calls:
                 self._quiet.append(future)
             else:
                 future.set_result(None)
         return future
+
+    def check_process(self) -> None:
+        """Refuse a forked child, where the thread is not, and perhaps nobody who releases the lock.
+
+        Raises:
+            EngineStateError: this is one.
+        """
+        if self._process != os.getpid():
+            raise EngineStateError("the process was forked, and the engine's thread is in its parent: make one here")
 
     def stop(self) -> "Future[None]":
         """End the thread after the current step. Done once it has ended."""
@@ -213,6 +236,8 @@ class EngineThread:
             if call.state == "released":
                 return
             call.state = "taken"
+            self._arriving -= call.count
+            self._entering = self._engine.waiting + call.count
         for request in requests:
             request.created = call.created
         try:
@@ -221,12 +246,13 @@ class EngineThread:
             with self._lock:
                 self._release(call)
             raise
+        finally:
+            self._entering = 0
         call.lives = [LiveRequest(call, request_id, request) for request_id, request in zip(ids, requests, strict=True)]
         call.unfinished = call.count
         self._lives.update((live.id, live) for live in call.lives)
-        with self._lock:
-            self._arriving -= call.count
-            if not requests:
+        if not requests:
+            with self._lock:
                 self._forget(call)
         if call.aborted:
             self._abort(*call.lives)
@@ -234,13 +260,11 @@ class EngineThread:
     def _check(self) -> None:
         if self._end is not None:
             raise _ended(self._end)
-        if self._process != os.getpid():
-            raise EngineStateError("the process was forked, and the engine's thread is in its parent: make one here")
 
     def _release(self, call: Submission) -> None:
         """Give back what `claim` took. The lock is held."""
+        self._arriving -= call.count if call.state == "arriving" else 0
         call.state = "released"
-        self._arriving -= call.count
         self._forget(call)
 
     def _forget(self, call: Submission) -> None:
@@ -362,7 +386,7 @@ class _Message(NamedTuple):
             try:
                 self.future.set_result(self.function(*self.arguments))
             except BaseException as error:
-                self.future.set_exception(error)
+                self.future.set_exception(holdable(error))
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""

@@ -187,6 +187,17 @@ def install(*extras: str) -> str:
     return f"pip install {' '.join(map(repr, packages))}" if packages else f"install what its extra {extras[0]} lists"
 
 
+def holdable(error: BaseException) -> BaseException:
+    """An error, or in place of one that ends an iteration a RuntimeError, as in PEP 479: streams would end without a
+    word, and futures refuse it.
+    """
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    found = RuntimeError(f"a function raised {type(error).__name__}")
+    found.__cause__ = error
+    return found
+
+
 def one_line(record: logging.LogRecord) -> bool:
     """A logging filter that makes a record's message `printable`."""
     record.msg, record.args = printable(record.getMessage().rstrip()), None

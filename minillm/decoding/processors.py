@@ -5,6 +5,7 @@
 penalty, as in vLLM. In beam search the processors see log-probabilities instead of logits, as in transformers.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ParameterError, shown
+from ..errors import NumericalError, ParameterError, holdable, shown
 from .history import History
 from .settings import Settings
 from .values import LARGE, ByIdentity
@@ -492,7 +493,7 @@ class PrefixAllowedTokens:
         return scores
 
     def _allowed(self, history: History, row: int, vocab_size: int, xp: ModuleType) -> NDArray[np.int64]:
-        answer = self.function.function(int(history.batch_ids[row]), history.sequence(row))
+        answer = _called(self.function.function, int(history.batch_ids[row]), history.sequence(row))
         try:
             ids = xp.asarray(answer)
         except (TypeError, ValueError):
@@ -514,7 +515,7 @@ class UserProcessor:
     function: ByIdentity
 
     def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        result: Any = self.function.function(history, logits, xp)
+        result: Any = _called(self.function.function, history, logits, xp)
         shape = getattr(result, "shape", None)
         if shape != logits.shape or result.dtype.kind != "f":
             found = type(result).__name__ if shape is None else f"{result.dtype} {list(shape)}"
@@ -523,7 +524,21 @@ class UserProcessor:
                 f" found {found}"
             )
         scores: NDArray[Any] = result.astype(xp.float32, copy=False)
+        if not (scores < xp.inf).all():
+            raise NumericalError(f"logits_processor {self.function.function!r} returned NaN or infinity")
         return scores
+
+
+def _called(function: Any, *arguments: Any) -> Any:
+    """A user's function called; what would end a stream without a word, or the thread of an engine, is its error."""
+    try:
+        return function(*arguments)
+    except (StopIteration, StopAsyncIteration) as error:
+        raise holdable(error) from error
+    except BaseException as error:
+        if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
+            raise
+        raise RuntimeError(f"a function raised {type(error).__name__}") from error
 
 
 def rows_without_a_token(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.bool_]:
