@@ -1,6 +1,6 @@
 """An engine for asyncio: `AsyncEngine` runs it in one thread of its own, for any number of tasks, loops and threads.
 
-The thread, its inbox and how events reach a task are in `engine_thread.py`. It stands on the engine's public methods,
+The thread, its inbox and how events reach a task are in `engine_thread.py`. It stands on the engine's own step loop,
 so other threads may use the engine beside it.
 
 Prompts are tokenised and checked in a pool of worker threads, since a long one, a chat template or a grammar takes
@@ -39,7 +39,7 @@ WORKERS = 2
 
 
 class AsyncEngine:
-    """An engine for asyncio. It owns `engine`, whose other methods may still be called from any thread.
+    """An engine for asyncio. It owns `engine`, whose methods but `add` and `step` may still be called from any thread.
 
     Tasks of several event loops, in several threads, may use it. A cancelled task, a stream that is left early and one
     that is forgotten abort their requests; the next step is without them. Use `async with`, or call `close`.

@@ -5,6 +5,7 @@ wait for them, and what nobody waits for to `Dispatcher.step`. Ctrl-C takes effe
 interrupted takes its requests out of the loop.
 """
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -26,12 +27,14 @@ class Dispatcher:
     Attributes:
         loop: the requests
         closed: True after `close`
+        owners: threads that take all that `step` returns; while they live, others may not call it
     """
 
     def __init__(self, loop: StepLoop, token_bytes: Callable[[int], bytes] | None, rank: int = 0) -> None:
         """`token_bytes` is that of the tokenizer, if any; `rank` this process's number, of which 0 takes requests."""
         self.loop = loop
         self.closed = False
+        self.owners: set[threading.Thread] = set()
         self._rank = rank
         self._token_bytes = token_bytes
         self._mail: dict[int, deque[Event]] = {}  # events of requests that a `run` or a stream is waiting for
@@ -96,6 +99,7 @@ class Dispatcher:
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
         """Queue requests, all or none, whose events `step` returns. Returns their ids."""
+        self._check_owner()
         submitted: list[int] = []
         try:
             with self.turn():
@@ -112,6 +116,7 @@ class Dispatcher:
 
     def step(self) -> list[Event]:
         """Run one step. Returns the events of requests made by `submit`, also those of other threads' steps."""
+        self._check_owner()
         events: list[Event] = []
         try:
             with self.turn():
@@ -160,6 +165,14 @@ class Dispatcher:
             self._mail.clear()
             self._unclaimed.clear()
             return True
+
+    def _check_owner(self) -> None:
+        here = threading.current_thread()
+        if here not in self.owners and any(owner.is_alive() for owner in self.owners):
+            raise EngineStateError(
+                "an AsyncEngine runs this engine, and takes all that a step brings: use its methods, or generate, "
+                "stream and chat of the engine, in place of add and step"
+            )
 
     def _add(self, request: Request) -> int:
         strategy = strategy_for(request.settings)

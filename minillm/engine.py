@@ -425,6 +425,7 @@ class Engine(EngineBase):
             PromptError: the prompt is empty, too long, or has ids outside the vocabulary.
             ParameterError: a field is unknown, impossible or without effect.
             CacheFullError: the request does not fit into the cache even alone.
+            EngineStateError: an AsyncEngine runs this engine.
 
         Example:
             >>> engine.add("A list of colors: red,", max_new_tokens=1) in {event.request_id for event in engine.step()}

@@ -116,6 +116,7 @@ class EngineThread:
             self._check()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="minillm-engine", daemon=True)
+                self._engine._dispatcher.owners.add(self._thread)
                 self._thread.start()
             self._inbox.put(_Message(future, function, args))
         return future
@@ -354,6 +355,7 @@ class EngineThread:
         """Fail all that waits, and take no more."""
         with self._lock:
             self._end = end
+            self._engine._dispatcher.owners.discard(threading.current_thread())
             lives = list(self._lives.values())
             self._lives.clear()
             for call in list(self._calls.values()):

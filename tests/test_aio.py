@@ -13,6 +13,7 @@ from minillm.aio import AsyncEventStream, merged
 from minillm.errors import (
     CacheFullError,
     EngineStateError,
+    NumericalError,
     ParameterError,
     PromptError,
     QueueFullError,
@@ -98,6 +99,76 @@ def test_functions_run_between_steps_and_beside_them(make: Callable[..., Engine]
 
 
 # --- who waits, and who is refused ------------------------------------------------------------------------------------
+
+
+def test_add_and_step_belong_to_the_thread_while_it_runs_the_engine(make: Callable[..., Engine]) -> None:
+    """Else each would take the other's events."""
+
+    async def main() -> None:
+        engine = make()
+        aio = AsyncEngine(engine)
+        [stream] = await aio.submit(["Hello"], max_new_tokens=20)
+        for use in (lambda: engine.add("Hello"), engine.step):
+            with pytest.raises(EngineStateError, match="an AsyncEngine runs this engine"):
+                use()
+        assert len(engine.generate("Hello", max_new_tokens=3).token_ids) == 3
+        assert len((await stream.result()).token_ids) == 20
+        await aio.close()
+
+    asyncio.run(main())
+
+
+def test_requests_are_counted_once_on_their_way_to_the_queue(make: Callable[..., Engine]) -> None:
+    async def main() -> None:
+        async with running(make(), max_waiting=60) as aio:
+            most, tasks = 0, []
+            for _ in range(10):
+                tasks = [asyncio.create_task(aio.generate(["Hello"] * 20, max_new_tokens=1)) for _ in range(3)]
+                while not all(task.done() for task in tasks):
+                    most = max(most, aio.load().waiting)
+                    await asyncio.sleep(0)
+                assert all(len(task.result()) == 20 for task in tasks)
+            assert 20 < most <= 60
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, SystemExit, asyncio.CancelledError])
+def test_whatever_a_function_raises_is_the_error_of_its_request_alone(
+    make: Callable[..., Engine], error: type[BaseException]
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    async def main() -> None:
+        async with running(make()) as aio:
+            other = asyncio.create_task(aio.generate("Hello", max_new_tokens=8))
+            with pytest.raises(RuntimeError, match=f"a function raised {error.__name__}"):
+                await aio.generate("Hello", logits_processor=[fail])
+            with pytest.raises(RuntimeError, match=f"a function raised {error.__name__}"):
+                async for _ in aio.stream("Hello", prefix_allowed_tokens_fn=fail):
+                    pass
+            assert len((await other).token_ids) == 8
+            if issubclass(error, Exception):
+                for call in (aio.call, aio.run):
+                    with pytest.raises(RuntimeError, match=f"a function raised {error.__name__}"):
+                        await asyncio.wait_for(call(fail), 30)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 3}, {"do_sample": True}, {"penalty_alpha": 0.6, "top_k": 4}],
+)
+def test_nan_of_a_processor_is_an_error(make: Callable[..., Engine], fields: dict[str, Any]) -> None:
+    def spoil(history: Any, logits: Any, xp: Any) -> Any:
+        logits = logits.copy()
+        logits[:, 7] = xp.nan
+        return logits
+
+    with make() as engine, pytest.raises(NumericalError, match="returned NaN or infinity"):
+        engine.generate("Hello", max_new_tokens=3, logits_processor=[spoil], **fields)
 
 
 def test_the_queue_takes_as_many_as_it_says(make: Callable[..., Engine]) -> None:
