@@ -118,17 +118,21 @@ def test_add_and_step_belong_to_the_thread_while_it_runs_the_engine(make: Callab
     asyncio.run(main())
 
 
-def test_requests_are_counted_once_on_their_way_to_the_queue(make: Callable[..., Engine]) -> None:
+def test_requests_are_counted_once_on_their_way_to_the_queue(make: Callable[..., Engine], monkeypatch) -> None:
     async def main() -> None:
-        async with running(make(), max_waiting=60) as aio:
-            most, tasks = 0, []
-            for _ in range(10):
-                tasks = [asyncio.create_task(aio.generate(["Hello"] * 20, max_new_tokens=1)) for _ in range(3)]
-                while not all(task.done() for task in tasks):
-                    most = max(most, aio.load().waiting)
-                    await asyncio.sleep(0)
-                assert all(len(task.result()) == 20 for task in tasks)
-            assert 20 < most <= 60
+        engine, seen = make(), []
+        async with running(engine, max_waiting=50) as aio:
+            submit = engine.submit
+
+            def watched(requests: Any) -> list[int]:
+                seen.append(aio.load().waiting)
+                ids = submit(requests)
+                seen.append(aio.load().waiting)
+                return ids
+
+            monkeypatch.setattr(engine, "submit", watched)
+            assert len(await aio.generate(["Hello"] * 20, max_new_tokens=1)) == 20
+            assert seen == [20, 20] and aio.load().waiting == 0
 
     asyncio.run(main())
 
