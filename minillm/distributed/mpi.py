@@ -24,6 +24,8 @@ EAGER_SECONDS = 0.005
 """Time for which a rank waits at full speed for rank 0: longer than the choice of tokens between two passes"""
 IDLE_SECONDS = 0.001
 """Interval at which it looks afterwards"""
+FORWARD_SECONDS = 0.2
+"""Time for mpiexec to forward a rank's last line, which it may drop once the rank has called MPI_Abort"""
 
 
 class MpiCommunicator(Communicator):
@@ -89,6 +91,7 @@ class MpiCommunicator(Communicator):
 
     def end(self, code: int) -> NoReturn:
         """End all processes with an exit code."""
+        time.sleep(FORWARD_SECONDS)
         self._comm.Abort(code)
         raise SystemExit(code)
 
