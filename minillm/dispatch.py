@@ -168,7 +168,7 @@ class Dispatcher:
 
     def _check_owner(self) -> None:
         here = threading.current_thread()
-        if here not in self.owners and any(owner.is_alive() for owner in self.owners):
+        if here not in self.owners and any(owner.is_alive() for owner in [*self.owners]):
             raise EngineStateError(
                 "an AsyncEngine runs this engine, and takes all that a step brings: use its methods, or generate, "
                 "stream and chat of the engine, in place of add and step"
