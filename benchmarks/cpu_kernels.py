@@ -34,6 +34,8 @@ BURST = 16 << 20
 """Bytes that a burst reads, at least"""
 TURNS = 5
 """Bursts of each side after each probe of the bandwidth"""
+REST_SECONDS = 0.05
+"""Pause before each burst: after a product the threads of NumPy's BLAS go on to take their cores for 20 ms"""
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 HEADER = ("format", "rows", "ms", "gb_per_second", "share_of_bandwidth", "gflop_per_second", "times_numpy_float32")
 
@@ -131,6 +133,8 @@ def bursts(weight: Any, prepare: Callable[[list[Any]], Callable[[], None]]) -> C
 
     def burst() -> float:
         nonlocal turn
+        time.sleep(REST_SECONDS)
+        runs[turn % len(runs)]()  # wakes the threads
         turn += 1
         began = time.perf_counter()
         runs[turn % len(runs)]()
