@@ -194,7 +194,7 @@ def holdable(error: BaseException) -> BaseException:
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     found = RuntimeError(f"a function raised {type(error).__name__}")
-    found.__cause__ = error
+    found.__cause__ = error  # by hand, since a future raises it later
     return found
 
 

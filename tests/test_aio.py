@@ -306,7 +306,7 @@ def test_merging_keeps_the_order_of_the_last_events() -> None:
 
 
 def test_a_slow_reader_does_not_fill_the_memory(make: Callable[..., Engine]) -> None:
-    """What came before the bound is read, then the error."""
+    """Events from before the bound are read, then the error."""
     whole = make().generate("Hello", **ENDLESS)
 
     async def main() -> None:

@@ -59,6 +59,20 @@ def is_on(name: str, value: Any) -> bool:
     return bool(value > 1 if name in ("num_beams", "num_beam_groups") else value)
 
 
+def read_field(name: str, value: object, origin: str = "") -> Any:
+    """The value of a field as its type; `origin` stands in the error after the value.
+
+    Raises:
+        ParameterError: the field cannot have it.
+    """
+    reader = FIELDS[name].read
+    try:
+        return reader(value)
+    except ValueError as error:
+        reason = str(error) if isinstance(error, RefusedError) else f"expected {reader.expected}"
+        raise ParameterError(f"{name}={shown(value)}{origin}: {reason}") from None
+
+
 def resolve(
     config: GenerationConfig,
     checkpoint: Mapping[str, object],
@@ -152,13 +166,7 @@ class _Resolution:
         return self.resolved[name]
 
     def _read_value(self, name: str, value: object) -> Any:
-        reader = FIELDS[name].read
-        try:
-            return reader(value)
-        except ValueError as error:
-            origin = "" if name in self.user else " (from the checkpoint)"
-            reason = str(error) if isinstance(error, RefusedError) else f"expected {reader.expected}"
-            raise ParameterError(f"{name}={shown(value)}{origin}: {reason}") from None
+        return read_field(name, value, "" if name in self.user else " (from the checkpoint)")
 
     def on(self, name: str) -> bool:
         """True if a field has a value that switches something on, or if the engine has the model of this name."""

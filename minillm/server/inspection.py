@@ -1,4 +1,4 @@
-"""What the page at / asks for beyond OpenAI's API: models and strategies, tokens as bytes, attention, the cache's load.
+"""The page's own paths, beyond OpenAI's API: models and strategies, tokens as bytes, attention, the cache's load.
 
 GET  /inspect/models      each model's sizes, and the strategies with the fields of a request that select them
 GET  /inspect/load        requests that wait and run, pages of the K/V cache; of ?model=...

@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ..decoding.resolving import NO_FILTER
+from ..decoding.resolving import NO_FILTER, read_field
 from ..decoding.settings import FIELDS
 from ..decoding.values import LARGE
-from ..errors import EngineStateError, MinillmError, QueueFullError, listed, shown
+from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, listed, shown
 from .protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
 
 ALIASES = {
@@ -227,11 +227,10 @@ def _check(field: str, value: Any, name: str) -> None:
     Raises:
         ApiError: it cannot.
     """
-    reader = FIELDS[field].read
     try:
-        reader(value)
-    except ValueError:
-        raise ApiError(f"{name}={shown(value)}: expected {reader.expected}", param=name) from None
+        read_field(field, value)
+    except ParameterError as error:
+        raise ApiError(str(error).replace(field, name, 1), param=name) from None
 
 
 def _set(fields: dict[str, Any], names: dict[str, str], field: str, value: Any, name: str) -> None:

@@ -117,12 +117,12 @@ def build_headers(flags: tuple[str, ...]) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept between runs."""
+    """The folder of compiled kernels, kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minillm-tests"
 
 
 def _cached(name: str, sources: Iterable[Path], flags: Iterable[str], build: Callable[[Path], None]) -> Path:
-    """What `build(target)` makes, made only once for the same sources and flags."""
+    """The result of `build(target)`, made only once for the same sources and flags."""
     digest = hashlib.sha256()
     for part in (compiler(), cuda_headers(), *flags):
         digest.update(str(part).encode() + b"\0")

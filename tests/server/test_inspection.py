@@ -1,4 +1,4 @@
-"""What the page asks for beyond OpenAI's API, and the page's own files."""
+"""The paths that the page uses beyond OpenAI's API, and the page's own files."""
 
 import asyncio
 import re

@@ -202,7 +202,7 @@ def test_kernels_that_cannot_be_loaded_where_they_are_kept_run_from_where_they_w
 
 
 def test_children_that_seem_to_succeed_are_not_believed(tmp_path: Path) -> None:
-    """Where SIGCHLD is ignored, as daemons do, every child ends with 0 for Python."""
+    """Every child ends with 0 for Python if SIGCHLD is ignored, as daemons do."""
     compiler = tmp_path / "empty"  # makes a library without kernels
     library = f'while [ "$1" != -o ]; do shift; done; exec {compiling.compilers()[0][0]} -shared -x c /dev/null -o "$2"'
     compiler.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) {library};; esac\n')
