@@ -5,19 +5,25 @@ cache has pages for its prompt, and for the next tokens of it and of all that ru
 that does not fit is passed by later ones that do, `MAX_PASSES` times; then nothing passes it until it is admitted.
 
 Each forward pass has a token budget (Agrawal et al., "Sarathi-Serve", arXiv 2403.02310, section 4): the tokens of
-decoding sequences count first, and chunks of prompts fill what is left, in order of priority and arrival. So a long
-prompt delays the others' next token by no more than the budget takes.
+decoding sequences count first, and chunks of prompts fill what is left. So a long prompt delays the others' next token
+by no more than the budget takes.
 
-Prompts take over what the prefix cache has of them, before each chunk. Of several that begin with the same tokens the
-first one computes these, and the others wait for its pages: nothing is remembered of that, so whatever becomes of the
-first one, in the next step they find what it has computed or compute it themselves. A step looks at each prompt once,
-and at none any more when its budget is spent: prompts that wait for their turn cost nothing, however many they are.
+Prompts are served by priority, and equal ones by the number of tokens left to compute, the fewest first (shortest
+remaining time: Schrage, Operations Research 16, 1968): a short prompt waits for no long one. They leave a share to the
+one that has waited longest, a token in `PROMPT_SHARE`. So of N prompts of equal priority each gets tokens in one of N
+steps at least, however many shorter ones come; what another one computes for it counts.
+
+Prompts take over what the prefix cache has of them when they begin, and before each chunk. Of several that begin with
+the same tokens the first one computes these, and the others wait for its pages: nothing is remembered of that, so
+whatever becomes of the first one, in the next step they find what it has computed or compute it themselves. A step
+looks at each prompt once, and at none any more when its budget is spent: those that wait for their turn cost little.
 
 If a page is missing, a request is preempted (Kwon et al., "PagedAttention", arXiv 2309.06180, section 4.5): it gives
 back its pages, keeps its tokens and its strategy's state, and waits in front of the queue. When it is admitted again,
 its keys and values are recomputed and it goes on. The first running request by priority and arrival is never preempted,
-and may preempt every other one; so it advances in each step until it ends, then the next one is the first: whoever
-waits is served after finitely many steps, unless requests of higher priority arrive for ever.
+and may preempt every other one; so it gets its next token in each step, or tokens of its prompt in one of N, until it
+ends, then the next one is the first: whoever waits is served after finitely many steps, unless requests of higher
+priority arrive for ever.
 """
 
 import time
@@ -271,6 +277,20 @@ class _Leaders:
             found.setdefault(_next_tokens(piece.sequence, position), []).append(piece)
 
 
+def _to_compute(piece: Piece, cache: PagedCache) -> Piece:
+    """A prompt without what the cache has of it, which it takes over."""
+    if not piece.skips or piece.feed is None or piece.tokens == 1:
+        return piece
+    cache.match(piece.sequence)
+    return piece._replace(tokens=piece.sequence.pending)
+
+
+def _leads(piece: Piece, count: int, due: Piece, cache: PagedCache) -> bool:
+    """True if computing `count` tokens of one prompt computes tokens that another one then need not."""
+    due = _to_compute(due, cache)
+    return due.skips and cache.computes_next(piece.sequence, count, due.sequence)
+
+
 def _next_tokens(sequence: TokenSequence, position: int) -> tuple[int, ...]:
     return tuple(sequence.token_ids[position : position + WORTH_WAITING])
 
@@ -291,6 +311,8 @@ class Scheduler:
         """In the order of priority, then of arrival"""
         self._caches = caches
         self._stats = stats
+        self._waited: dict[str, dict[Active, int]] = {}
+        """By model, the passes in which the prompts of each request have got nothing since they last got tokens"""
 
     # --- which requests run ------------------------------------------------------------------------------------------
 
@@ -418,7 +440,7 @@ class Scheduler:
             budget = self._budget_beside(pieces)
             if not pieces and any(piece.encodes for piece in prompts):
                 budget *= SOURCES_TOGETHER
-            pieces += list(self.chunks(prompts, budget, cache))
+            pieces += self._in_turn(name, prompts, budget)
         tokens = sum([piece.tokens + piece.encodes for piece in pieces])
         if cache.free_pages < 2 * len(pieces) + tokens // cache.page_size:
             return self._reserve(cache, name, pieces)
@@ -431,8 +453,30 @@ class Scheduler:
         budget = self.limits.max_batched_tokens
         return max(budget - sum(piece.tokens for piece in decoding), budget // PROMPT_SHARE, 1)
 
-    def chunks(self, prompts: Iterable[Piece], budget: int, cache: PagedCache) -> Iterator[Piece]:
-        """The part of each prompt that is computed in the next forward pass.
+    def _in_turn(self, name: str, prompts: Sequence[Piece], budget: int) -> list[Piece]:
+        """The part of each prompt that is computed in the next forward pass: see the module docstring.
+
+        Args:
+            name: of the model
+            prompts: with all their pending tokens, in the order in which their requests run
+            budget: number of tokens for all of them
+        """
+        cache, waited = self._caches[name], self._waited.get(name, {})
+        prompts = [piece if piece.active in waited else _to_compute(piece, cache) for piece in prompts]
+        left = Counter[Active]()
+        for piece in prompts:
+            left[piece.active] += piece.tokens + piece.encodes
+        due = min(prompts, key=lambda piece: (piece.active.priority, -waited.get(piece.active, 0)))
+        order = sorted(prompts, key=lambda piece: (piece.active.priority, left[piece.active]))
+        if due.encodes or due.whole >= due.tokens:  # no share is enough for what may not be split
+            order.sort(key=lambda piece: piece is not due)
+        chosen = self.chunks(order, budget, cache, due)
+        served = {piece.active for piece in chosen} | {due.active}  # it itself, or another one computes its next tokens
+        self._waited[name] = {active: 0 if active in served else waited.get(active, 0) + 1 for active in left}
+        return chosen
+
+    def chunks(self, prompts: Iterable[Piece], budget: int, cache: PagedCache, due: Piece | None = None) -> list[Piece]:
+        """The part of each prompt that fits into the next forward pass.
 
         A prompt waits if one before it computes its next tokens in this pass: then it will find them in the cache.
 
@@ -441,36 +485,39 @@ class Scheduler:
             budget: number of tokens for all of them; exceeded only if the first one may not be split. Those whose
                 log-probabilities are wanted also share `MAX_ROWS`
             cache: the model's
+            due: the one of them to which those before it leave a share
         """
-        first, rows = True, MAX_ROWS
-        leaders = _Leaders(cache)
+        share = 0 if due is None else max(1, budget // PROMPT_SHARE)
+        rows_share = MAX_ROWS // PROMPT_SHARE if due is not None and due.scored else 0
+        rows, chosen, leaders = MAX_ROWS, list[Piece](), _Leaders(cache)
         encoded: set[SourceText | None] = set()
         for piece in prompts:
-            if not (budget or first):
-                break
-            sequence, feed = piece.sequence, piece.feed
-            if piece.skips:
-                if feed is not None and piece.tokens > 1:
-                    piece = piece._replace(tokens=piece.tokens - cache.match(sequence))
-                if leaders.lead(sequence):
-                    continue
-            count, scored = piece.tokens, bool(piece.scored)
-            encodes = 0 if sequence.source in encoded else piece.encodes
-            if encodes and encodes >= budget and not first:
+            if piece is due:
+                share = rows_share = 0
+            if budget <= share:
+                continue
+            first = not (chosen or share)
+            piece = _to_compute(piece, cache)
+            if piece.skips and leaders.lead(piece.sequence):
+                continue
+            encodes = 0 if piece.sequence.source in encoded else piece.encodes
+            if encodes and encodes >= budget - share and not first:
                 continue  # the encoder reads a source in one pass
-            budget = max(1, budget - encodes) if encodes else budget
-            limit = min(budget, rows) if scored else budget
+            if due and share and piece.tokens > budget - share and _leads(piece, budget, due, cache):
+                share = rows_share = 0  # it will find them
+            count, scored = piece.tokens, bool(piece.scored)
+            limit = max(1, budget - share - encodes)
+            limit = min(limit, rows - rows_share) if scored else limit
             if count > limit:
                 count = min(limit, count - piece.whole)
-                if first and count == 0:
-                    count = piece.tokens
+                count = piece.tokens if first and count == 0 else count
             if count:
-                budget, first = max(0, budget - count), False
+                budget = max(0, budget - encodes - count)
                 rows -= min(rows, count) if scored else 0
-                encoded.add(sequence.source)
-                chosen = piece._replace(tokens=count)
-                leaders.add(chosen)
-                yield chosen
+                encoded.add(piece.sequence.source)
+                chosen.append(piece._replace(tokens=count))
+                leaders.add(chosen[-1])
+        return chosen
 
     def _recompute(self, active: Active, name: str) -> Iterator[Piece]:
         """Positions that a request lost by preemption, except those that wait for another sequence's common prefix."""

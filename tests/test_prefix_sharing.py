@@ -162,9 +162,9 @@ def test_a_step_looks_at_each_prompt_once_and_at_none_beyond_its_budget(
         looks.update(match=0, computes_next=0)
         computed = loop.stats.prefill_tokens
         progress = loop.step()
-        assert looks["match"] <= 300
+        assert looks["match"] <= (300 if computed else 2 * 300), "once more when they begin"
         assert looks["computes_next"] <= 300
-        if budget == 40 and loop.stats.prefill_tokens - computed == budget:
+        if budget == 40 and computed and loop.stats.prefill_tokens - computed == budget:
             assert looks["match"] <= budget
         waited += looks["computes_next"]
         assert not any(piece.error for _, piece in progress)
@@ -337,7 +337,7 @@ def test_nan_in_the_pages_of_one_that_computes_for_others_reaches_nobody(monkeyp
     assert len(errors) == 1
     assert isinstance(errors[0], NumericalError)
     assert known == 13
-    assert len(nodes_of(target.cache)) == 6, "what it had not computed itself"
+    assert len(nodes_of(target.cache)) == 12, "what it had not computed itself, or another one had taken over before"
     check_contents(target)
     del ids[min(ids)]
     finish(loop, ids)

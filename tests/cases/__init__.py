@@ -1,0 +1,1 @@
+"""Classes of faults that strangers' inputs found."""
