@@ -1,9 +1,12 @@
-"""How long do long prompts delay those that decode, by the token budget of a step?
+"""How long do long prompts delay those that decode, by the token budget of a step, and a short prompt behind them?
 
 Some streams decode; then several long prompts come in at once. Their chunks share each step with the streams' tokens,
 so the time of a step is the time between two tokens of a stream: many tokens a step compute prompts fast, few keep the
-others' tokens coming. Figures are seconds of CPU time with one thread, which is what the clock would show if nothing
-else ran on the machine, and seconds of the clock with more threads.
+others' tokens coming. Then a short prompt comes in while a step of a long one is computed: the steps and seconds until
+its first token, that step included, and until the long one's.
+
+Figures are seconds of CPU time with one thread, which is what the clock would show if nothing else ran on the machine,
+and seconds of the clock with more threads.
 """
 
 import argparse
@@ -22,8 +25,9 @@ HEADER = (
     *("budget", "calm_ms_p50", "between_tokens_ms_p50", "between_tokens_ms_p99", "between_tokens_ms_max"),
     *("first_token_s_mean", "first_token_s_last", "prompt_tokens_per_s", "tokens_per_s"),
 )
+BESIDE = ("long_tokens", "first_token_steps", "first_token_s", "long_step_s", "long_first_token_s")
 SHORT = 32
-"""Prompt tokens of a stream"""
+"""Prompt tokens of a stream, and of a short prompt"""
 CALM = 10
 """Steps before the long prompts come in"""
 
@@ -70,49 +74,85 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=positive, default=8, metavar="N", help="that decode (default: 8)")
     parser.add_argument("--prompts", type=positive, default=4, metavar="N", help="that come in (default: 4)")
     parser.add_argument("--length", type=positive, default=500, metavar="N", help="tokens of each (default: 500)")
+    parser.add_argument(
+        "--beside",
+        type=positives,
+        default=(500, 1000, 2000),
+        metavar="N,N",
+        help="tokens of long prompts beside which a short one comes in (default: 500,1000,2000)",
+    )
     parser.add_argument("--repeat", type=positive, default=3, help="rounds (default: 3)")
     return parser.parse_args(arguments)
 
 
+class Clocked:
+    """A step loop over an engine's model whose steps are timed."""
+
+    def __init__(self, engine: "Engine", args: argparse.Namespace, places: int, budget: int | None) -> None:
+        from minillm.loop import StepLoop
+        from minillm.scheduler import Limits
+
+        memory = engine.runner.backend.memory
+        limits = Limits.of(memory, places) if budget is None else Limits(places, budget, max(budget, 512))
+        self.loop = StepLoop({"target": engine.runner}, limits)
+        self._vocab_size = engine.config.vocab_size
+        self._clock = time.process_time if args.threads == 1 else time.perf_counter
+
+    def add(self, number: int, length: int, new: int) -> int:
+        """Add a request with a prompt of its own. Returns its id."""
+        from minillm import GenerationConfig
+        from minillm.decoding.resolving import resolve, strategy_for
+        from minillm.decoding.strategy import Request
+
+        config = GenerationConfig(max_new_tokens=new)
+        settings = resolve(config, {}, vocab_size=self._vocab_size, eos_token_id=None)
+        return self.loop.add(Request(token_ids(number, length, self._vocab_size), settings), strategy_for(settings))
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        began = self._clock()
+        self.loop.step_or_raise()
+        return self._clock() - began
+
+    def until_ended(self, request_id: int) -> list[float]:
+        """Seconds of each step until a request has ended."""
+        steps = []
+        while self.loop.knows(request_id):
+            steps.append(self.step())
+        return steps
+
+
 def measure(engine: "Engine", args: argparse.Namespace, budget: int) -> Figures:
     """One round with one budget."""
-    from minillm import GenerationConfig
-    from minillm.decoding.resolving import resolve, strategy_for
-    from minillm.decoding.strategy import Request
-    from minillm.loop import StepLoop
-    from minillm.scheduler import Limits
-
-    clock = time.process_time if args.threads == 1 else time.perf_counter
-    places = args.streams + args.prompts
-    loop = StepLoop({"target": engine.runner}, Limits(places, budget, max(budget, 512)))
-
-    def add(number: int, length: int, new: int) -> int:
-        config = GenerationConfig(max_new_tokens=new)
-        settings = resolve(config, {}, vocab_size=engine.config.vocab_size, eos_token_id=None)
-        prompt = token_ids(number, length, engine.config.vocab_size)
-        return loop.add(Request(prompt, settings), strategy_for(settings))
-
-    def timed_step() -> float:
-        began = clock()
-        loop.step_or_raise()
-        return clock() - began
-
+    clocked = Clocked(engine, args, args.streams + args.prompts, budget)
+    loop = clocked.loop
     room = engine.config.max_positions - SHORT
-    streams = [add(i, SHORT, room) for i in range(args.streams)]
+    streams = [clocked.add(i, SHORT, room) for i in range(args.streams)]
     while not all(active.started for active in loop.scheduler.running) or loop.scheduler.waiting:
         loop.step_or_raise()
-    calm = [timed_step() for _ in range(CALM)]
-    waiting = {add(args.streams + i, args.length, 1) for i in range(args.prompts)}
+    calm = [clocked.step() for _ in range(CALM)]
+    waiting = {clocked.add(args.streams + i, args.length, 1) for i in range(args.prompts)}
     steps: list[float] = []
     first_tokens: list[float] = []
     while waiting:
-        steps.append(timed_step())
+        steps.append(clocked.step())
         done = {request_id for request_id in waiting if not loop.knows(request_id)}
         first_tokens += [sum(steps)] * len(done)
         waiting -= done
     for request_id in streams:
         loop.abort(request_id)
     return Figures(calm, steps, first_tokens, args.prompts * args.length, args.streams)
+
+
+def beside(engine: "Engine", args: argparse.Namespace, length: int) -> list[float]:
+    """One round with a short prompt beside a long one: the columns of `BESIDE` after the first."""
+    clocked = Clocked(engine, args, 2, None)
+    long = clocked.add(0, length, 1)
+    running = clocked.step()  # the short one comes in while it runs
+    short = clocked.until_ended(clocked.add(1, SHORT, 1))
+    rest = clocked.until_ended(long)
+    seconds = running + sum(short)
+    return [1 + len(short), seconds, running, seconds + sum(rest)]
 
 
 def table(rows: Sequence[Sequence[float]]) -> list[str]:
@@ -129,18 +169,30 @@ def table(rows: Sequence[Sequence[float]]) -> list[str]:
     return lines
 
 
+def beside_table(rows: Sequence[Sequence[float]]) -> list[str]:
+    """The medians beside long prompts as text."""
+    lines = [f"{'beside tokens':>14}{'steps to first token':>22}{'seconds':>9}{'a step, s':>11}{'long one, s':>13}"]
+    for length, steps, seconds, step, long in rows:
+        lines.append(f"{length:>14.0f}{steps:>22.0f}{seconds:>9.2f}{step:>11.2f}{long:>13.2f}")
+    return lines
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the results. Returns the exit code."""
     from minillm import Engine
 
     make_folder(args.out)
     found: dict[int, list[list[float]]] = {budget: [] for budget in args.budgets}
+    by_length: dict[int, list[list[float]]] = {length: [] for length in args.beside}
     with Engine.random(args.shape, max_batch_size=args.streams + args.prompts, threads=args.threads) as engine:
         measure(engine, args, args.budgets[-1])  # warm-up
         for turn in range(args.repeat):
             for budget in args.budgets[:: 1 if turn % 2 else -1]:
                 found[budget].append(measure(engine, args, budget).row())
                 say(f"round {turn + 1}, budget {budget}: p99 {found[budget][-1][3]:.0f} ms between tokens")
+            for length in args.beside:
+                by_length[length].append(beside(engine, args, length))
+                say(f"round {turn + 1}, beside {length} tokens: first token after {by_length[length][-1][1]:.2f} s")
     rows = [[float(budget), *map(statistics.median, zip(*each, strict=True))] for budget, each in found.items()]
     question = f"{args.streams} streams of {args.shape} decode, {args.prompts} prompts of {args.length} tokens come in"
     clock = "CPU time" if args.threads == 1 else "the clock"
@@ -148,6 +200,12 @@ def run(args: argparse.Namespace) -> int:
     path = args.out / f"stalls_{args.shape}.csv"
     write_csv(path, facts, HEADER, [[int(budget), *(f"{value:.4f}" for value in row)] for budget, *row in rows])
     print("\n".join([*headed(facts), *table(rows), ""]))
+    print(f"written: {path}")
+    facts["question"] = f"a prompt of {SHORT} tokens of {args.shape} comes in while a long one is computed"
+    path = args.out / f"stalls_beside_{args.shape}.csv"
+    rows = [[float(length), *map(statistics.median, zip(*each, strict=True))] for length, each in by_length.items()]
+    write_csv(path, facts, BESIDE, [[int(n), int(steps), *(f"{v:.4f}" for v in row)] for n, steps, *row in rows])
+    print("\n".join([*headed(facts), *beside_table(rows), ""]))
     print(f"written: {path}")
     return 0
 
