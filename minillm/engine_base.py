@@ -100,8 +100,10 @@ class EngineBase:
                 prompts that come in. Fewer delay the decoding ones less, and compute prompts more slowly; by default
                 128, and 512 on a GPU, but at least `max_batch_size`. A step without decoding sequences delays nobody,
                 and takes up to 512 tokens of prompts, or as many as this if it is more
-            cache_bytes: memory for the K/V cache; by default enough for `max_batch_size` full contexts, but at most
-                half of the free memory
+            cache_bytes: memory for the K/V cache, used up to the end before texts that have ended lose their pages. By
+                default enough for `max_batch_size` full contexts, but at most an eighth of the free memory, or one full
+                context, if half of the memory holds it; on a GPU half of the free memory. On a CPU it is taken as it is
+                first used, and by default texts that have ended keep little: see `PrefixCache`
             prefix_cache: prompts take over the K/V of all texts, running or finished, that begin with the same tokens,
                 as long as their memory is not needed; False to measure, or to keep finished texts out of memory
             draft: a smaller model with the same vocabulary, for speculative decoding
@@ -218,11 +220,13 @@ class EngineBase:
 
     @property
     def context(self) -> int:
-        """Positions of the context: prompt and new tokens together; with helper models those of the smallest.
+        """Positions of the longest text, prompt and new tokens together: what the model takes and the K/V cache holds.
 
-        Of an encoder-decoder it is the decoder's, and `config.max_source_positions` the longest prompt.
+        With helper models the smallest counts. Of an encoder-decoder it is the decoder's, and
+        `config.max_source_positions` the longest prompt.
         """
-        return self._maker.config.max_positions
+        longest, held = self._maker.config.max_positions, self._dispatcher.loop.longest
+        return longest if held is None or self.config.output != "tokens" else min(longest, held)
 
     @property
     def generation_defaults(self) -> dict[str, Any]:
@@ -381,7 +385,8 @@ class EngineBase:
             tuple(parts.helpers),
             tuple(parts.adapters),
         )
-        cache = PrefixCache if prefix_cache else PagedCache
+        frugal = cache_bytes is None and parts.backend.memory.committed_late
+        cache = partial(PrefixCache, frugal=frugal) if prefix_cache else PagedCache
         limits = Limits.of(parts.backend.memory, max_batch_size, max_batched_tokens)
         if ranks is None:
             pages = 1
@@ -392,8 +397,10 @@ class EngineBase:
         else:
             ranks.check_equal(dtype=str(parts.backend.loader.formats), max_batch_size=max_batch_size)
             ranks.note_weights(parts.model)
-            own, budget = ranks.stage_config(parts.model.config), ranks.cache_bytes(parts.backend.memory, cache_bytes)
-            affordable = partial(affordable_pages, own, parts.backend, max_batch_size, budget, helpers)
+            own, beside = ranks.stage_config(parts.model.config), ranks.world.on_this_machine
+            affordable = partial(
+                affordable_pages, own, parts.backend, max_batch_size, cache_bytes, helpers, processes=beside
+            )
             pages = ranks.least(affordable) if self.config.output == "tokens" else 1
             part = Part(ranks, parts.model, parts.backend, parts.adapters)
             if ranks.rank == 0:

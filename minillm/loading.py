@@ -393,15 +393,20 @@ def affordable_pages(
     sequences: int,
     budget: int | None,
     others: Iterable[ModelConfig] = (),
+    processes: int = 1,
 ) -> int:
     """Number of pages for `sequences` full contexts plus a few guesses, or as many as the budget allows.
+
+    By default they take at most one byte in `Memory.cache_share` of the free memory, or one full context if that is
+    more, for which half of the memory may be taken.
 
     Args:
         config: the model's shape
         backend: decides the page size
         sequences: number that run at once
-        budget: bytes; None for half of the free memory
+        budget: bytes; None for the default
         others: shapes of further models, each of which needs as many pages
+        processes: number of them that share this machine's memory
 
     Raises:
         ParameterError: the budget is less than one page.
@@ -410,11 +415,12 @@ def affordable_pages(
     memory = backend.memory
     position = sum(m.num_layers * memory.position_bytes(m.num_kv_heads, m.head_dim) for m in models)
     page = position * memory.page_size
-    wanted = sequences * (config.max_positions // memory.page_size + 1)
+    context = config.max_positions // memory.page_size + 1
     if config.encoder_layers:
-        wanted += sequences * (config.max_source_positions // memory.page_size + 1)
+        context += config.max_source_positions // memory.page_size + 1
     if budget is None:
-        budget = max(page, memory.free_bytes() // 2)
+        free = memory.free_bytes() // processes
+        budget = max(page, free // memory.cache_share, min(context * page, free // 2))
     if budget < page:
         raise ParameterError(f"cache_bytes should be at least {page} (one page of {memory.page_size}), found {budget}")
-    return min(wanted, budget // page)
+    return min(sequences * context, budget // page)

@@ -146,6 +146,16 @@ class StepLoop:
         return source + shared + width * (cache.pages_for(prompt + positions) - shared)
 
     @property
+    def longest(self) -> int | None:
+        """Maximum number of positions of a sequence that is alone in the caches; None without a model."""
+        if not self.runners:
+            return None
+        cache, config = self.runners["target"].cache, self.runners["target"].model.config
+        pages = min(runner.cache.num_pages for runner in self.runners.values())
+        source = cache.pages_for(config.max_source_positions) if config.encoder_layers else 0
+        return max(1, pages - source) * cache.page_size
+
+    @property
     def busy(self) -> bool:
         """True while any request is queued or running, or its end has not been reported."""
         return bool(self._requests or self._progress)

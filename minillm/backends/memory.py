@@ -172,6 +172,10 @@ class Memory:
     """Tokens of a step in which sequences decode, unless the engine's user says otherwise"""
     max_prompt_tokens = 512
     """Prompt tokens of a forward pass in which no sequence decodes, at least; on a CPU more are hardly faster"""
+    cache_share = 8
+    """The K/V cache takes by default at most one byte in so many of the free memory, but may hold one full context"""
+    committed_late = True
+    """Whether the memory of a cache is provided as its pages are first used, so that unused ones take none"""
     records_adapters = False
     """Whether also passes with LoRA adapters of single requests are recorded"""
     adapter_numbers: dict[str, int] | None = None

@@ -38,17 +38,20 @@ class PagedCache:
         self.storage.first_layer, self.storage.shared = layers.start, shared
         self.copied_positions = 0
         """Positions copied so far, each in all layers."""
+        self._begun = 0
+        """Number of pages that have ever been used, the first ones: only these take memory"""
         self.clear()
 
     def clear(self) -> None:
         """Free all pages. Existing sequences must not be used again."""
         self._references = [0] * self.num_pages
-        self._free = list(range(self.num_pages - 1, -1, -1))
+        self._free = list(range(self._begun - 1, -1, -1))
+        """Pages that were used before; the one that was freed last is taken first"""
 
     @property
     def free_pages(self) -> int:
         """Number of pages that no sequence uses."""
-        return len(self._free)
+        return len(self._free) + self.num_pages - self._begun
 
     @property
     def cached_pages(self) -> int:
@@ -182,7 +185,10 @@ class PagedCache:
         return page
 
     def _next_free(self) -> int:
-        return self._free.pop()
+        if self._free:
+            return self._free.pop()
+        self._begun += 1
+        return self._begun - 1
 
     def _own(self, page: int, used: int) -> int:
         """A page to write to after its first `used` positions: itself if it is not shared, else a copy of these."""

@@ -4,6 +4,10 @@ A page is known by its tokens and those before it (`prefix_tree.PrefixTree`) as 
 the last, partly filled page of a prompt or of a finished text. A prompt takes over the full pages that it begins with,
 and a copy of as many positions of the next one as it has in common with it. Pages that no sequence uses any more stay
 known until their memory is needed; the least recently used ones go first.
+
+It is needed when every page is in use or known. In a frugal cache it is needed before a page is used for the first
+time, where the known ones are pages for `KEPT_POSITIONS`, and `KEPT_TIMES` as many as sequences have used at most. So
+its memory grows with what runs at once, not with the number of texts.
 """
 
 from typing import Any
@@ -12,6 +16,10 @@ from ..batch import TokenSequence
 from .paged import PagedCache
 from .prefix_tree import Node, PrefixTree
 
+KEPT_TIMES = 2
+"""Pages of ended texts that a frugal cache keeps for each page that sequences have used at most"""
+KEPT_POSITIONS = 8192
+"""Positions of ended texts that it keeps in any case"""
 WORTH_WAITING = 16
 """Tokens in common with another prompt that a prompt waits for, to find them computed in the next step"""
 
@@ -19,10 +27,13 @@ WORTH_WAITING = 16
 class PrefixCache(PagedCache):
     """A paged cache whose sequences share the pages of a common beginning."""
 
-    def __init__(self, *arguments: Any, prefix_cache: bool = True, **options: Any) -> None:
-        """As `PagedCache`; without `prefix_cache` nothing is shared."""
+    def __init__(self, *arguments: Any, prefix_cache: bool = True, frugal: bool = False, **options: Any) -> None:
+        """As `PagedCache`; without `prefix_cache` nothing is shared. `frugal`: ended texts take little memory."""
         super().__init__(*arguments, **options)
         self.prefix_cache = prefix_cache
+        self._frugal = frugal
+        self._most_used = 0
+        """The most pages that sequences have used at once"""
 
     def clear(self) -> None:
         """Free all pages and forget what is in them. Existing sequences must not be used again."""
@@ -32,7 +43,7 @@ class PrefixCache(PagedCache):
     @property
     def free_pages(self) -> int:
         """Number of pages that no sequence uses; what is known of `cached_pages` of them is lost when they are used."""
-        return len(self._free) + self._known.unused
+        return super().free_pages + self._known.unused
 
     @property
     def cached_pages(self) -> int:
@@ -172,7 +183,12 @@ class PrefixCache(PagedCache):
     # --- single pages -------------------------------------------------------------------------------------------------
 
     def _next_free(self) -> int:
-        return self._free.pop() if self._free else self._known.evict()
+        unused = self._known.unused
+        self._most_used = max(self._most_used, self._begun - len(self._free) - unused + 1)
+        keeps = max(KEPT_TIMES * self._most_used, self.pages_for(KEPT_POSITIONS)) if self._frugal else self.num_pages
+        if unused and not self._free and (unused >= keeps or self._begun == self.num_pages):
+            return self._known.evict()
+        return super()._next_free()
 
     def _use(self, page: int) -> None:
         """Add a reference to a known page."""

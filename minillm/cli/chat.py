@@ -133,7 +133,7 @@ class Chat:
         from ..models.base import stored_format
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        runner, context = self.engine.runner, f"context {self.engine.config.max_positions:,} tokens"
+        runner, context = self.engine.runner, f"context {self.engine.context:,} tokens"
         dtype = stored_format(runner.model).name
         note(f"{self.name} · {dtype} · {runner.backend.name} · {context} · /help lists commands, Ctrl-D ends")
         read = _editor(self._toolbar)
@@ -149,7 +149,7 @@ class Chat:
 
     def _toolbar(self) -> str:
         """The line below the prompt: as much as fits, of which the name is the least."""
-        used, holds = self.conversation.used_tokens, self.engine.config.max_positions
+        used, holds = self.conversation.used_tokens, self.engine.context
         rate = f" · {self._rate:.0f} tokens/s" if self._rate else ""
         numbers = f"{used:,} of {holds:,} tokens{rate}"
         full, width = f" {self.name} · {numbers} · /help", terminal_width()

@@ -119,7 +119,7 @@ class Conversation:
         """Generate text that continues a prompt, and add it to the messages as `answer`."""
         limit: dict[str, Any] = {}
         if "max_new_tokens" not in fields and "max_length" not in fields:
-            room = self.engine.config.max_positions - len(prompt)
+            room = self.engine.context - len(prompt)
             limit = {"max_new_tokens": max(1, min(room, RAW_TOKENS) if self.raw else room)}
         stream = self.engine.stream(prompt, **limit, **fields)
         self.messages.append(answer)
@@ -144,7 +144,7 @@ class Conversation:
 
     def _prompt(self, fields: Mapping[str, Any]) -> list[int]:
         """The messages as token ids, without the oldest ones if all of them leave no room for an answer."""
-        context = self.engine.config.max_positions
+        context = self.engine.context
         room = min(fields.get("max_new_tokens") or ANSWER_ROOM, ANSWER_ROOM, context // 4)
         longest, forgotten = context - room, self.forgotten
         while True:
@@ -177,7 +177,7 @@ class Conversation:
         try:
             self.used_tokens = len(self._encode_all(self.messages[self.forgotten :])) if self.messages else 0
         except _TooLongError:  # the next message lets the oldest ones fall out
-            self.used_tokens = self.engine.config.max_positions
+            self.used_tokens = self.engine.context
 
     def _encode(self, text: str, *, begin: bool) -> list[int]:
         from ..request import encode_text

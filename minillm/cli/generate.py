@@ -93,14 +93,13 @@ def run(args: argparse.Namespace) -> None:
 def _limited(engine: "Engine", fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with a limit, where neither the user nor the checkpoint has set one.
 
-    Only the context limits a text that can end, or what of it the cache holds.
+    Only the context limits a text that can end.
     """
     if not {"max_new_tokens", "max_length"}.isdisjoint(fields.keys() | engine.generation_defaults.keys()):
         return fields
     if not engine.config.eos_token_ids:
         return fields | {"max_new_tokens": ENDLESS_TOKENS}
-    cache = engine.runner.cache
-    return fields | {"max_length": min(engine.config.max_positions, cache.num_pages * cache.page_size)}
+    return fields | {"max_length": engine.context}
 
 
 def _stream(engine: "Engine", prompt: str, fields: dict[str, Any]) -> float | None:

@@ -85,7 +85,12 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="tokens of a step; fewer let long prompts delay others less (default: 128, on a GPU 512)",
     )
-    group.add_argument("--cache-bytes", type=int, metavar="N", help="memory of the KV cache (default: see `Engine`)")
+    group.add_argument(
+        "--cache-bytes",
+        type=int,
+        metavar="N",
+        help="memory of the KV cache (default: what the batch needs, at most an eighth of the free memory)",
+    )
     group.add_argument("--no-prefix-cache", action="store_true", help="compute prompts with a known beginning anew")
     group.add_argument(
         "--sampling-defaults",

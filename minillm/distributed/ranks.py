@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..backends.memory import Memory
 from ..backends.shapes import ShapeBackend
 from ..config import ModelConfig
 from ..errors import FollowedError, MinillmError, ParameterError, RankError, shown
@@ -170,10 +169,6 @@ class Ranks:
         if placement.threads is not None or neighbours == 1:
             return placement
         return replace(placement, threads=max(1, available_cores() // neighbours))
-
-    def cache_bytes(self, memory: Memory, budget: int | None) -> int:
-        """Memory for this rank's cache: the budget, or half of what is free for the processes of this machine."""
-        return memory.free_bytes() // 2 // self.world.on_this_machine if budget is None else budget
 
     def stage_config(self, config: ModelConfig) -> ModelConfig:
         """A configuration with as many layers as this stage, to count the memory of its cache."""

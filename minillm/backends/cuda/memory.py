@@ -150,6 +150,8 @@ class CudaMemory(Memory):
     """The others' next token waits for this many: on an H100 6 ms at 1.3B, 14 ms at 6.7B. With 2,000 it would be 13 and
     52 ms."""
     runs_ahead = True
+    cache_share = 2
+    committed_late = False
     records_adapters = True
     max_prompt_tokens = 2048
     """Alone, a prompt of 2,000 tokens takes 13 ms at 1.3B and 52 ms at 6.7B on an H100, four of 512 take 26 and 54:
