@@ -24,6 +24,7 @@ T = TypeVar("T")
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% if shout %} LOUD{% endif %}{% endif %}"
+    "{% if reasoning_effort or verbosity or enable_thinking %} ({{ reasoning_effort }}, {{ verbosity }}){% endif %}"
 )
 """For the model in the package, which has none."""
 
