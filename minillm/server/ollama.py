@@ -340,6 +340,9 @@ class _Answer(AnswerWriter):
     the counts.
     """
 
+    silence = b" "
+    """Before a line of JSON; clients that read lines of JSON take no empty ones"""
+
     def __init__(self, exchange: Exchange[ChatRequest], kind: str, use: ToolUse | None) -> None:
         self._exchange, self._kind = exchange, kind
         self._began = time.monotonic_ns()
