@@ -108,7 +108,7 @@ async def running(request: Request) -> Response:
     """Answer GET /api/ps: the models, all of which are loaded."""
     server: Server = request.app.state.server
     forever = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
-    cards = [_card(served) | forever | {"context_length": served.engine.context} for served in server.models.values()]
+    cards = [_card(served) | forever | {"context_length": served.context} for served in server.models.values()]
     return JSONResponse({"models": cards})
 
 
@@ -125,7 +125,7 @@ async def show(request: Request) -> Response:
     capabilities = [name for name, path in CAPABILITIES.items() if path in served.endpoints]
     capabilities += ["tools"] if engine.chat_template is not None else []
     family = card["details"]["family"]
-    info = {"general.architecture": family, f"{family}.context_length": engine.context}
+    info = {"general.architecture": family, f"{family}.context_length": served.context}
     return JSONResponse(
         {
             "modelfile": "",
@@ -251,8 +251,8 @@ def _options(options: Any, served: "Served") -> dict[str, Any]:
         raise ApiError(f"options: expected an object, found {shown(options)}")
     found = {name: value for name, value in (options or {}).items() if value is not None and name not in RUNNING}
     context = found.pop("num_ctx", 0)
-    if isinstance(context, bool) or not isinstance(context, int) or not 0 <= context <= served.engine.context:
-        raise ApiError(f"options.num_ctx={shown(context)}: the context of this model is {served.engine.context}")
+    if isinstance(context, bool) or not isinstance(context, int) or not 0 <= context <= served.context:
+        raise ApiError(f"options.num_ctx={shown(context)}: the context of this model is {served.context}")
     last = found.pop("repeat_last_n", -1)
     if last != -1 and found.get("repeat_penalty", 1) != 1:
         raise ApiError("options.repeat_last_n is not offered: repeat_penalty counts the whole text: set it to -1")

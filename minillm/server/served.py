@@ -80,6 +80,14 @@ class Served:
         return self.aio.engine
 
     @cached_property
+    def context(self) -> int:
+        """Positions of a request, prompt and new tokens together: those of the model, or as many as the cache holds."""
+        if self.engine.config.output != "tokens":
+            return self.engine.context
+        cache = self.engine.runner.cache
+        return min(self.engine.context, cache.num_pages * cache.page_size)
+
+    @cached_property
     def endpoints(self) -> tuple[str, ...]:
         """Paths of the endpoints that depend on what the model computes, and that it has."""
         config, path = self.engine.config, self.engine.path
@@ -135,12 +143,12 @@ class Served:
             asked: the request
             prompts: its prompts
             limits: of the server
-            default: new tokens by default; None: as many as the context holds, for one prompt
+            default: new tokens by default; None: as many as fit, for one prompt
 
         Raises:
             ApiError: a prompt, or a prompt with its new tokens, is too long; or a count is above its limit.
         """
-        fields, request, context = dict(asked.fields), asked.request, self.engine.context
+        fields, request, context = dict(asked.fields), asked.request, self.context
         longest = max(map(len, prompts))
         if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
             raise ApiError(
@@ -204,7 +212,10 @@ class Served:
             prompts = encode()
             config = GenerationConfig.from_dict(self.prepare(asked, prompts, limits, default))
             priority, timeout = request.priority or 0, limits.seconds(request.timeout)
-            return self.engine.requests(prompts, config, priority=priority, timeout=timeout)
+            requests = self.engine.requests(prompts, config, priority=priority, timeout=timeout)
+            if {"max_new_tokens", "max_length"} & asked.fields.keys():
+                return requests
+            return [*map(self.engine.fitted, requests)]
 
         try:
             return await self.aio.submit_made(make, count, request_id=request_id)

@@ -300,6 +300,8 @@ def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
             fields |= {"do_sample": True, "top_k": 1, "top_p": 1e-6}
     elif isinstance(beams, int) and beams > 1 and "temperature" not in fields:
         fields.setdefault("do_sample", False)
+        if fields["do_sample"] is False and "seed" in fields:
+            _check("seed", fields.pop("seed"), "seed")
 
 
 def _is_number(value: Any, number: int) -> bool:
