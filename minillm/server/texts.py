@@ -165,7 +165,7 @@ async def read_request(request: Request, kind: type[S], prefix: str, endpoint: s
     body = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     asked = convert(body, kind)
     served = server.model(asked.model)
-    served.need(endpoint)
+    served.need(endpoint, request.url.path)
     return asked, TextsExchange(server, served, prefix, request)
 
 
