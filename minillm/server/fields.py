@@ -17,6 +17,7 @@ IGNORED = frozenset(
     | {"mm_processor_kwargs", "vllm_xargs", "guided_decoding_backend", "spaces_between_special_tokens"}
     | {"include_reasoning", "thinking_token_budget", "thinking_budget", "reasoning_format", "parse_tool_calls"}
     | {"cache_prompt", "id_slot", "slot_id", "timings_per_token", "return_progress", "keep_alive", "num_ctx"}
+    | {"dry_base", "dry_allowed_length", "dry_penalty_last_n", "xtc_threshold", "dynatemp_exponent"}  # see REFUSED
     # OpenRouter, LiteLLM
     | {"reasoning", "thinking", "provider", "route", "models", "transforms", "usage", "litellm_session_id"}
 )
@@ -55,6 +56,17 @@ REFUSED = {
     "json_schema": "its name here is guided_json",
     "grammar": "give it as guided_grammar, in the form of llguidance",
     "cache_salt": "prefixes are shared by all requests",
+    "kv_transfer_params": "one server computes the whole answer",
+    "logits_processors": "it takes functions, which cannot be sent",
+    "extra_body": "give its fields beside the others",
+    **dict.fromkeys(
+        ("max_repetition_pattern_size", "min_repetition_pattern_size", "repetition_min_count"),
+        "set no_repeat_ngram_size or repetition_penalty",
+    ),
+    **dict.fromkeys(
+        ("dry_multiplier", "xtc_probability", "dynatemp_range", "samplers"),
+        "the sampling fields are those of transformers",
+    ),
 }
 """Fields that are not done -> the reason; one that is empty or false asks for nothing"""
 

@@ -1,21 +1,15 @@
 """Ollama's API about models: /api/tags, /api/ps, /api/show, /api/version. Source: as in `ollama`."""
 
 import hashlib
-import math
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .. import __version__
-from ..checkpoint.gguf import is_gguf, read_gguf, read_shards
 from ..errors import shown
-from ..models import tensor_shapes
-from ..models.base import stored_format, weights_of
 from .exchange import json_of
 from .protocol import ApiError
 
@@ -25,32 +19,6 @@ if TYPE_CHECKING:
 
 CAPABILITIES = {"completion": "/v1/completions", "embedding": "/v1/embeddings"}
 """Ollama's words -> the endpoint of a model that can do it"""
-FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    32: "BF16",
-}
-"""`general.file_type` of a GGUF file -> llama.cpp's name"""
-SHORT = {"float": "F", "bfloat": "BF", "int": "INT"}
-"""Kind of numbers -> its name before their bits"""
-WEIGHT_FILES = (".safetensors", ".bin", ".gguf")
-
-_STORED: "WeakKeyDictionary[Served, tuple[int, str, str]]" = WeakKeyDictionary()
-"""What was read of the models' files"""
 
 
 async def tags(request: Request) -> Response:
@@ -89,7 +57,7 @@ async def show(request: Request) -> Response:
         "attention.head_count_kv": config.num_kv_heads,
         "vocab_size": config.vocab_size,
     }
-    info = {"general.architecture": family, "general.parameter_count": _parameters(served)}
+    info = {"general.architecture": family, "general.parameter_count": engine.summary()["parameters"]}
     return JSONResponse(
         {
             "modelfile": "",
@@ -110,48 +78,23 @@ async def version(request: Request) -> Response:
 
 def card(served: "Served") -> dict[str, Any]:
     """A model in a list."""
-    config, path = served.engine.config, served.engine.path
-    family = type(config).__name__.removesuffix("Config").lower()
-    if served not in _STORED:
-        _STORED[served] = _stored(path, served)
-    size, form, quantization = _STORED[served]
+    family = type(served.engine.config).__name__.removesuffix("Config").lower()
+    stored = served.engine.stored
     return {
         "name": served.name,
         "model": served.name,
         "modified_at": moment(served.created),
-        "size": size,
+        "size": stored.bytes,
         "digest": hashlib.sha256(f"{served.fingerprint} {served.name}".encode()).hexdigest(),
         "details": {
             "parent_model": served.parent or "",
-            "format": form,
+            "format": stored.form,
             "family": family,
             "families": [family],
-            "parameter_size": parameters_text(_parameters(served)),
-            "quantization_level": quantization,
+            "parameter_size": parameters_text(served.engine.summary()["parameters"]),
+            "quantization_level": stored.numbers,
         },
     }
-
-
-def _parameters(served: "Served") -> int:
-    return sum(map(math.prod, tensor_shapes(served.engine.config).values()))
-
-
-def _stored(path: Path | None, served: "Served") -> tuple[int, str, str]:
-    """Bytes of a model's files, or of its weights in memory if it has none, their format, and their quantisation."""
-    model = served.engine.runner.model
-    numbers = stored_format(model)
-    name = f"{SHORT[numbers.kind]}{numbers.bits}"
-    if path is not None and is_gguf(path):
-        gguf = read_gguf(path)
-        files = [shard.path for shard in read_shards(gguf)]
-        return _size(files), "gguf", FILE_TYPES.get(gguf.get("general.file_type", int, -1), name)
-    files = [] if path is None or not path.is_dir() else [*path.iterdir()]
-    size = _size([file for file in files if file.suffix in WEIGHT_FILES])
-    return size or sum(weight.nbytes for weight in weights_of(model)), "safetensors", name
-
-
-def _size(files: list[Path]) -> int:
-    return sum(file.stat().st_size for file in files)
 
 
 def parameters_text(count: int) -> str:

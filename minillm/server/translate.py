@@ -69,7 +69,11 @@ COMPLETIONS = Endpoint(
     {**NAMES, "top_logprobs": "logprobs"},
     {"top_logprobs": "give their number as logprobs"},
 )
-CHAT = Endpoint(ChatRequest, NAMES, {"echo": "/v1/completions has it"})
+CHAT = Endpoint(
+    ChatRequest,
+    NAMES,
+    {"echo": "/v1/completions has it", "add_special_tokens": "the chat template writes them"},
+)
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
     elif isinstance(request, ChatRequest):
         convert_chat(request, fields, names)
     _decide_sampling(fields, names)
+    _drop_defaults(fields)
     return Translated(request, fields, {**endpoint.names, **names}, tuple(body), n if isinstance(n, int) else 1)
 
 
@@ -302,6 +307,17 @@ def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
         fields.setdefault("do_sample", False)
         if fields["do_sample"] is False and "seed" in fields:
             _check("seed", fields.pop("seed"), "seed")
+
+
+def _drop_defaults(fields: dict[str, Any]) -> None:
+    """Drop fields that ask for nothing: the default of something that refines what the request does not ask for."""
+    for name in [*fields]:
+        need, default, value = FIELDS[name].needs, FIELDS[name].default, fields[name]
+        if need is None or value != default or isinstance(value, bool) != isinstance(default, bool):
+            continue
+        asked = fields.get(need, need == "do_sample")
+        if not asked or (need in ("num_beams", "num_beam_groups") and _is_number(asked, 1)):
+            del fields[name]
 
 
 def _is_number(value: Any, number: int) -> bool:

@@ -242,6 +242,73 @@ def test_every_item_of_openais_inputs_is_read_skipped_or_refused_by_decision() -
     assert {*typing.get_args(ResponseIncludable)} == INCLUDED | {LOGPROBS}
 
 
+VLLM: dict[str, Any] = {
+    "frequency_penalty": 0.0,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "n": 1,
+    "presence_penalty": 0.0,
+    "stop": [],
+    "stream": False,
+    "tool_choice": "none",
+    "include_reasoning": True,
+    "parallel_tool_calls": True,
+    "use_beam_search": False,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "bad_words": [],
+    "echo": False,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "add_special_tokens": False,
+    "priority": 0,
+    "request_id": "x",
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "max_repetition_pattern_size": 0,
+    "min_repetition_pattern_size": 0,
+    "repetition_min_count": 0,
+    "vllm_xargs": {},
+    "extra_body": {},
+    "allowed_token_ids": None,
+    "structured_outputs": None,
+}
+"""What a client sends that fills in all defaults of vLLM's server"""
+LLAMA_CPP: dict[str, Any] = {
+    "cache_prompt": True,
+    "dynatemp_range": 0,
+    "dynatemp_exponent": 1,
+    "top_k": 40,
+    "typical_p": 1,
+    "samplers": "",
+    "xtc_probability": 0,
+    "xtc_threshold": 0.1,
+    "dry_multiplier": 0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "timings_per_token": False,
+    "reasoning_format": "auto",
+    "id_slot": -1,
+}
+
+
+@pytest.mark.parametrize("defaults", [VLLM, LLAMA_CPP], ids=["vLLM", "llama.cpp"])
+def test_the_defaults_of_other_servers_are_taken(app: Starlette, defaults: dict[str, Any]) -> None:
+    body = {"messages": PLAIN, "max_tokens": 4, "temperature": 0}
+    whole = post(app, CHATS, body | defaults)
+    assert whole.status_code == 200, whole.text
+    assert whole.json()["choices"] == post(app, CHATS, body).json()["choices"]
+
+
 def test_a_field_that_is_misspelt_still_gets_its_suggestion(app: Starlette) -> None:
     body = {"messages": PLAIN}
     for wrong, right in (("temprature", "temperature"), ("max_token", "max_tokens"), ("tol_choice", "tool_choice")):

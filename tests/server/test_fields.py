@@ -314,4 +314,5 @@ def test_the_name_chooses_the_model(engines: dict[str, Engine], tiny: Starlette)
 def test_chat_takes_no_echo_and_completions_no_messages(app: Starlette) -> None:
     assert error_of(post(app, "/v1/chat/completions", CHATTING | {"echo": True}))["param"] == "echo"
     assert error_of(post(app, "/v1/completions", PLAIN | {"messages": TALK}))["param"] == "messages"
-    assert set(CHAT.elsewhere) == {"echo"}
+    assert error_of(post(app, "/v1/chat/completions", CHATTING | {"add_special_tokens": True}))["param"]
+    assert set(CHAT.elsewhere) == {"echo", "add_special_tokens"}
