@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import random
 import typing
 from typing import Any
 
@@ -423,8 +424,6 @@ def test_counts_of_tokens_have_what_clients_expect(app: Starlette) -> None:
 
 def test_whatever_clients_send_back_is_answered_or_refused(app: Starlette, engine: Engine) -> None:
     """Messages of random keys and values are read by the server's own way as they are by the strict one, or refused."""
-    import random
-
     rng = random.Random(5)
     values: list[Any] = [None, "", "a", 0, [], {}, [None], [{"type": "text", "text": "x"}], {"a": [1]}, ["x"], True]
     keys = [*KEYS, "content", "tool_calls", "tool_call_id", "reasoning_content", "role", "x"]
@@ -442,3 +441,50 @@ def test_whatever_clients_send_back_is_answered_or_refused(app: Starlette, engin
         name = {"name": message["name"]} if plain["role"] == "tool" and message.get("name") is not None else {}
         text = engine.render_chat([*PLAIN, plain | name])
         assert response.json()["tokens"] == engine.tokenizer.encode(text, add_special_tokens=False), json.dumps(message)
+
+
+WORDS = ["Weather?", "Soon.", "", "a\nb", "<|im_end|>", "\u65e5", "{}", " "]
+
+
+def sent_and_plain(rng: random.Random) -> tuple[list[Any], list[Any]]:
+    """A conversation as a client sends it, and with nothing in it that is without effect."""
+    sent: list[dict[str, Any]] = []
+    plain: list[dict[str, Any]] = []
+    for i in range(rng.randrange(1, 6)):
+        role = rng.choice(["user", "assistant", "system", "developer"])
+        texts = rng.choices(WORDS, k=rng.randrange(1, 4))
+        message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": "\n".join(texts)}
+        plain.append(message)
+        sent.append(message | {"role": role} | dict(rng.sample([*KEYS.items()], rng.randrange(4))))
+        if role == "assistant":
+            sent[-1][rng.choice(["reasoning_content", "reasoning", "thinking", "refusal"])] = rng.choice(["hm", None])
+        if rng.random() < 0.5:
+            marks: list[Any] = [{}, {"cache_control": {"type": "ephemeral"}}, {"annotations": []}, {"logprobs": None}]
+            kinds = ["text", "input_text", "output_text"]
+            parts: list[Any] = [{"type": rng.choice(kinds), "text": text} | rng.choice(marks) for text in texts]
+            if rng.random() < 0.3:
+                parts.insert(rng.randrange(len(parts) + 1), {"type": "thinking", "thinking": "hm", "signature": "x"})
+            sent[-1]["content"] = parts
+        if role == "assistant" and rng.random() < 0.5:
+            function = {"name": "get_weather", "arguments": json.dumps({"city": rng.choice(WORDS)})}
+            call = {"id": f"c{i}", "type": "function", "function": function}
+            extra = rng.choice([{}, {"index": 0}, {"provider_specific_fields": {}}])
+            plain[-1] = message | {"tool_calls": [call]}
+            sent[-1]["tool_calls"] = [call | extra]
+            result = {"role": "tool", "tool_call_id": f"c{i}", "content": rng.choice(WORDS)}
+            plain.append(result)
+            sent.append(result | {"timestamp": 5} | rng.choice([{}, {"name": "get_weather"}, {"cache_control": {}}]))
+    return sent, plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 2000, 250))
+def test_conversations_as_clients_send_them_are_read_as_they_are_meant(
+    app: Starlette, engine: Engine, start: int
+) -> None:
+    for number in range(start, start + 250):
+        sent, plain = sent_and_plain(random.Random(number))
+        named = [message | {"name": "get_weather"} if message["role"] == "tool" else message for message in plain]
+        text = engine.render_chat(named, tools=[WEATHER])
+        assert engine.tokenizer is not None
+        assert prompt(app, sent) == engine.tokenizer.encode(text, add_special_tokens=False), number
