@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .decoding.continuation import Progress
 from .decoding.resolving import strategy_for
@@ -173,6 +174,16 @@ class Dispatcher:
                 "an AsyncEngine runs this engine, and takes all that a step brings: use its methods, or generate, "
                 "stream and chat of the engine, in place of add and step"
             )
+
+    def fitted(self, request: Request) -> Request:
+        """The request, with no more new tokens than the K/V cache holds for it alone.
+
+        One that does not fit even so is returned as it is, and refused when it is added.
+        """
+        room = self.loop.room(request, strategy_for(request.settings))
+        if not 0 < room < request.max_new_tokens:
+            return request
+        return replace(request, settings=replace(request.settings, max_new_tokens=room))
 
     def _add(self, request: Request) -> int:
         strategy = strategy_for(request.settings)

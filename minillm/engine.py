@@ -486,6 +486,16 @@ class Engine(EngineBase):
         prompt, rest = self._chat_prompt(messages, fields)
         return self.request(prompt, config, **rest)
 
+    def fitted(self, request: Request) -> Request:
+        """A request, with no more new tokens than the K/V cache holds for it alone; unchanged if it asks for fewer.
+
+        Example:
+            >>> request = engine.request("Once upon a time", max_new_tokens=8)
+            >>> engine.fitted(request) is request
+            True
+        """
+        return self._dispatcher.fitted(request)
+
     def step(self) -> list[Event]:
         """Advance all requests by one forward pass. Returns the events of those made by `add`.
 

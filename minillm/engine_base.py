@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -35,7 +35,7 @@ from .stats import Stats
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .footprint import Footprint
+    from .footprint import Footprint, Stored
 
 
 logger = logging.getLogger("minillm")
@@ -262,6 +262,13 @@ class EngineBase:
         from .footprint import footprints
 
         return footprints(self._dispatcher.loop.runners.values())
+
+    @cached_property
+    def stored(self) -> "Stored":
+        """The bytes of the model's files, their format, and the format of their numbers."""
+        from .footprint import stored
+
+        return stored(self.path, self.runner.model)
 
     def summary(self) -> dict[str, Any]:
         """The model and how it runs, by name, as `repr` and a notebook show it.

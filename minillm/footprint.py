@@ -1,10 +1,12 @@
-"""Device memory: measured, and predicted from the model's shape."""
+"""Memory and files of a model: device memory, measured and predicted from its shape; its files, and their numbers."""
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from .accounting import Storage, activation_bytes, cache_bytes_per_token, weights_bytes
 from .backends.weights import format_of
+from .checkpoint.gguf import is_gguf, read_gguf, read_shards
 from .models.base import Model, stored_format, weights_of
 from .runner import Runner
 
@@ -16,6 +18,55 @@ class Footprint(NamedTuple):
     """ "weights", "cache" or "workspace" """
     taken: int
     predicted: int
+
+
+FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    32: "BF16",
+}
+"""`general.file_type` of a GGUF file -> llama.cpp's name"""
+SHORT = {"float": "F", "bfloat": "BF", "int": "INT"}
+"""Kind of numbers -> its name before their bits"""
+WEIGHT_FILES = (".safetensors", ".bin")
+
+
+class Stored(NamedTuple):
+    """A model as it is stored."""
+
+    bytes: int
+    """Of its files; of a model without files, of its weights in memory"""
+    form: str
+    """ "gguf" or "safetensors" """
+    numbers: str
+    """The type of a GGUF file ("Q4_K_M"), or the format in which most of the numbers are in memory ("BF16")"""
+
+
+def stored(path: Path | None, model: Model) -> Stored:
+    """How a model is stored. `path`: its folder or GGUF file, if it has one."""
+    in_memory = stored_format(model)
+    numbers = f"{SHORT[in_memory.kind]}{in_memory.bits}"
+    if path is not None and is_gguf(path):
+        gguf = read_gguf(path)
+        size = sum(shard.path.stat().st_size for shard in read_shards(gguf))
+        return Stored(size, "gguf", FILE_TYPES.get(gguf.get("general.file_type", int, -1), numbers))
+    files = [] if path is None or not path.is_dir() else [*path.iterdir()]
+    size = sum(file.stat().st_size for file in files if file.suffix in WEIGHT_FILES)
+    return Stored(size or sum(weight.nbytes for weight in weights_of(model)), "safetensors", numbers)
 
 
 def footprints(runners: Collection[Runner]) -> list[Footprint]:

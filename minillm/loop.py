@@ -139,11 +139,25 @@ class StepLoop:
         They share none where each may be computed anew, and always their source. Each model's cache has the same number
         of pages, and no model uses more of them than the target.
         """
-        cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
-        recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
-        shared = prompt // cache.page_size if request.settings.use_cache and not recomputed else 0
+        cache, shared = self.runners["target"].cache, self._shared_pages(request)
         source = cache.pages_for(len(request.source_ids or ()))
-        return source + shared + width * (cache.pages_for(prompt + positions) - shared)
+        return source + shared + width * (cache.pages_for(len(request.prompt_ids) + positions) - shared)
+
+    def _shared_pages(self, request: Request) -> int:
+        """Number of pages of its prompt that a request's sequences share."""
+        recomputed = any(runner.model.config.keys_change_beyond is not None for runner in self.runners.values())
+        if recomputed or not request.settings.use_cache:
+            return 0
+        return len(request.prompt_ids) // self.runners["target"].cache.page_size
+
+    def room(self, request: Request, strategy: Strategy) -> int:
+        """Most new tokens that a request may ask for so that the cache holds it alone; below 1: not even its prompt."""
+        cache, prompt = self.runners["target"].cache, len(request.prompt_ids)
+        width = min(strategy.max_sequences, self.scheduler.limits.max_batch_size)
+        available = min(runner.cache.num_pages for runner in self.runners.values())
+        shared = self._shared_pages(request)
+        own = (available - cache.pages_for(len(request.source_ids or ())) - shared) // width
+        return (shared + own) * cache.page_size - prompt - strategy.extra_positions
 
     @property
     def longest(self) -> int | None:

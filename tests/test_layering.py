@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "accounting": BASE | {"backends", "batch", "config", "hardware", "models", "parallel", "reference"},
     "encoder_pass": BASE | {"backends", "batch", "cache", "models"},
     "runner": BASE | {"backends", "batch", "cache", "decoding", "encoder_pass", "models", "reference"},
-    "footprint": {"accounting", "backends", "models", "runner"},
+    "footprint": {"accounting", "backends", "checkpoint", "models", "runner"},
     "scheduler": BASE | {"backends", "batch", "cache", "decoding", "runner", "source_text", "stats"},
     "ahead": BASE | {"backends", "batch", "decoding", "reference", "runner", "scheduler"},
     "loop": BASE

@@ -34,7 +34,8 @@ _MARK = "MINILLM_CONTINUES_HERE "
 RENDER_ARGUMENTS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 """Arguments of `ChatTemplate.render` besides the messages"""
 
-_OWN = {"messages", "tools", "add_generation_prompt"}
+OWN_VARIABLES = {"messages", "tools", "add_generation_prompt"}
+"""Variables of a template that arguments of `ChatTemplate.render` set"""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class ChatTemplate:
             ParameterError: the arguments contradict each other, or the template does not use a variable.
             CheckpointError: the template is not valid Jinja, or violates the sandbox.
         """
-        if tools is not None and self._for_tools is not self:
-            return self._for_tools.render(
+        if tools is not None and self.for_tools is not self:
+            return self.for_tools.render(
                 messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -82,7 +83,7 @@ class ChatTemplate:
             )
         begins = _begins_answer(add_generation_prompt, continue_final_message)
         offered = None if tools is None else read_tools(tools)
-        knows_tools = "tools" in self._compiled.variables
+        knows_tools = "tools" in self.variables
         chat = read_messages(messages, self._compiled.names, with_calls=not knows_tools)
         if not knows_tools:
             chat = described(chat, offered or [])
@@ -101,6 +102,20 @@ class ChatTemplate:
         """
         return self._compiled.names
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of the template's free variables.
+
+        Raises:
+            CheckpointError: as `render`.
+        """
+        return self._compiled.variables
+
+    @cached_property
+    def for_tools(self) -> "ChatTemplate":
+        """The template of conversations with tools: this one, unless the checkpoint has another for them."""
+        return self if self.tool_use is None else replace(self, source=self.tool_use, tool_use=None)
+
     @cached_property
     def call_format(self) -> CallFormat | None:
         """The form in which a model with this template writes tool calls; None if minillm does not read it."""
@@ -113,12 +128,7 @@ class ChatTemplate:
 
     @property
     def _tools_source(self) -> str:
-        template = self._for_tools
-        return template.source if "tools" in template._compiled.variables else ""
-
-    @cached_property
-    def _for_tools(self) -> "ChatTemplate":
-        return self if self.tool_use is None else replace(self, source=self.tool_use, tool_use=None)
+        return self.for_tools.source if "tools" in self.for_tools.variables else ""
 
     @cached_property
     def _compiled(self) -> "Compiled":
@@ -137,12 +147,12 @@ class ChatTemplate:
             raise ParameterError(f"chat_template_kwargs should be a dict of variables, found {shown(variables)}")
         refuse_documents(variables)
         for name in variables:
-            if name in _OWN:
+            if name in OWN_VARIABLES:
                 raise ParameterError(
                     f"chat_template_kwargs: {name} is an argument of the call, not a template variable"
                 )
-            if name not in self._compiled.variables:
-                known = listed(sorted(self._compiled.variables - _OWN - {"documents"})) or "none"
+            if name not in self.variables:
+                known = listed(sorted(self.variables - OWN_VARIABLES - {"documents"})) or "none"
                 raise ParameterError(
                     f"chat_template_kwargs: the template does not use {shown(name)}; its variables: {known}"
                 )
@@ -261,13 +271,8 @@ def _read_message(where: str, message: Any, names: frozenset[str]) -> dict[str, 
     if "content" not in given:
         raise PromptError(f'{where} has no content: give its text, which may be ""')
     _check_content(where, given["content"], names)
-    known = _ALWAYS | {"name"} if given["role"] == "tool" else _ALWAYS - {"tool_call_id"}
-    for key in given.keys() - known:
-        alike = _REASONING if key in _REASONING else (key,)
-        if not names.intersection(alike):
-            raise PromptError(
-                f"{where}: {shown(key)} has no effect, since the chat template does not use it: leave it out"
-            )
+    for key in unread_keys(given, names):
+        raise PromptError(f"{where}: {shown(key)} has no effect, since the chat template does not use it: leave it out")
     reasoning = next((given[key] for key in _REASONING if key in given), None)
     if reasoning is not None:
         given = {"thinking": reasoning} | given | {"reasoning_content": reasoning}
@@ -276,6 +281,21 @@ def _read_message(where: str, message: Any, names: frozenset[str]) -> dict[str, 
     except (TypeError, ValueError, RecursionError) as error:
         raise PromptError(f"{where} should hold only JSON values: {error!s:.100}") from None
     return copy
+
+
+def unread_keys(message: Message, names: frozenset[str]) -> list[str]:
+    """The keys of a message without effect: those that neither every conversation nor this template reads.
+
+    Args:
+        message: with its role
+        names: keys and texts that the template's source spells out
+    """
+    known = _ALWAYS | {"name"} if message.get("role") == "tool" else _ALWAYS - {"tool_call_id"}
+    return [
+        key
+        for key in message
+        if key not in known and not names.intersection(_REASONING if key in _REASONING else (key,))
+    ]
 
 
 def _check_role(where: str, message: Message) -> None:

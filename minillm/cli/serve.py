@@ -46,6 +46,11 @@ LIMITS: Mapping[str, tuple[type, str, str]] = {
         "SECONDS",
         "time for a client to send its request, and to take each part of its answer (default: 60)",
     ),
+    "keep_alive_interval": (
+        float,
+        "SECONDS",
+        "silence after which a stream sends a comment, as while a prompt is computed (default: 1)",
+    ),
 }
 """Fields of `Limits` -> type, placeholder and help of their flags."""
 

@@ -66,13 +66,15 @@ class Server:
         return list({id(served.aio): served for served in reversed(self.models.values())}.values())
 
     def model(self, name: str | None) -> Served:
-        """The model of a request; the first if it names none.
+        """The model of a request; the first if it names none. Ollama's clients add ":latest" to a name without a tag.
 
         Raises:
             ApiError: there is none of this name.
         """
         if name is None:
             return next(iter(self.models.values()))
+        if name not in self.models:
+            name = name.removesuffix(":latest")
         if name not in self.models:
             message = f"the model {shown(name)} does not exist; there is {listed(self.models)}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
@@ -227,7 +229,7 @@ def _card(served: Served) -> ModelCard:
         created=served.created,
         root=served.root,
         parent=served.parent,
-        max_model_len=served.engine.context,
+        max_model_len=served.context,
     )
 
 

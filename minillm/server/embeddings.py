@@ -1,9 +1,11 @@
-"""/v1/embeddings: texts as vectors, in OpenAI's form.
+"""/v1/embeddings, /api/embed and /api/embeddings: texts as vectors, in OpenAI's form and in Ollama's.
 
-Source: OpenAI's API reference, "Create embeddings"; `normalize` and `truncate_prompt_tokens` are vLLM's.
+Sources: OpenAI's API reference, "Create embeddings"; `normalize` and `truncate_prompt_tokens` are vLLM's; docs/api.md
+of the Ollama repository.
 """
 
 import base64
+import time
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +15,7 @@ from starlette.responses import Response
 
 from ..tokenizer import EncodedText
 from .protocol import ApiError
-from .texts import TextsRequest, answer, listed_texts, read_request
+from .texts import TextsExchange, TextsRequest, answer, listed_texts, read_request
 
 PATH = "/v1/embeddings"
 
@@ -58,25 +60,75 @@ class EmbeddingsResponse(Struct, kw_only=True):
 async def embeddings(request: Request) -> Response:
     """Answer POST /v1/embeddings."""
     asked, exchange = await read_request(request, EmbeddingsRequest, "embd", PATH)
-    if asked.dimensions is not None and asked.dimensions < 1:
-        message = f"dimensions={asked.dimensions}: expected a whole number of at least 1"
-        raise ApiError(message, param="dimensions")
-    served = exchange.served
-    texts = await exchange.encode(listed_texts(asked.input, "input"), asked, "input")
-    engine, lora = served.engine, served.lora
-    normalize, dimensions = asked.normalize, asked.dimensions
-
-    def vectors_of(encoded: list[EncodedText]) -> list[Any]:
-        return [*engine.embed(encoded, normalize=normalize, dimensions=dimensions, lora=lora, progress=False)]
-
-    vectors = await exchange.compute((PATH, normalize, dimensions, lora), vectors_of, texts)
+    vectors = await _vectors(exchange, asked.input, asked, normalize=asked.normalize, dimensions=asked.dimensions)
     data = [
         Embedding(index=i, embedding=_in_base64(vector) if asked.encoding_format == "base64" else vector.tolist())
         for i, vector in enumerate(vectors)
     ]
     usage = EmbeddingsUsage(exchange.prompt_tokens, exchange.prompt_tokens)
-    return answer(EmbeddingsResponse(data=data, model=served.name, usage=usage))
+    return answer(EmbeddingsResponse(data=data, model=exchange.served.name, usage=usage))
+
+
+async def _vectors(
+    exchange: TextsExchange, texts: Any, asked: TextsRequest, *, normalize: bool | None, dimensions: int | None
+) -> list[Any]:
+    """The vectors of a request's texts."""
+    if dimensions is not None and dimensions < 1:
+        raise ApiError(f"dimensions={dimensions}: expected a whole number of at least 1", param="dimensions")
+    engine, lora = exchange.served.engine, exchange.served.lora
+
+    def vectors_of(encoded: list[EncodedText]) -> list[Any]:
+        return [*engine.embed(encoded, normalize=normalize, dimensions=dimensions, lora=lora, progress=False)]
+
+    encoded = await exchange.encode(listed_texts(texts, "input"), asked, "input")
+    return await exchange.compute((PATH, normalize, dimensions, lora), vectors_of, encoded)
 
 
 def _in_base64(vector: Any) -> str:
     return base64.b64encode(vector.astype(np.dtype("<f4")).tobytes()).decode("ascii")
+
+
+# --- Ollama -----------------------------------------------------------------------------------------------------------
+
+
+class EmbedRequest(TextsRequest, kw_only=True):
+    """/api/embed, and with `prompt` /api/embeddings."""
+
+    input: Any = None
+    """A text, or a list of texts"""
+    prompt: str | None = None
+    truncate: bool = True
+    """Whether texts that are too long are cut, or refused"""
+    dimensions: int | None = None
+    options: dict[str, Any] | None = None
+    """Without effect, like the field `keep_alive`"""
+
+
+async def embed(request: Request) -> Response:
+    """Answer POST /api/embed: vectors of length 1."""
+    began = time.monotonic_ns()
+    asked, exchange = await _read_embed(request)
+    texts = asked.input if asked.input not in (None, "", []) else []  # a client asks to load the model, which it is
+    vectors = await _vectors(exchange, texts, asked, normalize=True, dimensions=asked.dimensions) if texts else []
+    return answer(
+        {
+            "model": exchange.served.name,
+            "embeddings": [vector.tolist() for vector in vectors],
+            "total_duration": time.monotonic_ns() - began,
+            "load_duration": 0,
+            "prompt_eval_count": exchange.prompt_tokens,
+        }
+    )
+
+
+async def embed_one(request: Request) -> Response:
+    """Answer POST /api/embeddings, the older form: the vector of one text, as the checkpoint says."""
+    asked, exchange = await _read_embed(request)
+    vectors = await _vectors(exchange, asked.prompt, asked, normalize=None, dimensions=None) if asked.prompt else [()]
+    return answer({"embedding": [*map(float, vectors[0])]})
+
+
+async def _read_embed(request: Request) -> tuple[EmbedRequest, TextsExchange]:
+    asked, exchange = await read_request(request, EmbedRequest, "embd", PATH)
+    asked.truncate_prompt_tokens = -1 if asked.truncate else None
+    return asked, exchange

@@ -100,7 +100,7 @@ def _sizes(served: "Served") -> dict[str, Any]:
         "chat": engine.chat_template is not None,
         "layers": engine.config.num_layers,
         "heads": engine.config.num_heads,
-        "context": engine.context,
+        "context": served.context,
         "vocabulary": engine.config.vocab_size,
         "strategies": strategies(),
     }

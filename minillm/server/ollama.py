@@ -1,79 +1,78 @@
-"""Ollama's API: /api/generate, /api/chat, /api/tags, /api/ps, /api/show, /api/version.
+"""Ollama's API: /api/generate and /api/chat; about models see `ollama_models`, about vectors `embeddings`.
 
-Source: docs/api.md of the Ollama repository. Streams, the default, are lines of JSON; durations are in nanoseconds.
-`options` that change a result are done or refused by name; those about how Ollama loads and runs a model (`RUNNING`,
-and the field `keep_alive`) are accepted without effect: a model here stays loaded as the server started it. Sampling
-that a request leaves open is as in Ollama (`DEFAULTS`), but for its repetition penalty, which is off here.
+Source: docs/api.md and docs/modelfile.md of the Ollama repository. Streams, the default, are lines of JSON; durations
+are in nanoseconds. All options of its documentation are taken: those about how Ollama loads and runs a model
+(`RUNNING`, and the field `keep_alive`) have no effect, since a model here stays loaded as the server started it; what
+can only be done otherwise is said once in the log (`_log_once`). Sampling that a request leaves open is as in Ollama
+(`DEFAULTS`), but for its repetition penalty, which is off here.
 """
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .. import __version__
 from ..chat import Answer, CallParser, ToolCall
+from ..decoding.resolving import NO_FILTER
 from ..errors import printable, shown
+from .embeddings import embed, embed_one
 from .exchange import Exchange, json_of
+from .logprobs import chat_logprobs
+from .ollama_models import model_name, moment, running, show, tags, version
 from .protocol import ApiError, ChatRequest
 from .streaming import AnswerWriter, StreamResponse, encode
 from .tools import ToolUse
 from .translate import CHAT, Translated, translate
 
 if TYPE_CHECKING:
-    from ..results import Event
+    from ..results import Completion, Event
     from .app import Server
     from .served import Served
+
+logger = logging.getLogger("minillm.server")
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 OPTIONS = {
-    "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta")},
 }
 """Options -> the fields of /v1/chat/completions that take their values as they are"""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "num_predict": (-1, -2),
     "min_p": (0,),
     "typical_p": (1,),
     "repeat_penalty": (1,),
     "mirostat": (0,),
-    "tfs_z": (1,),
+    "seed": (-1,),
 }
-"""Options -> values that ask for nothing; num_predict of -1 and -2 goes up to the end of the context, as none does"""
+"""Options -> values that ask for nothing"""
 RUNNING = frozenset(
     {"num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "vocab_only"}
-    | {"use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline"}
+    | {"use_mmap", "use_mlock", "logits_all", "embedding_only", "penalize_newline", "num_gqa", "tfs_z"}
 )
-"""Options without effect here"""
+"""Options without effect here; tfs_z has none in Ollama either"""
 
 FIELDS = {
-    "generate": {"prompt", "system", "raw", "suffix", "template", "context", "images"},
+    "generate": {"prompt", "system", "raw", "suffix", "template", "context", "images", "width", "height", "steps"},
     "chat": {"messages", "tools"},
 }
 COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}
+COMMON |= {"truncate", "shift"}  # without effect: what is too long is refused
 REFUSED = {
     "suffix": "minillm does not insert text",
     "template": "the model's own template is used; raw takes a prompt as it is",
     "context": "use /api/chat, and give the messages",
-    "images": "minillm reads text only",
-    "logprobs": "/v1/chat/completions has it",
-    "top_logprobs": "/v1/chat/completions has it",
+    **dict.fromkeys(("images", "width", "height", "steps"), "minillm reads and writes text only"),
 }
 """Fields that are not offered -> the reason; empty and false values ask for nothing"""
-
-
-CAPABILITIES = {"completion": "/v1/completions", "embedding": "/v1/embeddings"}
-"""Ollama's words -> the endpoint of a model that can do it"""
 
 
 def routes() -> list[Route]:
@@ -81,6 +80,8 @@ def routes() -> list[Route]:
     return [
         Route("/api/generate", generate, methods=["POST"]),
         Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/embeddings", embed_one, methods=["POST"]),
         Route("/api/tags", tags),
         Route("/api/ps", running),
         Route("/api/show", show, methods=["POST"]),
@@ -98,87 +99,9 @@ async def chat(request: Request) -> Response:
     return await _answered(request, "chat")
 
 
-async def tags(request: Request) -> Response:
-    """Answer GET /api/tags: the models."""
-    server: Server = request.app.state.server
-    return JSONResponse({"models": [_card(served) for served in server.models.values()]})
-
-
-async def running(request: Request) -> Response:
-    """Answer GET /api/ps: the models, all of which are loaded."""
-    server: Server = request.app.state.server
-    forever = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
-    cards = [_card(served) | forever | {"context_length": served.engine.context} for served in server.models.values()]
-    return JSONResponse({"models": cards})
-
-
-async def show(request: Request) -> Response:
-    """Answer POST /api/show: about one model."""
-    server: Server = request.app.state.server
-    try:
-        body = await json_of(request, server)
-        served = server.model(_name(server, body.get("model", body.get("name"))))
-    except ApiError as error:
-        return refusal(error)
-    engine, card = served.engine, _card(served)
-    template = "" if engine.chat_template is None else engine.chat_template.source
-    capabilities = [name for name, path in CAPABILITIES.items() if path in served.endpoints]
-    capabilities += ["tools"] if engine.chat_template is not None else []
-    family = card["details"]["family"]
-    info = {"general.architecture": family, f"{family}.context_length": engine.context}
-    return JSONResponse(
-        {
-            "modelfile": "",
-            "parameters": "",
-            "template": template,
-            "details": card["details"],
-            "model_info": info,
-            "capabilities": capabilities,
-            "modified_at": card["modified_at"],
-        }
-    )
-
-
-async def version(request: Request) -> Response:
-    """Answer GET /api/version."""
-    return JSONResponse({"version": __version__})
-
-
-def _card(served: "Served") -> dict[str, Any]:
-    family = type(served.engine.config).__name__.removesuffix("Config").lower()
-    return {
-        "name": served.name,
-        "model": served.name,
-        "modified_at": _moment(served.created),
-        "size": 0,
-        "digest": "",
-        "details": {
-            "parent_model": served.parent or "",
-            "format": "",
-            "family": family,
-            "families": [family],
-            "parameter_size": "",
-            "quantization_level": "",
-        },
-    }
-
-
-def _moment(seconds: float | None = None) -> str:
-    """A time as Ollama writes it."""
-    found = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
-    return found.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
 def refusal(error: ApiError) -> Response:
     """An error in Ollama's form."""
     return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
-
-
-def _name(server: "Server", name: Any) -> str:
-    """A model's name; clients add ":latest" to one without a tag."""
-    if not isinstance(name, str):
-        raise ApiError(f"model: expected a name, found {shown(name)}")
-    return name if name in server.models else name.removesuffix(":latest")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -189,17 +112,17 @@ async def _answered(request: Request, kind: str) -> Response:
     server: Server = request.app.state.server
     try:
         body = await json_of(request, server)
-        served = server.model(_name(server, body.get("model")))
+        served = server.model(model_name(body.get("model")))
         _check(body, kind)
         if body.get("prompt" if kind == "generate" else "messages") in (None, "", []) and not body.get("system"):
-            _options(body.get("options"), served)
-            load = {"model": served.name, "created_at": _moment(), **_said(kind, ""), "done": True}
+            _options(body.get("options"))
+            load = {"model": served.name, "created_at": moment(), **_said(kind, ""), "done": True}
             return JSONResponse(load | {"done_reason": "load"})  # a client asks to load the model, which it is
         asked = _translated(body, kind, served)
         exchange = Exchange(server, served, asked, "ollama", request)
         use = exchange.tool_use()
         answer = _Answer(exchange, kind, use)
-        await exchange.submit(partial(_prompt, exchange, body, kind, use), 1, None)
+        await exchange.submit(partial(_prompt, exchange, body, kind, use), 1, _length(body.get("options"), served))
         if body.get("stream") is not False:
             return StreamResponse(exchange, answer, media_type="application/x-ndjson")
         return exchange.json(await answer.whole())
@@ -218,7 +141,8 @@ def _check(body: Mapping[str, Any], kind: str) -> None:
             raise ApiError(f"{name} is not offered: {REFUSED[name]}")
         if name not in COMMON | FIELDS[kind]:
             raise ApiError(f"unknown field {shown(name)}: known are {', '.join(sorted(COMMON | FIELDS[kind]))}")
-    for expected, kind_of, names in (("true or false", bool, ("stream", "raw")), ("text", str, ("prompt", "system"))):
+    flags = ("stream", "raw", "logprobs")
+    for expected, kind_of, names in (("true or false", bool, flags), ("text", str, ("prompt", "system"))):
         for name in names:
             if not isinstance(body.get(name), kind_of | None):
                 raise ApiError(f"{name}: expected {expected}, found {shown(body[name])}")
@@ -233,6 +157,8 @@ def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Transla
     given: dict[str, Any] = {"messages": _messages(body, kind)}
     given |= {"tools": body.get("tools")} if kind == "chat" else {}
     given |= _thinking(body.get("think"), served)
+    if body.get("logprobs") or body.get("top_logprobs"):
+        given |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
     form = body.get("format")
     if form == "json":
         given["guided_json"] = {"type": "object"}
@@ -241,31 +167,58 @@ def _translated(body: Mapping[str, Any], kind: str, served: "Served") -> Transla
     elif form not in (None, ""):
         raise ApiError(f'format={shown(form)}: expected "json" or a JSON schema')
     back = {field: f"options.{option}" for option, field in OPTIONS.items()} | {"guided_json": "format"}
-    asked = translate(given | _options(body.get("options"), served), CHAT, back)
+    asked = translate(given | _options(body.get("options")), CHAT, back)
     return replace(asked, names={field: back.get(name, name) for field, name in asked.names.items()})
 
 
-def _options(options: Any, served: "Served") -> dict[str, Any]:
-    """Options as fields of /v1/chat/completions, with Ollama's defaults."""
+def _options(options: Any) -> dict[str, Any]:
+    """Options as fields of /v1/chat/completions, with Ollama's defaults; without the length."""
     if not isinstance(options, dict | None):
         raise ApiError(f"options: expected an object, found {shown(options)}")
-    found = {name: value for name, value in (options or {}).items() if value is not None and name not in RUNNING}
-    context = found.pop("num_ctx", 0)
-    if isinstance(context, bool) or not isinstance(context, int) or not 0 <= context <= served.engine.context:
-        raise ApiError(f"options.num_ctx={shown(context)}: the context of this model is {served.engine.context}")
-    last = found.pop("repeat_last_n", -1)
-    if last != -1 and found.get("repeat_penalty", 1) != 1:
-        raise ApiError("options.repeat_last_n is not offered: repeat_penalty counts the whole text: set it to -1")
-    kept = {name: value for name, value in found.items() if value not in _NEUTRAL.get(name, ())}
-    for name in kept:
+    given = {name: value for name, value in (options or {}).items() if value is not None and name not in RUNNING}
+    for name in ("num_ctx", "num_predict"):
+        given.pop(name, None)
+    last = given.pop("repeat_last_n", -1)
+    if last == 0:
+        given.pop("repeat_penalty", None)
+    elif last != -1 and given.get("repeat_penalty", 1) != 1:
+        _log_once("options.repeat_last_n: repeat_penalty counts the whole text")
+    if given.get("mirostat") == 1:
+        _log_once("options.mirostat: 1 is done as 2, the later version")
+        given["mirostat"] = 2
+    asked = {name: value for name, value in given.items() if value not in _NEUTRAL.get(name, ())}
+    for name in asked:
         if name not in OPTIONS:
-            raise ApiError(f"options.{printable(name)} is not offered; known are {', '.join(sorted(OPTIONS))}")
-    fields = {OPTIONS[name]: value for name, value in kept.items()}
-    if "mirostat" in fields:
-        return fields  # it replaces the filters
+            known = ", ".join(sorted(OPTIONS.keys() | RUNNING | {"num_ctx", "num_predict", "repeat_last_n"}))
+            raise ApiError(f"options.{printable(name)} is not offered; known are {known}")
+    fields = {OPTIONS[name]: value for name, value in asked.items()}
+    if "mirostat" in fields:  # it replaces the filters
+        return {name: value for name, value in fields.items() if name not in NO_FILTER}
     for name in ("mirostat_tau", "mirostat_eta"):  # clients send them with every request
         fields.pop(name, None)
     return DEFAULTS | fields
+
+
+def _length(options: Mapping[str, Any] | None, served: "Served") -> int | None:
+    """The new tokens that the options allow, as far as they fit; None: as many as fit, as Ollama does it for 0, -1, -2.
+
+    A context beyond the model's is that of the model.
+    """
+    lengths = {}
+    for name in ("num_predict", "num_ctx"):
+        value = (options or {}).get(name)
+        if isinstance(value, bool) or not isinstance(value, int | None):
+            raise ApiError(f"options.{name}={shown(value)}: expected a whole number")
+        lengths[name] = value or 0
+    if lengths["num_ctx"] > served.context:
+        _log_once(f"options.num_ctx is above the context of {served.name}, {served.context}, which counts")
+    return lengths["num_predict"] if lengths["num_predict"] > 0 else None
+
+
+@lru_cache(64)
+def _log_once(message: str) -> None:
+    """Say once how an option is done."""
+    logger.warning("Ollama's API: %s", message)
 
 
 def _thinking(think: Any, served: "Served") -> dict[str, Any]:
@@ -292,10 +245,10 @@ def _message(message: Any) -> Any:
         return message
     if message.get("images"):
         raise ApiError(f"images is not offered: {REFUSED['images']}")
-    found = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
-    if "tool_name" in message:
-        found["name"] = message["tool_name"]
-    return found
+    read = {key: value for key, value in message.items() if key not in ("images", "tool_name")}
+    if message.get("tool_name") is not None:
+        read["name"] = message["tool_name"]
+    return read
 
 
 def _prompt(
@@ -340,6 +293,9 @@ class _Answer(AnswerWriter):
     the counts.
     """
 
+    silence = b" "
+    """Before a line of JSON; clients that read lines of JSON take no empty ones"""
+
     def __init__(self, exchange: Exchange[ChatRequest], kind: str, use: ToolUse | None) -> None:
         self._exchange, self._kind = exchange, kind
         self._began = time.monotonic_ns()
@@ -350,7 +306,10 @@ class _Answer(AnswerWriter):
         """The line of an event."""
         self._last = event
         text, calls = self._reading.add(event.text, last=event.finish_reason is not None)
-        return self._line(_said(self._kind, text, calls) | {"done": False}) if text or calls else b""
+        logprobs = self._logprobs(event)
+        if not (text or calls or logprobs):
+            return b""
+        return self._line(_said(self._kind, text, calls) | logprobs | {"done": False})
 
     def end(self) -> bytes:
         """The last line."""
@@ -373,13 +332,20 @@ class _Answer(AnswerWriter):
         [completion] = generation.completions
         text, calls = self._reading.add(completion.text, last=True)
         end = self._end(completion.finish_reason, generation.prefill_seconds, generation.decode_seconds)
-        return self._head() | _said(self._kind, text, calls) | end
+        return self._head() | _said(self._kind, text, calls) | self._logprobs(completion) | end
+
+    def _logprobs(self, piece: "Event | Completion") -> dict[str, Any]:
+        """The log-probabilities of new tokens, if they are asked for."""
+        if not piece.logprobs:
+            return {}
+        texts, top = self._exchange.served.texts, piece.top_logprobs or ()
+        return {"logprobs": chat_logprobs(texts, piece.token_ids, piece.logprobs, top).content}
 
     def _line(self, answer: dict[str, Any]) -> bytes:
         return encode(self._head() | answer) + b"\n"
 
     def _head(self) -> dict[str, Any]:
-        return {"model": self._exchange.served.name, "created_at": _moment()}
+        return {"model": self._exchange.served.name, "created_at": moment()}
 
     def _end(self, reason: str | None, prefill: float, decode: float) -> dict[str, Any]:
         """The reason of the end, counts and durations; `prefill` and `decode` are in seconds."""

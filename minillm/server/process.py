@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,6 +33,8 @@ KEEP_ALIVE = 65
 """Seconds for which an idle connection stays open; more than the 60 of common proxies, which then close it first."""
 FLUSH_SECONDS = 5
 """Time for the last bytes of streams, after everything was drained."""
+PROBE_SECONDS = 0.1
+"""Time until a client that has ended its side is sent a second byte; doubled for each further one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +216,59 @@ def _impatient(seconds: float) -> type[asyncio.Protocol]:
             self._timer.cancel()
             super().connection_lost(error)
 
+        def eof_received(self) -> bool:
+            return _answers_on(self)
+
         def _end_if_silent(self) -> None:
             if self.cycle is None:  # the request that it answers
                 self.transport.close()
 
     return Connection
+
+
+def _answers_on(connection: Any) -> bool:
+    """True if a client that has ended its side of a connection gets its answer: the connection stays open for it."""
+    cycle = connection.cycle  # of the last request
+    answering = cycle is not None and not cycle.more_body and not cycle.response_complete
+    if not answering or connection.transport.get_extra_info("sslcontext") is not None:  # TLS ends both sides
+        return False
+    cycle.keep_alive = False
+    if not getattr(connection, "pipeline", ()):  # else an earlier request is answered
+        cycle.transport = _HalfClosed(connection.transport, cycle)
+    return True
+
+
+class _HalfClosed:
+    """The connection of a client that has ended its side while it waits: it may read on, or have left.
+
+    Only sending tells which: the system of a client that has left refuses what comes. So the bytes with which every
+    answer begins are sent ahead, one now and then, as long as there is no answer.
+    """
+
+    BEGINNING = b"HTTP/1.1 "
+
+    def __init__(self, transport: asyncio.Transport, cycle: Any) -> None:
+        """Args:
+        transport: the connection
+        cycle: uvicorn's, of the request and its answer
+        """
+        self._transport, self._cycle, self._sent = transport, cycle, 0
+        self._probe()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _probe(self) -> None:
+        if self._cycle.response_started or self._transport.is_closing() or self._sent == len(self.BEGINNING):
+            return
+        self._transport.write(self.BEGINNING[self._sent : self._sent + 1])
+        asyncio.get_running_loop().call_later(PROBE_SECONDS * 2**self._sent, self._probe)
+        self._sent += 1
+
+    def write(self, data: bytes) -> None:
+        """Send the rest of a piece of the answer, of which the first bytes may have been sent."""
+        sent, self._sent = self._sent, 0
+        self._transport.write(data[sent:])
 
 
 def serve(

@@ -100,8 +100,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-    """OpenAI pads its chunks against eavesdroppers; not done here, so True is refused"""
+    include_obfuscation: bool | None = None
+    """OpenAI pads its chunks against eavesdroppers; without effect here"""
+    continuous_usage_stats: Literal[False] | None = None
+    """vLLM counts in every chunk; not done here, so True is refused"""
 
 
 class GenerationRequest(Struct, kw_only=True):
@@ -112,9 +114,7 @@ class GenerationRequest(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
-    """A label for the operator, like the next two; it never changes an answer"""
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    """A label for the operator; it never changes an answer"""
     ignore_eos: bool | None = None
     """vLLM, and all below: an end-of-sequence token does not end the text"""
     stop_token_ids: list[int] | None = None
@@ -160,6 +160,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """vLLM, like the next two: begin an answer; by default unless the last message is continued"""
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """A variable of the template, like the next two, if it uses them"""
+    verbosity: str | None = None
+    enable_thinking: bool | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):

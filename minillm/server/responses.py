@@ -1,14 +1,16 @@
 """/v1/responses: text and calls of functions by OpenAI's Responses API.
 
-Source: OpenAI's API reference, "Responses", with its streaming events. Nothing is stored, so `store: true`,
-`previous_response_id` and `conversation` are refused: give the whole conversation as `input`. A function is `strict`
-only if it says so. Generation fields of the engine are taken as in /v1/chat/completions.
+Source: OpenAI's API reference, "Responses", with its streaming events. Nothing is stored, so `previous_response_id`,
+`conversation` and references to items are refused: give the whole conversation as `input`. A function is `strict` only
+if it says so. Tools of other types, and what other servers' tools have left in the input, are skipped, with a line in
+the log for each type. Generation fields of the engine are taken as in /v1/chat/completions.
 """
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -16,11 +18,12 @@ from starlette.responses import Response
 
 from ..chat.call_parser import CallParser
 from ..chat.calls import ArgumentsDelta, CallBegin, ContentDelta, Delta
-from ..errors import listed, shown
+from ..errors import listed, printable, shown
 from .exchange import Exchange, json_of
+from .fields import REFUSED_IN_RESPONSES
 from .logprobs import chat_logprobs
+from .messages import ROLES, TEXT_PARTS, custom_call, is_text, read_parts
 from .protocol import ApiError, ChatRequest, GenerationRequest, ResponseFormat
-from .served import ROLES
 from .streaming import AnswerWriter, StreamResponse, encode
 from .tools import ToolUse
 from .translate import NAMES, Endpoint, Translated, convert_chat, translate
@@ -29,8 +32,25 @@ if TYPE_CHECKING:
     from ..results import Event
     from .app import Server
 
+logger = logging.getLogger("minillm.server")
+
 LOGPROBS = "message.output_text.logprobs"
-"""The one value of `include` that is offered"""
+"""The value of `include` that adds something here"""
+INCLUDED = frozenset(
+    {"reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"}
+    | {"web_search_call.action.sources", "code_interpreter_call.outputs", "message.input_image.image_url"}
+    | {"computer_call_output.output.image_url"}
+)
+"""Those about items that no response has here"""
+
+SKIPPED = frozenset(
+    {"reasoning", "compaction", "compaction_trigger", "configuration_update", "additional_tools", "program"}
+    | {"file_search_call", "web_search_call", "image_generation_call", "code_interpreter_call", "computer_call"}
+    | {"computer_call_output", "tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"}
+    | {"shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "program_output"}
+    | {"mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call"}
+)
+"""Types of items that belong to tools, thoughts and contexts of other servers"""
 
 
 class ResponsesRequest(GenerationRequest, kw_only=True):
@@ -47,38 +67,11 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     metadata: dict[str, str] | None = None
     """Given back with the response"""
     include: list[str] | None = None
+    reasoning: dict[str, Any] | None = None
+    """`effort` is a variable of the template, if it uses it"""
 
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "truncation": ("disabled",),
-    "background": (False,),
-    "service_tier": ("auto", "default"),
-    "reasoning": ({},),
-}
-REFUSED = {
-    "store": "nothing is stored",
-    "previous_response_id": "nothing is stored: give the conversation as input",
-    "conversation": "nothing is stored: give the conversation as input",
-    "background": "nothing is stored: keep the connection",
-    "truncation": "minillm does not shorten conversations",
-    "reasoning": "/v1/chat/completions takes the template's variables as chat_template_kwargs",
-    "prompt": "nothing is stored: give the text as instructions or input",
-    "max_tool_calls": "minillm runs no tools itself",
-    "n": "there is one response: ask several times",
-    "num_return_sequences": "there is one response: ask several times",
-    "use_beam_search": "set num_beams",
-    "max_tokens": "its name here is max_output_tokens",
-    "max_completion_tokens": "its name here is max_output_tokens",
-    "max_new_tokens": "its name here is max_output_tokens",
-    "response_format": "its name here is text.format",
-    "echo": "/v1/completions has it",
-    "return_token_ids": "/v1/chat/completions has it",
-    "return_tokens_as_token_ids": "/v1/chat/completions has it",
-}
-"""Fields that are not offered -> the reason; `NEUTRAL` has values of some that ask for what happens anyway."""
-
-RESPONSES = Endpoint(ResponsesRequest, NAMES | {"max_new_tokens": "max_output_tokens"}, {})
+RESPONSES = Endpoint(ResponsesRequest, NAMES | {"max_new_tokens": "max_output_tokens"}, REFUSED_IN_RESPONSES)
 
 
 async def responses(request: Request) -> Response:
@@ -109,10 +102,7 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
     Raises:
         ApiError: a field is unknown, not offered, or malformed.
     """
-    for name in body.keys() & REFUSED.keys():
-        if body[name] is not None and body[name] not in NEUTRAL.get(name, ()):
-            raise ApiError(f"{name} is not offered: {REFUSED[name]}", param=name, code="unsupported_parameter")
-    asked = translate({name: value for name, value in body.items() if name not in REFUSED}, RESPONSES)
+    asked = translate(body, RESPONSES)
     given = asked.request
     if given.metadata is not None and len(given.metadata) > 16:
         raise ApiError("metadata: expected at most 16 pairs", param="metadata")
@@ -120,9 +110,11 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
     if given.max_output_tokens is not None:
         fields["max_new_tokens"] = given.max_output_tokens
     for what in given.include or ():
-        if what != LOGPROBS:
-            raise ApiError(f"include={shown(what)}: expected {LOGPROBS!r}", param="include")
-        fields.setdefault("logprobs", True)
+        if what == LOGPROBS:
+            fields.setdefault("logprobs", True)
+        elif what not in INCLUDED:
+            raise ApiError(f"include={shown(what)}: expected {listed([LOGPROBS, *sorted(INCLUDED)])}", param="include")
+    effort, verbosity = (given.reasoning or {}).get("effort"), (given.text or {}).get("verbosity")
     chat = ChatRequest(
         messages=_messages(given),
         tools=_tools(given.tools),
@@ -133,6 +125,8 @@ def _read(body: dict[str, Any]) -> tuple[Translated[ChatRequest], ResponsesReque
         ignore_eos=given.ignore_eos,
         priority=given.priority,
         timeout=given.timeout,
+        reasoning_effort=effort if isinstance(effort, str) else None,
+        verbosity=verbosity if isinstance(verbosity, str) else None,
     )
     try:
         convert_chat(chat, fields, names)
@@ -158,27 +152,46 @@ def _messages(given: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def _append(chat: list[dict[str, Any]], where: str, item: Any) -> None:
-    """Append an item of the input; a call belongs to the assistant's message before it."""
+    """Append an item of the input."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message":
         if item.get("role") not in ROLES:
             raise ApiError(f"{where}.role: expected {listed(ROLES)}, found {shown(item.get('role'))}", param="input")
-        chat.append({"role": item.get("role"), "content": _content(where, item.get("content"))})
-    elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        for field, value in (("call_id", call["id"]), ("name", function["name"])):
-            if not isinstance(value, str):
-                raise ApiError(f"{where}.{field}: expected text, found {shown(value)}", param="input")
-        if not chat or chat[-1]["role"] != "assistant":
-            chat.append({"role": "assistant", "content": ""})
-        chat[-1].setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
+        content = item.get("content")
+        if content is None and item["role"] == "assistant":
+            content = ""
+        chat.append({"role": item["role"], "content": _content(where, content)})
+    elif kind in ("function_call", "custom_tool_call"):
+        _append_call(chat, where, item)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         content = _content(where, item.get("output"))
         chat.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    else:
+    elif isinstance(kind, str) and kind in SKIPPED:
+        _log_skipped("items", kind)
+    elif kind != "item_reference" or not str(item.get("id")).startswith("rs_"):  # of thoughts, no text is missed
         expected = "expected a message, a function_call or a function_call_output"
-        raise ApiError(f"{where}: {expected}, found {shown(kind or item)}", param="input")
+        advice = ": nothing is stored: send the item itself" if kind == "item_reference" else ""
+        raise ApiError(f"{where}: {expected}, found {shown(kind or item)}{advice}", param="input")
+
+
+def _append_call(chat: list[dict[str, Any]], where: str, item: dict[str, Any]) -> None:
+    """Append a call, which belongs to the assistant's message before it."""
+    function = {"name": item.get("name"), "arguments": item.get("arguments") or ""}
+    if item["type"] == "custom_tool_call":
+        function = custom_call(item.get("name"), item.get("input"))
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    for field, value in (("call_id", call["id"]), ("name", function["name"])):
+        if not isinstance(value, str):
+            raise ApiError(f"{where}.{field}: expected text, found {shown(value)}", param="input")
+    if not chat or chat[-1]["role"] != "assistant":
+        chat.append({"role": "assistant", "content": ""})
+    chat[-1].setdefault("tool_calls", []).append(call)
+
+
+@lru_cache(64)
+def _log_skipped(what: str, kind: str) -> None:
+    """Say once that something in requests to this endpoint has no effect."""
+    logger.warning("/v1/responses: %s of the type %s are skipped: minillm has no such tools", what, printable(kind))
 
 
 def _content(where: str, content: Any) -> Any:
@@ -187,37 +200,38 @@ def _content(where: str, content: Any) -> Any:
         return content
     if not isinstance(content, list):
         raise ApiError(f"{where}: expected a text, or its parts, found {shown(content)}", param="input")
-    parts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "refusal"):
-            raise ApiError(
-                f"{where}: expected parts of the type input_text, found {shown(kind or part)}", param="input"
-            )
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise ApiError(f"{where}: expected the text of a part, found {shown(text)}", param="input")
-        parts.append({"type": "text", "text": text})
+    parts = read_parts(content)
+    for part in parts:
+        if not is_text(part):
+            kind = part.get("type") if isinstance(part, dict) else None
+            found = shown(part if kind in (None, *TEXT_PARTS) else kind)
+            raise ApiError(f"{where}: expected parts of the type input_text, found {found}", param="input")
     return parts
 
 
 def _tools(tools: list[Any] | None) -> list[Any] | None:
-    """Definitions in the form of a chat: here they have no object of their own for the function."""
+    """Definitions of functions in the form of a chat: here they have no object of their own for the function."""
     if tools is None:
         return None
-    found = []
+    functions = []
     for i, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise ApiError(f"tools[{i}]: expected a tool of the type function, found {shown(tool)}", param="tools")
-        found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
-    return found
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str):
+            raise ApiError(f"tools[{i}]: expected a tool with its type, found {shown(tool)}", param="tools")
+        if kind == "function":
+            definition = {key: tool[key] for key in ("name", "description", "parameters", "strict") if key in tool}
+            functions.append({"type": kind, "function": definition})
+        else:
+            _log_skipped("tools", kind[:100])
+    return functions
 
 
 def _tool_choice(choice: Any) -> Any:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        allowed = {"mode": choice.get("mode"), "tools": [{"function": tool} for tool in choice["tools"]]}
+        functions = [tool for tool in choice["tools"] if not isinstance(tool, dict) or tool.get("type") == "function"]
+        allowed = {"mode": choice.get("mode"), "tools": [{"function": tool} for tool in functions]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
 
@@ -225,8 +239,8 @@ def _tool_choice(choice: Any) -> Any:
 def _format(text: Mapping[str, Any] | None) -> ResponseFormat | None:
     if text is None:
         return None
-    form = text.get("format", {"type": "text"})
-    wrong = text.keys() - {"format"} - ({"verbosity"} if text.get("verbosity") in (None, "medium") else set())
+    form = text.get("format") or {"type": "text"}
+    wrong = text.keys() - {"format", "verbosity"}
     if wrong or not isinstance(form, dict) or not isinstance(form.get("type"), str):
         found = shown(min(wrong) if wrong else form)
         raise ApiError(f'text: expected {{"format": {{"type": ...}}}}, found {found}', param="text")
@@ -336,7 +350,7 @@ class _Shape:
             "metadata": given.metadata or {},
             "parallel_tool_calls": given.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": (given.reasoning or {}).get("effort"), "summary": None},
             "service_tier": "default",
             "store": False,
             "temperature": fields.get("temperature", defaults["temperature"]) if fields.get("do_sample", True) else 0.0,
@@ -359,9 +373,10 @@ class _Shape:
         usage = None
         if status != "in_progress":
             found = self._exchange.usage()
+            cached = found.prompt_tokens_details.cached_tokens
             usage = {
                 "input_tokens": found.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": found.prompt_tokens_details.cached_tokens},
+                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": found.prompt_tokens - cached},
                 "output_tokens": found.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": found.total_tokens,

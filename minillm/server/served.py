@@ -10,10 +10,11 @@ from .. import __version__
 from ..chat import CallFormat
 from ..decoding.settings import FIELDS, GenerationConfig
 from ..decoding.strategy import Request
-from ..errors import MinillmError, PromptError, listed, shown
+from ..errors import MinillmError, PromptError, shown
 from ..request import encode_prompt, encode_text, source_config
 from .limits import Limits
 from .logprobs import TokenTexts
+from .messages import conversation, template_variables
 from .protocol import ApiError, GenerationRequest
 from .text_queue import TextQueue
 from .translate import Translated
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 OPENAI_DEFAULTS = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 """Generation fields that a request leaves out, where OpenAI's default differs from transformers'."""
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of messages; a template may have more"""
 
 _COUNTS = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_return_sequences", "stop_strings"}
 
@@ -80,6 +78,14 @@ class Served:
     def engine(self) -> "Engine":
         """The engine behind `aio`."""
         return self.aio.engine
+
+    @cached_property
+    def context(self) -> int:
+        """Positions of a request, prompt and new tokens together: those of the model, or as many as the cache holds."""
+        if self.engine.config.output != "tokens":
+            return self.engine.context
+        cache = self.engine.runner.cache
+        return min(self.engine.context, cache.num_pages * cache.page_size)
 
     @cached_property
     def endpoints(self) -> tuple[str, ...]:
@@ -137,12 +143,12 @@ class Served:
             asked: the request
             prompts: its prompts
             limits: of the server
-            default: new tokens by default; None: as many as the context holds, for one prompt
+            default: new tokens by default; None: as many as fit, for one prompt
 
         Raises:
             ApiError: a prompt, or a prompt with its new tokens, is too long; or a count is above its limit.
         """
-        fields, request, context = dict(asked.fields), asked.request, self.engine.context
+        fields, request, context = dict(asked.fields), asked.request, self.context
         longest = max(map(len, prompts))
         if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
             raise ApiError(
@@ -206,7 +212,10 @@ class Served:
             prompts = encode()
             config = GenerationConfig.from_dict(self.prepare(asked, prompts, limits, default))
             priority, timeout = request.priority or 0, limits.seconds(request.timeout)
-            return self.engine.requests(prompts, config, priority=priority, timeout=timeout)
+            requests = self.engine.requests(prompts, config, priority=priority, timeout=timeout)
+            if {"max_new_tokens", "max_length"} & asked.fields.keys():
+                return requests
+            return [*map(self.engine.fitted, requests)]
 
         try:
             return await self.aio.submit_made(make, count, request_id=request_id)
@@ -229,73 +238,17 @@ class Served:
         Raises:
             PromptError, ParameterError, CheckpointError: as `Engine.render_chat`; or it is empty.
         """
+        template, messages, variables = self.engine.chat_template, request.messages, None
+        if template is not None:
+            template = template if tools is None else template.for_tools
+            messages, variables = conversation(messages, template), template_variables(request, template)
         text = self.engine.render_chat(
-            self.conversation(request.messages),
+            messages,
             tools=tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
-            chat_template_kwargs=request.chat_template_kwargs,
+            chat_template_kwargs=variables,
         )
         if not text:
             raise PromptError("the chat template renders these messages as an empty text")
         return text
-
-    def conversation(self, messages: list[Any]) -> list[Any]:
-        """Messages of OpenAI's form in the form that the model's template reads.
-
-        The role "developer" becomes "system" if the template knows no developer, and text parts become one text,
-        with line breaks between them, if it reads no parts. The result of a call gets the name of its function, which
-        some templates need, from the call of the same id.
-
-        Raises:
-            PromptError: a role that neither OpenAI's API nor the template has: many templates would write any.
-        """
-        template = self.engine.chat_template
-        names = frozenset() if template is None else template.names
-        called: dict[str, str] = {}
-        chat = []
-        for i, message in enumerate(messages):
-            found = self._message(message, names)
-            if isinstance(found, dict):
-                role = found.get("role")
-                if isinstance(role, str) and role not in ROLES and role not in names:
-                    raise PromptError(f"messages[{i}].role: expected {listed(ROLES)}, found {shown(role)}")
-                called |= _called(found)
-                call = found.get("tool_call_id")
-                if found.get("role") == "tool" and isinstance(call, str) and call in called:
-                    found = {"name": called[call]} | found
-            chat.append(found)
-        return chat
-
-    def _message(self, message: Any, names: frozenset[str]) -> Any:
-        if not isinstance(message, dict):
-            return message  # refused by the template, with its place
-        found = dict(message)
-        if found.get("annotations") == []:  # as OpenAI's own answers have it
-            del found["annotations"]
-        if found.get("role") == "developer" and "developer" not in names:
-            found["role"] = "system"
-        parts = found.get("content")
-        if isinstance(parts, list) and parts and "text" not in names and all(map(_is_text_part, parts)):
-            found["content"] = "\n".join(part["text"] for part in parts)
-        return found
-
-
-def _called(message: dict[str, Any]) -> dict[str, str]:
-    """The names of functions in a message's calls, by the calls' ids."""
-    calls = message.get("tool_calls")
-    pairs = [
-        (call.get("id"), call["function"].get("name"))
-        for call in (calls if isinstance(calls, list) else ())
-        if isinstance(call, dict) and isinstance(call.get("function"), dict)
-    ]
-    return {key: name for key, name in pairs if isinstance(key, str) and isinstance(name, str)}
-
-
-def _is_text_part(part: Any) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.keys() == {"type", "text"}
-        and part["type"] == "text"
-        and isinstance(part["text"], str)
-    )

@@ -30,6 +30,9 @@ encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 class AnswerWriter(ABC):
     """The body of one streamed answer, in bytes that are sent as they come."""
 
+    silence = b": keep-alive\n\n"
+    """Bytes without effect, sent between others while there is nothing to say: here a comment"""
+
     def begin(self) -> bytes:
         """Its beginning, sent at once."""
         return b""
@@ -144,27 +147,46 @@ class StreamResponse(Response):
         super().__init__(None, media_type=media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._exchange, self._writer = exchange, writer
-        self._since: float | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        """What the stream waits for while it has nothing to send"""
+        self._sent_at = 0.0
+        """When the last piece was given to the connection, which may still wait for the client to take others"""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; a client that takes nothing for `Limits.send_timeout` seconds, or up to a quarter more, is late."""
-        work = self._write(send, scope.get("minillm.send", send))
-        await until_gone(receive, work, self._late, self._exchange.limits.send_timeout / 4)
+        """Send it; a client that takes nothing for `Limits.send_timeout` seconds, or up to a quarter more, is late.
 
-    def _late(self) -> bool:
-        return self._since is not None and time.monotonic() - self._since > self._exchange.limits.send_timeout
+        Silence of `Limits.keep_alive_interval` seconds ends with a comment.
+        """
+        limits = self._exchange.limits
+
+        def is_late() -> bool:
+            silence = time.monotonic() - self._sent_at
+            if self._arrival is None:
+                return silence > limits.send_timeout
+            if silence >= limits.keep_alive_interval and not self._arrival.done():
+                self._arrival.set_result(None)  # the stream finds no event, and says that it is there
+            return False
+
+        self._sent_at = time.monotonic()
+        work = self._write(send, scope.get("minillm.send", send))
+        await until_gone(receive, work, is_late, min(limits.send_timeout / 4, limits.keep_alive_interval / 2))
 
     async def _write(self, send: Send, send_piece: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         piece, more, exchange, write = self._writer.begin(), True, self._exchange, self._writer.write
         while more:
             if piece:
-                self._since = time.monotonic()
+                self._sent_at = time.monotonic()
                 await send_piece({"type": "http.response.body", "body": piece, "more_body": True})
-                self._since = None
             try:
-                while (events := exchange.take()) is None:  # not `read`: a coroutine for each token
-                    await exchange.arrival()
+                events = exchange.take()
+                if events is None:  # not `read`: a coroutine for each token
+                    self._arrival = exchange.arrival()
+                    await self._arrival
+                    self._arrival, events = None, exchange.take()
+                if events is None:
+                    piece = self._silence()
+                    continue
                 if len(events) == 1:
                     piece = write(*events[0])
                     continue
@@ -175,3 +197,11 @@ class StreamResponse(Response):
             except Exception as error:
                 piece, more = self._writer.failed(internal_error(error)), False
         await send({"type": "http.response.body", "body": piece, "more_body": False})
+
+    def _silence(self) -> bytes:
+        """A comment, if nothing was sent for long."""
+        return (
+            self._writer.silence
+            if time.monotonic() - self._sent_at >= self._exchange.limits.keep_alive_interval
+            else b""
+        )

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ..errors import EngineStateError, MinillmError, UsageError
 from ..tokenizer import EncodedText
 from .exchange import json_of
+from .fields import IGNORED
 from .limits import retry_after
 from .protocol import ApiError, Usage, internal_error
 from .streaming import encode, until_gone
@@ -160,10 +161,11 @@ async def read_request(request: Request, kind: type[S], prefix: str, endpoint: s
         ApiError: its body is no valid request, or names a model that is not here or has no such endpoint.
     """
     server: Server = request.app.state.server
-    body = {name: value for name, value in (await json_of(request, server)).items() if value is not None}
+    body = await json_of(request, server)
+    body = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     asked = convert(body, kind)
     served = server.model(asked.model)
-    served.need(endpoint)
+    served.need(endpoint, request.url.path)
     return asked, TextsExchange(server, served, prefix, request)
 
 

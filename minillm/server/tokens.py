@@ -41,7 +41,7 @@ async def tokenize(request: Request) -> Response:
     except MinillmError as error:
         raise refused(str(error), ("messages", "prompt", *_OF_A_CHAT)) from None
     texts = [served.texts.text(token) for token in ids] if asked.return_token_strs else None
-    answer = TokenizeResponse(len(ids), engine.context, ids, texts)
+    answer = TokenizeResponse(len(ids), served.context, ids, texts)
     return Response(encode(answer), media_type="application/json")
 
 
@@ -60,7 +60,8 @@ async def detokenize(request: Request) -> Response:
 async def tokenizer_info(request: Request) -> Response:
     """Answer GET /tokenizer_info: what a client needs that counts or renders by itself."""
     server: Server = request.app.state.server
-    engine = server.model(request.query_params.get("model")).engine
+    served = server.model(request.query_params.get("model"))
+    engine = served.engine
     if engine.tokenizer is None:
         raise ApiError("this model has no tokenizer", status=404, code="not_found")
     ids = {"bos_token": engine.tokenizer.bos_token_id, "eos_token": engine.tokenizer.eos_token_id}
@@ -68,7 +69,7 @@ async def tokenizer_info(request: Request) -> Response:
     return JSONResponse(
         {
             "tokenizer_class": "minillm.tokenizer.Tokenizer",
-            "model_max_length": engine.context,
+            "model_max_length": served.context,
             "vocab_size": engine.tokenizer.vocab_size,
             **{name: None if token is None else engine.tokenizer.token(token) for name, token in ids.items()},
             **{f"{name}_id": token for name, token in ids.items()},

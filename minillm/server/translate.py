@@ -1,15 +1,15 @@
 """Bodies of requests as generation fields of the engine, and the engine's errors in the request's own names.
 
-A field of a body is one of four:
+A field of a body is one of five:
 
 - one that the server reads: a field of the structs in `protocol`;
 - a generation field of the engine under its own name, from its one declaration in `decoding.settings`;
 - another name of one: `ALIASES`;
-- anything else, which is refused by name: `REFUSED` says why of OpenAI's and vLLM's, but for the values in `NEUTRAL`,
-  which ask for what happens anyway.
+- one without effect, which clients send in good faith: `fields.IGNORED`;
+- anything else, which is refused by name: `fields.REFUSED` says why of those that other servers do.
 
 As in OpenAI's API, null is as good as leaving a field out, also of one that is unknown, since clients send what later
-versions of the API have; and a temperature of 0 is greedy search, whatever else shapes the sampling.
+versions of the API have; and a temperature or a top_p of 0 is greedy search, whatever else shapes the sampling.
 """
 
 import difflib
@@ -24,6 +24,7 @@ from ..decoding.resolving import NO_FILTER, read_field
 from ..decoding.settings import FIELDS
 from ..decoding.values import LARGE
 from ..errors import EngineStateError, MinillmError, ParameterError, QueueFullError, listed, shown
+from .fields import IGNORED, REFUSED, is_neutral
 from .protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
 
 ALIASES = {
@@ -38,47 +39,6 @@ ALIASES = {
 
 FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn"}
 """Generation fields that take functions, which no JSON holds."""
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "metadata": ({},),
-    "service_tier": ("auto", "default"),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "spaces_between_special_tokens": (True, False),
-}
-"""Fields that are refused -> the values that ask for what happens anyway."""
-
-_TOOLS = "/v1/chat/completions has tools"
-REFUSED = {
-    "suffix": "minillm does not insert text: give what stands before as the prompt",
-    "store": "nothing is stored",
-    "metadata": "it belongs to stored answers, and nothing is stored",
-    "service_tier": "there is one tier",
-    "modalities": "minillm reads and writes text only",
-    "audio": "minillm reads and writes text only",
-    "prediction": "set prompt_lookup_num_tokens to guess from the prompt",
-    "reasoning_effort": "give chat_template_kwargs the variable that the model's template reads",
-    "verbosity": "no model here reads it: ask for it in a message",
-    "web_search_options": "minillm does not search the web",
-    "functions": "give them as tools",
-    "function_call": "give it as tool_choice",
-    "tools": _TOOLS,
-    "tool_choice": _TOOLS,
-    "parallel_tool_calls": _TOOLS,
-    "documents": "put their text into a message",
-    "chat_template": "the model's own template is used",
-    "spaces_between_special_tokens": "no spaces are added between tokens",
-    "prompt_logprobs": "set echo and logprobs of /v1/completions",
-    "truncate_prompt_tokens": "shorten the prompt",
-    "bad_words": "give their tokens as bad_words_ids",
-    "allowed_token_ids": "forbid the others by suppress_tokens, or set a guided_... field",
-    "guided_decoding_backend": "there is one, llguidance",
-    "structured_outputs": "set guided_json, guided_regex, guided_choice or guided_grammar",
-    "request_id": "give the header X-Request-Id",
-    "cache_salt": "prefixes are shared by all requests",
-}
-"""Fields of OpenAI and of vLLM that are not done -> the reason."""
 
 PHRASES = {
     "this model has no chat template: give a prompt to `generate` or `stream`": "this model has no chat template: "
@@ -109,7 +69,11 @@ COMPLETIONS = Endpoint(
     {**NAMES, "top_logprobs": "logprobs"},
     {"top_logprobs": "give their number as logprobs"},
 )
-CHAT = Endpoint(ChatRequest, NAMES, {"echo": "/v1/completions has it"})
+CHAT = Endpoint(
+    ChatRequest,
+    NAMES,
+    {"echo": "/v1/completions has it", "add_special_tokens": "the chat template writes them"},
+)
 
 
 @dataclass(frozen=True)
@@ -168,13 +132,16 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in body.items():
-        if name in own:
-            read[name] = value
-        elif value is None:
+        if value is None:
             continue
-        elif name in ALIASES or (name in FIELDS and name not in FUNCTIONS and name not in endpoint.elsewhere):
+        if name in endpoint.elsewhere:
+            if not is_neutral(name, value):
+                raise _refusal(name, endpoint, own)
+        elif name in own:
+            read[name] = value
+        elif name in ALIASES or (name in FIELDS and name not in FUNCTIONS):
             _set(fields, names, ALIASES.get(name, name), value, (known or {}).get(name, name))
-        elif not any(value == one and type(value) is type(one) for one in NEUTRAL.get(name, ())):
+        elif name not in IGNORED and not (name in REFUSED and is_neutral(name, value)):
             raise _refusal(name, endpoint, own)
     n = fields.get("num_return_sequences", 1)
     request = convert(read, endpoint.request)
@@ -184,6 +151,7 @@ def translate(body: Mapping[str, Any], endpoint: Endpoint[R], known: Mapping[str
     elif isinstance(request, ChatRequest):
         convert_chat(request, fields, names)
     _decide_sampling(fields, names)
+    _drop_defaults(fields)
     return Translated(request, fields, {**endpoint.names, **names}, tuple(body), n if isinstance(n, int) else 1)
 
 
@@ -210,7 +178,7 @@ def convert(body: Mapping[str, Any], kind: type[S]) -> S:
 
 
 def _refusal(name: str, endpoint: Endpoint[R], own: set[str]) -> ApiError:
-    reason = REFUSED.get(name) or endpoint.elsewhere.get(name)
+    reason = endpoint.elsewhere.get(name) or REFUSED.get(name)
     if reason is not None:
         return ApiError(f"{name} is not offered: {reason}", param=name, code="unsupported_parameter")
     if name in FUNCTIONS:
@@ -315,11 +283,18 @@ def convert_chat(request: ChatRequest, fields: dict[str, Any], names: dict[str, 
 
 
 def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
-    """Greedy search at temperature 0; beam search without sampling, unless the request asks for it."""
-    temperature, beams = fields.get("temperature"), fields.get("num_beams")
-    if isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0:
-        del fields["temperature"]
-        for name in ("do_sample", *NO_FILTER, "seed"):  # without effect on the most likely token
+    """Greedy search at temperature or top_p 0; beam search without sampling, unless the request asks for it.
+
+    As in vLLM, a top_k of -1 is no limit.
+    """
+    if _is_number(fields.get("top_k"), -1):
+        fields["top_k"] = 0
+    beams = fields.get("num_beams")
+    if _is_number(fields.get("temperature"), 0) or _is_number(fields.get("top_p"), 0):
+        for name in ("temperature", "top_p"):
+            if _is_number(fields.get(name), 0):
+                del fields[name]
+        for name in ("do_sample", "temperature", *NO_FILTER, "seed"):  # without effect on the most likely token
             if name in fields and (name != "top_k" or not fields.get("penalty_alpha")):
                 _check(name, fields.pop(name), names.get(name, name))
         fields["do_sample"] = False
@@ -330,3 +305,20 @@ def _decide_sampling(fields: dict[str, Any], names: dict[str, str]) -> None:
             fields |= {"do_sample": True, "top_k": 1, "top_p": 1e-6}
     elif isinstance(beams, int) and beams > 1 and "temperature" not in fields:
         fields.setdefault("do_sample", False)
+        if fields["do_sample"] is False and "seed" in fields:
+            _check("seed", fields.pop("seed"), "seed")
+
+
+def _drop_defaults(fields: dict[str, Any]) -> None:
+    """Drop fields that ask for nothing: the default of something that refines what the request does not ask for."""
+    for name in [*fields]:
+        need, default, value = FIELDS[name].needs, FIELDS[name].default, fields[name]
+        if need is None or value != default or isinstance(value, bool) != isinstance(default, bool):
+            continue
+        asked = fields.get(need, need == "do_sample")
+        if not asked or (need in ("num_beams", "num_beam_groups") and _is_number(asked, 1)):
+            del fields[name]
+
+
+def _is_number(value: Any, number: int) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == number

@@ -1,1 +1,1 @@
-"""Classes of faults that strangers' inputs found."""
+"""Classes of faults that other engines' users and newcomers have met, each with its siblings."""

@@ -24,6 +24,7 @@ T = TypeVar("T")
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% if shout %} LOUD{% endif %}{% endif %}"
+    "{% if reasoning_effort or verbosity or enable_thinking %} ({{ reasoning_effort }}, {{ verbosity }}){% endif %}"
 )
 """For the model in the package, which has none."""
 
@@ -72,8 +73,8 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 
 def chunks_of(text: str) -> list[dict[str, Any]]:
-    """The chunks of a stream, which ends properly."""
-    lines = [line for line in text.split("\n\n") if line]
+    """The chunks of a stream, which ends properly; without its comments."""
+    lines = [line for line in text.split("\n\n") if line and line != ": keep-alive"]
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-1]]

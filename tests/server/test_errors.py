@@ -13,7 +13,8 @@ from starlette.applications import Starlette
 from minillm import Engine
 from minillm.decoding.settings import FIELDS
 from minillm.errors import NumericalError
-from minillm.server.translate import ALIASES, REFUSED
+from minillm.server.fields import IGNORED, REFUSED
+from minillm.server.translate import ALIASES
 
 from .client import error_of, get, post, talk
 
@@ -68,7 +69,7 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature"),
     (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature"),
     (COMPLETIONS, {"prompt": "a", "temperature": True}, "temperature"),
-    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p"),
+    (COMPLETIONS, {"prompt": "a", "top_p": -0.1}, "top_p"),
     (COMPLETIONS, {"prompt": "a", "top_p": 1.1}, "top_p"),
     (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop"),
     (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, "stop"),
@@ -88,7 +89,7 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6]}, "stop_token_ids"),
     *((CHAT, {"messages": [{"role": role, "content": "a"}]}, "messages") for role in ("alien", "", "e", "User")),
-    (CHAT, {"messages": TALK, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+    (CHAT, {"messages": TALK, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages"),
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**6], "ignore_eos": True}, "stop_token_ids"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 1e300}}, "logit_bias"),
@@ -126,7 +127,8 @@ VALUES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": 5, "content": "a"}]}, None),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, None),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
-    (CHAT, {"messages": [{"role": "user", "content": "a", "name": "Al"}]}, None),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, None),
+    (CHAT, {"messages": [{"role": "assistant", "content": "a", "function_call": {"name": "f"}}]}, None),
     (CHAT, {"messages": TALK, "add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
     (CHAT, {"messages": TALK, "response_format": {"type": "xml"}}, "response_format.type"),
     (CHAT, {"messages": TALK, "response_format": {"type": "json_schema"}}, "response_format"),
@@ -239,7 +241,7 @@ def test_a_failure_in_a_step_is_that_request_s_alone(
     monkeypatch.setattr(push, fails_later)
     body = {"prompt": "a", "max_tokens": 20, "guided_regex": "[0-9]{12}", "stream": True}
     response = post(app, COMPLETIONS, body)
-    lines = [line for line in response.text.split("\n\n") if line]
+    lines = [line for line in response.text.split("\n\n") if line and not line.startswith(":")]
     assert response.status_code == 200 and lines[-1] == "data: [DONE]"
     assert "NaN" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
     pieces = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-2]]
@@ -275,6 +277,7 @@ NAMES = [
     *FIELDS,
     *ALIASES,
     *REFUSED,
+    *IGNORED,
     *("model", "stream", "stream_options", "logit_bias", "user", "ignore_eos", "stop_token_ids", "use_beam_search"),
     *("priority", "timeout", "return_token_ids", "return_tokens_as_token_ids", "best_of", "add_special_tokens"),
     *("response_format", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "whatever"),

@@ -1,4 +1,4 @@
-"""Every field of a request does something, or is refused by name."""
+"""Every field of a request does something, is known to do nothing, or is refused by name."""
 
 import json
 import re
@@ -11,8 +11,9 @@ from starlette.applications import Starlette
 from minillm import Engine
 from minillm.decoding.settings import FIELDS
 from minillm.server import make_app
+from minillm.server.fields import IGNORED, NEUTRAL, REFUSED
 from minillm.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from minillm.server.translate import ALIASES, CHAT, COMPLETIONS, FUNCTIONS, NEUTRAL, REFUSED, translate
+from minillm.server.translate import ALIASES, CHAT, COMPLETIONS, FUNCTIONS, translate
 
 from .. import seq2seq
 from ..adapters import write_adapter
@@ -105,11 +106,14 @@ CHAT_WITNESSES: dict[str, tuple[Fields, Fields]] = {
     "add_generation_prompt": ({"add_generation_prompt": False}, {}),
     "continue_final_message": ({"continue_final_message": True}, {}),
     "chat_template_kwargs": ({"chat_template_kwargs": {"shout": True}}, {}),
+    "reasoning_effort": ({"reasoning_effort": "high"}, {}),
+    "verbosity": ({"verbosity": "low"}, {}),
+    "enable_thinking": ({"enable_thinking": True}, {}),
     "tools": (CALLING, CALLING | {"tools": None}),
     "tool_choice": (CALLING | {"tool_choice": "none"}, CALLING),
     "parallel_tool_calls": (CALLING | {"parallel_tool_calls": False}, CALLING),
 }
-LABELS = {"user", "safety_identifier", "prompt_cache_key"}
+LABELS = {"user"}
 ELSEWHERE = {"priority": "test_limits.py, where requests wait"}
 
 
@@ -158,16 +162,28 @@ def test_what_is_not_done_is_refused_by_name(app: Starlette, path: str, name: st
     assert error["param"] == name and (name in error["message"]) and error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NEUTRAL.items() for value in values])
+NOTHING: list[tuple[str, Any]] = [(name, value) for name, values in NEUTRAL.items() for value in values]
+NOTHING += [(name, value) for name in REFUSED.keys() - CHAT_WITNESSES.keys() for value in ("", [], {}, False)]
+
+
+@pytest.mark.parametrize(("name", "value"), sorted(NOTHING, key=str))
 def test_asking_for_what_happens_anyway_is_no_error(app: Starlette, name: str, value: Any) -> None:
     assert answer(app, "/v1/chat/completions", CHATTING | {name: value}) == answer(
         app, "/v1/chat/completions", CHATTING
     )
 
 
-@pytest.mark.parametrize("name", sorted(LABELS))
-def test_labels_change_nothing(app: Starlette, name: str) -> None:
-    assert answer(app, "/v1/completions", PLAIN | {name: "someone"}) == answer(app, "/v1/completions", PLAIN)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_has_no_effect_changes_nothing(app: Starlette, path: str) -> None:
+    base = PLAIN if path == "/v1/completions" else CHATTING
+    assert answer(app, path, base | dict.fromkeys([*LABELS, *IGNORED], "any")) == answer(app, path, base)
+    assert answer(app, path, base | {name: {"a": [1]} for name in IGNORED}) == answer(app, path, base)
+
+
+def test_no_field_is_sorted_twice() -> None:
+    known = FIELDS.keys() | ALIASES.keys() | {field.name for field in msgspec.structs.fields(GenerationRequest)}
+    assert not IGNORED & (known | REFUSED.keys())
+    assert not known & REFUSED.keys()
 
 
 def test_null_is_as_good_as_leaving_a_field_out(app: Starlette) -> None:
@@ -298,4 +314,5 @@ def test_the_name_chooses_the_model(engines: dict[str, Engine], tiny: Starlette)
 def test_chat_takes_no_echo_and_completions_no_messages(app: Starlette) -> None:
     assert error_of(post(app, "/v1/chat/completions", CHATTING | {"echo": True}))["param"] == "echo"
     assert error_of(post(app, "/v1/completions", PLAIN | {"messages": TALK}))["param"] == "messages"
-    assert set(CHAT.elsewhere) == {"echo"}
+    assert error_of(post(app, "/v1/chat/completions", CHATTING | {"add_special_tokens": True}))["param"]
+    assert set(CHAT.elsewhere) == {"echo", "add_special_tokens"}

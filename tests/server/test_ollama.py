@@ -136,7 +136,6 @@ def test_formats(app: Starlette, form: Any) -> None:
 
 
 WITNESSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "num_predict": ({"num_predict": 3}, {}),
     "temperature": ({"temperature": 5.0, "seed": 1}, {"temperature": 0.01, "seed": 1}),
     "top_k": ({"temperature": 5.0, "seed": 1, "top_k": 1}, {"temperature": 5.0, "seed": 1}),
     "top_p": ({"temperature": 5.0, "seed": 1, "top_p": 0.01}, {"temperature": 5.0, "seed": 1}),
@@ -186,19 +185,20 @@ def test_options_about_running_and_neutral_ones_change_nothing(app: Starlette) -
         ({"stream": "yes"}, "stream: expected true or false"),
         ({"format": "xml"}, "format='xml': expected"),
         ({"options": []}, "options: expected an object"),
-        ({"options": {"num_ctx": 10**6}}, "the context of this model is 1024"),
+        ({"options": {"num_ctx": "8k"}}, "options.num_ctx='8k': expected a whole number"),
         ({"options": {"nonsense": 1}}, "options.nonsense is not offered"),
-        ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options.repeat_last_n is not offered"),
         ({"options": {"num_predict": "x"}}, "options.num_predict"),
         ({"options": {"temperature": -1}}, "options.temperature"),
-        ({"options": {"mirostat": 1}}, "options.mirostat"),
+        ({"options": {"mirostat": 3}}, "options.mirostat"),
+        ({"top_logprobs": 50}, "top_logprobs=50: this server allows at most 20"),
+        ({"logprobs": 1}, "logprobs: expected true or false"),
         ({"prompt": 5}, "prompt: expected text"),
         ({"prompt": None, "system": 5}, "system: expected text"),
         ({"prompt": "", "nonsense": 1}, "unknown field 'nonsense'"),
         ({"prompt": "", "options": {"nonsense": 1}}, "options.nonsense is not offered"),
         ({"prompt": {}}, "prompt: expected text"),
         ({"options": {"temperature": 0, "top_k": "many"}}, "options.top_k='many'"),
-        ({"options": {"num_ctx": -5}}, "the context of this model is 1024"),
+        ({"options": {"num_predict": 1.5}}, "options.num_predict=1.5: expected a whole number"),
         ({"prompt": 5, "raw": True}, "prompt: expected text"),
         ({"raw": True, "system": "x"}, "system has no effect"),
         ({"model": "nobody"}, "the model 'nobody' does not exist"),
@@ -214,7 +214,11 @@ def test_a_mistake_is_one_line_in_ollamas_form(app: Starlette, more: dict[str, A
 
 
 def test_what_is_not_offered_is_said_in_ollamas_form_too(app: Starlette) -> None:
-    assert post(app, "/api/embed", {"model": "minillm"}).json() == {"error": "there is nothing at '/api/embed'"}
+    assert post(app, "/api/nothing", {"model": "minillm"}).json() == {"error": "there is nothing at '/api/nothing'"}
+    missing = (
+        "'/api/embed' is not for the model 'minillm', which has /v1/completions, /v1/chat/completions, /v1/responses"
+    )
+    assert post(app, "/api/embed", {"model": "minillm"}).json() == {"error": missing}
     assert isinstance(get(app, "/api/generate").json()["error"], str)
     assert post(app, "/api/chat", {"model": "minillm", "message": TALK}).status_code == 400
     assert post(app, "/api/chat", {"model": "minillm", "messages": {}}).status_code == 400
@@ -294,7 +298,7 @@ def test_hostile_bodies_are_answered_or_refused(app: Starlette) -> None:
                     [("/api/generate", PROMPTED), ("/api/chat", ASKED), ("/api/show", {"model": "minillm"})]
                 )
                 options = {
-                    rng.choice([*OPTIONS, "num_ctx", "repeat_last_n", "x"]): rng.choice(atoms)
+                    rng.choice([*OPTIONS, "num_predict", "num_ctx", "repeat_last_n", "x"]): rng.choice(atoms)
                     for _ in range(rng.choice([0, 1, 2]))
                 }
                 body = body | {"options": {"num_predict": 2} | options}

@@ -13,7 +13,8 @@ from starlette.applications import Starlette
 
 from minillm import Engine
 from minillm.server import make_app
-from minillm.server.responses import NEUTRAL, REFUSED
+from minillm.server.fields import NEUTRAL, REFUSED, REFUSED_IN_RESPONSES
+from minillm.server.responses import RESPONSES
 
 from ..chat.conversations import TIME, WEATHER
 from .client import calling_engine, error_of, post, talk
@@ -205,7 +206,7 @@ INPUTS: dict[str, tuple[Any, str]] = {
     "a number": (5, "input: expected a text, or a list"),
     "an item of another type": (
         [{"type": "item_reference", "id": "x"}],
-        r"input\[0\]: expected a message, .* 'item_refe",
+        r"input\[0\]: expected a message, .* 'item_reference': nothing is stored: send",
     ),
     "a picture": (
         [{"role": "user", "content": [{"type": "input_image"}]}],
@@ -230,13 +231,18 @@ def test_an_input_that_cannot_be_meant_is_named(app: Starlette, name: str) -> No
     assert re.search(words, error_of(post(app, PATH, HI | {"input": value}))["message"])
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "no_such_field", "messages"])
+NAMED = sorted(
+    (REFUSED | REFUSED_IN_RESPONSES).keys() - set(RESPONSES.request.__struct_fields__) | {*REFUSED_IN_RESPONSES}
+)
+
+
+@pytest.mark.parametrize("name", [*NAMED, "no_such_field", "messages"])
 def test_what_is_not_offered_is_refused_by_name(app: Starlette, name: str) -> None:
     error = error_of(post(app, PATH, HI | {name: {"surely": "something"}}))
     assert error["param"] == name
     assert name in error["message"]
-    for value in (None, *NEUTRAL.get(name, ())):
-        if name in REFUSED:
+    for value in (None, False, "", *NEUTRAL.get(name, ())):
+        if name in NAMED:
             assert post(app, PATH, HI | {name: value}).status_code == 200
 
 
@@ -247,8 +253,9 @@ def test_other_mistakes_are_named(app: Starlette) -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"text": {"form": {}}}, "text"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"include": ["reasoning.encrypted"]}, "include"),
+        ({"tools": ["web_search"]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"model": "nobody"}, "model"),
@@ -290,7 +297,7 @@ def test_hostile_bodies_are_answered_or_refused(app: Starlette) -> None:
         "stream",
         "temperature",
     ]
-    names += ["parallel_tool_calls", "reasoning", "truncation", "store", "model", "user", *REFUSED]
+    names += ["parallel_tool_calls", "reasoning", "truncation", "store", "model", "user", *NAMED]
 
     async def use(client: httpx.AsyncClient) -> None:
         for _ in range(15):

@@ -197,7 +197,7 @@ async def leave(port: int, request: bytes, rng: Random) -> None:
 
 def chunks_of(body: bytes) -> list[dict[str, Any]]:
     """The chunks of a stream."""
-    lines = [line for line in body.split(b"\n\n") if line]
+    lines = [line for line in body.split(b"\n\n") if line and not line.startswith(b":")]
     assert lines[-1] == b"data: [DONE]", body[-300:]
     return [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
 
