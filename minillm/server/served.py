@@ -32,7 +32,7 @@ _COUNTS = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_
 
 
 def server_defaults(checkpoint: Mapping[str, Any], sampling: Literal["openai", "checkpoint"]) -> dict[str, Any]:
-    """The fields of a request that sets none: of a checkpoint's generation_config.json what belongs to the model.
+    """The fields of a request that sets none: of a checkpoint's own what belongs to the model.
 
     Its tokens that end, begin and are suppressed always count. Its lengths and searches never do. What shapes its
     sampling (temperature, top_p, repetition_penalty) counts if `sampling` says so, else OpenAI's defaults do.
