@@ -23,7 +23,8 @@ from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterE
 from .files import read_optional_json, read_text
 from .models import load_adapter, load_model, read_model_config
 from .models.base import Model
-from .pooling import EmbeddingSettings, read_embedding_settings
+from .pooling import EmbeddingSettings
+from .sentence_files import read_embedding_settings
 from .tokenizer import Tokenizer
 
 _LOGGER = logging.getLogger("minillm")
@@ -253,8 +254,8 @@ def load_parts(
     template = template or read_chat_template(path)
     whole = loaded.config if share is None or not folders else read_model_config(path)
     lora = {name: load_adapter(folder, whole, backend, **part) for name, folder in folders.items()}
-    width = loaded.config.hidden_size
-    embedding = read_embedding_settings(path, causal=not loaded.config.bidirectional, width=width)
+    source = None if template is None else template.source
+    embedding = read_embedding_settings(path, loaded.config, source)
     return Parts(backend, loaded, own, defaults, helping, template, lora, helper_backend, embedding, path)
 
 

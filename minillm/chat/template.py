@@ -101,6 +101,15 @@ class ChatTemplate:
         """
         return self._compiled.names
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """Variables that the template reads.
+
+        Raises:
+            CheckpointError: as `render`.
+        """
+        return self._compiled.variables
+
     @cached_property
     def call_format(self) -> CallFormat | None:
         """The form in which a model with this template writes tool calls; None if minillm does not read it."""

@@ -84,16 +84,20 @@ class Served:
     @cached_property
     def endpoints(self) -> tuple[str, ...]:
         """Paths of the endpoints that depend on what the model computes, and that it has."""
-        config, path = self.engine.config, self.engine.path
+        config, path, labels = self.engine.config, self.engine.path, self.engine.labels
+        judges = ("/rerank", "/score", "/classify") if len(labels) == 1 else ("/classify",)
         if config.output == "labels":
-            return ("/rerank", "/score", "/classify") if len(config.labels) == 1 else ("/classify",)
+            return judges
         vectors = ("/v1/embeddings", "/score", "/rerank")
         if config.output == "states":
             return vectors
         texts = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
         if config.encoder_layers:
             return texts[:1]
-        return texts + vectors if path is not None and (path / "modules.json").is_file() else texts
+        if labels:
+            return texts + judges
+        embeds = path is not None and (path / "modules.json").is_file() and not self.engine.embedding.refused
+        return texts + vectors if embeds else texts
 
     def need(self, endpoint: str, path: str | None = None) -> None:
         """Refuse a request to an endpoint that the model has not. `path`: what it was asked by; by default the same.
