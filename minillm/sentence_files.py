@@ -62,6 +62,8 @@ _WITHOUT_EFFECT = {
     TEXTS_FILES[0]: {"unpad_inputs"},
     "text": {"padding", "logits_to_keep"},
 }
+_OF_TOKENIZERS = ("padding", "truncation", "max_length", "return_tensors", "tokenize", "return_dict")
+"""Arguments of transformers' `apply_chat_template` that no template sees"""
 _PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 """A template with one of these reads content as a list of parts, to sentence-transformers"""
 
@@ -291,6 +293,8 @@ class _Reader:
             raise CheckpointError(f"{self.folder} has no chat template, and its texts are messages")
         variables = dict(calls.get("chat_template", {}))
         keep_end = variables.pop("restore_suffix", True) is not False
+        calls_tokenizer = {name: variables.pop(name) for name in _OF_TOKENIZERS if name in variables}
+        self.not_read(f"{calls.source}.chat_template", calls_tokenizer, set())
         said = modality.get("format", "auto") if isinstance(modality, dict) else "auto"
         parts = said == "structured" or (said == "auto" and any(text in self.template for text in _PARTS))
         return AsMessages(parts, variables, keep_end)

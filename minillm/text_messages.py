@@ -11,6 +11,9 @@ from .errors import PromptError
 from .pooling import AsMessages
 from .tokenizer import EncodedText, Tokenizer
 
+_ARGUMENTS = ("add_generation_prompt", "continue_final_message")
+"""Of `ChatTemplate.render`, among the variables"""
+
 
 class TextMessages:
     """Writes texts by a template and encodes them."""
@@ -64,10 +67,11 @@ class TextMessages:
         said = [*([("system", prompt)] if prompt else []), *zip(roles, texts, strict=True)]
         parts = self._how.parts
         chat = [{"role": role, "content": [{"type": "text", "text": text}] if parts else text} for role, text in said]
-        variables = self._how.variables
+        variables = dict(self._how.variables)
+        begins, continues = (bool(variables.pop(name, False)) for name in _ARGUMENTS)
         return self._template.render(
             chat,
-            add_generation_prompt=bool(variables.get("add_generation_prompt", False)),
-            continue_final_message=bool(variables.get("continue_final_message", False)),
+            add_generation_prompt=begins,
+            continue_final_message=continues,
             chat_template_kwargs={name: variables[name] for name in variables.keys() & self._template.variables},
         )
