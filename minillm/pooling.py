@@ -182,7 +182,7 @@ class EmbeddingSettings:
 def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors divided by their lengths. [..., W] -> [..., W]"""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.maximum(lengths, np.float32(1e-12))
+    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)), np.float32)
 
 
 def pooled(hidden: NDArray[np.float32], pooling: Pooling, skipped: int = 0) -> NDArray[np.float32]:
