@@ -18,6 +18,8 @@ Output = Literal["tokens", "labels", "states"]
 """The result of a model: logits of the next token, logits of the labels of a classification, or hidden states alone"""
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
 """Turns the logits of labels into scores"""
+SCORE_FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+"""Torch's names of them, by which sentence-transformers names that of a cross-encoder"""
 T = TypeVar("T", int, float, bool, str, dict[str, Any], list[Any])
 
 
@@ -182,6 +184,35 @@ _KIND_NAMES: dict[type, str] = {
     dict: "a table",
     list: "a list",
 }
+
+
+def read_score_function(fields: Fields, name: str = "") -> ScoreFunction | None:
+    """The function that sentence-transformers applies to a cross-encoder's logits; None if nothing is said.
+
+    Args:
+        fields: of a file
+        name: the field that says it; by default those of config.json, newer and older
+
+    Raises:
+        UnsupportedModelError: it is another one.
+    """
+    if name:
+        said = fields.get(name, "")
+    else:
+        newer = fields.get("sentence_transformers", {})
+        name = "sentence_transformers.activation_fn"
+        said = Fields(newer, f"{fields.source}: sentence_transformers").get("activation_fn", "")
+        if "activation_fn" not in newer:
+            name = "sbert_ce_default_activation_function"
+            said = fields.get(name, "")
+    if not said:
+        return None
+    function = SCORE_FUNCTIONS.get(said.rpartition(".")[2]) if said.startswith("torch.") else None
+    if function is None:
+        raise UnsupportedModelError(
+            f"{fields.source}: the activation function {said!r:.80}; minillm applies {', '.join(SCORE_FUNCTIONS)}"
+        )
+    return function
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -10,18 +10,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .batch import TokenSequence
+from .chat import ChatTemplate
 from .config import ModelConfig, ScoreFunction
 from .errors import ParameterError, PromptError, TaskError, shown
 from .pooling import POOLINGS, EmbeddingSettings, Pooling, pooled
 from .progress import work
 from .request import Prompt, encode_prompt, is_prompt, need_tokenizer
 from .runner import Runner
+from .text_messages import TextMessages
 from .tokenizer import EncodedText, Tokenizer
 
 logger = logging.getLogger("minillm")
@@ -86,6 +89,7 @@ class TextPasses:
         settings: EmbeddingSettings,
         budget: int,
         turn: Turn = nullcontext,
+        template: ChatTemplate | None = None,
     ) -> None:
         """Set the model.
 
@@ -95,10 +99,11 @@ class TextPasses:
             settings: how texts are embedded
             budget: tokens of a pass, which a longer text of an encoder exceeds
             turn: in which each pass is computed
+            template: for texts that are messages
         """
         self.config: ModelConfig = runner.model.config
         self.settings = settings
-        self._tokenizer, self._budget, self._turn = tokenizer, budget, turn
+        self._tokenizer, self._budget, self._turn, self._template = tokenizer, budget, turn, template
         self._runner = runner
         self._runners: dict[bool, Runner] = {}
         """With the model's head, and without: each with a cache of its own, made when it is first needed"""
@@ -114,21 +119,19 @@ class TextPasses:
     # --- texts --------------------------------------------------------------------------------------------------------
 
     def encode(self, text: Text | Pair, *, prompt: str = "", truncate: bool = True) -> EncodedText:
-        """Token ids and types of a text or a pair of texts as the model reads them; `prompt` goes before a text.
+        """Token ids and types of a text or a pair of texts as the model reads them; `prompt` goes before the first.
 
         Raises:
             PromptError: it is empty, of another type, has ids outside the vocabulary, or is too long and `truncate` is
                 False; or a text, and there is no tokenizer.
+            UnsupportedModelError: as `EmbeddingSettings.check`.
         """
+        self.settings.check()
         if isinstance(text, EncodedText):
             found = self._checked(text)
-        elif _is_pair(text):
-            first, second = (str(each) for each in text)
-            found = self._encoded(first, second, truncate=truncate)
-        elif isinstance(text, str):
-            found = self._encoded(prompt + text, None, truncate=truncate)
-            if prompt and not self.settings.include_prompt:
-                found = found._replace(prompt_tokens=self._prompt_tokens(prompt))
+        elif isinstance(text, str) or _is_pair(text):
+            first, *more = [text] if isinstance(text, str) else [str(each) for each in text]
+            found = self._encoded(first, more[0] if more else None, prompt, truncate=truncate)
         else:
             if prompt:
                 raise ParameterError("a prompt goes before text, and token ids were given: put its ids before them")
@@ -141,16 +144,31 @@ class TextPasses:
             logger.warning("a text was cut to %d tokens, the most that this model reads; told once", self.context)
         return found
 
-    def _encoded(self, first: str, second: str | None, *, truncate: bool) -> EncodedText:
-        tokenizer = need_tokenizer(self._tokenizer)
-        if self.settings.strip:
-            first, second = first.strip(), second if second is None else second.strip()
-        if self.settings.lowercase:
-            first, second = first.lower(), second if second is None else second.lower()
-        found = tokenizer.encode_texts(first, second, limit=self.context)
+    def _encoded(self, first: str, second: str | None, prompt: str, *, truncate: bool) -> EncodedText:
+        tokenizer, settings = need_tokenizer(self._tokenizer), self.settings
+        texts = [first] if second is None else [first, second]
+        if settings.messages is None:
+            texts[0] = prompt + texts[0]
+        if settings.strip:
+            texts = [text.strip() for text in texts]
+        if settings.lowercase:
+            texts = [text.lower() for text in texts]
+        if self._messages is not None:
+            found = self._messages.encode(texts, prompt, self.context)
+        else:
+            found = tokenizer.encode_texts(*texts, limit=self.context)
+            if prompt and second is None and not settings.include_prompt:
+                found = found._replace(prompt_tokens=self._prompt_tokens(prompt))
         if found.truncated and not truncate:
             raise PromptError(f"the text has more than {self.context} tokens, the most that this model reads")
         return found
+
+    @cached_property
+    def _messages(self) -> TextMessages | None:
+        """The writer of texts as messages; None if they are read as they are."""
+        if self.settings.messages is None or self._template is None:
+            return None
+        return TextMessages(self.settings.messages, self._template, need_tokenizer(self._tokenizer))
 
     def _checked(self, text: EncodedText) -> EncodedText:
         """A text that is already encoded, perhaps by another model's tokenizer."""
@@ -190,6 +208,7 @@ class TextPasses:
             ParameterError: an argument is impossible.
             NumericalError: the hidden states contain NaN or infinity.
         """
+        self.settings.check()
         how = self.settings.pooling if pooling is None else pooling
         if how not in POOLINGS:
             raise ParameterError(f"pooling {shown(pooling)} is not known: expected one of {', '.join(POOLINGS)}")
@@ -235,13 +254,17 @@ class TextPasses:
             ParameterError: an argument is impossible.
             NumericalError: the logits contain NaN or infinity.
         """
-        chosen = self.config.score_function if function is None else function
+        chosen = (self.settings.score_function or self.config.score_function) if function is None else function
         if chosen not in SCORES:
             raise ParameterError(f"function {shown(function)} is not known: expected one of {', '.join(SCORES)}")
         if top_k is not None and not _is_count(top_k):
             raise ParameterError(f"top_k should be a whole number of at least 1, or None for all, found {shown(top_k)}")
-        results = self._run(texts, True, self._judged, lambda i, rows: rows[0], "classifying", lora)
-        names = self.config.labels
+        score, names = self.settings.logit_score, self.settings.labels(self.config.labels)
+
+        def logits_of(i: int, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+            return rows[0] if score is None else score(rows[0])  # [V] -> [1]
+
+        results = self._run(texts, True, self._judged, logits_of, "classifying", lora)
         found = []
         for text, logits in zip(texts, results, strict=True):
             scores = SCORES[chosen](logits)
@@ -253,10 +276,12 @@ class TextPasses:
     def _judged(self, text: EncodedText) -> range:
         """The position whose hidden state the head reads: the first of an encoder, of a decoder the last.
 
-        As in transformers, a padding token at the end of a decoder's text does not count.
+        As in transformers, a padding token at the end of a classified text does not count.
         """
         if self.config.bidirectional:
             return range(1)
+        if self.settings.logit_score is not None:
+            return range(len(text.token_ids) - 1, len(text.token_ids))
         padding = self.config.pad_token_id
         real = [i for i, token in enumerate(text.token_ids) if token != padding]
         last = (real[-1] if real else 0) if padding is not None else len(text.token_ids) - 1

@@ -283,11 +283,16 @@ class Engine(EngineBase):
         *,
         top_k: int | None = None,
         function: ScoreFunction | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
         truncate: bool = True,
         lora: str | None = None,
         progress: bool = True,
     ) -> "Classification | list[Classification]":
-        """The labels of one text or of several, by a checkpoint for sequence classification (or a reranker).
+        """The labels of one text or of several, by a checkpoint for sequence classification or a reranker.
+
+        A reranker may be a causal LM that sentence-transformers scores by two logits (its module LogitScore); it
+        generates text besides.
 
         Args:
             texts: a text, a pair `(query, document)`, or a list of such; token ids or what `encode` returns are taken
@@ -296,6 +301,8 @@ class Engine(EngineBase):
             function: turns logits into scores: "softmax", "sigmoid" or "none". By default what the checkpoint says:
                 sentence-transformers' function of a reranker, else as transformers' pipeline does: "none" for
                 regression, "sigmoid" for several labels at once or a single one, else "softmax"
+            prompt: as in `embed`; where the chat template writes texts, it is the system's message
+            prompt_name: as in `embed`
             truncate: as in `embed`
             lora: as in `embed`
             progress: as in `embed`
@@ -307,10 +314,14 @@ class Engine(EngineBase):
             TaskError: the model has no labels.
             PromptError, ParameterError, NumericalError: as `embed`.
         """
-        refuse_task(self.config, "labels", "classify")
+        if not self.labels:
+            self.embedding.check()
+            refuse_task(self.config, "labels", "classify")
         passes, single = self._passes("classify"), is_one_text(texts, pairs=True)
         check_lora(lora, self._maker.adapters)
-        encoded = [passes.encode(text, truncate=truncate) for text in listed_texts(texts, single=single)]
+        encoded = self.encode(
+            listed_texts(texts, single=single), prompt=prompt, prompt_name=prompt_name, truncate=truncate
+        )
         with showing(read("progress", progress)):
             found = passes.classify(encoded, top_k=top_k, function=function, lora=lora)
         return found[0] if single else found

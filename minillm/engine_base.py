@@ -229,6 +229,11 @@ class EngineBase:
         return longest if held is None or self.config.output != "tokens" else min(longest, held)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels that `classify` scores; empty if the model is none for this."""
+        return self.embedding.labels(self.config.labels)
+
+    @property
     def generation_defaults(self) -> dict[str, Any]:
         """Generation fields of requests that do not set them: those of the checkpoint, unless others are assigned."""
         return dict(self._maker.defaults)
@@ -376,6 +381,7 @@ class EngineBase:
         self.config = parts.model.config if ranks is None else ranks.config
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
+        self.embedding = parts.embedding
         helpers = [helper.config for helper in parts.helpers.values()]
         if helpers:
             refuse_task(self.config, "tokens", next(iter(parts.helpers)))
@@ -424,7 +430,9 @@ class EngineBase:
         self._text_passes = None
         if self._follower is None:
             budget, turn = limits.max_prompt_tokens, self._dispatcher.turn
-            self._text_passes = TextPasses(self.runner, self.tokenizer, parts.embedding, budget, turn)
+            self._text_passes = TextPasses(
+                self.runner, self.tokenizer, parts.embedding, budget, turn, parts.chat_template
+            )
 
     def _passes(self, call: str) -> TextPasses:
         """The passes over whole texts, for the call of this name."""

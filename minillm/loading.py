@@ -18,12 +18,13 @@ from .chat import ChatTemplate
 from .checkpoint import find_adapter, find_model, find_tokenizer
 from .checkpoint.gguf import GGUF, is_gguf, read_gguf
 from .config import ModelConfig
-from .decoding.settings import unsupported
+from .decoding.settings import model_config_fields, unsupported
 from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, shown
 from .files import read_optional_json, read_text
 from .models import load_adapter, load_model, read_model_config
 from .models.base import Model
-from .pooling import EmbeddingSettings, read_embedding_settings
+from .pooling import EmbeddingSettings
+from .sentence_files import read_embedding_settings
 from .tokenizer import Tokenizer
 
 _LOGGER = logging.getLogger("minillm")
@@ -188,7 +189,7 @@ class Parts:
     model: Model
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the checkpoint's generation_config.json"""
+    """Generation fields of the checkpoint"""
     helpers: Mapping[str, Model] = field(default_factory=dict)
     """Additional models by role, "draft" or "amateur" """
     chat_template: ChatTemplate | None = None
@@ -253,8 +254,8 @@ def load_parts(
     template = template or read_chat_template(path)
     whole = loaded.config if share is None or not folders else read_model_config(path)
     lora = {name: load_adapter(folder, whole, backend, **part) for name, folder in folders.items()}
-    width = loaded.config.hidden_size
-    embedding = read_embedding_settings(path, causal=not loaded.config.bidirectional, width=width)
+    source = None if template is None else template.source
+    embedding = read_embedding_settings(path, loaded.config, source)
     return Parts(backend, loaded, own, defaults, helping, template, lora, helper_backend, embedding, path)
 
 
@@ -298,22 +299,34 @@ def _load_helper(name: str, where: Name, config: ModelConfig, backend: Backend) 
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The fields of generation_config.json, the checkpoint's defaults; empty if there is no such file, as with GGUF.
-
-    Unsupported fields are reported as a warning of the logger "minillm".
+    """The checkpoint's defaults, as `generation_fields`; unsupported ones are named in a warning of "minillm".
 
     Raises:
-        CheckpointError: the file cannot be read, or is not a JSON object.
+        CheckpointError: a file cannot be read, or is not a JSON object.
     """
-    if is_gguf(folder):
-        return {}
-    path = folder / "generation_config.json"
-    defaults = read_optional_json(path)
+    path, defaults = generation_fields(folder)
     if names := unsupported(defaults):
         logger.warning(
             "%s: minillm does not support %s; results may differ from those of transformers", path, ", ".join(names)
         )
     return defaults
+
+
+def generation_fields(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The generation fields of a checkpoint, and their file: generation_config.json, in older ones config.json.
+
+    As in transformers, the one replaces all such fields of the other. Empty without either, as with GGUF.
+
+    Raises:
+        CheckpointError: a file cannot be read, or is not a JSON object.
+    """
+    if is_gguf(folder):
+        return folder, {}
+    path = folder / "generation_config.json"
+    if path.exists():
+        return path, read_optional_json(path)
+    path = folder / "config.json"
+    return path, model_config_fields(read_optional_json(path))
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:

@@ -161,7 +161,7 @@ class RequestMaker:
     config: ModelConfig
     tokenizer: Tokenizer | None
     defaults: Mapping[str, Any]
-    """Fields of the checkpoint's generation_config.json"""
+    """Generation fields of the checkpoint"""
     models: tuple[str, ...] = ()
     """Additional models loaded: "draft", "amateur" """
     adapters: tuple[str, ...] = ()

@@ -209,6 +209,70 @@ def test_what_is_not_run_is_refused_by_name(
         Engine(as_sentence_transformer(write_encoder(tmp_path), *modules, pooling=pooling))
 
 
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [
+        ("cosine", lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)),
+        ("dot", lambda a, b: a @ b),
+        ("euclidean", lambda a, b: -np.sqrt(((a - b) ** 2).sum())),
+        ("manhattan", lambda a, b: -abs(a - b).sum()),
+    ],
+)
+def test_the_folder_says_where_vectors_are_cut_and_how_they_are_compared(tmp_path: Path, name: str, alike: Any) -> None:
+    said = {"truncate_dim": 5, "similarity_fn_name": name}
+    folder = as_sentence_transformer(write_encoder(tmp_path), "Pooling", "Normalize", config_sentence_transformers=said)
+    with Engine(folder) as engine:
+        whole = engine.hidden_states("a good film").mean(axis=0)
+        vector, other = engine.embed(["a good film", "bad"])
+        close(vector, (whole / np.linalg.norm(whole))[:5])
+        close(engine.embed("a good film", normalize=True), whole[:5] / np.linalg.norm(whole[:5]))
+        close(engine.embed("a good film", normalize=False, dimensions=7), whole[:7])
+        close(engine.embedding.compare(vector, other), alike(vector, other))
+    said["truncate_dim"] = 0
+    as_sentence_transformer(folder, "Pooling", config_sentence_transformers=said)
+    with pytest.raises(CheckpointError, match="truncate_dim should be at least 1, found 0"):
+        Engine(folder)
+
+
+def test_a_model_generates_whatever_stands_in_modules_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_checkpoint(tmp_path)
+    with Engine(folder) as engine:
+        expected = engine.generate([5, 6, 7], max_new_tokens=4).token_ids
+    for modules, message in (
+        (("LogitScore",), "config.json is missing, and modules.json lists this module"),
+        (("Pooling", "WordWeights"), "the module 'WordWeights'"),
+        (("Normalize",), "Transformer, Normalize; minillm runs"),
+    ):
+        as_sentence_transformer(folder, *modules)
+        caplog.clear()
+        with Engine(folder) as engine:
+            assert engine.generate([5, 6, 7], max_new_tokens=4).token_ids == expected
+            [record] = caplog.records
+            assert message in record.getMessage()
+            for call in (engine.embed, engine.classify):
+                with pytest.raises(UnsupportedModelError, match=message):
+                    call("a")  # type: ignore[operator]
+
+
+def test_a_decoder_scores_by_the_logits_of_two_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = as_sentence_transformer(write_checkpoint(tmp_path), "LogitScore")
+    (folder / "1_LogitScore").mkdir()
+    for false, sign in ((8, 1), (None, 0)):
+        said = {"true_token_id": 7, "false_token_id": false}
+        (folder / "1_LogitScore" / "config.json").write_text(json.dumps(said), encoding="utf-8")
+        with Engine(folder) as engine:
+            [encoded] = engine.encode([("a film", "good")])
+            logits = engine.forward(encoded.token_ids)[-1]
+            score = logits[7] - sign * logits[8]
+            close(engine.classify(("a film", "good"), function="none").score, score)
+            close(engine.classify(("a film", "good")).score, 1 / (1 + np.exp(-score)))
+    assert run(["classify", "-m", str(folder), "--pairs", "a film\tgood", "--function", "none"]) == 0
+    assert capsys.readouterr().out == f"LABEL_0 {logits[7]:.4f}\n"
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": 512}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="should be below 512, the size of the vocabulary; found 512 and None"):
+        Engine(folder)
+
+
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 

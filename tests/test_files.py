@@ -53,7 +53,7 @@ def folder_for(folder: Path, name: str) -> Path:
         (folder / "vocab.json").unlink()
         (folder / "merges.txt").unlink()
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-    if name in ("sentence_bert_config.json", "config_sentence_transformers.json"):
+    if name.startswith("sentence_") or name == "config_sentence_transformers.json":
         modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}]
         (folder / "modules.json").write_text(json.dumps(modules))
         (folder / "1_Pooling").mkdir()

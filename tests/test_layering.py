@@ -38,9 +38,14 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"backends", "batch", "checkpoint", "config", "files", "layers", "progress", "reference"},
     "distributed": BASE
     | {"backends", "batch", "cache", "config", "loading", "models", "parallel", "reference", "runner"},
-    "pooling": BASE | {"checkpoint", "config", "files"},
+    "pooling": BASE | {"config"},
+    "sentence_files": BASE | {"checkpoint", "config", "files", "pooling"},
+    "text_messages": BASE | {"chat", "pooling", "tokenizer"},
     "loading": BASE
-    | {"backends", "chat", "checkpoint", "config", "decoding", "files", "models", "pooling", "tokenizer"},
+    | {
+        *("backends", "chat", "checkpoint", "config", "decoding", "files", "models", "pooling", "sentence_files"),
+        "tokenizer",
+    },
     "hardware": BASE | {"backends"},
     "accounting": BASE | {"backends", "batch", "config", "hardware", "models", "parallel", "reference"},
     "encoder_pass": BASE | {"backends", "batch", "cache", "models"},
@@ -51,7 +56,8 @@ ALLOWED: dict[str, set[str]] = {
     "loop": BASE
     | {"ahead", "backends", "batch", "decoding", "reference", "runner", "scheduler", "source_text", "stats"},
     "inspect": {"backends", "batch", "cache", "progress", "reference", "runner", "source_text"},
-    "embedding": BASE | {"batch", "config", "pooling", "progress", "request", "runner", "tokenizer"},
+    "embedding": BASE
+    | {"batch", "chat", "config", "pooling", "progress", "request", "runner", "text_messages", "tokenizer"},
     "engine_base": BASE
     | {
         *("arguments", "backends", "cache", "config", "dispatch", "display", "distributed", "embedding", "footprint"),

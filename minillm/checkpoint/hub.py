@@ -40,7 +40,10 @@ SMALL_FILES = {
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
+    *(f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")),
     *(f"{i}_Pooling/config.json" for i in (1, 2, 3)),
+    *(f"{i}_Normalize/config.json" for i in (2, 3, 4, 5)),
+    "1_LogitScore/config.json",
     *(f"{i}_Dense/{name}" for i in (2, 3, 4) for name in ("config.json", "model.safetensors", "pytorch_model.bin")),
 }
 """Files of a model besides its weights; those of sentence-transformers are in folders named by their place."""

@@ -1,7 +1,8 @@
 """Resolution of a GenerationConfig into Settings, and selection of the strategy that these ask for.
 
-A field is decided by the first that sets it: the user, the checkpoint's generation_config.json, the default. If two
-fields contradict each other, one of the checkpoint's is dropped; if the user set both, that is an error.
+A field is decided by the first that sets it: the user, the checkpoint (generation_config.json, without one
+config.json), the default. If two fields contradict each other, one of the checkpoint's is dropped; if the user set
+both, that is an error.
 """
 
 import math
@@ -85,7 +86,7 @@ def resolve(
 
     Args:
         config: the user's fields.
-        checkpoint: the fields of its generation_config.json.
+        checkpoint: the generation fields of the checkpoint.
         vocab_size: number of tokens that the model scores.
         eos_token_id: of the model's own configuration; `config` and `checkpoint` take precedence.
         models: which of "draft", "amateur" and "encoder" the engine has.

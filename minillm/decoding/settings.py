@@ -7,7 +7,7 @@ and the flags with their help follow from it.
 
 Names, defaults and meanings are those of transformers' GenerationConfig; presence_penalty, frequency_penalty, logprobs,
 top_logprobs and echo are OpenAI's; seed and include_stop are our own. `resolving` decides each field by the first that
-sets it: the user, the checkpoint's generation_config.json, the default.
+sets it: the user, the checkpoint (generation_config.json, or config.json without one), the default.
 
 Two kinds of field are never silently ignored: unsupported ones, and those without effect given the other fields (a
 temperature without sampling). If the user sets one, that is an error. If it comes from the checkpoint, the first kind
@@ -424,6 +424,14 @@ NO_MEANING = frozenset({
 })
 """Fields of transformers that never change the tokens: padding, return format, execution."""
 
+OWN_FIELDS = frozenset({
+    "decoder_prompt", "include_stop", "prefix_allowed_tokens_fn", "logits_processor", "lora", "seed", "top_n_sigma",
+    "mirostat", "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty", "contrastive_alpha",
+    "amateur_temperature", *GUIDES, "lookahead_window", "lookahead_ngram_size", "lookahead_guesses", "echo",
+    "skip_special_tokens", "logprobs", "top_logprobs",
+})
+"""Fields that transformers' GenerationConfig does not have."""
+
 _OURS = {
     "stop_strings": "stop stop_sequences stop_words stopping_criteria",
     "max_new_tokens": "max_tokens max_completion_tokens max_output_tokens num_predict n_predict",
@@ -490,9 +498,24 @@ def refuse_unknown(given: Mapping[str, object]) -> None:
 
 
 def unsupported(checkpoint: Mapping[str, object]) -> list[str]:
-    """Names of the fields in a checkpoint's generation_config.json that minillm does not support."""
+    """Names of the generation fields of a checkpoint that minillm does not support."""
     return [
         name
         for name, value in checkpoint.items()
         if not (name in FIELDS or name in NO_MEANING or value in (None, [], {}, NOT_OFFERED.get(name)))
     ]
+
+
+def model_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The generation fields in a config.json, where checkpoints of before transformers 4.26 have them.
+
+    As transformers reads them (`GenerationConfig.from_model_config`): null counts as absent, the fields of a nested
+    decoder fill in what the outer ones leave out, and `force_bos_token_to_be_generated`, of older releases of BART,
+    forces the token that begins a text. Special tokens are left to the model's configuration, and `use_cache`, which
+    training switches off and no text depends on, is left out.
+    """
+    names = (FIELDS.keys() - OWN_FIELDS - {"eos_token_id", "use_cache"}) | NOT_OFFERED.keys()
+    nested = next((raw[name] for name in ("decoder", "generator", "text_config") if raw.get(name)), None)
+    forced = {"forced_bos_token_id": raw.get("bos_token_id")} if raw.get("force_bos_token_to_be_generated") else {}
+    sources = (nested if isinstance(nested, Mapping) else {}, raw, forced)
+    return {name: value for source in sources for name, value in source.items() if name in names and value is not None}

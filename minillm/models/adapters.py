@@ -219,6 +219,7 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
     lora = read_lora_config(folder)
     source = f"adapter {folder}"
     head = names.head.removesuffix(".weight")
+    also = head if lora.tie and config.tied_head else None  # PEFT stores it beside the embedding, whatever is named
     modules = modules_of(build, replace(config, tied_head=False))  # with a head of its own
     matrices: dict[str, dict[str, StoredTensor]] = {}
     full_names: dict[str, str] = {}
@@ -230,7 +231,8 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
         if (match := _MATRICES.fullmatch(inner)) is None:
             short = names.short(inner.replace(".base_layer.", ".").replace(".modules_to_save.", "."))
             module = inner.rpartition(".")[0].removesuffix(".base_layer")
-            if "lora_" in inner or not _may_replace(lora, module, short, ".base_layer." in inner, names):
+            allowed = short == f"{also}.weight" or _may_replace(lora, module, short, ".base_layer." in inner, names)
+            if "lora_" in inner or not allowed:
                 raise CheckpointError(
                     f"{source}: tensor {name!r:.120} is not among what its {ADAPTER_CONFIG} says: expected lora_A and "
                     "lora_B of target_modules, modules_to_save, and biases by bias"
@@ -242,7 +244,7 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
         kind = match[2] or match[3] or "lengths"
         if module not in modules or (match[3] is not None) != (modules[module].role != "projection" and module != head):
             raise CheckpointError(f"{source}: {full!r:.100} is no module of the model: is it another model's adapter?")
-        if not lora.targets_module(full, head=module == head):
+        if module != also and not lora.targets_module(full, head=module == head):
             raise CheckpointError(f"{source}: its {ADAPTER_CONFIG} does not target {full!r:.100}, which it has")
         if kind in matrices.setdefault(module, {}):
             raise CheckpointError(f"{source}: tensor {name!r:.120} is there twice")
@@ -255,10 +257,10 @@ def read_adapter(folder: Path, build: Build, config: ModelConfig, names: Names) 
     }
     stored.check_unchanged()
     touched = set(changes) | {name.removesuffix(".weight") for name in replaced}
-    vocabulary = touched & {head, names.embedding.removesuffix(".weight")}
-    if vocabulary and lora.tie:
-        raise UnsupportedModelError(f"{source}: ensure_weight_tying is true; minillm changes {vocabulary.pop()} alone")
-    return Adapter(folder, changes, replaced, config.tied_head and bool(vocabulary), modules, head)
+    embedding = names.embedding.removesuffix(".weight")
+    alike = also is not None and head not in touched and embedding.endswith("embed_tokens")  # as PEFT ties the two
+    unties = config.tied_head and bool(touched & {head, embedding}) and not alike
+    return Adapter(folder, changes, replaced, unties, modules, head)
 
 
 def _may_replace(lora: LoraConfig, module: str, short: str, is_base: bool, names: Names) -> bool:

@@ -25,7 +25,7 @@ from ..layers.norm import LayerNorm
 from ..reference.rotary import Rotation
 from .decoder import Decoder
 from .reading import read_activation, read_heads, read_shared, refuse_other_layers
-from .rotary import BASE, RotaryConfig, read_rotary, rope_table
+from .rotary import BASE, RotaryConfig, from_tables, read_rotary, rope_table
 from .sources import Names, Weights
 
 ROTARY_SHARE = 0.25
@@ -58,7 +58,7 @@ def read_config(raw: Mapping[str, Any]) -> GPTNeoXConfig:
     head_dim = shared["head_dim"]
     if fields.size("head_dim", head_dim) != head_dim:
         raise CheckpointError(f"config.json: head_dim should be hidden_size / num_attention_heads = {head_dim} here")
-    rotary = _read_rotary(fields, head_dim)
+    rotary = from_tables(fields, lambda table: _read_rotary(table, head_dim))
     return GPTNeoXConfig(
         model_type="gpt_neox",
         **shared,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.operations import Backend
-from ..config import Fields, ModelConfig, ScoreFunction
+from ..config import Fields, ModelConfig, ScoreFunction, read_score_function
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.head import ClassificationHead, Head, LMHead, NoHead
 from .base import Model
@@ -20,12 +20,6 @@ from .sources import Build, Weights
 CLASSIFIER = "ForSequenceClassification"
 PLAIN = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
 """Endings of an encoder's architecture of which the hidden states are read, and the heads are not"""
-FUNCTIONS: dict[str, ScoreFunction] = {
-    "torch.nn.modules.linear.Identity": "none",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-    "torch.nn.modules.activation.Softmax": "softmax",
-}
-"""sentence-transformers' names of functions of a cross-encoder's logits"""
 MOST_LABELS = 2**20
 
 
@@ -81,14 +75,9 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 def _score_function(fields: Fields, labels: int) -> ScoreFunction:
     """The function from logits to scores: sentence-transformers' of a reranker, else that of transformers' pipeline."""
-    of_sentences = fields.get("sentence_transformers", {})
-    said = of_sentences.get("activation_fn") or fields.get("sbert_ce_default_activation_function", "")
-    if said:
-        if said not in FUNCTIONS:
-            raise UnsupportedModelError(
-                f"{fields.source}: the activation function {said!r:.80}; minillm applies {', '.join(FUNCTIONS)}"
-            )
-        return FUNCTIONS[said]
+    named = read_score_function(fields)
+    if named is not None:
+        return named
     kinds = ("", "regression", "single_label_classification", "multi_label_classification")
     problem = fields.choice("problem_type", "", kinds)
     if problem == "regression":

@@ -97,6 +97,7 @@ class LoraConfig:
     biases: bool
     """Whether the adapter replaces biases"""
     tie: bool
+    """Whether the embedding and the LM head of a model in which they are one change alike; both are stored then"""
 
     def scale(self, module: str) -> float:
         """The factor of B A."""

@@ -13,7 +13,7 @@ from ..config import Fields
 from ..errors import CheckpointError
 from .llama import NAMES, LlamaConfig, build, read_kin
 from .reading import read_grouped_heads, read_layer_types, read_layers, refuse_other_layers
-from .rotary import RotaryConfig, read_rotary, rope_table
+from .rotary import RotaryConfig, from_tables, read_rotary, rope_table
 
 __all__ = ["NAMES", "build", "read_config"]
 
@@ -38,7 +38,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         fields,
         "phi3",
         windows=(window,) * read_layers(fields),
-        rotary=_read_rotary(fields),
+        rotary=from_tables(fields, _read_rotary),
         epsilon=fields.number("rms_norm_eps", 1e-5),
         fused=True,
     )

@@ -35,6 +35,10 @@ _MOST = 1e6
 """Upper bound on shares, numbers of turns and scales in config.json"""
 _ORIGINAL = "original_max_position_embeddings"
 
+TABLES = ("rope_parameters", "rope_scaling")
+"""Fields of config.json with the kind of scaling and its numbers, the newer and the older. Where both are there they
+should say the same, in whatever words"""
+
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 """Kinds that a family has unless it says otherwise."""
 
@@ -76,11 +80,31 @@ def read_rotary(
         kinds: those that the family has
 
     Raises:
-        CheckpointError: r is odd, or a number is missing or invalid.
+        CheckpointError: r is odd, a number is missing or invalid, or two tables say different rotations.
         UnsupportedModelError: a kind of scaling other than those above.
     """
     if dim < 2 or dim % 2:
         raise CheckpointError(f"config.json: rotary position embedding needs an even width of at least 2, found {dim}")
+    return from_tables(fields, lambda table: _read_table(table, dim, max_positions, base, kinds))
+
+
+def from_tables(fields: Fields, read: Callable[[Fields], RotaryConfig]) -> RotaryConfig:
+    """What `read` makes of config.json with one of its tables, if it makes the same of it with the other.
+
+    Raises:
+        CheckpointError: it does not; or as `read`.
+    """
+    named = [name for name in TABLES if fields.get(name, {})]
+    if len(named) < 2:
+        return read(fields)
+    alone = ({name: value for name, value in fields.raw.items() if name != left_out} for left_out in named)
+    second, first = (read(Fields(raw, fields.source)) for raw in alone)
+    if first != second:
+        raise CheckpointError(f"{fields.source}: rope_parameters and rope_scaling differ: leave one of them out")
+    return first
+
+
+def _read_table(fields: Fields, dim: int, max_positions: int, base: float, kinds: tuple[str, ...]) -> RotaryConfig:
     scaling = rope_table(fields)
     kind = scaling.choice("type" if scaling.raw.get("rope_type") is None else "rope_type", "default", kinds)
     base = scaling.number("rope_theta", fields.number("rope_theta", base, above=1), above=1)
@@ -91,19 +115,16 @@ def read_rotary(
 
 
 def rope_table(fields: Fields) -> Fields:
-    """The table `rope_parameters` or `rope_scaling` of config.json; empty if it has neither.
+    """The first of the `TABLES` of config.json that is not empty; empty if it has none.
 
     The original length may be outside the table; transformers 5 looks there first.
 
     Raises:
-        CheckpointError: two tables or two original lengths that differ.
+        CheckpointError: two original lengths that differ.
         UnsupportedModelError: separate tables for different kinds of layers.
     """
-    tables = {name: fields.get(name, {}) for name in ("rope_parameters", "rope_scaling")}
-    name, table = next((item for item in tables.items() if item[1]), ("rope_scaling", {}))
-    source = f"{fields.source}, {name}"
-    if tables["rope_scaling"] and tables["rope_scaling"] != table:
-        raise CheckpointError(f"{fields.source}: rope_parameters and rope_scaling differ: leave one of them out")
+    name = next((name for name in TABLES if fields.get(name, {})), TABLES[-1])
+    table, source = fields.get(name, {}), f"{fields.source}, {name}"
     for key, value in table.items():
         if isinstance(value, dict):
             raise UnsupportedModelError(f"{source}: {key!r:.60} is a table; minillm runs one for all layers")
@@ -119,7 +140,7 @@ def refuse_partial(fields: Fields) -> None:
     Raises:
         UnsupportedModelError: `partial_rotary_factor` is not 1.
     """
-    for found in (fields, rope_table(fields)):
+    for found in (fields, *(Fields(fields.get(name, {}), f"{fields.source}, {name}") for name in TABLES)):
         if (share := found.get("partial_rotary_factor", 1.0)) != 1:
             raise UnsupportedModelError(
                 f"{found.source}: partial_rotary_factor is {share}; in this family minillm runs 1"

@@ -1,13 +1,13 @@
 """/classify, /score and /rerank: labels of texts, and how much a text has to do with another.
 
-/score and /rerank use a reranker (a cross-encoder with one label) or, with a model that embeds, the cosine of vectors.
+/score and /rerank use a reranker (a cross-encoder with one label, or a causal LM made for it) or, with a model that
+embeds, the vectors, compared as the checkpoint says: by their cosine, if it says nothing.
 
 Source: vLLM's documentation, "Classification API", "Score API", "Re-rank API"; /rerank is also Jina's and Cohere's.
 """
 
 from typing import Any
 
-import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -150,8 +150,8 @@ def _document(value: Any, index: int) -> str:
 async def _relevance(
     exchange: TextsExchange, asked: TextsRequest, pairs: list[tuple[str, str]], param: str
 ) -> list[float]:
-    """A score for each pair: the reranker's, or the cosine of the two vectors."""
-    if exchange.served.engine.config.output == "labels":
+    """A score for each pair: the reranker's, or how alike the two vectors are."""
+    if exchange.served.engine.labels:
         found = await _classified(exchange, await exchange.encode(pairs, asked, param))
         return [one.score for one in found]
     distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -159,11 +159,11 @@ async def _relevance(
     engine, lora = exchange.served.engine, exchange.served.lora
 
     def vectors_of(encoded: list[EncodedText]) -> list[Any]:
-        return [*engine.embed(encoded, normalize=True, lora=lora, progress=False)]
+        return [*engine.embed(encoded, lora=lora, progress=False)]
 
     vectors = await exchange.compute((SCORE, lora), vectors_of, texts)
     of = dict(zip(distinct, vectors, strict=True))
-    return [float(np.dot(of[first], of[second])) for first, second in pairs]
+    return [engine.embedding.compare(of[first], of[second]) for first, second in pairs]
 
 
 async def _classified(exchange: TextsExchange, texts: list[EncodedText], *, raw: bool = False) -> list[Classification]:

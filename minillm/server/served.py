@@ -30,7 +30,7 @@ _COUNTS = {"max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_
 
 
 def server_defaults(checkpoint: Mapping[str, Any], sampling: Literal["openai", "checkpoint"]) -> dict[str, Any]:
-    """The fields of a request that sets none: of a checkpoint's generation_config.json what belongs to the model.
+    """The fields of a request that sets none: of a checkpoint's own what belongs to the model.
 
     Its tokens that end, begin and are suppressed always count. Its lengths and searches never do. What shapes its
     sampling (temperature, top_p, repetition_penalty) counts if `sampling` says so, else OpenAI's defaults do.
@@ -90,16 +90,20 @@ class Served:
     @cached_property
     def endpoints(self) -> tuple[str, ...]:
         """Paths of the endpoints that depend on what the model computes, and that it has."""
-        config, path = self.engine.config, self.engine.path
+        config, path, labels = self.engine.config, self.engine.path, self.engine.labels
+        judges = ("/rerank", "/score", "/classify") if len(labels) == 1 else ("/classify",)
         if config.output == "labels":
-            return ("/rerank", "/score", "/classify") if len(config.labels) == 1 else ("/classify",)
+            return judges
         vectors = ("/v1/embeddings", "/score", "/rerank")
         if config.output == "states":
             return vectors
         texts = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
         if config.encoder_layers:
             return texts[:1]
-        return texts + vectors if path is not None and (path / "modules.json").is_file() else texts
+        if labels:
+            return texts + judges
+        embeds = path is not None and (path / "modules.json").is_file() and not self.engine.embedding.refused
+        return texts + vectors if embeds else texts
 
     def need(self, endpoint: str, path: str | None = None) -> None:
         """Refuse a request to an endpoint that the model has not. `path`: what it was asked by; by default the same.
