@@ -11,6 +11,7 @@ _SPACE = " \t\r\n"
 _BETWEEN = _SPACE + ",;"  # what may stand between two calls
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 _PAIRS = {"{": "}", "[": "]"}
+_CLOSING = "}]"
 _OUTSIDE = frozenset(_SPACE + '{}[]:,"+-.0123456789eEtrufalsn')  # characters of JSON outside of its strings
 _VALUE_ENDS = ("\n</parameter>", "</parameter>")
 
@@ -27,6 +28,7 @@ def read_calls(
     *,
     single: bool = False,
     schemas: Mapping[str, Schema] = NO_SCHEMAS,
+    cut: bool = False,
 ) -> Answer:
     """Content and calls of a finished text.
 
@@ -36,10 +38,11 @@ def read_calls(
         names: of the tools that the model was offered
         single: read one call at most, and nothing after it
         schemas: of the tools' parameters, by the tools' names; needed where values are plain text (qwen3-coder)
+        cut: the text does not end by itself (a limit of length, a stop string): see `CallParser.finish`
     """
     answer, parser = Answer(), CallParser(form, names, single=single, schemas=schemas)
     answer.add(parser.push(text))
-    answer.add(parser.finish())
+    answer.add(parser.finish(cut=cut))
     return answer
 
 
@@ -53,7 +56,7 @@ class CallParser:
     Content is passed on at once but for its end, while that can be the beginning of a marker, or white space before
     one; white space before and between calls is dropped. A call begins when its name and the beginning of its arguments
     are there. A text that is no call up to there is content; one that turns out not to be JSON later is passed on as it
-    is, as the rest of the arguments.
+    is, as the rest of the arguments. Brackets and markers too many at the end of a call are dropped.
     """
 
     done: bool = False
@@ -105,16 +108,32 @@ class CallParser:
             pass
         return self._taken()
 
-    def finish(self) -> list[Delta]:
-        """End the text; returns what was held back."""
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """End the text; returns what was held back.
+
+        A call that is not complete is no content: with its name and the beginning of its arguments it is reported as
+        far as it goes, before that not at all.
+
+        Args:
+            cut: the text does not end by itself, so what may be the beginning of a call or of its marker is one
+        """
         if not self.done:
             held = self._raw + self._pending
             if self._begun and not self._complete:
                 self._argue(self._pending)
-            elif not (self._calls and self._state in (self._inside, self._after, self._broken)):  # a call cut off
+            elif not self._within_call(cut):
                 self._write(held if not self._after_call or held.strip(_BETWEEN) else "")
         self._pending, self.done = "", True
         return self._taken()
+
+    def _within_call(self, cut: bool) -> bool:
+        """Whether the text at its end is part of a call, or of the markers around it."""
+        if self._state in (self._after, self._broken):
+            return True
+        if self._state == self._inside:
+            return cut or self._calls > 0 or bool(self._form.begin)
+        text = self._pending.lstrip(_SPACE)
+        return (cut or self._after_call) and bool(text) and self._state in (self._start, self._content)
 
     def _taken(self) -> list[Delta]:
         """The deltas since the last call of this, those of one kind joined."""
@@ -207,6 +226,8 @@ class CallParser:
             return
         if self._begun:
             self._end_call()
+            self._state = self._after
+            return
         raw, self._raw = self._raw[:-1], ""  # the last character has not been used
         self._write(raw.lstrip(_BETWEEN) if self._after_call else raw)
         self._state = self._content_or_rest()
@@ -231,15 +252,17 @@ class CallParser:
         return False
 
     def _after(self) -> bool:
-        """After calls: the marker at their end, a separator, or content."""
-        form, text = self._form, self._pending.lstrip(_SPACE)
+        """After calls: brackets too many, the marker at their end, a separator, or content."""
+        form, text = self._form, self._pending.lstrip(_SPACE + _CLOSING)
         if not text:
             return False
         if form.end and text.startswith(form.end):
-            self._pending, self._state = text[len(form.end) :], self._content_or_rest()
+            self._pending, self._state = text[len(form.end) :], self._after if form.begin else self._rest
             return True
         if form.end.startswith(text):
             return False
+        dropped = self._pending[: len(self._pending) - len(text)]
+        self._pending = dropped[len(dropped.rstrip(_SPACE)) :] + text
         if not form.begin:
             item = text.lstrip(_BETWEEN)
             if not item:
@@ -262,6 +285,8 @@ class CallParser:
             while c != "]":
                 yield from self._item(c)
                 c = yield from _space((yield))
+                while c == "}":  # one too many
+                    c = yield from _space((yield))
                 if c == ",":
                     c = yield from _space((yield))
                 elif c != "]":
@@ -293,13 +318,13 @@ class CallParser:
     def _field(self, c: str) -> Scan:
         """A key and its value."""
         key: list[str] = []
-        c = yield from _string(c, key)
+        c = yield from _string(c, key, None if self._form.begin else _KEYS)
         if c != ":":
             raise _NotACallError
         c = yield from _space((yield))
         if key[0] == "name":
             name: list[str] = []
-            c = yield from _string(c, name)
+            c = yield from _string(c, name, None if self._form.begin and self._marked else self._names)
             self._set_name(name[0])
             return c
         if key[0] in ("arguments", "parameters"):
@@ -469,8 +494,8 @@ def _space(c: str) -> Scan:
     return c
 
 
-def _string(c: str, found: list[str]) -> Scan:
-    """A JSON string, whose value is appended to `found`."""
+def _string(c: str, found: list[str], expected: Collection[str] | None = None) -> Scan:
+    """A JSON string, whose value is appended to `found`. It is given up where it differs from all that are expected."""
     if c != '"':
         raise _NotACallError
     text = c
@@ -478,6 +503,9 @@ def _string(c: str, found: list[str]) -> Scan:
         text += c
         if c == "\\":
             text += yield
+            expected = None  # written in another way
+        elif expected is not None and not any(value.startswith(text[1:]) for value in expected):
+            raise _NotACallError
     try:
         found.append(json.loads(f'{text}"', strict=False))
     except ValueError:

@@ -13,7 +13,7 @@ from .exchange import Exchange, exchange_of
 from .logprobs import chat_logprobs
 from .protocol import AssistantMessage, ChatChoice, ChatLogprobs, ChatRequest, ChatResponse
 from .streaming import ChunkWriter, StreamResponse, encode
-from .tools import ToolUse, delta_json, ended, message_calls
+from .tools import ToolUse, delta_json, ended, is_cut, message_calls
 from .translate import CHAT
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _response(
     exchange: Exchange[ChatRequest], asked: ChatRequest, use: ToolUse | None, generation: Generation
 ) -> ChatResponse:
     answers = [
-        Answer(completion.text) if use is None else use.read(completion.text) for completion in generation.completions
+        Answer(completion.text) if use is None else use.read(completion) for completion in generation.completions
     ]
     return ChatResponse(
         choices=[
@@ -94,7 +94,7 @@ class _Writer(ChunkWriter):
             parser = self._parsers[index]
             found = parser.push(event.text)
             if reason is not None:
-                found += parser.finish()
+                found += parser.finish(cut=is_cut(event))
                 reason = ended(reason, called=parser.called)
             deltas = [*map(delta_json, found)]
         if not deltas and (event.logprobs or (asked.return_token_ids and event.token_ids)):

@@ -28,7 +28,7 @@ from .logprobs import chat_logprobs
 from .ollama_models import model_name, moment, running, show, tags, version
 from .protocol import ApiError, ChatRequest
 from .streaming import AnswerWriter, StreamResponse, encode
-from .tools import ToolUse
+from .tools import ToolUse, is_cut
 from .translate import CHAT, Translated, translate
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class _Answer(AnswerWriter):
     def write(self, prompt: int, event: "Event") -> bytes:
         """The line of an event."""
         self._last = event
-        text, calls = self._reading.add(event.text, last=event.finish_reason is not None)
+        text, calls = self._reading.add(event.text, last=event.finish_reason is not None, cut=is_cut(event))
         logprobs = self._logprobs(event)
         if not (text or calls or logprobs):
             return b""
@@ -330,7 +330,7 @@ class _Answer(AnswerWriter):
         """
         [generation] = await self._exchange.results()
         [completion] = generation.completions
-        text, calls = self._reading.add(completion.text, last=True)
+        text, calls = self._reading.add(completion.text, last=True, cut=is_cut(completion))
         end = self._end(completion.finish_reason, generation.prefill_seconds, generation.decode_seconds)
         return self._head() | _said(self._kind, text, calls) | self._logprobs(completion) | end
 
@@ -370,11 +370,11 @@ class _Reading:
         self._answer = Answer()
         self._given = 0
 
-    def add(self, text: str, *, last: bool) -> tuple[str, list[ToolCall]]:
+    def add(self, text: str, *, last: bool, cut: bool = False) -> tuple[str, list[ToolCall]]:
         """Add text; returns new content, and the calls that it completed."""
         if self._parser is None:
             return text, []
-        deltas = self._parser.push(text) + (self._parser.finish() if last else [])
+        deltas = self._parser.push(text) + (self._parser.finish(cut=cut) if last else [])
         before = len(self._answer.content)
         self._answer.add(deltas)
         complete = max(self._given, len(self._answer.calls) - (not last))  # more of the newest may come

@@ -267,7 +267,7 @@ class _Output:
 
     def finish(self, status: str) -> list[dict[str, Any]]:
         """End the last item with this status; returns what is new."""
-        found = [] if self._parser is None else self._parser.finish()
+        found = [] if self._parser is None else self._parser.finish(cut=status != "completed")
         events = [*self._read(found)]
         if not self.items:
             events += self._begin_text()

@@ -2,7 +2,11 @@
 
 Source: OpenAI's API reference, chat completions: `tools`, `tool_choice`, `parallel_tool_calls`, `strict`. A required
 call is made certain by a grammar, so are the arguments of a function with `strict`; arguments of others are what the
-model writes.
+model writes, and in a required call they fit as much of the schema as a grammar can hold.
+
+Of an answer that `max_tokens` or a stop string ends within a call, content is the text before the call. The call is
+reported if its name and the beginning of its arguments are there, with the arguments so far and the finish_reason
+"length", as OpenAI and llama.cpp do; a shorter one is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +21,15 @@ from .protocol import ApiError
 from .streaming import encode
 
 if TYPE_CHECKING:
-    from ..results import Event
+    from ..results import Completion, Event
     from .served import Served
     from .translate import Translated
 
 _CHOICES = (
     '"none", "auto", "required", {"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", ...}'
 )
+_FORMS = ("response_format", "text.format")
+"""Names under which clients send the form of content"""
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,10 @@ class ToolUse:
         """A parser for one answer."""
         return CallParser(self.form, self.names, single=self.single, schemas=self.schemas)
 
-    def read(self, text: str) -> Answer:
+    def read(self, completion: "Completion") -> Answer:
         """Content and calls of a finished answer."""
-        return read_calls(text, self.form, self.names, single=self.single, schemas=self.schemas)
+        cut = is_cut(completion)
+        return read_calls(completion.text, self.form, self.names, single=self.single, schemas=self.schemas, cut=cut)
 
 
 class FirstCalls:
@@ -192,6 +199,11 @@ def delta_json(delta: Delta) -> bytes:
     if isinstance(delta, ArgumentsDelta):
         return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (delta.index, encode(delta.text))
     return b'{"content":%b}' % encode(delta.text)
+
+
+def is_cut(piece: "Completion | Event") -> bool:
+    """Whether a limit or a stop string ended the text, rather than the model."""
+    return piece.finish_reason != "stop" or isinstance(piece.stop_reason, str)
 
 
 def ended(reason: str | None, *, called: bool) -> str | None:
