@@ -146,6 +146,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
 
     type: str
     json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
+    """The schema alone, as servers had it before OpenAI's `json_schema`"""
 
 
 class ChatRequest(GenerationRequest, kw_only=True):

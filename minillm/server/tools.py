@@ -160,6 +160,8 @@ def _content_schema(asked: "Translated[Any]", *, required: bool, held: bool) -> 
 
     Another guide of the user's is about the whole text, calls included; it stays unless a grammar must hold the calls.
     """
+    if required and asked.names.get("guided_json") in _FORMS:  # it is about the final answer, not about calls
+        asked.fields.pop("guided_json", None)
     for name in GUIDES:
         if asked.fields.get(name) is not None and (required or (held and name != "guided_json")):
             given = asked.names.get(name, name)

@@ -270,10 +270,12 @@ def convert_chat(request: ChatRequest, fields: dict[str, Any], names: dict[str, 
     if form.type not in ("text", "json_object", "json_schema"):
         expected = 'expected "text", "json_object" or "json_schema"'
         raise ApiError(f"response_format.type={shown(form.type)}: {expected}", param="response_format.type")
-    if (form.type == "json_schema") != (form.json_schema is not None):
+    if form.schema is not None and (form.type == "text" or form.json_schema is not None):
+        raise ApiError("response_format.schema goes with the type json_object, alone", param="response_format")
+    if (form.type == "json_schema" and form.schema is None) != (form.json_schema is not None):
         raise ApiError("response_format.json_schema goes with the type json_schema", param="response_format")
-    if form.type == "json_object":
-        _set(fields, names, "guided_json", {"type": "object"}, "response_format")
+    if form.type == "json_object" or form.schema is not None:
+        _set(fields, names, "guided_json", {"type": "object"} | (form.schema or {}), "response_format")
     elif form.json_schema is not None:
         wrong = form.json_schema.keys() - {"name", "description", "schema", "strict"}
         if wrong or not isinstance(form.json_schema.get("schema"), dict):

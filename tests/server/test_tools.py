@@ -243,11 +243,6 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "no tool 'f'; there is get_w",
     ),
     "no name": ({"tool_choice": {"type": "function"}}, "tool_choice", "there is no tool None"),
-    "required and a form": (
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
-        "response_format contradicts tools",
-    ),
     "required and a regex": ({"tool_choice": "required", "guided_regex": "a"}, "guided_regex", "contradicts tools"),
     "a result without an id": (
         {"messages": [{"role": "tool", "tool_call_id": {"a": 1}, "content": "x"}]},
@@ -257,7 +252,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "an impossible schema": (
         {
             "tool_choice": "required",
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"anyOf": 3}}}],
+            "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"anyOf": 3}}}],
         },
         "tools",
         "tools was refused by llguidance",
