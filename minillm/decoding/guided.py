@@ -15,7 +15,8 @@ the end of a complete text), the guide wins: the tokens it allows get back the m
 
 A regular expression is written as in Rust, without look-around; \d is any digit of Unicode, [0-9] the usual ten. A
 JSON schema allows no white space outside of strings, unless its "x-guidance" says otherwise: if it did, a weak model
-could write spaces without end.
+could write spaces without end. For the same reason the digits of its numbers have a limit (`number_limit`). Numbers of
+a schema that llguidance would read inexactly are refused, or moved inwards (`schemas`).
 
 A mask may take a millisecond (a counted repetition such as `[a-z]{1,400}`). Where the last one took long, the next one
 is begun as soon as the token is known, in a thread beside the forward pass: llguidance works without Python's lock.
@@ -23,6 +24,7 @@ is begun as soon as the token is known, in a thread beside the forward pass: llg
 
 import json
 import os
+import re
 import threading
 import time
 import weakref
@@ -37,11 +39,14 @@ from numpy.typing import NDArray
 
 from ..backends.chooser import Chooser
 from ..errors import ParameterError, install
+from ..schemas import LIMIT_LINE, USUAL_DIGITS, digits_in, exact
+from .number_limit import NumberLimit, TokenDigits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 COMPACT_JSON: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_LIMITED = re.compile(re.escape(LIMIT_LINE).replace(re.escape("{}"), "([0-9]{1,4})"))
 SLOW = 1e-4
 """CPU seconds of a mask from which on the next one is computed ahead: more than the hand-over to a thread costs"""
 
@@ -49,9 +54,17 @@ SLOW = 1e-4
 class Guide:
     """Grammar state of one continuation, which determines the allowed next tokens."""
 
-    def __init__(self, field: str, matcher: "LLMatcher", eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(
+        self,
+        field: str,
+        matcher: "LLMatcher",
+        eos_token_ids: tuple[int, ...],
+        vocab_size: int,
+        limit: NumberLimit | None = None,
+    ) -> None:
         """`vocab_size`: that of the matcher's tokenizer, at least the model's."""
         self._field = field
+        self._limit = limit
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
@@ -88,6 +101,8 @@ class Guide:
             consumed = self._matcher.consume_token(token_id)
         if not consumed:
             raise _unsatisfied(self._field, self._matcher)
+        if self._limit is not None:
+            self._limit = self._limit.after(token_id)
         if before is not None and before.seconds > SLOW:
             self._next = self._new_mask()
             _HELPERS.compute(self._next)
@@ -96,20 +111,28 @@ class Guide:
         """An independent copy, for a continuation that branches."""
         if self._next is not None:
             self._next.wait()
-        twin = Guide(self._field, self._matcher.deep_copy(), self._eos_token_ids, self._vocab_size)
+        twin = Guide(self._field, self._matcher.deep_copy(), self._eos_token_ids, self._vocab_size, self._limit)
         twin._next = self._next
         return twin
 
     def _new_mask(self) -> "_NextMask":
-        return _NextMask(self._field, self._matcher, self._eos_token_ids, self.words)
+        return _NextMask(self._field, self._matcher, self._eos_token_ids, self.words, self._limit)
 
 
 class _NextMask:
     """The mask of a matcher's next token: computed once, by the thread that comes first; others wait for it."""
 
-    def __init__(self, field: str, matcher: "LLMatcher", eos_token_ids: tuple[int, ...], words: int) -> None:
+    def __init__(
+        self,
+        field: str,
+        matcher: "LLMatcher",
+        eos_token_ids: tuple[int, ...],
+        words: int,
+        limit: NumberLimit | None,
+    ) -> None:
         self.seconds = 0.0
         """CPU time that it took"""
+        self._limit = limit
         self._field, self._matcher, self._eos_token_ids = field, matcher, eos_token_ids
         self._mask = np.zeros(words, np.uint32)
         self._error: BaseException | None = None
@@ -155,6 +178,8 @@ class _NextMask:
         for token in self._eos_token_ids:  # one of them may be a text token, which would end the text too early
             bit = np.uint32(1 << token % 32)
             mask[token // 32] = mask[token // 32] | bit if may_end else mask[token // 32] & ~bit
+        if self._limit is not None:
+            self._limit.apply(mask)
 
 
 class _Helpers:
@@ -255,6 +280,7 @@ class GuideMaker:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._tokenizer_for = lru_cache(maxsize=4)(self._read_tokenizer)
+        self._digits_for = lru_cache(maxsize=4)(self._read_digits)
         self._compiled = lru_cache(maxsize=32)(self._compile)
 
     def maker(self, field: str, value: Any, eos_token_ids: tuple[int, ...], vocab_size: int) -> Callable[[], Guide]:
@@ -282,7 +308,9 @@ class GuideMaker:
             matcher = LLMatcher(tokenizer, _grammar(field, value), log_level=0)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
-        guide = Guide(field, matcher, eos_token_ids, size)
+        most = _most_digits(field, value)
+        limit = None if most is None else NumberLimit(self._digits_for(field, eos_token_ids, size), most)
+        guide = Guide(field, matcher, eos_token_ids, size, limit)
         guide.fill(np.zeros(guide.words, np.uint32))
         return guide
 
@@ -294,6 +322,17 @@ class GuideMaker:
         except ValueError as error:
             reason = _first_words(str(error))
             raise ParameterError(f"{field}: llguidance cannot read this model's tokenizer: {reason}") from None
+
+    def _read_digits(self, field: str, eos_token_ids: tuple[int, ...], size: int) -> TokenDigits:
+        return TokenDigits(self._tokenizer_for(field, eos_token_ids, size), size, eos_token_ids)
+
+
+def _most_digits(field: str, value: str) -> int | None:
+    """The most digits of a part of a number; None if a guide is not of JSON, or the user's own grammar."""
+    if field == "guided_json":
+        return digits_in(value)
+    limited = _LIMITED.match(value) if field == "guided_grammar" else None
+    return None if limited is None else max(USUAL_DIGITS, int(limited[1]))
 
 
 def _grammar(field: str, value: Any) -> str:
@@ -307,7 +346,8 @@ def _grammar(field: str, value: Any) -> str:
     from llguidance import LLMatcher
 
     if field == "guided_json":
-        return str(LLMatcher.grammar_from_json_schema(value, defaults=COMPACT_JSON))
+        schema = exact(json.loads(value), field)
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=COMPACT_JSON))
     if field == "guided_regex":
         return str(LLMatcher.grammar_from_regex(value))
     if field == "guided_grammar":

@@ -354,7 +354,7 @@ def nested(depth: int) -> dict[str, Any]:
     ("fields", "words"),
     [
         ({"guided_json": nested(200)}, "^guided_json was refused by llguidance: recursion limit exceeded"),
-        ({"guided_json": {"type": "integer", "minimum": 10**400}}, "^guided_json was refused by .* out of range"),
+        ({"guided_json": {"type": "integer", "minimum": 10**400}}, "^guided_json: minimum 10{9}.* cannot hold exactly"),
         ({"guided_regex": "(" * 5000 + "a" + ")" * 5000}, "^guided_regex was refused by llguidance: .*invalid regex"),
     ],
     ids=["deep", "huge number", "long expression"],
