@@ -4,6 +4,9 @@ A grammar is text for the field `guided_grammar`: Lark's notation as llguidance 
 (`%json`) and tokens by id (`<[7]>`), for markers that are tokens of their own: to llguidance these are no text, even
 where they are not special.
 
+A `strict` tool's schema is held to the letter, or refused by name. Of the schema of another tool the grammar leaves out
+what it cannot hold, with a line in the log.
+
 In calls as XML a value that is a text stands as it is, so the grammar holds its `enum` and nothing else; a `strict`
 tool whose schema says more of it is refused.
 """
@@ -13,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ParameterError, shown
+from ..schemas import LIMIT_LINE, digits_in, exact, loosened
 from .calls import CallFormat
 from .parameter_types import properties_of, resolved, types_of
 
@@ -42,8 +46,22 @@ def call_grammar(
         content: a JSON schema of content, if not any text
 
     Raises:
-        ParameterError: the format cannot hold what a strict tool's schema says.
+        ParameterError: the format, or llguidance, cannot hold what a strict tool's schema says, or that of content.
     """
+    digits = digits_in(json.dumps([content, *(tool["function"].get("parameters") for tool in tools)]))
+    return LIMIT_LINE.format(digits) + _rules(form, tools, added_ids, required=required, single=single, content=content)
+
+
+def _rules(
+    form: CallFormat,
+    tools: Sequence[Mapping[str, Any]],
+    added_ids: Mapping[str, int],
+    *,
+    required: bool,
+    single: bool,
+    content: Mapping[str, Any] | None,
+) -> str:
+    """`call_grammar` without its first line."""
     rules: list[str] = []
     bodies = []
     for i, tool in enumerate(tools):
@@ -53,7 +71,7 @@ def call_grammar(
             bodies.append(_function(i, function, bool(held), rules))
             continue
         schema = function.get("parameters", _NO_PARAMETERS) if held else {}
-        rules.append(f"args_{i}: {_json({'type': 'object'} | schema)}")
+        rules.append(f"args_{i}: {_held(schema | {'type': 'object'}, function)}")
         bodies.append(_body(form, function["name"], f"args_{i}"))
     rules.append(f"body: {' | '.join(bodies)}")
     if form.unmarked:
@@ -73,7 +91,7 @@ def call_grammar(
         return "\n".join([f"start: {begin} after", *rules]) + "\n"
     if content is not None:
         answer = f"start: {begin} after | content"
-        rules.append(f"content: {_json(content)}")
+        rules.append(f"content: {_json(exact(content, 'response_format'))}")
     elif not form.begin:  # an answer that begins as a call does is one
         answer = "start: (after | plain)?"
         rules += [rf"plain: (/[^\[{{ \t\r\n`](.|\n)*/{_or(others)}) text", text]
@@ -108,13 +126,14 @@ def _function(i: int, function: Mapping[str, Any], held: bool, rules: list[str])
         if strict:
             raise ParameterError(f"tools: {name} is strict: its schema should name its parameters as `properties`")
         return f"{begin} any* {end}"
-    if not held:
+    unwritable = next((key for key in properties if not key or set(key) & set("<>\n")), None)
+    if strict and unwritable is not None:
+        raise ParameterError(f"tools: {name}: this model's calls cannot have a parameter named {shown(unwritable)}")
+    if not held or unwritable is not None:
         return f"{begin} any* {end}"
     parameters = []
     for j, (key, one) in enumerate(properties.items()):
-        if not key or set(key) & set("<>\n"):
-            raise ParameterError(f"tools: {name}: this model's calls cannot have a parameter named {shown(key)}")
-        value = _value(f"value_{i}_{j}", resolved(one, schema), schema, rules)
+        value = _value(f"value_{i}_{j}", resolved(one, schema), function, rules)
         if value is None and strict and (more := _unheld(one, schema)):
             raise ParameterError(f"tools: {name} is strict: this model's calls cannot hold {more} of {shown(key)}")
         parameter = f'{json.dumps(f"<parameter={key}>")} {value or "value"} "\\n"'
@@ -122,12 +141,13 @@ def _function(i: int, function: Mapping[str, Any], held: bool, rules: list[str])
     return " ".join([begin, *parameters, end])
 
 
-def _value(rule: str, schema: Mapping[str, Any], root: Mapping[str, Any], rules: list[str]) -> str | None:
+def _value(rule: str, schema: Mapping[str, Any], function: Mapping[str, Any], rules: list[str]) -> str | None:
     """A value and the tag after it; None if it is any text."""
+    root = function["parameters"]
     types = types_of(schema, root)
     if types and "string" not in types:
         defined = {part: root[part] for part in ("$defs", "definitions") if part in root}
-        rules.append(f"{rule}: {_json(defined | dict(schema))}")
+        rules.append(f"{rule}: {_held(defined | dict(schema), function)}")
         return f'"\\n" {rule} "\\n</parameter>"'
     values = schema.get("enum", [schema.get("const")])
     if not (isinstance(values, list) and values and all(isinstance(value, str) for value in values)):
@@ -160,6 +180,13 @@ def _pieces(form: CallFormat, added_ids: Mapping[str, int]) -> tuple[str, str, s
 def _closing(form: CallFormat, added_ids: Mapping[str, int]) -> str:
     end = f" {_spelled(form.end, added_ids)}" if form.begin and form.end else ""
     return f' "]"{end}' if form.lists else f' "\\n"{end}' if end else ""
+
+
+def _held(schema: Mapping[str, Any], function: Mapping[str, Any]) -> str:
+    """JSON of a tool's schema, or of a value's in it, as an expression of the grammar."""
+    if function.get("strict"):
+        return _json(exact(schema, f"tools: {function['name']}"))
+    return _json(loosened({"x-guidance": _SPACED | {"lenient": True}} | dict(schema)))
 
 
 def _json(schema: Mapping[str, Any]) -> str:

@@ -89,9 +89,9 @@ def _check_tool(where: str, tool: Any) -> None:
             function.pop(key, None)
         elif not isinstance(function[key], kind):
             raise ParameterError(f"{where}: {key} should be {expected}, found {shown(function[key])}")
-    kind = function.get("parameters", {}).get("type", "object")
-    if kind != "object":
-        raise ParameterError(f'{where}: the type of parameters should be "object", found {shown(kind)}')
+    declared = function.get("parameters", {}).get("type") or "object"
+    if declared != "object" and not (isinstance(declared, list) and "object" in declared):
+        raise ParameterError(f'{where}: the type of parameters should be "object", found {shown(declared)}')
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

@@ -195,8 +195,9 @@ def test_markers_that_are_tokens_but_not_special_are_one_token(tmp_path: Path) -
             assert accepts(engine, plain, answer)
 
 
-def test_a_schema_that_cannot_be_followed_is_refused(engine: Engine) -> None:
-    odd = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "minProperties": -1}}}
+def test_a_strict_tools_schema_that_cannot_be_followed_is_refused(engine: Engine) -> None:
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "minProperties": -1}}
+    odd = {"type": "function", "function": function}
     grammar = call_grammar(FORMATS["json"], [odd], engine.tokenizer.added_ids, required=True, single=True)
     with pytest.raises(ParameterError, match="guided_grammar was refused by llguidance"):
         engine.generate([5], guided_grammar=grammar)
