@@ -10,7 +10,6 @@ no number: there a letter or a quotation mark can follow.
 """
 
 import re
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,40 +26,38 @@ _NUMBER = re.compile(rb"[\s:,\[]?-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]*)?")
 _LONG_EXPONENT = re.compile(rb"[0-9.]*[eE][+-]?[0-9]{%d}" % (MOST_EXPONENT_DIGITS + 1))
 _IN_JSON = frozenset(b"0123456789.eE+-,}] \t\r\n")
 """What may stand in a number of JSON, or after it"""
+_UNREAD, _OUTSIDE, _ENDLESS = -1, -2, 999
+"""Instead of a token's digits: not read yet; no JSON after a digit; an exponent of too many"""
 
 
 class TokenDigits:
-    """The digits at the beginning of each token of a vocabulary, as masks."""
+    """The number of digits at the beginning of each token of a vocabulary, read as they are asked for."""
 
     def __init__(self, tokenizer: "LLTokenizer", size: int, eos_token_ids: tuple[int, ...]) -> None:
         """`size`: that of the masks, in tokens."""
-        self._tokenizer, self._size, self._eos_token_ids = tokenizer, size, eos_token_ids
+        self._tokenizer = tokenizer
+        self._counts = np.full(-(-size // 32) * 32, _UNREAD, np.int16)
+        self._counts[list(eos_token_ids)] = 0
 
     def text_of(self, token_id: int) -> bytes:
         """The bytes of a token; none of an id that the tokenizer has not."""
         return bytes(self._tokenizer.decode_bytes([token_id])) if token_id < self._tokenizer.vocab_size else b""
 
-    @cached_property
-    def _texts(self) -> list[bytes]:
-        return [self.text_of(token_id) for token_id in range(self._size)]
+    def leading(self, token_ids: NDArray[np.intp]) -> NDArray[np.int16] | None:
+        """The digits that tokens begin with, [N]; None if one of them is no JSON after a digit."""
+        counts = self._counts[token_ids]
+        if (counts == _OUTSIDE).any():
+            return None
+        for token_id in token_ids[counts == _UNREAD].tolist():
+            self._counts[token_id] = count = self._count(self.text_of(token_id))
+            if count == _OUTSIDE:
+                return None
+        return self._counts[token_ids]
 
-    @cached_property
-    def leading(self) -> list[NDArray[np.uint32]]:
-        """By n: the mask of tokens that begin with at least n digits."""
-        counts = np.array([len(text) - len(text.lstrip(b"0123456789")) for text in self._texts])
-        return [_mask(counts >= n) for n in range(int(counts.max(initial=0)) + 1)]
-
-    @cached_property
-    def long_exponents(self) -> NDArray[np.uint32]:
-        """The mask of tokens with an exponent of too many digits."""
-        return _mask(np.array([_LONG_EXPONENT.match(text) is not None for text in self._texts]))
-
-    @cached_property
-    def outside(self) -> NDArray[np.uint32]:
-        """The mask of tokens that follow no digit of a number in JSON."""
-        follow = np.array([not text or text[0] in _IN_JSON for text in self._texts])
-        follow[list(self._eos_token_ids)] = True
-        return _mask(~follow)
+    def _count(self, text: bytes) -> int:
+        if text and text[0] not in _IN_JSON:
+            return _OUTSIDE
+        return _ENDLESS if _LONG_EXPONENT.match(text) else len(text) - len(text.lstrip(b"0123456789"))
 
 
 class NumberLimit:
@@ -82,16 +79,12 @@ class NumberLimit:
             return
         part = len(self._run) - len(self._run.rstrip(b"0123456789"))
         most = self._most if number[2] is None else MOST_EXPONENT_DIGITS
-        leading = self._digits.leading
-        limited = mask & ~self._digits.long_exponents if number[2] is None else mask
-        if most - part + 1 < len(leading):
-            limited = limited & ~leading[max(most - part + 1, 1)]
-        if limited.any() and not (mask & self._digits.outside).any():
-            mask[:] = limited
-
-
-def _mask(tokens: NDArray[np.bool_]) -> NDArray[np.uint32]:
-    """One bit for each token, the first in the lowest bit. [V] -> [W]"""
-    padded = np.zeros(-(-len(tokens) // 32) * 32, bool)
-    padded[: len(tokens)] = tokens
-    return np.packbits(padded, bitorder="little").view(np.uint32)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits)
+        leading = self._digits.leading(allowed)
+        if leading is None:
+            return
+        longer = allowed[leading > max(most - part, 0)]
+        if 0 < len(longer) < len(allowed):
+            bits[longer] = 0
+            mask[:] = np.packbits(bits, bitorder="little").view(np.uint32)
