@@ -4,9 +4,9 @@ Source: OpenAI's API reference, chat completions: `tools`, `tool_choice`, `paral
 call is made certain by a grammar, so are the arguments of a function with `strict`; arguments of others are what the
 model writes, and in a required call they fit as much of the schema as a grammar can hold.
 
-Of an answer that `max_tokens` or a stop string ends within a call, content is the text before the call. The call is
-reported if its name and the beginning of its arguments are there, with the arguments so far and the finish_reason
-"length", as OpenAI and llama.cpp do; a shorter one is left out.
+If `max_tokens` or a stop string ends an answer within a call, content is the text before the call. The call is reported
+if its name and the beginning of its arguments are there, with the arguments so far and the finish_reason "length"; a
+shorter one is left out.
 """
 
 from collections.abc import Mapping, Sequence
