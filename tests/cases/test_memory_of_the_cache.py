@@ -8,7 +8,7 @@ from minillm import Engine
 from minillm.backends.memory import Memory
 from minillm.backends.numpy import NumpyBackend
 from minillm.cache import PrefixCache
-from minillm.cache.prefix import KEPT_POSITIONS, KEPT_TIMES
+from minillm.cache.prefix import KEPT_TIMES
 from minillm.errors import CacheFullError
 from minillm.loading import affordable_pages
 from minillm.loop import StepLoop
@@ -70,18 +70,24 @@ def pages_begun(
     return cache._begun
 
 
-def test_pages_of_ended_texts_are_used_again_before_memory_is_taken_for_the_first_time() -> None:
-    kept = KEPT_POSITIONS // 64
-    assert pages_begun(frugal=False, texts=400, length=100) == 800, "each text stays known"
-    assert pages_begun(frugal=True, texts=400, length=100) == kept + 1
-    assert pages_begun(frugal=True, texts=40, length=100) == 80, "few texts stay known"
-    assert pages_begun(frugal=True, texts=400, length=100, prefix_cache=False) == 2
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The pages that ended texts keep in any case."""
+    monkeypatch.setattr("minillm.cache.prefix.KEPT_POSITIONS", 16 * 64)
+    return 16
 
 
-def test_what_runs_at_once_takes_all_that_it_needs_and_ended_texts_keep_twice_as_much() -> None:
-    used = 16 * 9
-    assert KEPT_TIMES * used > KEPT_POSITIONS // 64
-    begun = pages_begun(frugal=True, texts=100, length=500, new=20, at_once=16)
+def test_pages_of_ended_texts_are_used_again_before_memory_is_taken_for_the_first_time(kept: int) -> None:
+    assert pages_begun(frugal=False, texts=40, length=100) == 80, "each text stays known"
+    assert pages_begun(frugal=True, texts=40, length=100) == kept + 1
+    assert pages_begun(frugal=True, texts=6, length=100) == 12, "few texts stay known"
+    assert pages_begun(frugal=True, texts=40, length=100, prefix_cache=False) == 2
+
+
+def test_what_runs_at_once_takes_all_that_it_needs_and_ended_texts_keep_twice_as_much(kept: int) -> None:
+    used = 4 * 5
+    assert KEPT_TIMES * used > kept
+    begun = pages_begun(frugal=True, texts=30, length=250, new=20, at_once=4)
     assert KEPT_TIMES * used < begun <= (KEPT_TIMES + 1) * used
 
 
@@ -125,12 +131,12 @@ def test_the_context_of_an_engine_is_what_fits(pages: int, context: int) -> None
     with Engine(max_batch_size=16, cache_bytes=pages * page) as engine:
         assert engine.config.max_positions == 512
         assert engine.context == engine.summary()["context"] == context
-        prompt = [5] * 100
-        result = engine.generate(prompt, max_new_tokens=context - 100, eos_token_id=[])
-        assert len(result.token_ids) == context - 100
+        prompt = [5] * (context - 4)
+        result = engine.generate(prompt, max_new_tokens=4, eos_token_id=[])
+        assert len(result.token_ids) == 4
         if context < 512:
             with pytest.raises(CacheFullError):
-                engine.generate(prompt, max_new_tokens=context - 99, eos_token_id=[])
+                engine.generate(prompt, max_new_tokens=5, eos_token_id=[])
 
 
 def test_the_context_of_an_encoder_decoder_is_what_fits_beside_its_longest_source(
@@ -145,5 +151,5 @@ def test_the_context_of_an_encoder_decoder_is_what_fits_beside_its_longest_sourc
         pages = cache.pages_for(source) + 1
     with Engine(folder, max_batch_size=1, backend="numpy", cache_bytes=pages * page) as engine:
         assert engine.context == 8
-        result = engine.generate([5] * source, max_new_tokens=7, eos_token_id=[])
+        result = engine.generate([5] * 20, max_new_tokens=7, eos_token_id=[])
         assert len(result.token_ids) == 7
