@@ -229,7 +229,7 @@ def _card(served: Served) -> ModelCard:
         created=served.created,
         root=served.root,
         parent=served.parent,
-        max_model_len=served.context,
+        max_model_len=served.engine.context,
     )
 
 

@@ -100,7 +100,7 @@ def _sizes(served: "Served") -> dict[str, Any]:
         "chat": engine.chat_template is not None,
         "layers": engine.config.num_layers,
         "heads": engine.config.num_heads,
-        "context": served.context,
+        "context": served.engine.context,
         "vocabulary": engine.config.vocab_size,
         "strategies": strategies(),
     }

@@ -210,8 +210,8 @@ def _length(options: Mapping[str, Any] | None, served: "Served") -> int | None:
         if isinstance(value, bool) or not isinstance(value, int | None):
             raise ApiError(f"options.{name}={shown(value)}: expected a whole number")
         lengths[name] = value or 0
-    if lengths["num_ctx"] > served.context:
-        _log_once(f"options.num_ctx is above the context of {served.name}, {served.context}, which counts")
+    if lengths["num_ctx"] > served.engine.context:
+        _log_once(f"options.num_ctx is above the context of {served.name}, {served.engine.context}, which counts")
     return lengths["num_predict"] if lengths["num_predict"] > 0 else None
 
 

@@ -34,7 +34,7 @@ async def running(request: Request) -> Response:
     cards = []
     for served in server.models.values():
         memory = sum(taken.taken for taken in served.engine.device_memory)
-        cards.append(card(served) | forever | {"size_vram": memory, "context_length": served.context})
+        cards.append(card(served) | forever | {"size_vram": memory, "context_length": served.engine.context})
     return JSONResponse({"models": cards})
 
 
@@ -49,7 +49,7 @@ async def show(request: Request) -> Response:
     capabilities += ["tools"] if engine.chat_template is not None else []
     family, config = about["details"]["family"], engine.config
     sizes = {
-        "context_length": served.context,
+        "context_length": served.engine.context,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
         "feed_forward_length": config.intermediate_size,

@@ -80,14 +80,6 @@ class Served:
         return self.aio.engine
 
     @cached_property
-    def context(self) -> int:
-        """Positions of a request, prompt and new tokens together: those of the model, or as many as the cache holds."""
-        if self.engine.config.output != "tokens":
-            return self.engine.context
-        cache = self.engine.runner.cache
-        return min(self.engine.context, cache.num_pages * cache.page_size)
-
-    @cached_property
     def endpoints(self) -> tuple[str, ...]:
         """Paths of the endpoints that depend on what the model computes, and that it has."""
         config, path, labels = self.engine.config, self.engine.path, self.engine.labels
@@ -152,7 +144,7 @@ class Served:
         Raises:
             ApiError: a prompt, or a prompt with its new tokens, is too long; or a count is above its limit.
         """
-        fields, request, context = dict(asked.fields), asked.request, self.context
+        fields, request, context = dict(asked.fields), asked.request, self.engine.context
         longest = max(map(len, prompts))
         if limits.max_prompt_tokens is not None and longest > limits.max_prompt_tokens:
             raise ApiError(

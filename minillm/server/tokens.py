@@ -41,7 +41,7 @@ async def tokenize(request: Request) -> Response:
     except MinillmError as error:
         raise refused(str(error), ("messages", "prompt", *_OF_A_CHAT)) from None
     texts = [served.texts.text(token) for token in ids] if asked.return_token_strs else None
-    answer = TokenizeResponse(len(ids), served.context, ids, texts)
+    answer = TokenizeResponse(len(ids), served.engine.context, ids, texts)
     return Response(encode(answer), media_type="application/json")
 
 
@@ -69,7 +69,7 @@ async def tokenizer_info(request: Request) -> Response:
     return JSONResponse(
         {
             "tokenizer_class": "minillm.tokenizer.Tokenizer",
-            "model_max_length": served.context,
+            "model_max_length": served.engine.context,
             "vocab_size": engine.tokenizer.vocab_size,
             **{name: None if token is None else engine.tokenizer.token(token) for name, token in ids.items()},
             **{f"{name}_id": token for name, token in ids.items()},
