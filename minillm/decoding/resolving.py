@@ -366,6 +366,7 @@ def strategy_for(settings: Settings) -> "Strategy":
                 seed=0,
                 max_new_tokens=1,
                 stop_strings=(),
+                stopping_criteria=(),
                 include_stop=False,
                 echo=False,
                 decoder_prompt=None,
