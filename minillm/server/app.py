@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..aio import AsyncEngine
 from ..chat import FORMATS, CallFormat
+from ..decoding.resolving import chat_sampling
 from ..engine import Engine
 from ..errors import listed, printable, shown
 from . import ollama
@@ -159,12 +161,14 @@ def _served(
     models: dict[str, Served] = {}
     for name, engine in engines.items():
         aio = engine if isinstance(engine, AsyncEngine) else AsyncEngine(engine, max_waiting=max_waiting)
+        own = chat_sampling(aio.engine.generation_defaults)
         aio.engine.generation_defaults = server_defaults(aio.engine.generation_defaults, sampling)
-        models[name] = base = Served(name, aio, tool_parser=form, max_waiting=max_waiting)
+        make = partial(Served, aio=aio, tool_parser=form, max_waiting=max_waiting, chat_sampling=own)
+        models[name] = base = make(name)
         for adapter in aio.engine.adapters:
-            own = Served(adapter, aio, parent=name, lora=adapter, tool_parser=form, max_waiting=max_waiting)
-            own.queue = base.queue
-            models.setdefault(adapter, own)
+            tuned = make(adapter, parent=name, lora=adapter)
+            tuned.queue = base.queue
+            models.setdefault(adapter, tuned)
     return models
 
 
