@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
-from ..decoding.resolving import chat_sampling
+from ..decoding.resolving import chat_sampling, is_on
 from ..decoding.settings import FIELDS
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
 from ..progress import showing
@@ -74,7 +74,11 @@ def run(args: argparse.Namespace) -> None:
     name = Path(args.model).name if args.model else "the model in the package"
     engine = load_engine(args, sequences=sequences_of(settle(args, fields)))
     need_tokenizer(engine.tokenizer)  # before a line is read
-    engine.generation_defaults = {**engine.generation_defaults, **chat_sampling(engine.generation_defaults)}
+    defaults = engine.generation_defaults
+    if not (
+        is_on("num_beams", defaults.get("num_beams") or 1) or defaults.get("penalty_alpha")
+    ):  # its own search stays
+        engine.generation_defaults = {**defaults, **chat_sampling(defaults)}
     if engine.chat_template is None:
         for option in ("system", "chat_template_kwargs"):
             if getattr(args, option) is not None:
