@@ -70,7 +70,7 @@ def chat_sampling(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and name in FIELDS and FIELDS[name].group == "sampling" and name != "seed"
     }
     says = any(name == "do_sample" or FIELDS[name].needs == "do_sample" for name in own)
-    return {"do_sample": True} | own if says else CHAT_SAMPLING | own
+    return {**({"do_sample": True} if says else CHAT_SAMPLING), **own}
 
 
 def is_on(name: str, value: Any) -> bool:
