@@ -6,20 +6,23 @@ output {"id": ..., "custom_id": ..., "response": {"status_code": 200, "request_i
 server without a socket, so that bodies mean what they mean over HTTP, and run in the engine's batch side by side.
 
 The output has the order of the input, and is written line by line: after an interruption the same command goes on where
-it ended. `replicas.py` does the same with several engines.
+it ended. Requests that failed, or have changed since, are run again: their new results are appended, and the file is
+put into the order of the input when all are there. `replicas.py` does the same with several engines.
 """
 
 import asyncio
+import hashlib
 import json
 import os
-import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from .engine import Engine
 from .errors import UsageError, shown
+from .output_files import write_file
 from .progress import work
 from .server import Limits, make_app
 
@@ -35,7 +38,11 @@ class Done:
     requests: int
     """In the input"""
     resumed: int = 0
-    """Results that were in the output before"""
+    """Results that were in the output before, and stay"""
+    again: int = 0
+    """Requests that had failed in an earlier run, and are run again"""
+    changed: int = 0
+    """Requests that are others than those whose results were in the output, and are run again"""
     failed: list[tuple[str, int, str]] = field(default_factory=list)
     """custom_id, status and message of each request that failed in this run; 500 of one that ended its replicas"""
 
@@ -78,58 +85,98 @@ def run_batch(engine: Engine, source: Path, target: Path) -> Done:
     Args:
         engine: runs them; closed at the end
         source: the input
-        target: the output. Results that it has, of the first requests, are kept and not computed again; a line that was
-            cut off by an interruption is computed again
+        target: the output. Results that it has are kept and not computed again. Requests that failed or have changed
+            since are, and a line that was cut off by an interruption
 
     Raises:
         UsageError: as `read_batch`, or the output has results of other requests.
     """
     requests, done = resumed(source, target)
-    with target.open("a", encoding="utf-8") as out:
+    with results_file(source, target) as out:
         asyncio.run(_run(engine, requests, out, done))
     return done
 
 
 def resumed(source: Path, target: Path) -> tuple[list[dict[str, Any]], Done]:
-    """The requests of a file whose results its output does not have yet, and what has been done.
+    """The requests of a file that its output has no good results of yet, and what has been done.
 
     Raises:
         UsageError: as `run_batch`.
     """
     requests = read_batch(source)
-    kept = _resume(target, requests)
-    return requests[kept:], Done(len(requests), kept)
+    results, done = _resume(target, {request["custom_id"] for request in requests}), Done(len(requests))
+    left = []
+    for request in requests:
+        result = results.get(request["custom_id"])
+        failed, changed = result is not None and _failed(result), result is not None and _changed(result, request)
+        if result is None or failed or changed:
+            left.append(request)
+        done.resumed += result is not None and not failed and not changed
+        done.again += failed and not changed
+        done.changed += changed
+    return left, done
+
+
+@contextmanager
+def results_file(source: Path, target: Path) -> Iterator[TextIO]:
+    """An output, open for further results; at the end of the `with` block it is put into the order of the input."""
+    with target.open("a", encoding="utf-8") as out:
+        yield out
+    lines = target.read_bytes().splitlines(keepends=True)
+    names = [json.loads(line)["custom_id"] for line in lines]
+    last = dict(zip(names, lines, strict=True))
+    ordered = [request["custom_id"] for request in read_batch(source) if request["custom_id"] in last]
+    if names != ordered:
+        write_file(target, b"".join(last[name] for name in ordered))
+
+
+def id_of(request: dict[str, Any]) -> str:
+    """The id of a request's result, which tells whether the result is that of this request."""
+    return f"batch_req_{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]}"
 
 
 def write_result(result: dict[str, Any], out: TextIO, done: Done) -> None:
     """Write the next line of an output, and take up what failed."""
     out.write(json.dumps(result, ensure_ascii=False) + "\n")
     out.flush()
-    response = result["response"]
-    if response is None:
-        done.failed.append((result["custom_id"], 500, result["error"]["message"]))
-    elif response["status_code"] != 200:
-        message = response["body"].get("error", {}).get("message", "")
+    if _failed(result):
+        response = result["response"] or {"status_code": 500, "body": result}
+        message = (response["body"].get("error") or {}).get("message", "")
         done.failed.append((result["custom_id"], response["status_code"], message))
 
 
-def _resume(target: Path, requests: list[dict[str, Any]]) -> int:
-    """Number of results that the output has; a last line without an end is cut off."""
+def _failed(result: dict[str, Any]) -> bool:
+    return (result.get("response") or {}).get("status_code") != 200
+
+
+def _changed(result: dict[str, Any], request: dict[str, Any]) -> bool:
+    """Whether a result of ours is that of another request of the same name."""
+    name = str(result.get("id"))
+    return name.startswith("batch_req_") and name != id_of(request)
+
+
+def _resume(target: Path, names: set[str]) -> dict[str, dict[str, Any]]:
+    """The newest result of each request that the output has one of; a last line without an end is cut off."""
     if not target.exists():
-        return 0
+        return {}
     data = target.read_bytes()
     whole = data.rfind(b"\n") + 1
-    names = []
+    results = {}
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
-            names.append(json.loads(line)["custom_id"])
+            result = json.loads(line)
+            name = result["custom_id"]
         except (ValueError, KeyError, TypeError):
             raise UsageError(f"{target}: line {number} is not the result of a batch: name another output") from None
-    if names != [request["custom_id"] for request in requests[: len(names)]]:
-        raise UsageError(f"{target} has results of other requests than the first of the input: name another output")
+        if name not in names:
+            raise UsageError(
+                f"{target}: line {number} is the result of another request, {shown(name)}, than those of the input: "
+                "name another output"
+            )
+        results[name] = result
     if whole < len(data):
         os.truncate(target, whole)
-    return len(names)
+    return results
 
 
 async def _run(engine: Engine, requests: list[dict[str, Any]], out: TextIO, done: Done) -> None:
@@ -154,7 +201,7 @@ async def _run(engine: Engine, requests: list[dict[str, Any]], out: TextIO, done
 
 async def answer_of(app: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Send one request to the server's application. Returns its line of the output."""
-    request_id, body = f"batch_req_{uuid.uuid4().hex}", json.dumps(request["body"]).encode()
+    request_id, body = id_of(request), json.dumps(request["body"]).encode()
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

@@ -131,7 +131,8 @@ def _outcome(engine: Engine, prompt: Prompt, variant: Variant, fields: Mapping[s
     seconds = working_time() - began
     completion = generation.completions[0]
     request = engine.request(prompt, **fields)
-    scores = engine.score(request.prompt_ids + completion.token_ids, source=request.source_ids).logprobs
+    text = request.prompt_ids + completion.token_ids
+    scores = engine.score(text, source=request.source_ids, lora=request.settings.lora).logprobs
     log_prob = math.fsum(score for score in scores[len(request.prompt_ids) :] if score is not None)
     return Outcome(
         variant,

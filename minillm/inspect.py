@@ -94,12 +94,12 @@ class Position:
     """Most likely next tokens with their probabilities, best first"""
 
 
-def next_tokens(runner: Runner, token_ids: list[int], top: int) -> list[Position]:
-    """The `top` most likely next tokens at each position, with probabilities."""
+def next_tokens(runner: Runner, token_ids: list[int], top: int, lora: str | None = None) -> list[Position]:
+    """The `top` most likely next tokens at each position, with probabilities; `lora` names an adapter."""
     positions: list[Position] = []
     logprob: float | None = None
     with work("computing logits", len(token_ids), "tokens") as progress:
-        for first, logits in logits_by_chunk(runner, token_ids):
+        for first, logits in logits_by_chunk(runner, token_ids, lora=lora):
             ids, values = top_log_probs(logits, top, np)  # [T, V] -> 2 x [T, top]
             for i, row in enumerate(logits):
                 expected = [(int(t), float(np.exp(v))) for t, v in zip(ids[i], values[i], strict=True)]
@@ -117,15 +117,17 @@ def attention_maps(runner: Runner, token_ids: list[int], layer: int) -> NDArray[
 
 
 def masked_attention_maps(
-    runner: Runner, token_ids: list[int], layer: int
+    runner: Runner, token_ids: list[int], layer: int, lora: str | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The attention maps of a layer, and the pairs that its mask hides, which are no weights of zero.
+
+    `lora` names the adapter that computes them.
 
     [T] -> [H, T, T], [T, T]
     """
     apart = runner.apart(_cache_for(runner, token_ids))
     with put_between(apart, AttentionRecorder(runner.backend, {layer})) as recorder:
-        apart.prefill(TokenSequence(list(token_ids)))
+        apart.prefill(TokenSequence(list(token_ids), adapter=lora))
     return recorder.maps[layer], recorder.masked[layer]
 
 

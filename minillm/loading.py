@@ -237,7 +237,7 @@ def load_parts(
     if len(helpers) > 1:
         raise ParameterError("draft and amateur select different decoding strategies: leave one of them out")
     path = DEMO_MODEL if model is None else find_model(model, revision=revision)
-    named, template = _named_tokenizer(tokenizer)
+    named, template = named_tokenizer(tokenizer)
     own = read_tokenizer(path) if named is None else None
     merged = None if adapter is None else find_adapter(adapter)
     folders = {name: find_adapter(where) for name, where in (adapters or {}).items()}
@@ -272,7 +272,7 @@ def read_tokenizer(path: Path) -> Tokenizer | None:
     return Tokenizer.from_gguf(gguf, table.shape[0] if table is not None else 0)
 
 
-def _named_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
+def named_tokenizer(tokenizer: Name | Tokenizer | None) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer that a user names, and the chat template in its folder."""
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer, None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .batches import AT_ONCE, Done, answer_of, resumed, write_result
+from .batches import AT_ONCE, Done, answer_of, id_of, results_file, resumed, write_result
 from .engine import Engine
 from .errors import MinillmError, ParameterError, ReplicaError, install
 from .progress import work
@@ -91,7 +91,7 @@ def run_replicas(
             nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
             cores = cores_of_each(nodes, replicas)
         fleet = _Fleet(ray, make, replicas, requests, {"num_cpus": cores, "num_gpus": int(gpu)})
-        with target.open("a", encoding="utf-8") as out, work("running requests", len(requests), "requests") as progress:
+        with results_file(source, target) as out, work("running requests", len(requests), "requests") as progress:
             for result in fleet.results():
                 write_result(result, out, done)
                 progress.advance()
@@ -228,6 +228,6 @@ class _Fleet:
 
     def _failure(self, number: int, message: str) -> dict[str, Any]:
         """A result without a response."""
-        name = self._requests[number]["custom_id"]
+        request = self._requests[number]
         error = {"code": "replica_failed", "message": message}
-        return {"id": f"batch_req_{number}", "custom_id": name, "response": None, "error": error}
+        return {"id": id_of(request), "custom_id": request["custom_id"], "response": None, "error": error}

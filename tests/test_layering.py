@@ -101,7 +101,7 @@ ALLOWED: dict[str, set[str]] = {
         "results",
         "tokenizer",
     },
-    "batches": BASE | {"engine", "progress", "server"},
+    "batches": BASE | {"engine", "output_files", "progress", "server"},
     "replicas": BASE | {"batches", "engine", "progress", "server"},
     "precision": BASE | {"engine", "models", "progress", "request"},
     "profiling": BASE

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Run a file of requests in OpenAI's batch format, and write their results in the
 same order. The same command goes on after an interruption: results that are
-written are not computed again.
+written are not computed again, but requests that failed, or have changed, are.
+The exit code is 1 if a request has failed.
 
 With --replicas each of several engines takes some of the requests: on this
 machine, or in the Ray cluster of RAY_ADDRESS. One that dies loses nothing."""
@@ -67,7 +68,12 @@ def run(args: argparse.Namespace) -> None:
             done = run_batch(engine, args.input, args.output)
     for name, status, message in done.failed:
         note(f"{name}: {status}: {message}")
-    note(f"{len(requests)} requests, {done.resumed} of them done before, {len(done.failed)} failed")
+    again = [
+        f", {count} {word} run again" for count, word in ((done.again, "failed"), (done.changed, "changed")) if count
+    ]
+    note(f"{len(requests)} requests, {done.resumed} of them done before{''.join(again)}, {len(done.failed)} failed")
+    if done.failed:
+        raise MinillmError(f"{len(done.failed)} of {len(requests)} requests failed: the same command runs them again")
 
 
 def _run_replicas(args: argparse.Namespace) -> "Done":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
+from ..decoding.resolving import chat_sampling, is_on
 from ..decoding.settings import FIELDS
 from ..errors import MinillmError, ParameterError, PromptError, UsageError, listed, printable
 from ..progress import showing
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 PROMPT = "> "
+SAMPLING = "By default as the checkpoint says, else temperature 0.8 with min-p 0.05; temperature 0 is greedy search."
 HISTORY_LIMIT = 1 << 20
 """Bytes of the history file; a longer one begins anew"""
 
@@ -53,7 +55,7 @@ def add_parser(commands: Any) -> None:
         help="""more variables for the chat template, such as '{"enable_thinking": false}'""",
     )
     add_model_options(parser, parallel=True, chosen="--lora")
-    add_generation_options(parser)
+    add_generation_options(parser, words={"sampling": SAMPLING})
     parser.add_argument("--stats", action="store_true", help="after each turn: tokens computed and found in the cache")
     parser.shorten(COMMON)
     parser.set_defaults(run=run)
@@ -72,6 +74,11 @@ def run(args: argparse.Namespace) -> None:
     name = Path(args.model).name if args.model else "the model in the package"
     engine = load_engine(args, sequences=sequences_of(settle(args, fields)))
     need_tokenizer(engine.tokenizer)  # before a line is read
+    defaults = engine.generation_defaults
+    if not (
+        is_on("num_beams", defaults.get("num_beams") or 1) or defaults.get("penalty_alpha")
+    ):  # its own search stays
+        engine.generation_defaults = {**defaults, **chat_sampling(defaults)}
     if engine.chat_template is None:
         for option in ("system", "chat_template_kwargs"):
             if getattr(args, option) is not None:
@@ -112,6 +119,11 @@ class Chat:
         self.name = name
         self.show_stats = show_stats
         self._rate = 0.0  # tokens per second of the last answer
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The fields of a request. Beam search does not sample unless that is asked for."""
+        return _without_sampled_beams(self.fields)
 
     @property
     def engine(self) -> "Engine":
@@ -158,7 +170,7 @@ class Chat:
     def _handle(self, line: str) -> bool:
         """Do what a line says. Returns False for the end."""
         if not line.startswith("/"):
-            self._print(self.conversation.ask(line, self.fields))
+            self._print(self.conversation.ask(line, self.asked))
             return True
         word, _, rest = line[1:].partition(" ")
         found = ((method, arguments) for names, method, arguments, _ in COMMANDS if word in names.split())
@@ -207,12 +219,12 @@ class Chat:
         self.conversation.clear()
 
     def _retry(self, _: str) -> None:
-        self._print(self.conversation.retry(self.fields))
-        if not draws_afresh(self.engine, self.fields):
+        self._print(self.conversation.retry(self.asked))
+        if not draws_afresh(self.engine, self.asked):
             note("the same settings give the same answer: /set temperature 0.8 lets it vary")
 
     def _more(self, _: str) -> None:
-        self._print(self.conversation.more(self.fields))
+        self._print(self.conversation.more(self.asked))
 
     def _undo(self, _: str) -> None:
         note(f"taken back: {self.conversation.undo():.60}")
@@ -237,7 +249,7 @@ class Chat:
             print("\n".join(f"{name} {value}" for name, value in told.items()) or "nothing is set")
             return
         changed = changed_fields(self.fields, word.lstrip("-").replace("-", "_"), value.strip())
-        self.engine.request([0], **changed)  # raises where they do not go together
+        self.engine.request([0], **_without_sampled_beams(changed))  # raises where they do not go together
         self.fields.clear()
         self.fields.update(changed)
 
@@ -280,8 +292,11 @@ def changed_fields(fields: dict[str, Any], name: str, value: str) -> dict[str, A
     setting, changed = FIELDS[name], dict(fields)
     changed.pop(name, None)
     if name == "temperature" and value in ("0", "0.0"):  # as other programs say greedy search
-        return {each: kept for each, kept in changed.items() if "do_sample" not in (each, FIELDS[each].needs)}
+        kept = {name: value for name, value in changed.items() if FIELDS[name].needs not in ("do_sample", "mirostat")}
+        return kept | {"do_sample": False}
     if value == "default":
+        if name == "temperature" and changed.get("do_sample") is False:
+            del changed["do_sample"]
         return changed
     try:
         if " " not in (setting.flag or ""):  # a switch
@@ -297,6 +312,10 @@ def changed_fields(fields: dict[str, Any], name: str, value: str) -> dict[str, A
     if setting.needs in ("do_sample", "mirostat"):
         changed["do_sample"] = True
     return changed
+
+
+def _without_sampled_beams(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"do_sample": False} | fields if fields.get("num_beams", 1) > 1 else fields
 
 
 def draws_afresh(engine: "Engine", fields: dict[str, Any]) -> bool:

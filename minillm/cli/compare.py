@@ -6,10 +6,11 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PromptError
+from ..decoding.settings import FIELDS
+from ..errors import ParameterError
 from ..output_files import check_writable
-from .options import add_model_options, add_prompt_options, load_engine, read_prompts
-from .output import Table, as_json, terminal_width, token_text, wrapped, write_page
+from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
+from .output import Table, as_json, terminal_width, title, token_text, tokens_of, wrapped, write_page
 
 if TYPE_CHECKING:
     from ..comparison import BeamTree, Outcome
@@ -26,6 +27,14 @@ EPILOG = """examples:
   minillm compare --prompt "Once upon a time" --seed 3 --html page.html
 """
 
+SHARED = [
+    name
+    for name, setting in FIELDS.items()
+    if setting.group in ("text", "sampling") and setting.needs in (None, "encoder", "stop_strings")
+    if name not in ("num_return_sequences", "use_cache", "do_sample")
+] + ["seed"]
+"""Generation fields that are set for all strategies alike"""
+DEFAULTS = {"max_new_tokens": 20, "seed": 0}
 WIDTH = 120
 """Columns of the texts in a file or a pipe"""
 
@@ -35,12 +44,16 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compare", help="one prompt under every decoding strategy", description=DESCRIPTION, epilog=EPILOG
     )
-    add_prompt_options(parser, several="")
-    add_model_options(parser, parallel=True)
-    parser.add_argument("--max-new-tokens", type=int, default=20, metavar="N", help="tokens to generate (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling strategies (default: 0)")
+    add_prompt_options(parser)
+    add_model_options(parser, parallel=True, chosen="--lora")
+    words = {
+        "max_new_tokens": "tokens to generate (default: 20)",
+        "seed": "seed of the sampling strategies (default: 0)",
+        "sampling": "For the strategies that sample, and penalties for all.",
+    }
+    add_generation_options(parser, words=words, only=SHARED)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that also draws the tree of the beams")
-    parser.add_argument("--json", action="store_true", help="one JSON object with all results")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each prompt, with all results")
     parser.set_defaults(run=run)
 
 
@@ -50,38 +63,42 @@ def run(args: argparse.Namespace) -> None:
     from ..request import need_tokenizer
 
     prompts = read_prompts(args)
-    if len(prompts) != 1:
-        raise PromptError(f"compare takes one prompt, found {len(prompts)}")
-    [prompt] = prompts
+    if args.html is not None and len(prompts) > 1:
+        raise ParameterError("--html shows one prompt: give one")
     check_writable(args.html)
+    fields = DEFAULTS | {name: value for name in SHARED if (value := getattr(args, name, None)) is not None}
+    seed = fields.pop("seed")
     widest = max(variant.fields.get("num_beams", 1) for variant in STRATEGIES)
     engine = load_engine(args, sequences=widest, prefix_cache=False)
     tokenizer = need_tokenizer(engine.tokenizer)
-    outcomes = compare(engine, prompt, seed=args.seed, max_new_tokens=args.max_new_tokens)
-    if args.html is not None:
-        tree = beam_tree(engine, prompt, max_new_tokens=args.max_new_tokens, **BEAM_SEARCH.fields)
-        write_page(
-            args.html,
-            "compare.html",
-            model=args.model or "the model inside minillm",
-            prompt=prompt,
-            results=[(one, numbers(one)) for one in outcomes],
-            candidates=max(map(len, tree.steps)),
-            beams=max(sum(candidate.beam is not None for candidate in step) for step in tree.steps),
-            drawing=draw_tree(tree, tokenizer),
-        )
-    if args.json:
-        print(as_json({"prompt": prompt, "results": [_as_dict(one) for one in outcomes]}))
-    else:
-        print("\n".join(_table(outcomes, terminal_width() or WIDTH)))
+    for number, prompt in enumerate(prompts):
+        outcomes = compare(engine, prompt, seed=seed, **fields)
+        if args.html is not None:
+            tree = beam_tree(engine, prompt, **fields | dict(BEAM_SEARCH.fields))
+            write_page(
+                args.html,
+                "compare.html",
+                model=args.model or "the model inside minillm",
+                prompt=prompt,
+                results=[(one, numbers(one)) for one in outcomes],
+                candidates=max(map(len, tree.steps)),
+                beams=max(sum(candidate.beam is not None for candidate in step) for step in tree.steps),
+                drawing=draw_tree(tree, tokenizer),
+            )
+        if args.json:
+            print(as_json({"prompt": prompt, "results": [_as_dict(one, tokenizer) for one in outcomes]}))
+        else:
+            title(prompt, number, len(prompts))
+            print("\n".join(_table(outcomes, terminal_width() or WIDTH)))
 
 
-def _as_dict(outcome: "Outcome") -> dict[str, Any]:
+def _as_dict(outcome: "Outcome", tokenizer: "Tokenizer") -> dict[str, Any]:
     return {
         "name": outcome.variant.name,
         "settings": dict(outcome.variant.fields),
         "text": outcome.text,
         "token_ids": outcome.token_ids,
+        "tokens": tokens_of(tokenizer, outcome.token_ids),
         "finish_reason": outcome.finish_reason,
         "logprob": outcome.log_prob,
         "logprob_per_token": outcome.log_prob_per_token,

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..backends import working_time
@@ -19,11 +20,13 @@ from .options import (
     sequences_of,
     settle,
 )
-from .output import as_json, flow, note, read_first, show, terminal_width, text_alone
+from .output import as_json, flow, note, read_first, show, terminal_width, text_alone, tokens_of
 
 if TYPE_CHECKING:
+    from ..decoding.prompt_scores import TopLogProbs
     from ..engine import Engine
     from ..results import Generation
+    from ..tokenizer import Tokenizer
 
 SPECULATION = (
     "prompt_lookup_num_tokens",
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         first = None
         for prompt, generation in zip(prompts, engine.generate(prompts, **fields), strict=True):
             if args.json:
-                print(as_json(_as_dict(prompt, generation)), flush=True)
+                print(as_json(_as_dict(prompt, generation, engine.tokenizer)), flush=True)
             else:
                 show(_as_text(generation))
     if args.stats:
@@ -123,14 +126,23 @@ def _as_text(generation: "Generation") -> str:
     return "\n".join(completion.text for completion in generation.completions)
 
 
-def _as_dict(prompt: str, generation: "Generation") -> dict[str, Any]:
-    """The output of --json, without absent values."""
+def _as_dict(prompt: str, generation: "Generation", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+    """The output of --json, without absent values: beside all ids the texts of their tokens."""
+
+    def texts(tops: "Sequence[TopLogProbs | None]") -> list[list[str] | None]:
+        return [None if top is None else tokens_of(tokenizer, [token for token, _ in top]) for top in tops]
+
     result: dict[str, Any] = {"prompt": prompt, "prompt_token_ids": generation.prompt_token_ids}
+    result["prompt_tokens"] = tokens_of(tokenizer, generation.prompt_token_ids)
     for name in ("prompt_logprobs", "prompt_top_logprobs"):
         if (values := getattr(generation, name)) is not None:
             result[name] = values
+    if generation.prompt_top_logprobs is not None:
+        result["prompt_top_tokens"] = texts(generation.prompt_top_logprobs)
     result["completions"] = [
         {name: value for name, value in vars(completion).items() if value is not None and name != "token_bytes"}
+        | {"tokens": tokens_of(tokenizer, completion.token_ids)}
+        | ({} if completion.top_logprobs is None else {"top_tokens": texts(completion.top_logprobs)})
         for completion in generation.completions
     ]
     return result

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..output_files import check_writable
-from .options import add_model_options, add_prompt_options, load_engine, read_prompts
-from .output import columns_of, flow, quoted, terminal_width, token_text, write_page
+from .options import add_generation_options, add_model_options, add_prompt_options, load_engine, read_prompts
+from .output import as_json, columns_of, flow, quoted, terminal_width, title, token_text, tokens_of, write_page
 from .plots import (
     POWER,
     TICKS,
@@ -24,6 +24,7 @@ from .plots import (
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from ..inspect import Position
     from ..tokenizer import Tokenizer
 
 DESCRIPTION = """Show, for each position of a prompt, the token that stands there and what the
@@ -38,7 +39,9 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("inspect", help="what the model would say at each position", description=DESCRIPTION)
     add_prompt_options(parser)
-    add_model_options(parser, parallel=True)
+    add_model_options(parser, parallel=True, chosen="--lora")
+    add_generation_options(parser, only=["lora"])
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each prompt")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="answers shown at each position (default: 3)")
     parser.add_argument(
         "--attention",
@@ -58,7 +61,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..inspect import next_tokens
-    from ..request import encode_prompt, need_tokenizer
+    from ..request import check_lora, encode_prompt, need_tokenizer
 
     _check(args)
     prompts = read_prompts(args)
@@ -74,13 +77,32 @@ def run(args: argparse.Namespace) -> None:
     for name, number, count in (("layer", layer, config.num_layers), ("head", head, config.num_heads)):
         if not 0 <= number < count:
             raise ParameterError(f"--{name} should be from 0 to {count - 1}, found {number}")
-    for prompt in prompts:
+    check_lora(args.lora, engine.adapters)
+    for count, prompt in enumerate(prompts):
         ids = encode_prompt(prompt, tokenizer, config)
-        for line in _table(next_tokens(engine.runner, ids, args.top), tokenizer, terminal_width()):
-            print(line)
+        positions = next_tokens(engine.runner, ids, args.top, args.lora)
+        if args.json:
+            print(as_json({"prompt": prompt, "positions": [_as_dict(place, tokenizer) for place in positions]}))
+        else:
+            title(prompt, count, len(prompts))
+            print("\n".join(_table(positions, tokenizer, terminal_width())))
         if args.attention is not None:
-            _draw(args.attention, engine, ids, layer, head, model=args.model or "the model inside minillm")
-            print(f"attention of layer {layer}: {args.attention}")
+            model = args.model or "the model inside minillm"
+            _draw(args.attention, engine, ids, layer, head, model=model, lora=args.lora)
+            if not args.json:
+                print(f"attention of layer {layer}: {args.attention}")
+
+
+def _as_dict(position: "Position", tokenizer: "Tokenizer") -> dict[str, Any]:
+    """A position in the output of --json."""
+    ids = [token for token, _ in position.next]
+    answers = zip(ids, tokens_of(tokenizer, ids) or (), (chance for _, chance in position.next), strict=True)
+    return {
+        "token_id": position.token_id,
+        "token": tokenizer.token(position.token_id),
+        "logprob": position.logprob,
+        "next": [{"token_id": i, "token": text, "probability": chance} for i, text, chance in answers],
+    }
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -106,13 +128,13 @@ LONGEST = 12
 """Characters of a label"""
 
 
-def _draw(path: Path, engine: "Engine", ids: list[int], layer: int, head: int, model: str) -> None:
+def _draw(path: Path, engine: "Engine", ids: list[int], layer: int, head: int, model: str, lora: str | None) -> None:
     """Write the attention maps of a layer, as a page if the file's name says so."""
     from ..inspect import masked_attention_maps
     from ..request import need_tokenizer
 
     tokenizer = need_tokenizer(engine.tokenizer)
-    maps, masked = masked_attention_maps(engine.runner, ids, layer)
+    maps, masked = masked_attention_maps(engine.runner, ids, layer, lora)
     tokens = [tokenizer.token(i) for i in ids]
     if path.suffix not in PAGES:
         drawn = tokens if path.suffix == ".svg" else list(map(with_glyphs, tokens))  # who shows an SVG has fonts

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import errno
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..decoding.settings import FIELDS
 from ..decoding.settings import OTHER_NAMES as FIELD_NAMES
-from ..errors import FollowedError, MinillmError, listed, one_line, printable, shown
-from ..progress import bars_aside, vanishing
+from ..errors import FollowedError, MinillmError, listed, printable, shown
+from ..progress import vanishing
+from . import configuration, logs
 from .options import has_ranks
 
 COMMANDS = {
@@ -61,6 +61,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser with a short and a full help, which raises if help cannot be printed."""
 
     _common: frozenset[str] = frozenset()
+    _configured = False
 
     def __init__(self, **options: Any) -> None:
         if "\n" in f"{options.get('description')}{options.get('epilog')}":  # keep their lines
@@ -86,7 +87,17 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; what this parser does not know is an error of its own, which suggests an option."""
+        said = configuration.settings(self._actions, args or (), self._get_values) if self._configured else {}
+        later = {}
+        for action in self._actions:
+            if action.dest in said and configuration.repeats(action):
+                later[action.dest] = said[action.dest]  # the command line replaces it, and does not add to it
+            elif action.dest in said:
+                action.default = said[action.dest]
         parsed, unknown = super().parse_known_args(args, namespace)
+        for name, value in later.items():
+            if getattr(parsed, name) is None:
+                setattr(parsed, name, value)
         if unknown:
             word = unknown[0].partition("=")[0]
             self.error(f"{word} is not an argument of this command: {self._hint(word)}")
@@ -123,6 +134,11 @@ class _Parser(argparse.ArgumentParser):
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
             raise argparse.ArgumentError(action, f"expected {expected}, found {shown(arg_string)}") from None
+
+    def take_configuration(self) -> None:
+        """Add --config, and take the flags that the command line leaves out from its file and from the environment."""
+        self._configured = True
+        configuration.add_config_option(self)
 
     def shorten(self, common: frozenset[str]) -> None:
         """Make --help show only these options, by `dest`, and add --help-all."""
@@ -183,8 +199,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 1 (failure), 2 (usage), 130 (Ctrl-C), 141 (closed pipe)."""
-    logging.basicConfig(level=logging.WARNING, handlers=[_log_handler()])
-    logging.getLogger("minillm.kernels").setLevel(logging.INFO)  # the first compilation takes a while: show progress
+    logs.begin()
     if sys.stdout is None:
         return _fail("standard output is closed: there is nowhere to print to")
     args = argparse.Namespace()
@@ -225,7 +240,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _fail(message: str, code: int = 1) -> int:
     """Print an error on standard error, if possible. Returns the exit code."""
     with contextlib.suppress(OSError):
-        print(f"minillm: {printable(message)}", file=sys.stderr, flush=True)
+        print(logs.failure(printable(message)), file=sys.stderr, flush=True)
     return code
 
 
@@ -243,20 +258,3 @@ def _explain(error: OSError) -> str:
 def _drop_output() -> None:
     """Discard buffered output, or Python reports the error again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _Messages(logging.StreamHandler[Any]):
-    """Prints log records, above the bars that are drawn."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
-        with bars_aside():
-            super().emit(record)
-
-
-def _log_handler() -> logging.Handler:
-    """A handler that prints each log record as one printable line."""
-    handler = _Messages()
-    handler.addFilter(one_line)
-    handler.setFormatter(logging.Formatter("minillm: %(message)s"))
-    return handler

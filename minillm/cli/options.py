@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,6 +47,7 @@ def add_model_options(
     parallel: bool = False,
     needed: str | None = None,
     chosen: str | None = None,
+    execution: bool = True,
 ) -> None:
     """Add options for the model and its execution.
 
@@ -57,6 +58,7 @@ def add_model_options(
         parallel: whether several processes may share a model
         needed: the kind of model that must be named, since the one in the package is of another
         chosen: what chooses among several LoRA adapters, in a command that has a choice
+        execution: whether the command runs the model; otherwise only its tokenizer is read
     """
     group = parser.add_argument_group("model")
     words = "checkpoint folder, GGUF file or hub id (default: the model in the package)"
@@ -67,14 +69,16 @@ def add_model_options(
         words = words if needed is None else f"{needed}: checkpoint folder or hub id"
         group.add_argument("-m", "--model", metavar="MODEL", help=words, required=needed is not None)
     group.add_argument("--revision", help="branch, tag or commit on the hub")
+    group.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
+    )
+    if not execution:
+        return
     group.add_argument("--adapter", metavar="PATH", help="LoRA adapter to merge into the weights: folder or hub id")
     if chosen is not None:
         group.add_argument(
             "--adapters", nargs="+", metavar="NAME=PATH", help=f"LoRA adapters, chosen by {chosen}; not merged"
         )
-    group.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer folder, tokenizer.json or hub id (default: the model's)"
-    )
     more = "" if dtypes is None else "; several, with commas"
     group.add_argument(
         "--dtype",
@@ -95,18 +99,25 @@ def add_model_options(
 
 
 def add_generation_options(
-    parser: argparse.ArgumentParser, *, output: bool = False, words: Mapping[str, str] | None = None
+    parser: argparse.ArgumentParser,
+    *,
+    output: bool = False,
+    words: Mapping[str, str] | None = None,
+    only: Collection[str] = FIELDS,
 ) -> Any:
     """Add the flags that the generation fields declare; those about output only if `output`. Returns the last group.
 
-    `words` replaces the help of a field, or the line below a group's name, where a command has defaults of its own.
+    `words` replaces the help of a field, or the line below a group's name, where a command has defaults of its own;
+    `only` are the fields that a command takes.
     """
-    words = words or {}
+    words, section = words or {}, None
     for group in GROUPS if output else GROUPS[:-1]:
+        if not any(FIELDS[name].group == group.name for name in only):
+            continue
         section = parser.add_argument_group(group.name, words.get(group.name, group.about) or None)
         models = {*MODEL_FLAGS}
         for name, setting in FIELDS.items():
-            if setting.group == group.name and setting.flag is not None:
+            if setting.group == group.name and setting.flag is not None and name in only:
                 if setting.needs in models:
                     models.remove(setting.needs)
                     section.add_argument(f"--{setting.needs}", metavar="MODEL", help=MODEL_FLAGS[setting.needs])

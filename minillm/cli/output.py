@@ -105,6 +105,18 @@ def quoted(tokenizer: "Tokenizer", token_id: int) -> str:
     return as_json(tokenizer.token(token_id))
 
 
+def tokens_of(tokenizer: "Tokenizer | None", ids: Sequence[int]) -> list[str] | None:
+    """The text of each token, for display; None without a tokenizer."""
+    return None if tokenizer is None else [tokenizer.token(token) for token in ids]
+
+
+def title(prompt: str, number: int, count: int) -> None:
+    """Print a line that names the prompt whose results follow, if there are several."""
+    if count > 1:
+        lines = wrapped(f"{number + 1} of {count}: {as_json(prompt)}", terminal_width())
+        print("\n".join([""] * (number > 0) + lines))
+
+
 def token_text(token: str, length: int = 1000) -> str:
     """A token as a label in a drawing: spaces are visible, control characters escaped, the end cut off."""
     text = printable(token).replace(" ", "␣")

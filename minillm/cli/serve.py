@@ -4,9 +4,7 @@ import argparse
 import dataclasses
 import logging
 import math
-import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat import FORMATS
 from ..errors import MinillmError, ParameterError, UsageError, install
+from . import logs
 from .options import MODEL_FLAGS, add_model_options, decode, has_ranks, leads, make_engine
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ EPILOG = """examples:
   minillm serve --model HuggingFaceTB/SmolLM2-135M-Instruct --port 8080
   minillm serve --model small=models/smol.gguf --model large=models/llama
 """
+
+logger = logging.getLogger("minillm.server")
 
 KEY_VARIABLE = "MINILLM_API_KEY"
 MAX_BATCH_SIZE = 32
@@ -69,7 +70,10 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="serve models over HTTP, with OpenAI's API",
         description="Serve models over HTTP: /v1/chat/completions, /v1/completions and more,\n"
-        "as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a\nsecond one ends it.",
+        "as OpenAI's clients expect them. Ctrl-C or SIGTERM lets what runs finish, a\nsecond one ends it.\n\n"
+        "Each flag may also stand in the file of --config, in TOML (max-batch-size = 8),\n"
+        "and in the environment (MINILLM_MAX_BATCH_SIZE=8; several values with commas).\n"
+        "The command line counts before the environment, and that before the file.",
         epilog=EPILOG,
     )
     add_model_options(parser, several=True, parallel=True, chosen="a request's model")
@@ -116,7 +120,10 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--ssl-keyfile", metavar="FILE", help="private key for TLS")
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificate for TLS")
     group.add_argument(
-        "--api-key", action="append", metavar="KEY", help=f"key that requests need; may be repeated; or {KEY_VARIABLE}"
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help=f"key that requests need; may be repeated; other users see it here, but not in {KEY_VARIABLE}",
     )
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="such keys, one a line")
     group.add_argument(
@@ -141,7 +148,14 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--drain-timeout", type=float, metavar="SECONDS", help="time for what runs to finish (default: no limit)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no line of log for each request")
+    group = parser.add_argument_group("log")
+    group.add_argument("--quiet", action="store_true", help="no line of log for each request")
+    group.add_argument("--log-level", choices=tuple(logs.LEVELS), default="info", help="least that is logged: debug "
+        "(probes of /health and /metrics too), info (default), warning, error")  # fmt: skip
+    group.add_argument(
+        "--log-format", choices=logs.FORMATS, default="text", help="lines of text (default), or a JSON object a line"
+    )
+    parser.take_configuration()
     parser.set_defaults(run=run)
 
 
@@ -152,6 +166,7 @@ def run(args: argparse.Namespace) -> None:
         from ..server.process import Binding, serve
     except ImportError as error:
         raise MinillmError(f"serving needs {error.name}: {install('serve')}") from None
+    logs.serve(args.log_level, args.log_format, quiet=args.quiet)
     limits, keys = _limits(args), _keys(args)
     if args.max_connections is not None and args.max_connections < 1:
         raise ParameterError(f"--max-connections should be a number above 0, found {args.max_connections}")
@@ -174,7 +189,9 @@ def run(args: argparse.Namespace) -> None:
         return
     with binding.bind() as bound:
         if not keys and not binding.is_local(bound):
-            _say(f"everyone who reaches {args.host} may use this server: give --api-key, or leave --host out")
+            logger.warning(
+                "everyone who reaches %s may use this server: give --api-key, or leave --host out", args.host
+            )
         engines = {name: _load(args, model) for name, model in names.items()}
         app = make_app(
             engines,
@@ -185,15 +202,14 @@ def run(args: argparse.Namespace) -> None:
             cors_origins=args.cors_origin or (),
             tool_parser=args.tool_parser,
         )
-        _set_up_log(quiet=args.quiet)
         url = binding.url(bound)
 
         def started() -> None:
             for name, engine in engines.items():
-                _say(_about(name, engine))
-            _say(f"listening at {url}")
+                logger.info("%s", _about(name, engine))
+            logger.info("listening at %s", url)
             endpoint = next(iter(app.state.server.models.values())).endpoints[0]
-            _say(_example(url, endpoint, keyed=bool(keys), tls=binding.ssl_certfile is not None))
+            logger.info("%s", _example(url, endpoint, keyed=bool(keys), tls=binding.ssl_certfile is not None))
 
         serve(app, binding, bound, drain_timeout=args.drain_timeout, started=started)
 
@@ -262,7 +278,7 @@ def _limits(args: argparse.Namespace) -> "Limits":
 
 
 def _keys(args: argparse.Namespace) -> list[str]:
-    """The API keys of the flags, the file and the environment."""
+    """The API keys of the flags, and those of the file that they name."""
     keys = list(args.api_key or ())
     if args.api_key_file is not None:
         lines = decode(args.api_key_file.read_bytes, str(args.api_key_file)).splitlines()
@@ -270,16 +286,9 @@ def _keys(args: argparse.Namespace) -> list[str]:
         if not found:
             raise UsageError(f"{args.api_key_file} has no API key: expected one a line")
         keys += found
-    elif not keys and os.environ.get(KEY_VARIABLE):
-        keys.append(os.environ[KEY_VARIABLE])
     if any(not key.isascii() or not key.isprintable() or not key.strip() for key in keys):
         raise UsageError("an API key should be of printable ASCII characters")
     return keys
-
-
-def _set_up_log(*, quiet: bool) -> None:
-    """Let the lines of requests through."""
-    logging.getLogger("minillm.access").setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def _about(name: str, engine: "Engine") -> str:
@@ -301,7 +310,3 @@ def _example(url: str, endpoint: str, *, keyed: bool, tls: bool) -> str:
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
     body = EXAMPLES[endpoint]
     return f"try: curl{' -k' if tls else ''} {url}{endpoint} -H 'Content-Type: application/json'{key} -d '{body}'"
-
-
-def _say(line: str) -> None:
-    print(f"minillm: {line}", file=sys.stderr, flush=True)

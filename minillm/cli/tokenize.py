@@ -3,8 +3,9 @@
 import argparse
 from typing import Any
 
-from .options import add_prompt_options, read_prompts
-from .output import quoted
+from ..errors import ParameterError
+from .options import add_model_options, add_prompt_options, read_prompts
+from .output import as_json, quoted, title, tokens_of
 
 
 def add_parser(commands: Any) -> None:
@@ -15,11 +16,9 @@ def add_parser(commands: Any) -> None:
         description="Show the tokens of a text, one per line.",
     )
     add_prompt_options(parser)
-    parser.add_argument(
-        "--model", metavar="MODEL", help="checkpoint folder, GGUF file or hub id (default: the packaged demo model)"
-    )
-    parser.add_argument("--revision", help="branch, tag or commit on the hub")
-    parser.add_argument("--ids", action="store_true", help="print only the ids, in one line")
+    add_model_options(parser, execution=False)
+    parser.add_argument("--ids", action="store_true", help="print only the ids of each text, in one line")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each text")
     parser.add_argument("--no-special", action="store_true", help="without the special token at the beginning")
     parser.set_defaults(run=run)
 
@@ -27,16 +26,23 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from ..checkpoint import find_model
-    from ..loading import DEMO_MODEL, read_tokenizer
+    from ..loading import DEMO_MODEL, named_tokenizer, read_tokenizer
     from ..tokenizer import Tokenizer
 
+    if args.ids and args.json:
+        raise ParameterError("--ids and --json are two forms of the output: leave one of them out")
     prompts = read_prompts(args)
-    folder = DEMO_MODEL if args.model is None else find_model(args.model, revision=args.revision)
-    tokenizer = read_tokenizer(folder) or Tokenizer.from_folder(folder)  # which says what is missing
-    for prompt in prompts:
+    tokenizer, _ = named_tokenizer(args.tokenizer)
+    if tokenizer is None:
+        folder = DEMO_MODEL if args.model is None else find_model(args.model, revision=args.revision)
+        tokenizer = read_tokenizer(folder) or Tokenizer.from_folder(folder)  # which says what is missing
+    for number, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, add_special_tokens=not args.no_special)
         if args.ids:
             print(*ids)
+        elif args.json:
+            print(as_json({"prompt": prompt, "token_ids": ids, "tokens": tokens_of(tokenizer, ids)}))
         else:
+            title(prompt, number, len(prompts))
             for i in ids:
                 print(f"{i:>7}  {quoted(tokenizer, i)}")

@@ -28,6 +28,7 @@ import numpy as np
 
 from ..backends.chooser import Chooser
 from ..errors import ParameterError, shown
+from .functions import StoppingCriteria
 from .guided import Guide
 from .prompt_scores import PromptScores, TopLogProbs
 
@@ -199,7 +200,7 @@ class Progress:
     error: Exception | None = None
     """The cause, if `finish_reason` is "error"."""
     stop_reason: int | str | None = None
-    """The token or the stop string that ended it, if `finish_reason` is "stop"."""
+    """The token, the stop string or the name of the criterion that ended it, if `finish_reason` is "stop"."""
     generated_tokens: int = 0
     """Number of tokens of the continuation so far."""
     request_finished: bool = False
@@ -224,8 +225,9 @@ class Continuation:
         stream: TextStream | None,
         guide: Guide | None = None,
         spelled: Mapping[int, str] = MappingProxyType({}),
+        criteria: StoppingCriteria | None = None,
     ) -> None:
-        """`spelled` are the end-of-sequence tokens that a stop string spells."""
+        """`spelled` are the end-of-sequence tokens that a stop string spells, `criteria` the user's own."""
         self.index = index
         self.eos_token_ids = eos_token_ids
         self.max_new_tokens = max_new_tokens
@@ -236,9 +238,10 @@ class Continuation:
         self.top_log_probs: list[TopLogProbs] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        """The token or the stop string that ended it"""
+        """The token, the stop string or the name of the criterion that ended it"""
         self.score: float | None = None
         self._spelled = spelled
+        self._criteria = criteria
         self._taken_tokens = 0
         self._taken_text = 0
         self._taken_end = False
@@ -246,7 +249,8 @@ class Continuation:
     def push(self, token_id: int, log_prob: float | None = None, top: TopLogProbs | None = None) -> bool:
         """Append a token. Returns True if it ends the continuation.
 
-        An end-of-sequence token and a stop string end it for the reason "stop", the last allowed token for "length".
+        An end-of-sequence token, a stop string and a criterion end it for the reason "stop", the last allowed token for
+        "length".
         """
         assert self.finish_reason is None
         self.token_ids.append(token_id)
@@ -258,11 +262,15 @@ class Continuation:
             self.stream.push(token_id)
         if self.guide is not None and token_id not in self.eos_token_ids:
             self.guide.push(token_id)
+        criterion = None if self._criteria is None else self._criteria(self.token_ids)
         if token_id in self.eos_token_ids:
             self.stop_reason = self._spelled.get(token_id, token_id)
             self.finish("stop")
         elif self.stream is not None and self.stream.stopped:
             self.stop_reason = self.stream.stop_string
+            self.finish("stop")
+        elif criterion is not None:
+            self.stop_reason = criterion
             self.finish("stop")
         elif len(self.token_ids) >= self.max_new_tokens:
             self.finish("length")

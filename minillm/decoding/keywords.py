@@ -37,6 +37,7 @@ class GenerationFields(TypedDict, total=False):
     exponential_decay_length_penalty: tuple[int, float] | None
     prefix_allowed_tokens_fn: Callable[[int, Any], Sequence[int]] | None
     logits_processor: Sequence[Callable[..., Any]] | None
+    stopping_criteria: Sequence[Callable[[Any, Any], Any]] | None
     lora: str | None
     use_cache: bool | None
 

@@ -5,7 +5,6 @@
 penalty, as in vLLM. In beam search the processors see log-probabilities instead of logits, as in transformers.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import NumericalError, ParameterError, holdable, shown
+from ..errors import ParameterError, shown
+from .functions import UserProcessor, called
 from .history import History
 from .settings import Settings
 from .values import LARGE, ByIdentity
@@ -493,7 +493,7 @@ class PrefixAllowedTokens:
         return scores
 
     def _allowed(self, history: History, row: int, vocab_size: int, xp: ModuleType) -> NDArray[np.int64]:
-        answer = _called(self.function.function, int(history.batch_ids[row]), history.sequence(row))
+        answer = called(self.function.function, int(history.batch_ids[row]), history.sequence(row))
         try:
             ids = xp.asarray(answer)
         except (TypeError, ValueError):
@@ -506,39 +506,6 @@ class PrefixAllowedTokens:
             )
         allowed: NDArray[np.int64] = ids.astype(xp.int64)
         return allowed
-
-
-@dataclass(frozen=True)
-class UserProcessor:
-    """A user's processor with checks of its return value."""
-
-    function: ByIdentity
-
-    def __call__(self, history: History, logits: NDArray[Any], xp: ModuleType) -> NDArray[Any]:
-        result: Any = _called(self.function.function, history, logits, xp)
-        shape = getattr(result, "shape", None)
-        if shape != logits.shape or result.dtype.kind != "f":
-            found = type(result).__name__ if shape is None else f"{result.dtype} {list(shape)}"
-            raise ParameterError(
-                f"logits_processor {self.function.function!r} should return scores, float32 {list(logits.shape)},"
-                f" found {found}"
-            )
-        scores: NDArray[Any] = result.astype(xp.float32, copy=False)
-        if not (scores < xp.inf).all():
-            raise NumericalError(f"logits_processor {self.function.function!r} returned NaN or infinity")
-        return scores
-
-
-def _called(function: Any, *arguments: Any) -> Any:
-    """A user's function called; what would end a stream without a word, or the thread of an engine, is its error."""
-    try:
-        return function(*arguments)
-    except (StopIteration, StopAsyncIteration) as error:
-        raise holdable(error) from error
-    except BaseException as error:
-        if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
-            raise
-        raise RuntimeError(f"a function raised {type(error).__name__}") from error
 
 
 def rows_without_a_token(logits: NDArray[Any], xp: ModuleType) -> NDArray[np.bool_]:

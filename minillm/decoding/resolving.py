@@ -55,6 +55,24 @@ NO_FILTER = {name: FIELDS[name].default for name in FILTERS} | {"top_k": 0}
 """Fields that Mirostat replaces -> the value without effect."""
 
 
+CHAT_SAMPLING: Mapping[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 0, "min_p": 0.05}
+"""Sampling of chats where a checkpoint does not say how: greedy search repeats itself, a temperature of 1 strays."""
+
+
+def chat_sampling(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling of a chat, as generation fields: that of a checkpoint's generation_config.json, or `CHAT_SAMPLING`.
+
+    A checkpoint says how it is sampled by do_sample, or by a field that needs it; penalties alone do not.
+    """
+    own = {
+        name: value
+        for name, value in checkpoint.items()
+        if value is not None and name in FIELDS and FIELDS[name].group == "sampling" and name != "seed"
+    }
+    says = any(name == "do_sample" or FIELDS[name].needs == "do_sample" for name in own)
+    return {**({"do_sample": True} if says else CHAT_SAMPLING), **own}
+
+
 def is_on(name: str, value: Any) -> bool:
     """True if a value of a field, or of whether a model is loaded, switches something on."""
     return bool(value > 1 if name in ("num_beams", "num_beam_groups") else value)
@@ -366,6 +384,7 @@ def strategy_for(settings: Settings) -> "Strategy":
                 seed=0,
                 max_new_tokens=1,
                 stop_strings=(),
+                stopping_criteria=(),
                 include_stop=False,
                 echo=False,
                 decoder_prompt=None,

@@ -161,8 +161,15 @@ class Fields(Generic[Unset]):
         function("a function (batch_id, token_ids) -> allowed token ids", 2),
         help="(index of the prompt in the list, token ids so far) -> allowed next ids")
     logits_processor: Sequence[Callable[..., Any]] | Unset = TEXT.field((),
-        sequence("a sequence of functions (history, logits, xp) -> logits", function("", 3)),
-        help="your own processors, each (history, logits [N, V], xp) -> logits; see `processors`")
+        sequence("a sequence of functions (history, logits, xp) -> logits or (input_ids, scores) -> scores",
+            function("", 3, 2)),
+        help="your own processors, each (history, logits [N, V], xp) -> logits; see `processors`",
+        notes="Or transformers', each (input_ids [N, T], scores [N, V]) -> scores; see `functions`. The N sequences "
+        "are those of one request.")
+    stopping_criteria: Sequence[Callable[[Any, Any], Any]] | Unset = TEXT.field((),
+        sequence("a sequence of functions (input_ids, scores) -> bool", function("", 2)),
+        help="your own reasons to stop, as transformers': each (input_ids [1, T], None) -> bool, or a tensor of one",
+        notes="They are asked after each token, which stays; prompt included. See `functions`.")
     lora: str | None = TEXT.field(None, text, flag="--lora NAME", expected="the name of an adapter, as text",
         help="apply this one of the engine's LoRA adapters",
         notes="Engine(..., adapters={name: folder}) has them; helper models run without.")
@@ -390,6 +397,7 @@ class Settings(Fields[Never]):
     forced_eos_token_id: tuple[int, ...]
     prefix_allowed_tokens_fn: ByIdentity | None
     logits_processor: tuple[ByIdentity, ...]
+    stopping_criteria: tuple[ByIdentity, ...]
     amateur: bool
     """True if the engine has an amateur model"""
     explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
@@ -433,7 +441,7 @@ OWN_FIELDS = frozenset({
 """Fields that transformers' GenerationConfig does not have."""
 
 _OURS = {
-    "stop_strings": "stop stop_sequences stop_words stopping_criteria",
+    "stop_strings": "stop stop_sequences stop_words",
     "max_new_tokens": "max_tokens max_completion_tokens max_output_tokens num_predict n_predict",
     "min_new_tokens": "min_tokens",
     "num_return_sequences": "n best_of num_samples num_completions",

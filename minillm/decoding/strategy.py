@@ -22,6 +22,7 @@ from ..backends.chooser import Chooser
 from ..reference.sampling import Draw
 from ..stats import Speculation
 from .continuation import Continuation, TextStream
+from .functions import StoppingCriteria
 from .guided import Guide
 from .prompt_scores import PromptScores
 from .settings import Settings
@@ -136,7 +137,10 @@ class Request:
         """A new, empty continuation; with `text=False` its text is decoded at the end."""
         stream = self.text_stream() if self.text_stream is not None and text else None
         guide = self.guide() if self.guide is not None else None
-        return Continuation(index, self.settings.eos_token_ids, self.max_new_tokens, stream, guide, self.spelled)
+        functions = self.settings.stopping_criteria
+        criteria = StoppingCriteria(functions, self.prompt_ids) if functions else None
+        ends = self.settings.eos_token_ids
+        return Continuation(index, ends, self.max_new_tokens, stream, guide, self.spelled, criteria)
 
 
 @dataclass(eq=False)

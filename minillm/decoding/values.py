@@ -218,6 +218,8 @@ class ByIdentity:
     """A user's function, compared and hashed by identity, so that settings that hold it are hashable."""
 
     function: Callable[..., Any]
+    arguments: int = 0
+    """Number of positional arguments that it takes, of those that were offered"""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByIdentity) and other.function is self.function
@@ -229,8 +231,11 @@ class ByIdentity:
         return self.function(*arguments)
 
 
-def function(expected: str, arguments: int) -> Reader[ByIdentity]:
-    """A reader of functions that take `arguments` positional arguments."""
+def function(expected: str, *arguments: int) -> Reader[ByIdentity]:
+    """A reader of functions that take so many positional arguments, the first of these numbers that fits.
+
+    Objects of transformers' classes take the last one, whatever further arguments they would take.
+    """
 
     @reader(expected)
     def read(value: object) -> ByIdentity:
@@ -239,11 +244,14 @@ def function(expected: str, arguments: int) -> Reader[ByIdentity]:
         try:
             signature = inspect.signature(value)
         except ValueError:  # some built-in functions have no signature
-            return ByIdentity(value)
-        try:
-            signature.bind(*[None] * arguments)
-        except TypeError:
-            raise ValueError from None
-        return ByIdentity(value)
+            return ByIdentity(value, arguments[0])
+        theirs = any(kind.__module__.startswith("transformers.") for kind in type(value).__mro__)
+        for count in arguments[-1:] if theirs else arguments:
+            try:
+                signature.bind(*[None] * count)
+            except TypeError:
+                continue
+            return ByIdentity(value, count)
+        raise ValueError
 
     return read

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..aio import AsyncEngine
 from ..chat import FORMATS, CallFormat
+from ..decoding.resolving import chat_sampling
 from ..engine import Engine
 from ..errors import listed, printable, shown
 from . import ollama
@@ -43,6 +45,8 @@ from .tokens import detokenize, tokenize, tokenizer_info
 
 logger = logging.getLogger("minillm.server")
 access = logging.getLogger("minillm.access")
+PROBES = ("/health", "/metrics")
+"""Paths that machines ask every few seconds; their answers are logged at the level of debugging unless they fail"""
 
 CLIENT_LEFT = 499
 """nginx's status in a log, for an answer that nobody waited for."""
@@ -159,12 +163,14 @@ def _served(
     models: dict[str, Served] = {}
     for name, engine in engines.items():
         aio = engine if isinstance(engine, AsyncEngine) else AsyncEngine(engine, max_waiting=max_waiting)
+        own = chat_sampling(aio.engine.generation_defaults)
         aio.engine.generation_defaults = server_defaults(aio.engine.generation_defaults, sampling)
-        models[name] = base = Served(name, aio, tool_parser=form, max_waiting=max_waiting)
+        make = partial(Served, aio=aio, tool_parser=form, max_waiting=max_waiting, chat_sampling=own)
+        models[name] = base = make(name)
         for adapter in aio.engine.adapters:
-            own = Served(adapter, aio, parent=name, lora=adapter, tool_parser=form, max_waiting=max_waiting)
-            own.queue = base.queue
-            models.setdefault(adapter, own)
+            tuned = make(adapter, parent=name, lora=adapter)
+            tuned.queue = base.queue
+            models.setdefault(adapter, tuned)
     return models
 
 
@@ -322,16 +328,20 @@ class Front:
         """Count and log a request: no text of its, only what it cost."""
         path = scope["path"] if scope["path"] in self._paths else "other"
         self._server.metrics.responses[path, str(status)] += 1
-        if not access.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if path in PROBES and status == 200 else logging.INFO
+        if not access.isEnabledFor(level):
             return
-        tokens = ""
+        tokens, counts = "", {}
         if exchange is not None:
             found = exchange.usage()
             cached = found.prompt_tokens_details.cached_tokens
-            tokens = f" prompt={found.prompt_tokens} cached={cached} generated={found.completion_tokens}"
-        client = (scope.get("client") or ("-",))[0]
-        line = f"{client} {scope['method']} {scope['path'][:100]} {status}{tokens} {1000 * seconds:.0f}ms {request_id}"
-        access.info("%s", printable(line))
+            counts = {"prompt": found.prompt_tokens, "cached": cached, "generated": found.completion_tokens}
+            tokens = "".join(f" {name}={count}" for name, count in counts.items())
+        client, method, path = (scope.get("client") or ("-",))[0], scope["method"], printable(scope["path"][:100])
+        fields = {"client": client, "method": method, "path": path, "status": status, **counts}
+        fields |= {"milliseconds": round(1000 * seconds), "request_id": request_id}
+        line = f"{client} {method} {path} {status}{tokens} {1000 * seconds:.0f}ms {request_id}"
+        access.log(level, "%s", printable(line), extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> bytes:

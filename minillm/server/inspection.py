@@ -7,7 +7,7 @@ POST /inspect/attention   {token_ids, layer} -> what the last of them attends to
 """
 
 import asyncio
-from functools import cache
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..comparison import STRATEGIES
+from ..comparison import STRATEGIES, Variant
+from ..decoding.settings import FIELDS
 from ..errors import MinillmError
 from ..request import need_tokenizer
 from .exchange import json_of
@@ -72,16 +73,26 @@ def inspection_routes() -> list[Route]:
     ]
 
 
-@cache
-def strategies() -> list[dict[str, Any]]:
-    """The strategies of `minillm compare`: the name of each, and the fields of a request that select it."""
-    shown = []
-    for variant in STRATEGIES:
-        fields = dict(variant.fields)
-        if not fields.pop("do_sample"):
-            fields["temperature"] = 0  # as OpenAI's API says it
-        shown.append({"name": variant.name, "fields": fields})
-    return shown
+RECOMMENDED = "recommended sampling"
+"""The strategy with which the page begins: the checkpoint's own sampling, or what suits most models"""
+
+
+def strategies(served: "Served") -> list[dict[str, Any]]:
+    """The strategies that the page offers: the name of each, and the fields of a request that select it.
+
+    The first is that of the model itself; the others are those of `minillm compare`.
+    """
+    own = Variant(RECOMMENDED, served.chat_sampling)
+    return [{"name": variant.name, "fields": _over_http(variant.fields)} for variant in (own, *STRATEGIES)]
+
+
+def _over_http(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Generation fields as OpenAI's API has them: a temperature of 0 says that nothing is drawn."""
+    said = dict(fields)
+    if not said.pop("do_sample"):
+        said = {name: value for name, value in said.items() if FIELDS[name].needs != "do_sample" or name == "top_k"}
+        said["temperature"] = 0
+    return said
 
 
 async def models(request: Request) -> Response:
@@ -102,7 +113,7 @@ def _sizes(served: "Served") -> dict[str, Any]:
         "heads": engine.config.num_heads,
         "context": served.engine.context,
         "vocabulary": engine.config.vocab_size,
-        "strategies": strategies(),
+        "strategies": strategies(served),
     }
 
 

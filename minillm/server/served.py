@@ -57,6 +57,7 @@ class Served:
         lora: str | None = None,
         tool_parser: CallFormat | None = None,
         max_waiting: int = 1024,
+        chat_sampling: Mapping[str, Any] | None = None,
     ) -> None:
         """Args:
         name: of the model in requests
@@ -66,12 +67,14 @@ class Served:
         lora: of an adapter, its name in the engine
         tool_parser: the format of tool calls; by default that of the model's chat template
         max_waiting: requests with texts to embed or classify that may wait
+        chat_sampling: generation fields with which the page samples
         """
         self.queue = TextQueue(aio)
         self.max_waiting = max_waiting
         self.tool_parser = tool_parser
         self.name, self.aio, self.root, self.parent, self.lora = name, aio, root or name, parent, lora
         self.created = int(time.time())
+        self.chat_sampling = dict(chat_sampling or {})
         self.texts = TokenTexts(self.engine.tokenizer)
 
     @property

@@ -37,7 +37,7 @@ ALIASES = {
 }
 """Names of OpenAI's API and of vLLM -> the generation field that takes their values as they are."""
 
-FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn"}
+FUNCTIONS = {"logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"}
 """Generation fields that take functions, which no JSON holds."""
 
 PHRASES = {

@@ -43,6 +43,8 @@ def test_each_line_is_a_turn_of_one_conversation(folder, monkeypatch, capsys):
         "6",
         "--chat-template-kwargs",
         '{"enable_thinking": false}',
+        "--temperature",
+        "0",
     ]
     assert run(["chat", "--system", "Be brief.", "--stats", *arguments]) == 0
     captured = capsys.readouterr()
@@ -72,7 +74,7 @@ def test_special_tokens_are_not_shown(folder, monkeypatch, capsys, tmp_path):
     (other / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": token}))
     (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [answer.token_ids[tokens.index(token)]]}))
     say(monkeypatch, "Hi")
-    assert run(["chat", "--model", str(other)]) == 0
+    assert run(["chat", "--model", str(other), "--temperature", "0"]) == 0
     assert capsys.readouterr().out == before + "\n"
 
 
@@ -219,7 +221,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_is(engine):
 
 def test_a_conversation_is_saved_and_loaded(folder, tmp_path, monkeypatch, capsys):
     file = tmp_path / "talk.json"
-    few = ["--model", str(folder), "--max-new-tokens", "6"]
+    few = ["--model", str(folder), "--max-new-tokens", "6", "--temperature", "0"]
     say(monkeypatch, "/system Be brief.", "Hi", f"/save {file}")
     assert run(["chat", *few]) == 0
     first = capsys.readouterr().out

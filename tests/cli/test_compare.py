@@ -105,7 +105,7 @@ def test_the_page_stands_alone_and_shows_everything(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--prompt", "another"], ["one prompt", "2"]),
+        (["--prompt", "another", "--html", "page.html"], ["--html", "one prompt"]),
         (["--html", "no-such-folder/page.html"], ["no-such-folder", "cannot be written"]),
         (["--max-new-tokens", "0"], ["max_new_tokens"]),
         (["--seed", "-1"], ["seed"]),

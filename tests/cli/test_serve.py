@@ -27,6 +27,7 @@ from minillm.server import Limits
 from .test_process import default_signals
 
 MODULE = [sys.executable, "-m", "minillm", "serve", "--backend", "numpy"]
+LOG_LINE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d (INFO|WARNING) minillm: "
 LONG = {"prompt": "A list of colors: red,", "max_tokens": 480, "ignore_eos": True, "stream": True}
 
 
@@ -106,7 +107,7 @@ def serving(*arguments: str, environment: dict[str, str] | None = None) -> Itera
             assert line, said
             said.append(line)
         process.said = [*said, line]  # type: ignore[attr-defined]
-        [url] = re.findall(r"listening at (\S+)", "".join(said))
+        [url] = re.findall(r"listening at ([^\s\"]+)", "".join(said))
         yield process, url
     finally:
         process.kill()
@@ -133,7 +134,7 @@ def test_the_first_signal_drains(number: signal.Signals) -> None:
         assert process.wait(30) == 0
         assert process.stderr is not None
         log = process.stderr.read().splitlines()
-        assert all(line.startswith("minillm: ") for line in log), log
+        assert all(re.match(LOG_LINE, line) for line in log), log
         assert sum("POST /v1/completions 200" in line for line in log) == 1
 
 

@@ -103,6 +103,7 @@ WALK: dict[str, Callable[[Plain], tuple[Fields, Fields]]] = {
     "suppress_tokens": lambda plain: added({}, suppress_tokens=[plain.tokens[2]]),
     "begin_suppress_tokens": lambda plain: added({}, begin_suppress_tokens=[plain.tokens[0]]),
     "logits_processor": lambda plain: added({}, logits_processor=[lambda history, logits, xp: -logits]),
+    "stopping_criteria": lambda plain: added({}, stopping_criteria=[lambda ids, scores: ids.shape[1] > 7]),
     "guided_json": lambda plain: added({}, guided_json={"type": "integer"}),
     "guided_regex": lambda plain: added({}, guided_regex="[0-9]{3}"),
     "guided_grammar": lambda plain: added({}, guided_grammar='start: "abc"'),

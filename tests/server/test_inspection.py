@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from minillm import Engine
 from minillm.comparison import STRATEGIES
 from minillm.server import make_app
+from minillm.server.inspection import RECOMMENDED
 from minillm.server.page import FOLDER
 
 from .client import error_of, get, post, talk
@@ -29,7 +30,7 @@ def test_models_and_strategies(app: Starlette, demo: Engine) -> None:
     config = demo.config
     sizes = {"layers": config.num_layers, "heads": config.num_heads, "vocabulary": config.vocab_size, "context": 512}
     assert model.items() >= ({"name": "demo", "chat": True} | sizes).items()
-    assert [each["name"] for each in model["strategies"]] == [variant.name for variant in STRATEGIES]
+    assert [each["name"] for each in model["strategies"]] == [RECOMMENDED, *(variant.name for variant in STRATEGIES)]
 
 
 @pytest.mark.parametrize("variant", STRATEGIES, ids=lambda variant: variant.name)

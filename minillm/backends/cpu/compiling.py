@@ -131,7 +131,9 @@ def _build(compiler: list[str], folder: Path, why: str | None) -> ctypes.CDLL:
     """The library, compiled, tested, and kept in a folder unless `why` says why not."""
     key = _key(compiler)
     if why is None:
-        _LOGGER.warning("compiling kernels for this processor; this happens once and takes some seconds")
+        _LOGGER.warning(
+            "compiling kernels for this processor; this happens once and takes about 12 s of processor time"
+        )
     else:
         _LOGGER.warning(
             "compiling kernels, in every run, since none are kept: %s; XDG_CACHE_HOME names another folder", why

@@ -10,6 +10,7 @@ transcript.js   the path through the tree, token by token; the tree, drawn
 tokens.js       a token, its alternatives, the card that shows them
 inspector.js    one token: probability, alternatives, attention
 settings.js     a strategy and its fields
+keeping.js      what was said, kept over a reload, copied and saved
 compare.js      one prompt under two strategies
 
 It uses /v1/completions with token ids, so a branch continues exactly what was said, /tokenize, and `inspection`.

@@ -3,9 +3,10 @@
 import { ApiError, Vocabulary, continuation, get, onMissingKey, post, scored } from "./api.js";
 import { Compare } from "./compare.js";
 import { Inspector } from "./inspector.js";
+import { Keeper, copy, markdownOf, messagesOf, save } from "./keeping.js";
 import { Settings } from "./settings.js";
 import { Card, alternatives, make, percent, roving } from "./tokens.js";
-import { Transcript, drawTree, figures } from "./transcript.js";
+import { Transcript, drawTree, figures, speed } from "./transcript.js";
 import { Tree } from "./tree.js";
 
 const $ = (id) => document.getElementById(id);
@@ -20,7 +21,7 @@ const app = { model: null, settings: null, vocabulary: null, generate, mode: "co
 const trees = { chat: new Tree(), completion: new Tree() };
 let tree = trees.completion;
 let running = null; // AbortController of what is being generated
-let transcript, inspector, compare, card;
+let transcript, inspector, compare, card, keeper;
 
 // --- starting --------------------------------------------------------------------------------------------------------
 
@@ -44,17 +45,66 @@ async function start() {
   $("model").textContent = model.name;
   $("model").title = `${model.layers} layers of ${model.heads} heads, context of ${model.context} tokens, `
     + `vocabulary of ${model.vocabulary}`;
-  app.settings = new Settings($("settings"), model.strategies);
+  app.settings = new Settings($("settings"), model);
   app.vocabulary = new Vocabulary(model.name);
   transcript = new Transcript($("transcript"), $("said"), app.vocabulary);
   inspector = new Inspector($("token"), app.vocabulary, model);
   compare = new Compare($("compare"), app);
   $("chat-choice").hidden = !model.chat; // without a template it only continues texts
   document.body.classList.toggle("shaded", app.settings.form.shade.checked);
+  await restore();
   mode(model.chat ? "chat" : "completion");
   $("prompt").disabled = false;
   if (wide.matches) $("prompt").focus();
   load();
+}
+
+/** What was said before the page was loaded anew. */
+async function restore() {
+  keeper = new Keeper(app.model);
+  const kept = keeper.load();
+  try {
+    await app.vocabulary.load([...kept.chat.vocabulary, ...kept.completion.vocabulary]);
+    Object.assign(trees, kept);
+    for (const { leaf } of Object.values(kept)) { // was asked, and not yet answered
+      if (leaf.kind !== "user") continue;
+      $("prompt").value = leaf.text;
+      (kept.chat.leaf === leaf ? kept.chat : kept.completion).remove(leaf);
+    }
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Keeps what was said, as far as there is room. */
+function keep() {
+  if (!keeper.store(trees)) $("live").textContent = "too long to be kept over a reload";
+}
+
+/** What was said on the current path, for other programs. */
+function taken() {
+  const chat = app.mode === "chat";
+  const messages = messagesOf(tree.path(), app.vocabulary, chat ? app.settings.system : "");
+  return { chat, messages };
+}
+
+function takeAsJson() {
+  const { chat, messages } = taken();
+  const said = chat ? { messages } : { text: messages.map(({ content }) => content).join("") };
+  const about = { model: app.model.name, saved: new Date().toISOString(), settings: app.settings.fields() };
+  save("conversation.json", "application/json", `${JSON.stringify({ ...about, ...said, tree: tree.pack() }, null, 1)}\n`);
+}
+
+function takeAsMarkdown() {
+  const { chat, messages } = taken();
+  save("conversation.md", "text/markdown", markdownOf(messages, chat));
+}
+
+/** Copies a text, and says so on the button. */
+async function copyBy(button, text) {
+  const name = button.textContent;
+  button.textContent = await copy(text) ? "Copied" : "Not allowed";
+  setTimeout(() => (button.textContent = name), 1500);
 }
 
 /** Switches between conversation, continued text and comparison; each keeps what was said in it. */
@@ -101,9 +151,11 @@ function drawAround() {
     if (running) return;
     tree.visit(node);
     draw();
+    keep();
     if (!wide.matches) panel("tree", false);
     transcript.spanOf(node, 0)?.scrollIntoView({ block: "center" });
   });
+  $("take").hidden = tree.leaf === tree.root;
   button();
 }
 
@@ -112,10 +164,11 @@ function actions(node) {
   if (running) return [];
   const act = (name, does) => {
     const element = make("button", { type: "button", className: "quiet" }, name);
-    element.addEventListener("click", does);
+    element.addEventListener("click", () => does(element));
     return element;
   };
-  const buttons = [act("Try again", () => answerAgain(node))];
+  const text = () => messagesOf(tree.path(node), app.vocabulary).at(-1).content.trim();
+  const buttons = [act("Try again", () => answerAgain(node)), act("Copy", (element) => copyBy(element, text()))];
   if (node.end?.reason !== "stop") buttons.unshift(act("Continue", () => answer(node)));
   return buttons;
 }
@@ -220,7 +273,7 @@ async function generate(node, ids, fields, signal, drawn) {
   fields.max_tokens = Math.max(1, Math.min(fields.max_tokens, room));
   const began = performance.now();
   const clock = () => (performance.now() - began) / 1000;
-  const end = { usage: null, first: null, total: 0, tokens: 0, reason: "stopped" };
+  const end = { usage: null, first: null, total: 0, tokens: 0, reason: "stopped", whole: fields.num_beams > 1 };
   try {
     for await (const { tokens, finish, usage } of continuation(ids, fields, signal)) {
       if (tokens.length) {
@@ -288,6 +341,7 @@ async function during(generating) {
       draw();
     }
     live(null);
+    keep();
     $("said-aloud").textContent = end ? `The answer is there: ${figures(end)}` : "It has ended.";
   }
 }
@@ -316,9 +370,8 @@ const asked = { prompt: 0, cached: 0 }; // tokens of all prompts of this visit
 /** While something is generated its speed; then how much of all prompts was found in the prefix cache. */
 function live(end) {
   if (end) {
-    const { tokens, first, total } = end;
-    const speed = tokens > 1 && total > first ? ` · ${((tokens - 1) / (total - first)).toFixed(1)} tokens/s` : "";
-    $("live").textContent = first == null ? "" : `first token after ${first.toFixed(2)} s${speed}`;
+    const { first } = end;
+    $("live").textContent = first == null ? "" : `first token after ${first.toFixed(2)} s${speed(end) && ` · ${speed(end)}`}`;
   } else if (asked.prompt) {
     $("live").textContent = `${asked.cached} of ${asked.prompt} prompt tokens were cached`;
   }
@@ -345,7 +398,10 @@ async function load() {
     $("cache").title = `K/V cache: of ${total} pages ${total - free} are in use, and ${kept} kept for prompts that `
       + `begin alike; ${now} running, ${waiting} waiting`;
   } catch { /* the next request says what is wrong */ }
-  if (running) loading = setTimeout(load, 700);
+  if (running) {
+    keep(); // a reload in the middle loses little
+    loading = setTimeout(load, 700);
+  }
 }
 
 function fail(error) {
@@ -444,10 +500,17 @@ function listen() {
   $("new").addEventListener("click", () => {
     fail(null);
     trees[app.mode] = new Tree();
+    keep();
     mode(app.mode);
     if (!wide.matches) panel("tree", false);
     $("prompt").focus();
   });
+  $("copy").addEventListener("click", () => {
+    const { chat, messages } = taken();
+    copyBy($("copy"), markdownOf(messages, chat));
+  });
+  $("save-markdown").addEventListener("click", takeAsMarkdown);
+  $("save-json").addEventListener("click", takeAsJson);
   for (const radio of document.querySelectorAll("[name=mode]")) radio.addEventListener("change", () => mode(radio.value));
   $("model-select").addEventListener("change", () => {
     location.search = `?model=${encodeURIComponent($("model-select").value)}`;

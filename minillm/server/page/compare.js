@@ -48,7 +48,7 @@ class Side {
 export class Compare {
   constructor(container, app) {
     this.app = app;
-    this.sides = [new Side(app, "greedy search", 1), new Side(app, "sampling", 2)];
+    this.sides = [new Side(app, "greedy search", 1), new Side(app, app.settings.strategies[0].name, 2)];
     container.append(...this.sides.map(({ element }) => element));
   }
 

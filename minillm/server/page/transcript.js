@@ -6,13 +6,19 @@ const newDecoder = () => new TextDecoder("utf-8", { ignoreBOM: true });
 
 const seconds = (value) => (value < 10 ? value.toFixed(2) : value.toFixed(0));
 
+/** Tokens per second after the first, or of a search, whose tokens all come at its end, of all its time; "" unless known. */
+export function speed({ tokens, first, total, whole }) {
+  const [count, time] = whole ? [tokens, total] : [tokens - 1, total - first];
+  return count > 0 && time > 0 ? `${(count / time).toFixed(1)} tokens/s` : "";
+}
+
 /** The figures of an answer that has ended, in one line. */
 export function figures(end) {
   if (!end) return "";
-  const { usage, first, total, tokens, reason } = end;
+  const { usage, first, tokens, reason } = end;
   const said = [`${tokens} token${tokens === 1 ? "" : "s"}`];
-  if (tokens > 1 && total > first) said.push(`${((tokens - 1) / (total - first)).toFixed(1)} tokens/s`);
-  if (first != null) said.push(`first after ${seconds(first)} s`);
+  if (speed(end)) said.push(speed(end));
+  if (first != null && !end.whole) said.push(`first after ${seconds(first)} s`);
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     said.push(`prompt of ${usage.prompt_tokens}: ${cached} cached, ${usage.prompt_tokens - cached} computed`);

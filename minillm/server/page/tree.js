@@ -21,6 +21,45 @@ export class Tree {
     this.leaf = this.root;
   }
 
+  /** The tree as JSON holds it, with the tokens' alternatives or without. */
+  pack(alternatives = true) {
+    const token = ({ id, logprob, top, chosen }) => (
+      [id, logprob, alternatives ? top.flatMap((other) => [other.id, other.logprob]) : [], chosen ? 1 : 0]
+    );
+    const node = ({ kind, text, prompt, tokens, end, children, shown }) => (
+      { kind, text, prompt, tokens: tokens?.map(token), end, shown, children: children.map(node) }
+    );
+    return { root: node(this.root), leaf: this.path().map((each) => each.parent.children.indexOf(each)) };
+  }
+
+  /** The tree that was packed. Throws where it was none. */
+  static unpack({ root, leaf }) {
+    const pairs = (flat) => flat.flatMap((id, i) => (i % 2 ? [] : [{ id, logprob: flat[i + 1] }]));
+    const token = ([id, logprob, top, chosen]) => ({ id, logprob, top: pairs(top), ...(chosen && { chosen: true }) });
+    const tree = new Tree();
+    const grow = (parent, { kind, text, prompt, tokens, end, children, shown }) => {
+      const fields = kind === "user" ? { text, prompt } : { tokens: tokens.map(token), end };
+      const node = new Node(parent, kind, fields);
+      children.forEach((child) => grow(node, child));
+      node.shown = shown;
+    };
+    root.children.forEach((child) => grow(tree.root, child));
+    tree.root.shown = root.shown;
+    for (const index of leaf) tree.leaf = tree.leaf.children[index];
+    return tree;
+  }
+
+  /** Every token id that a drawing of the tree needs. */
+  get vocabulary() {
+    const ids = new Set();
+    const visit = ({ tokens = [], children }) => {
+      for (const { id, top } of tokens) [id, ...top.map((other) => other.id)].forEach((each) => ids.add(each));
+      children.forEach(visit);
+    };
+    visit(this.root);
+    return [...ids];
+  }
+
   /** The nodes from the first to the leaf. */
   path(leaf = this.leaf) {
     const nodes = [];

@@ -1,0 +1,152 @@
+"""Flags of a command from a file and from the environment, read from the parser's own actions.
+
+`--max-batch-size 8` may stand in a TOML file as `max-batch-size = 8`, with underscores too, and in the environment as
+MINILLM_MAX_BATCH_SIZE=8. The command line counts before the environment, the environment before the file, and the file
+before the default; a flag that may be repeated is replaced as a whole.
+"""
+
+import argparse
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, shown
+
+logger = logging.getLogger("minillm.cli")
+
+PREFIX = "MINILLM_"
+SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+"""How the environment says what a flag without a value says"""
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+"""Kubernetes sets MINILLM_PORT=tcp://10.0.0.1:8000 beside a service called minillm"""
+CLOSE = 0.75
+"""How alike a variable is to one that is read if it is taken for a misspelt one"""
+
+Convert = Callable[[argparse.Action, list[str]], Any]
+"""What a parser makes of the words after a flag; raises `argparse.ArgumentError`"""
+
+
+def add_config_option(parser: argparse.ArgumentParser) -> None:
+    """Add --config."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="take flags from a TOML file: port = 8080")
+
+
+def flags(actions: Sequence[argparse.Action]) -> dict[str, argparse.Action]:
+    """The flags of a parser that a file or the environment may set, by their names with underscores."""
+    return {
+        _name(max(action.option_strings, key=len).lstrip("-")): action
+        for action in actions
+        if action.option_strings and action.dest not in ("help", "config") and action.default is not argparse.SUPPRESS
+    }
+
+
+def settings(actions: Sequence[argparse.Action], words: Sequence[str], convert: Convert) -> dict[str, Any]:
+    """What the environment and the file say, by the `dest` of each flag.
+
+    Args:
+        actions: of the parser
+        words: of the command line, which may name the file
+        convert: by the parser
+
+    Raises:
+        UsageError: the file cannot be read, has a key that is no flag, or a value is none of its flag.
+    """
+    known = flags(actions)
+    found: dict[str, Any] = {}
+    if path := _file_of(words):
+        for key, value in _read(path).items():
+            action = known.get(_name(key))
+            where = f"{path}: {_printed(key)}"
+            if action is None:
+                raise UsageError(f"{where} is not a flag of this command: {_hint(_name(key), known)}")
+            found[action.dest] = _converted(action, _words_of(action, value, where), where, convert)
+    for name, action in known.items():
+        value = os.environ.get(PREFIX + name.upper(), "")
+        if value and not SERVICE_LINK.match(value):
+            where = PREFIX + name.upper()
+            found[action.dest] = _converted(action, _words_in(action, value, where), where, convert)
+    _warn_of_misspelt(known)
+    return found
+
+
+def _warn_of_misspelt(known: Mapping[str, argparse.Action]) -> None:
+    """One line for each variable of the environment that is nearly that of a flag."""
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and name not in known and (near := get_close_matches(name, known, 1, CLOSE)):
+            logger.warning("%s is not read: did you mean %s?", variable, PREFIX + near[0].upper())
+
+
+def repeats(action: argparse.Action) -> bool:
+    """Whether a flag takes several values."""
+    return isinstance(action, argparse._AppendAction) or action.nargs in ("+", "*")
+
+
+def _printed(key: str) -> str:
+    """A key of a file as it may stand in a message."""
+    return shown(key) if not key.isprintable() or len(key) > 100 else key
+
+
+def _file_of(words: Sequence[str]) -> Path | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", nargs="?")
+    named = parser.parse_known_args([*words])[0].config or os.environ.get(f"{PREFIX}CONFIG")
+    return Path(named) if named else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} should be TOML: {error}") from None
+
+
+def _words_of(action: argparse.Action, value: object, where: str) -> list[str] | bool:
+    """A value of a file as the words of the command line; of a flag without a value, whether it is set."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise UsageError(f"{where}: expected true or false, found {shown(value)}")
+        return value
+    if isinstance(value, dict) and repeats(action):  # NAME = "VALUE" below [model]
+        value = [f"{name}={path}" for name, path in value.items()]
+    values = value if isinstance(value, list) and repeats(action) else [value]
+    if not values or not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in values):
+        expected = "a text, or a list of them" if repeats(action) else "a text or a number"
+        raise UsageError(f"{where}: expected {expected}, found {shown(value)}")
+    return [str(one) for one in values]
+
+
+def _words_in(action: argparse.Action, value: str, where: str) -> list[str] | bool:
+    """A value of the environment, likewise; several have commas between them."""
+    if action.nargs == 0:
+        if value.lower() not in SWITCH:
+            raise UsageError(f"{where}: expected 1 or 0, found {shown(value)}")
+        return SWITCH[value.lower()]
+    return [word for word in map(str.strip, value.split(",")) if word] if repeats(action) else [value]
+
+
+def _converted(action: argparse.Action, words: list[str] | bool, where: str, convert: Convert) -> Any:
+    if isinstance(words, bool):
+        return words
+    try:
+        if isinstance(action, argparse._AppendAction):
+            return [convert(action, [word]) for word in words]
+        return convert(action, words)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{where}: {error.message}") from None
+
+
+def _name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _hint(name: str, known: Mapping[str, object]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0].replace('_', '-')}?" if near else "--help lists them"
