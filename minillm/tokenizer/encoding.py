@@ -24,6 +24,7 @@ from .guarded import call
 from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
 from .seq2seq import Languages
 from .settings import Manner
+from .turn_ends import turn_ends
 
 if TYPE_CHECKING:
     import tokenizers
@@ -147,6 +148,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included: the largest id + 1."""
         return 1 + max(self._call("get_vocab", with_added_tokens=True).values(), default=-1)
+
+    @cached_property
+    def turn_ends(self) -> tuple[int, ...]:
+        """Tokens that end a turn of a conversation: the EOS token, `end_ids`, and those of such a name."""
+        own = () if self.eos_token_id is None else (self.eos_token_id,)
+        return tuple(dict.fromkeys([*own, *self.end_ids, *turn_ends(self.added_ids)]))
 
     @property
     def splits_special(self) -> bool:

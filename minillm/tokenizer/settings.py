@@ -34,8 +34,8 @@ FURTHER = ("extra_special_tokens", "additional_special_tokens")
 _CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 _HONOURED = """
 added_tokens_decoder extra_special_tokens additional_special_tokens model_specific_special_tokens tokenizer_class
-split_special_tokens add_bos_token add_eos_token add_prefix_space do_lower_case strip_accents tokenize_chinese_chars legacy
-clean_up_tokenization_spaces chat_template truncation_side model_input_names model_max_length
+split_special_tokens add_bos_token add_eos_token add_prefix_space do_lower_case strip_accents tokenize_chinese_chars
+legacy clean_up_tokenization_spaces chat_template truncation_side model_input_names model_max_length
 src_lang extra_ids separate_vocabs
 """
 HONOURED = frozenset(_HONOURED.split()) | {_CLEANS_BPE}
