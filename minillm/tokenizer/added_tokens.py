@@ -44,9 +44,10 @@ def complete(
     Raises:
         CheckpointError: the tokens are no table of ids and tokens, or an id is impossible.
     """
-    named = named_tokens(settings)
+    named, stated = named_tokens(settings), _stated(folder, settings)
     names = {content_of(token) for token in named}
-    stated = _stated(folder, settings)
+    if isinstance(settings.get(FURTHER[0]), list) and settings.get("added_tokens_decoder") is not None:
+        names = {content_of(token) for token in named_tokens({**settings, FURTHER[0]: []})}  # the table says of others
     before = backend.get_added_tokens_decoder()
     known = {token.content: token for token in before.values()}
     added: dict[str, tokenizers.AddedToken] = {}
@@ -64,7 +65,6 @@ def complete(
         _log.warning("%s: no row of the model's embedding is left for %s: read as text", folder, _listed(lacking))
     backend.add_tokens([token for content, token in added.items() if content not in lacking])
     _check_ids(backend, folder, {i: content_of(t) for i, t in stated.items()}, lacking, strict=strict)
-    mark_special(backend, named)
     return sum(backend.token_to_id(content) >= fresh for content in added if content not in lacking)
 
 
@@ -142,7 +142,7 @@ def named_tokens(settings: Mapping[str, Any]) -> list[Token]:
     Raises:
         CheckpointError: the further ones are no list or table of tokens.
     """
-    further = settings.get(FURTHER[0]) or settings.get(FURTHER[1]) or []
+    further = settings.get(FURTHER[0]) or []
     if not isinstance(further, dict | list):
         raise CheckpointError(f"further special tokens should be a list or a table of tokens; got {further!r:.60}")
     others = [key for key in settings if key.endswith("_token") and key not in ROLES]
@@ -154,8 +154,8 @@ def named_tokens(settings: Mapping[str, Any]) -> list[Token]:
 
 
 def mark_special(backend: "tokenizers.Tokenizer", tokens: Iterable[Token]) -> None:
-    """Mark tokens of the vocabulary as special; others are skipped."""
-    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    """Mark tokens of the vocabulary as special, unless they are added tokens, or not in it."""
+    marked = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token in tokens:
         content = content_of(token)
         if content not in marked and backend.token_to_id(content) is not None:

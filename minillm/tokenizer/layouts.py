@@ -20,6 +20,7 @@ added_tokens.py).
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 SENTENCEPIECE = (BPE_FILE, PIECES_FILE, MARIAN_FILE)
+_log = logging.getLogger("minillm")
+
 FILES = ("tokenizer.json", "tokenizer.model", *SENTENCEPIECE, "vocab.json", "merges.txt", VOCABULARY)
 LAYOUTS = "tokenizer.json, else a SentencePiece model, else vocab.json with merges.txt, else vocab.txt"
 
@@ -165,14 +168,12 @@ def _read_layout(folder: Path, file: str, kind: str, settings: dict[str, Any], c
     if path.exists():
         model = _read_sentencepiece(path, settings)
         return _Layout(model, {"add_bos_token": True} | model.roles | settings, framed=True)
-    path_of_other = find_model(folder, kind)
-    if path_of_other is not None:
+    spm = find_model(folder, kind)
+    if spm is not None:
+        if kind == "XLMRobertaTokenizer" and settings.get("add_prefix_space") is False:
+            _log.warning("%s: add_prefix_space=false is not run with %s", folder, BPE_FILE)
         options = {"legacy": True}
-        if kind == "XLMRobertaTokenizer":
-            options["add_prefix_space"] = settings.get("add_prefix_space")
-        model = _read_sentencepiece(
-            path_of_other, options, lambda pieces: vocabulary_of(path_of_other, kind, settings, pieces)
-        )
+        model = _read_sentencepiece(spm, options, lambda pieces: vocabulary_of(spm, kind, settings, pieces))
         return _Layout(model, model.roles | _DEFAULTS.get(kind, {}) | settings, framed=True)
     begins = {"add_bos_token": config.get("model_type") == "opt"}
     backend = _read_vocab_and_merges(folder, settings, kind)

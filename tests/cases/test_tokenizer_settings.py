@@ -15,6 +15,8 @@ from minillm import Engine
 from minillm.errors import CheckpointError
 from minillm.tokenizer import Tokenizer
 from minillm.tokenizer.cleaning import RULES, Cleaner, cleaned
+from minillm.tokenizer.gguf import CONTROL, UNUSED
+from minillm.tokenizer.gguf_entries import gguf_entries
 from minillm.tokenizer.settings import HONOURED, WITHOUT_EFFECT, warn_unknown
 
 from ..tiny import write_checkpoint
@@ -197,6 +199,23 @@ def test_settings_beside_a_vocabulary_do_what_they_do_in_transformers(
 def test_tokens_that_only_the_settings_list_are_tokens(tmp_path: Path, layout: str, table: str) -> None:
     size = Tokenizer.from_folder(LAYOUTS[layout](tmp_path, {})).vocab_size
     assert_same(LAYOUTS[layout](tmp_path, {"added_tokens_decoder": TABLES[table](size)}))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"extra_special_tokens": ["<|im_end|>", "<|x|>"]},
+        {"extra_special_tokens": {"image_token": "<|im_end|>"}},
+        {"eos_token": "<|im_end|>"},
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_token_that_one_key_calls_special_and_another_does_not_is_what_transformers_makes_of_it(
+    tmp_path: Path, layout: str, named: dict[str, Any]
+) -> None:
+    size = Tokenizer.from_folder(LAYOUTS[layout](tmp_path, {})).vocab_size
+    assert_same(LAYOUTS[layout](tmp_path, {"added_tokens_decoder": TABLES["text"](size)} | named))
 
 
 @pytest.mark.reference
@@ -428,3 +447,28 @@ def test_an_end_that_the_vocabulary_writes_itself_is_not_written_twice(tmp_path:
     backend.save(str(folder / "tokenizer.json"))
     with Engine(folder) as engine:
         assert engine.encode(["hello"])[0].token_ids == [0, 262, 1]
+
+
+# --- written and guided -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"split_special_tokens": True}])
+def test_a_gguf_file_has_the_tokens_that_the_settings_add(tmp_path: Path, more: dict[str, Any]) -> None:
+    pytest.importorskip("gguf")
+    settings = {"extra_special_tokens": ["<|im_end|>"], "image_token": "<|x|>"} | more
+    tokenizer = Tokenizer.from_folder(LAYOUTS["bytes"](tmp_path, settings))
+    entries = gguf_entries(tokenizer, 300, tmp_path)
+    assert entries["tokenizer.ggml.tokens"][266:269] == ["<|x|>", "<|im_end|>", "[PAD268]"]
+    assert entries["tokenizer.ggml.token_type"][266:269] == [CONTROL, CONTROL, UNUSED]
+
+
+def test_a_guide_may_ask_for_a_token_that_the_settings_add(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    write_checkpoint(tmp_path, vocab_size=300)
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, tokenizer_config=ROLES | {"extra_special_tokens": ["<|im_end|>"]})
+    with Engine(tmp_path) as engine:
+        answer = engine.generate(
+            "hello", guided_grammar='start: "or" <|im_end|>', max_new_tokens=9, skip_special_tokens=False
+        )
+    assert answer.text.startswith("or<|im_end|>")
