@@ -65,7 +65,7 @@ def complete(
         _log.warning("%s: no row of the model's embedding is left for %s: read as text", folder, _listed(lacking))
     backend.add_tokens([token for content, token in added.items() if content not in lacking])
     _check_ids(backend, folder, {i: content_of(t) for i, t in stated.items()}, lacking, strict=strict)
-    return sum(backend.token_to_id(content) >= fresh for content in added if content not in lacking)
+    return sum((backend.token_to_id(content) or 0) >= fresh for content in added if content not in lacking)
 
 
 def _without_row(backend: "tokenizers.Tokenizer", added: Iterable[str], fresh: int, rows: int) -> list[str]:

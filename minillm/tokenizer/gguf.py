@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from ..errors import CheckpointError, UnsupportedModelError
 from .guarded import call
 from .layouts import BYTE_SYMBOLS, frame
-from .sentencepiece import SPACE, merges_by_score, spaces_decoder
+from .sentencepiece import merges_by_score, spaces_decoder
+from .settings import SPACE
 from .turn_ends import turn_ends
 
 if TYPE_CHECKING:

@@ -133,7 +133,8 @@ class _Layout(NamedTuple):
     @property
     def backend(self) -> "tokenizers.Tokenizer":
         """What has the ids and the added tokens."""
-        return getattr(self.model, "tokens", self.model)
+        backend: tokenizers.Tokenizer = getattr(self.model, "tokens", self.model)
+        return backend
 
 
 def _read_tokenizer(folder: Path, file: str) -> Parts:
