@@ -156,7 +156,8 @@ class TextPasses:
         if self._messages is not None:
             found = self._messages.encode(texts, prompt, self.context)
         else:
-            found = tokenizer.encode_texts(*texts, limit=self.context)
+            ended = second is None and settings.pooling == "last" and self.config.output != "labels"
+            found = tokenizer.encode_texts(*texts, limit=self.context, ended=ended)
             if prompt and second is None and not settings.include_prompt:
                 found = found._replace(prompt_tokens=self._prompt_tokens(prompt))
         if found.truncated and not truncate:

@@ -134,6 +134,8 @@ class Engine(EngineBase):
     ) -> Generation:
         """Answer a conversation.
 
+        Unless you set `eos_token_id` the answer ends at `turn_end_ids`, perhaps more than the checkpoint's EOS ids.
+
         Args:
             messages: `{"role": ..., "content": ...}` each, oldest first
             config: generation parameters
@@ -166,8 +168,7 @@ class Engine(EngineBase):
             >>> [event.text for event in engine.stream_chat(messages, max_new_tokens=4)]
             [' 3', ',', ' 4', ',']
         """
-        prompt, rest = self._chat_prompt(messages, fields)
-        return self.stream(prompt, config, **rest)
+        return self._dispatcher.stream(self.chat_request(messages, config, **fields))
 
     def render_chat(
         self,
@@ -495,6 +496,7 @@ class Engine(EngineBase):
             As `render_chat` and `request`.
         """
         prompt, rest = self._chat_prompt(messages, fields)
+        rest["defaults"] = self._maker.chat_defaults(read("defaults", rest.get("defaults")))
         return self.request(prompt, config, **rest)
 
     def fitted(self, request: Request) -> Request:

@@ -243,6 +243,23 @@ class EngineBase:
         self._maker = replace(self._maker, defaults=dict(fields))
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text, unless a request says others."""
+        return self._maker.eos_token_ids()
+
+    @property
+    def turn_end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a turn of a conversation, unless a request says others: `eos_token_ids`, and those by
+        which tokenizers and templates end one, such as `<|im_end|>`.
+        """
+        return self._maker.turn_ends()
+
+    @property
+    def chat_defaults(self) -> dict[str, Any]:
+        """`generation_defaults` of a conversation, which ends at `turn_end_ids`."""
+        return self._maker.chat_defaults()
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the LoRA adapters that the field `lora` takes."""
         return self._maker.adapters
@@ -398,6 +415,9 @@ class EngineBase:
             tuple(parts.helpers),
             tuple(parts.adapters),
         )
+        self._maker = replace(self._maker, checkpoint_ends=self._maker.eos_token_ids())
+        if parts.chat_template is not None:
+            self._maker.warn_of_turn_ends(str(parts.path), parts.chat_template.source)
         frugal = cache_bytes is None and parts.backend.memory.committed_late
         cache = partial(PrefixCache, frugal=frugal) if prefix_cache else PagedCache
         limits = Limits.of(parts.backend.memory, max_batch_size, max_batched_tokens)

@@ -195,7 +195,7 @@ def _tokenizer_entries(source: Path, vocab_size: int) -> dict[str, Any]:
         raise ModelNotFoundError(f"{source} holds no tokenizer, which a GGUF file needs")
     entries = gguf_entries(tokenizer, vocab_size, source)
     ends = read_generation_config(source).get("eos_token_id")
-    others = [i for i in (ends if isinstance(ends, list) else []) if i != tokenizer.eos_token_id]
+    others = [i for i in (ends if isinstance(ends, list) else [ends]) if i not in (None, tokenizer.eos_token_id)]
     entries |= {f"tokenizer.ggml.{name}_token_id": i for name, i in zip(("eot", "eom"), others, strict=False)}
     template = read_chat_template(source)
     if template is None:

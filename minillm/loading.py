@@ -26,6 +26,7 @@ from .models.base import Model
 from .pooling import EmbeddingSettings
 from .sentence_files import read_embedding_settings
 from .tokenizer import Tokenizer
+from .tokenizer.settings import read_settings
 
 _LOGGER = logging.getLogger("minillm")
 
@@ -343,9 +344,7 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     if is_gguf(folder):
         return _gguf_template(read_gguf(folder))
     config = folder / "tokenizer_config.json"
-    settings = read_optional_json(config)
-    if "added_tokens_decoder" not in settings:  # an older layout, as for the tokenizer
-        settings |= read_optional_json(folder / "special_tokens_map.json")
+    settings = read_settings(folder)
     path = folder / "chat_template.jinja"
     source: str | None
     if path.exists():

@@ -598,13 +598,14 @@ def _truncates(options: Mapping[str, Any]) -> bool:
 
 
 def framed(engine: Engine, text: str, limit: int | None = None) -> tuple[list[int], list[int], list[int]]:
-    """`Tokenizer.framed`, with the text's own tokens cut at their end, so that there are `limit` in all."""
-    before, inside, after = need_tokenizer(engine.tokenizer).framed(text)
-    return before, inside if limit is None else inside[: max(0, limit - len(before) - len(after))], after
+    """`Tokenizer.framed`, with the text's own tokens cut, so that there are `limit` in all."""
+    tokenizer = need_tokenizer(engine.tokenizer)
+    before, inside, after = tokenizer.framed(text)
+    return before, inside if limit is None else tokenizer.cut(inside, limit - len(before) - len(after)), after
 
 
 def truncated(engine: Engine, text: str, limit: int, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text, cut at its end to `limit` tokens; special tokens stay. As transformers' truncation=True."""
+    """Token ids of a text, cut to `limit` tokens; special tokens stay. As transformers' truncation=True."""
     before, inside, after = framed(engine, text, limit)
     return [*before, *inside, *after] if add_special_tokens else inside
 

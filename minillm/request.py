@@ -166,6 +166,53 @@ class RequestMaker:
     """Additional models loaded: "draft", "amateur" """
     adapters: tuple[str, ...] = ()
     """Names of LoRA adapters for single requests"""
+    checkpoint_ends: tuple[int, ...] | None = None
+    """`eos_token_ids` as the checkpoint has them; others in `defaults` are the user's"""
+
+    def eos_token_ids(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+        """The tokens that end a text, unless a request says others. `defaults` stand in the place of the maker's."""
+        value = (self.defaults if defaults is None else defaults).get("eos_token_id")
+        ids = self.config.eos_token_ids if value is None else value
+        return (ids,) if isinstance(ids, int) else tuple(ids) if isinstance(ids, list | tuple) else ()
+
+    def turn_ends(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+        """Those that end a turn of a conversation: the same and, as in llama.cpp and vLLM, those of the tokenizer.
+
+        Where a user has replaced the checkpoint's, no others count.
+        """
+        own = self.eos_token_ids(defaults)
+        if self.tokenizer is None or self.checkpoint_ends not in (None, own):
+            return own
+        inside = (token for token in self.tokenizer.turn_ends if token < self.config.vocab_size)
+        return tuple(dict.fromkeys([*own, *inside]))
+
+    def chat_defaults(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The defaults of a conversation; `defaults` as above."""
+        own = self.defaults if defaults is None else defaults
+        known = isinstance(own.get("eos_token_id"), int | list | tuple | None)  # else resolving refuses it
+        return {**own, **({"eos_token_id": [*self.turn_ends(defaults)]} if known else {})}
+
+    def warn_of_turn_ends(self, where: str, template: str) -> None:
+        """Name the tokens at which conversations end and other texts go on, since the checkpoint's EOS ids lack them.
+
+        Args:
+            where: the checkpoint
+            template: its chat template, in whose turns one of these tokens has to be, unless it is the tokenizer's EOS
+        """
+        ends, tokenizer = self.eos_token_ids(), self.tokenizer
+        if tokenizer is None:
+            return
+        lacking = {token: tokenizer.token(token) for token in self.turn_ends() if token not in ends}
+        named = [token for token, name in lacking.items() if token == tokenizer.eos_token_id or name in template]
+        if named:
+            logger.warning(
+                "%s: conversations end at %s, and other texts go on, as in transformers: the checkpoint's eos_token_id "
+                "is %s; with eos_token_id=%s they end there too",
+                where,
+                ", ".join(lacking[token] for token in named),
+                [*ends],
+                [*ends, *named],
+            )
 
     def make(
         self,

@@ -279,8 +279,14 @@ def test_only_the_first_token_of_a_text_loses_its_space(tmp_path):
         ({}, {"bos_token_id": 0, "eos_token_id": [1, 602]}, 0, 1),  # else the first of the list
         ({"bos_token": None}, {"bos_token_id": 0, "eos_token_id": []}, None, None),  # null: nobody's
         ({"eos_token": {"content": "<|im_end|>", "__type": "AddedToken"}}, {"eos_token_id": 602}, None, 601),
-        ({"eos_token": "<|absent|>"}, {"eos_token_id": 602}, None, 602),
-        ({"eos_token": "<|absent|>"}, {"eos_token_id": 10_000}, None, None),
+        (
+            {"eos_token": "<|absent|>"},
+            {"vocab_size": 605, "eos_token_id": 602},
+            None,
+            602,
+        ),  # the model has no row for it
+        ({"eos_token": "<|absent|>"}, {"vocab_size": 605, "eos_token_id": 10_000}, None, None),
+        ({"eos_token": "<|absent|>"}, {"vocab_size": 606, "eos_token_id": 602}, None, 605),  # a row is left
     ],
 )
 def test_roles_are_the_tokenizers_first_and_the_models_second(tmp_path, settings, config, bos, eos):

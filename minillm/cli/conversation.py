@@ -121,7 +121,8 @@ class Conversation:
         if "max_new_tokens" not in fields and "max_length" not in fields:
             room = self.engine.context - len(prompt)
             limit = {"max_new_tokens": max(1, min(room, RAW_TOKENS) if self.raw else room)}
-        stream = self.engine.stream(prompt, **limit, **fields)
+        defaults = None if self.raw else self.engine.chat_defaults
+        stream = self.engine.stream(prompt, defaults=defaults, **limit, **fields)
         self.messages.append(answer)
         before, computed = len(answer.token_ids), self.engine.stats.prefill_tokens
         self.finish_reason, self.prompt_tokens, self.answer_tokens = "abort", len(prompt), 0

@@ -48,7 +48,7 @@ def _response(
                 ),
                 logprobs=_logprobs(exchange, asked, completion),
                 finish_reason=ended(completion.finish_reason, called=bool(answer.calls)),
-                stop_reason=exchange.served.stop_reason(completion.stop_reason),
+                stop_reason=exchange.stop_reason(completion.stop_reason),
                 token_ids=completion.token_ids if asked.return_token_ids else UNSET,
             )
             for index, (completion, answer) in enumerate(zip(generation.completions, answers, strict=True))
@@ -109,7 +109,7 @@ class _Writer(ChunkWriter):
         if reason is not None:
             chunks += self.chunk(
                 b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}'
-                % (index, encode(reason), encode(self._exchange.served.stop_reason(event.stop_reason)))
+                % (index, encode(reason), encode(self._exchange.stop_reason(event.stop_reason)))
             )
         return chunks
 

@@ -111,7 +111,7 @@ def _choice(
         text=completion.text,
         logprobs=logprobs,
         finish_reason=completion.finish_reason,
-        stop_reason=exchange.served.stop_reason(completion.stop_reason),
+        stop_reason=exchange.stop_reason(completion.stop_reason),
         token_ids=completion.token_ids if asked.return_token_ids else UNSET,
         prompt_token_ids=generation.prompt_token_ids if asked.return_token_ids else UNSET,
     )
@@ -148,7 +148,7 @@ class _Writer(ChunkWriter):
             self._writers[index] = _legacy_writer(self._exchange, self._asked)
         more = b""
         if event.finish_reason is not None:
-            more = b',"stop_reason":' + encode(self._exchange.served.stop_reason(event.stop_reason))
+            more = b',"stop_reason":' + encode(self._exchange.stop_reason(event.stop_reason))
         if self._asked.return_token_ids:
             more += b',"token_ids":' + encode(event.token_ids)
             if first:

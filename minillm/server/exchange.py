@@ -190,6 +190,10 @@ class Exchange(Generic[R]):
             sum(watch.cached for watch in watches),
         )
 
+    def stop_reason(self, reason: str | int | None) -> str | int | None:
+        """The reason of a text's end as vLLM tells it: the stop string or token that the request named, else None."""
+        return None if reason in self.served.ends(self.asked) else reason
+
     def head(self, kind: str) -> dict[str, Any]:
         """The fields with which an answer, and every chunk of one, begins. `kind` is its "object"."""
         return {

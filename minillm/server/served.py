@@ -15,7 +15,7 @@ from ..request import encode_prompt, encode_text, source_config
 from .limits import Limits
 from .logprobs import TokenTexts
 from .messages import conversation, template_variables
-from .protocol import ApiError, GenerationRequest
+from .protocol import ApiError, ChatRequest, GenerationRequest
 from .text_queue import TextQueue
 from .translate import Translated
 
@@ -176,7 +176,7 @@ class Served:
             room = context - longest
             fields["max_new_tokens"] = room if default is None else min(default, max(1, room))
         if request.stop_token_ids and not request.ignore_eos:
-            own = fields.get("eos_token_id", self.eos_token_ids)
+            own = fields.get("eos_token_id", self.ends(asked))
             fields["eos_token_id"] = [*(own if isinstance(own, list | tuple) else [own]), *request.stop_token_ids]
             asked.names.setdefault("eos_token_id", "stop_token_ids")
         if self.lora is not None:
@@ -211,7 +211,8 @@ class Served:
             prompts = encode()
             config = GenerationConfig.from_dict(self.prepare(asked, prompts, limits, default))
             priority, timeout = request.priority or 0, limits.seconds(request.timeout)
-            requests = self.engine.requests(prompts, config, priority=priority, timeout=timeout)
+            defaults = self.engine.chat_defaults if isinstance(request, ChatRequest) else None
+            requests = self.engine.requests(prompts, config, priority=priority, timeout=timeout, defaults=defaults)
             if {"max_new_tokens", "max_length"} & asked.fields.keys():
                 return requests
             return [*map(self.engine.fitted, requests)]
@@ -221,15 +222,9 @@ class Served:
         except MinillmError as error:
             raise asked.error(error) from None
 
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text, unless a request says others."""
-        found = self.engine.generation_defaults.get("eos_token_id", self.engine.config.eos_token_ids)
-        return (found,) if isinstance(found, int) else tuple(found or ())
-
-    def stop_reason(self, reason: str | int | None) -> str | int | None:
-        """The reason of a text's end as vLLM tells it: the stop string or token that the request named, else None."""
-        return None if reason in self.eos_token_ids else reason
+    def ends(self, asked: Translated[Any]) -> tuple[int, ...]:
+        """The tokens that end the text of a request, unless it says others: of a conversation also those of turns."""
+        return self.engine.turn_end_ids if isinstance(asked.request, ChatRequest) else self.engine.eos_token_ids
 
     def render(self, request: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The conversation of a request, as the model's template writes it. `tools` are those that it may call.

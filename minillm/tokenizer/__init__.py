@@ -1,6 +1,10 @@
 """Text to token ids and back.
 
 encoding.py       Tokenizer, StreamDecoder: encoding, decoding, decoding token by token
+settings.py       what stands beside a vocabulary: which keys count, and what they change
+added_tokens.py   the tokens that it adds
+turn_ends.py      which tokens end a turn of a conversation
+cleaning.py       decoded text without the spaces before punctuation
 layouts.py        the files of a checkpoint folder -> an object of the `tokenizers` library, which encodes and decodes
 sentencepiece.py  a SentencePiece tokenizer.model -> the same, with the `sentencepiece` package
 seq2seq.py        mBART, Pegasus, MarianMT: SentencePiece models whose pieces the checkpoint numbers anew; languages

@@ -3,8 +3,8 @@
 The encoding itself is done by the `tokenizers` library, configured by layouts.py. This module adds the two
 special tokens that the engine needs, one-line errors, and incremental decoding.
 
-As in transformers, a special token that is spelled out in the text ("</s>") becomes that token, and special tokens are
-left out of decoded text.
+As in transformers, a special token that is spelled out in the text ("</s>") becomes that token, unless the checkpoint
+has `split_special_tokens`, and special tokens are left out of decoded text.
 """
 
 import codecs
@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ParameterError, PromptError, shown
+from .cleaning import Cleaner, cleaned
 from .gguf import Metadata, read_gguf_tokenizer
 from .guarded import call
 from .layouts import BYTE_SYMBOLS, FILES, read_tokenizer
 from .seq2seq import Languages
+from .settings import Manner
+from .turn_ends import turn_ends
 
 if TYPE_CHECKING:
     import tokenizers
@@ -30,6 +33,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token for one byt
 _WHERE = "the checkpoint's tokenizer"
 _UTF8_LENGTH = 4  # bytes in the longest character
 _PIECE = 2**15  # characters of a long text tokenized at once
+_PLAIN = Manner()
 
 
 class EncodedText(NamedTuple):
@@ -69,6 +73,8 @@ class Tokenizer:
         role_ids: dict[str, int],
         model_vocab_size: int = 0,
         languages: Languages | None = None,
+        manner: Manner = _PLAIN,
+        fresh: int = 0,
     ) -> None:
         """Wrap a finished `tokenizers.Tokenizer`; `from_folder` is the usual way to get one.
 
@@ -78,8 +84,11 @@ class Tokenizer:
             model_vocab_size: rows of the model's LM head. Often padded beyond the vocabulary: the extra ids can be
                 generated and decode to nothing.
             languages: of an mBART, which puts the token of a text's language beside it.
+            manner: what its settings change around encoding and decoding.
+            fresh: number of its last ids that the vocabulary has from its settings.
         """
         self._backend = backend
+        self._manner, self._fresh = manner, fresh
         self._languages = languages
         self.languages: dict[str, int] = {} if languages is None else languages.ids
         self._model_vocab_size = model_vocab_size
@@ -140,6 +149,17 @@ class Tokenizer:
         """Number of ids, added tokens included: the largest id + 1."""
         return 1 + max(self._call("get_vocab", with_added_tokens=True).values(), default=-1)
 
+    @cached_property
+    def turn_ends(self) -> tuple[int, ...]:
+        """Tokens that end a turn of a conversation: the EOS token, `end_ids`, and those of such a name."""
+        own = () if self.eos_token_id is None else (self.eos_token_id,)
+        return tuple(dict.fromkeys([*own, *self.end_ids, *turn_ends(self.added_ids)]))
+
+    @property
+    def splits_special(self) -> bool:
+        """True if a special token that is spelled out in a text is split as any other (`split_special_tokens`)."""
+        return bool(self._backend.encode_special_tokens)
+
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
         return str(self._call("to_str"))
@@ -148,7 +168,7 @@ class Tokenizer:
         """Token ids of a text.
 
         Args:
-            text: any text. A special token spelled out in it becomes that token.
+            text: any text. A special token spelled out in it becomes that token, unless `splits_special`.
             add_special_tokens: add the special tokens that the model expects around a prompt (OPT: `</s>` in front).
 
         Raises:
@@ -189,11 +209,25 @@ class Tokenizer:
             return [], whole, []
         return whole[:first], inside, whole[first + len(inside) :]
 
-    def encode_texts(self, first: str, second: str | None = None, *, limit: int | None = None) -> EncodedText:
+    def cut(self, token_ids: list[int], limit: int) -> list[int]:
+        """The first `limit` tokens of a text, or the last ones if `truncation_side` says so."""
+        limit = max(0, limit)
+        return token_ids[max(0, len(token_ids) - limit) :] if self._manner.cuts_left else token_ids[:limit]
+
+    def encode_texts(
+        self, first: str, second: str | None = None, *, limit: int | None = None, ended: bool = False
+    ) -> EncodedText:
         """Token ids of a text or a pair of texts, with special tokens and token types, cut to `limit` tokens.
 
         The special tokens remain. Of a pair the longer text is cut, then both to the same length, as transformers'
-        "longest_first" does.
+        "longest_first" does. The end of a text is cut off, or its beginning (`truncation_side`).
+
+        Args:
+            first: text
+            second: text of a pair
+            limit: tokens at most
+            ended: put the EOS token after it, if `add_eos_token` of tokenizer_config.json is set, even where
+                tokenizer.json adds none: a model whose vector of a text is that of its last token was trained so.
 
         Raises:
             PromptError: as `encode`; or a pair for a tokenizer that has no rule for pairs.
@@ -201,21 +235,28 @@ class Tokenizer:
         texts = [text for text in (first, second) if text is not None]
         for text in texts:
             _check_text(text)
+        end = [self.eos_token_id] if ended and self._lacks_end and self.eos_token_id is not None else []
         parts = [self._call("encode", text, add_special_tokens=False) for text in texts]
         if not hasattr(parts[0], "truncate"):  # a SentencePiece model
             if second is not None:
                 raise PromptError("this model's tokenizer has no rule for pairs of texts: give one text")
             before, inside, after = self.framed(first)
-            kept = inside if limit is None else inside[: max(0, limit - len(before) - len(after))]
-            ids = [*before, *kept, *after]
-            return EncodedText(ids, [0] * len(ids), len(kept) < len(inside))
+            rest = inside if limit is None else self.cut(inside, limit - len(before) - len(after))
+            ids = [*before, *rest, *after]
+            return EncodedText(ids, [0] * len(ids), len(rest) < len(inside))
         lengths = [len(part) for part in parts]
         if limit is not None:
-            room = max(0, limit - int(self._call("num_special_tokens_to_add", second is not None)))
-            for part, length in zip(parts, _fitting(lengths, room), strict=True):
-                part.truncate(length)
+            special = int(self._call("num_special_tokens_to_add", second is not None)) + len(end)
+            for part, length in zip(parts, _fitting(lengths, max(0, limit - special)), strict=True):
+                part.truncate(length, direction="left" if self._manner.cuts_left else "right")
         whole = self._call("post_process", *parts)
-        return EncodedText(list(whole.ids), list(whole.type_ids), [len(part) for part in parts] != lengths)
+        types = [*whole.type_ids, *(0 for _ in end)] if self._manner.typed else [0] * (len(whole.ids) + len(end))
+        return EncodedText([*whole.ids, *end], types, [len(part) for part in parts] != lengths)
+
+    @cached_property
+    def _lacks_end(self) -> bool:
+        """True if texts to embed should end in the EOS token, and the rules for special tokens add none."""
+        return self._manner.ends_embedded and self.encode("a")[-1:] != [self.eos_token_id]
 
     def exceeds(self, text: str, limit: int) -> bool:
         """True if a long text certainly has more than `limit` tokens, found without tokenizing most of it.
@@ -254,7 +295,7 @@ class Tokenizer:
         Raises:
             ParameterError: the tokenizer's vocabulary is larger.
         """
-        if self.vocab_size > vocab_size:
+        if self.vocab_size - self._fresh > vocab_size:
             raise ParameterError(
                 f"the tokenizer has ids up to {self.vocab_size - 1}, and the model takes {vocab_size} tokens: "
                 "it belongs to another model"
@@ -270,7 +311,8 @@ class Tokenizer:
             PromptError: an id is outside the vocabulary and the model's padded rows.
         """
         ids = [self._checked(token_id) for token_id in _sequence(token_ids)]
-        return str(self._call("decode", ids, skip_special_tokens=skip_special_tokens))
+        text = str(self._call("decode", ids, skip_special_tokens=skip_special_tokens))
+        return cleaned(text) if self._manner.cleaned else text
 
     def token(self, token_id: int) -> str:
         r"""One token as text for display: " red", "</s>", or r"\xe2\x82" for bytes that are not a whole character.
@@ -387,6 +429,7 @@ class StreamDecoder:
         errors = "minillm.replace_each_byte" if tokenizer._byte_fallback else "replace"
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
         self._previous: int | None = None
+        self._cleaner = Cleaner() if tokenizer._manner.cleaned else None
         ids = map(tokenizer._checked, reversed(context))
         textual = (token_id for token_id in ids if tokenizer._is_text(token_id))
         for token_id in reversed(list(islice(textual, _UTF8_LENGTH))):  # an unfinished character is no longer
@@ -398,22 +441,28 @@ class StreamDecoder:
         Raises:
             PromptError: as `Tokenizer.decode`.
         """
+        text = self._text(token_id)
+        return text if self._cleaner is None else self._cleaner.push(text)
+
+    def flush(self) -> str:
+        """End the generation; returns the remaining text, an incomplete character as U+FFFD."""
+        text = self._utf8.decode(b"", final=True)
+        return text if self._cleaner is None else self._cleaner.push(text) + self._cleaner.flush()
+
+    def _text(self, token_id: int) -> str:
+        """The text that a token completes, as the library decodes it."""
         tokenizer = self._tokenizer
         token_id = tokenizer._checked(token_id)
         if tokenizer._byte_level and token_id not in tokenizer.special_ids:
             return self._utf8.decode(tokenizer.token_bytes(token_id))  # which are kept: they depend on nothing before
         if token_id in self._written:
             self._previous = token_id
-            return self.flush() + str(tokenizer._call("id_to_token", token_id))
+            return self._utf8.decode(b"", final=True) + str(tokenizer._call("id_to_token", token_id))
         if not tokenizer._is_text(token_id):
             return ""
         new = tokenizer._bytes(token_id, self._previous)
         self._previous = token_id
         return self._utf8.decode(new)
-
-    def flush(self) -> str:
-        """End the generation; returns the remaining text, an incomplete character as U+FFFD."""
-        return self._utf8.decode(b"", final=True)
 
 
 def _sequence(token_ids: Any) -> Sequence[int]:

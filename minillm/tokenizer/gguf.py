@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from ..errors import CheckpointError, UnsupportedModelError
 from .guarded import call
 from .layouts import BYTE_SYMBOLS, frame
-from .sentencepiece import SPACE, merges_by_score, spaces_decoder
+from .sentencepiece import merges_by_score, spaces_decoder
+from .settings import SPACE
+from .turn_ends import turn_ends
 
 if TYPE_CHECKING:
     import tokenizers
@@ -76,13 +78,6 @@ RULES = {name: rules for rules, names in _BY_RULES.items() for name in names.spl
 
 DEFAULT = "default"
 """The rules of a file that names none, as in llama.cpp"""
-
-_TURN_ENDS = """
-<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> <|end_of_text|> <|return|> <|call|>
-_<EOT> [EOT] <｜end▁of▁sentence｜> <|end_of_turn|>
-"""
-ENDS = frozenset(_TURN_ENDS.split())
-"""Control tokens that end a turn, whatever the file says of them, as in llama.cpp"""
 
 
 class Metadata(Protocol):
@@ -148,7 +143,7 @@ def _read(metadata: Metadata, kind: str) -> "tuple[tokenizers.Tokenizer, dict[st
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", bool, False),
     }
     frame(backend, vocabulary.where, ids, settings, "its metadata name none")
-    ends = [i for i in special if vocabulary.tokens[i] in ENDS]
+    ends = turn_ends({vocabulary.tokens[i]: i for i in special})
     named = [ids[name] for name in ("eos_token", "eot_token", "eom_token") if name in ids]
     return backend, ids, list(dict.fromkeys(named + ends))
 

@@ -2,10 +2,10 @@
 
 Five layouts are supported; the first one found is used:
 
-- `tokenizer.json`, which is self-contained. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
-  are ignored, as in transformers. (If `tokenizer_class` is LlamaTokenizer or GPT2Tokenizer, transformers 5 uses only
-  its vocabulary and merges and rebuilds the rest, which changes SmolLM2's digits and the text after a special token
-  in TinyLlama; here, as in transformers 4, the file is used as written.)
+- `tokenizer.json`, which says all but what the settings beside it change (see settings.py). `add_bos_token` and
+  `add_eos_token` are ignored, as in transformers, but for texts to embed. (If `tokenizer_class` is LlamaTokenizer or
+  GPT2Tokenizer, transformers 5 uses only its vocabulary and merges and rebuilds the rest, which changes SmolLM2's
+  digits and the text after a special token in TinyLlama; here, as in transformers 4, the file is used as written.)
 - `tokenizer.model`, as in Llama 1 and 2: a SentencePiece model, see sentencepiece.py. BOS is prepended unless
   `add_bos_token` is false, as in transformers' documentation and version 4.
 - `sentencepiece.bpe.model`, `spiece.model` or `source.spm`, as in mBART, XLM-RoBERTa, T5, Pegasus and MarianMT: see
@@ -15,30 +15,38 @@ Five layouts are supported; the first one found is used:
   `tokenizer_config.json`.
 - `vocab.txt`, as in BERT's: see wordpiece.py.
 
-In all layouts, the special tokens are the same as in transformers.
+In all layouts, the special tokens are the same as in transformers, and so are the tokens that the settings add (see
+added_tokens.py).
 """
 
-from collections.abc import Iterable, Mapping
+import json
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, listed
 from ..files import parse_json, read_bytes, read_json, read_optional_json, read_text
+from .added_tokens import complete, content_of, mark_special, named_tokens
 from .guarded import call, check_ids, check_tokenizer_json
 from .seq2seq import BPE_FILE, MARIAN_FILE, PIECES_FILE, Languages, find_model, vocabulary_of
+from .settings import Manner, adapt, manner_of, read_settings, warn_unknown
 from .wordpiece import MODELS, NAMES, VOCABULARY, read_wordpiece
 
 if TYPE_CHECKING:
     import tokenizers
 
 SENTENCEPIECE = (BPE_FILE, PIECES_FILE, MARIAN_FILE)
+_log = logging.getLogger("minillm")
+
 FILES = ("tokenizer.json", "tokenizer.model", *SENTENCEPIECE, "vocab.json", "merges.txt", VOCABULARY)
 LAYOUTS = "tokenizer.json, else a SentencePiece model, else vocab.json with merges.txt, else vocab.txt"
 
-Token = str | dict[str, Any]  # a token in settings: its text, or an object with the text as "content"
-
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+_END = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "GPT2Tokenizer": _END,
+    "Qwen2Tokenizer": _END | {"bos_token": None, "pad_token": "<|endoftext|>"},
     "BartTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
     "RobertaTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
     "XLMRobertaTokenizer": _NAMES | {"add_bos_token": True, "add_eos_token": True},
@@ -92,6 +100,10 @@ class Parts(NamedTuple):
     """Rows of the model's LM head: config.json's `vocab_size`, 0 if absent"""
     languages: Languages | None = None
     """Of mBART"""
+    manner: Manner = Manner()
+    """What is done to ids and text beside that"""
+    fresh: int = 0
+    """Number of the last ids that the vocabulary has from the settings beside it"""
 
 
 def read_tokenizer(folder: Path, file: str = FILES[0]) -> Parts:
@@ -106,43 +118,73 @@ def read_tokenizer(folder: Path, file: str = FILES[0]) -> Parts:
     return call(str(folder), _read_tokenizer, folder, file)
 
 
+class _Layout(NamedTuple):
+    """What the files of one layout give."""
+
+    model: Any
+    """A `tokenizers.Tokenizer`, or a `SentencePieceTokenizer`"""
+    settings: dict[str, Any]
+    """Those of the folder, with what they leave to the class"""
+    framed: bool = False
+    """Whether the settings say which tokens go around a text; else the files of the layout have said it"""
+    cut: Any = None
+    """`truncation` of tokenizer.json"""
+
+    @property
+    def backend(self) -> "tokenizers.Tokenizer":
+        """What has the ids and the added tokens."""
+        backend: tokenizers.Tokenizer = getattr(self.model, "tokens", self.model)
+        return backend
+
+
 def _read_tokenizer(folder: Path, file: str) -> Parts:
-    settings = read_optional_json(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in settings:  # the newer layout; before it, special_tokens_map.json wins
-        settings |= read_optional_json(folder / "special_tokens_map.json")
-    config = read_optional_json(folder / "config.json")
+    config, settings = read_optional_json(folder / "config.json"), read_settings(folder)
     kind = _class_name(settings, config)
-    model: Any = None
-    if (folder / file).exists():
-        backend = _read_tokenizer_json(folder / file)
-        role_ids = _role_ids(backend, settings, config)
-        _mark_special(backend, _named_tokens(settings))
-    elif (folder / VOCABULARY).exists() and not any((folder / name).exists() for name in FILES[1:-1]):
-        backend = read_wordpiece(folder / VOCABULARY, kind, settings)
-        role_ids = _role_ids(backend, {"pad_token": NAMES["pad_token"]} | settings, config)
-        _mark_special(backend, _named_tokens(settings))
-    else:
-        path = folder / "tokenizer.model"
-        if path.exists():
-            model = _read_sentencepiece(path, settings)
-            settings = {"add_bos_token": True} | model.roles | settings
-        elif (found := find_model(folder, kind)) is not None:
-            path, given = found, settings
-            model = _read_sentencepiece(path, {"legacy": True}, lambda pieces: vocabulary_of(path, kind, given, pieces))
-            settings = model.roles | _DEFAULTS.get(kind, {}) | settings
-        if model is not None:
-            backend = model.tokens
-            _add_tokens(backend, folder, settings)
-        else:
-            backend = _read_vocab_and_merges(folder, settings, kind)
-            settings = {"add_bos_token": config.get("model_type") == "opt"} | _DEFAULTS.get(kind, {}) | settings
-        role_ids = _role_ids(backend, settings, config)
-        _mark_special(backend, _named_tokens(settings))
-        _mark_special(backend, [str(backend.id_to_token(token_id)) for token_id in role_ids.values()])
-        frame(backend, str(folder), role_ids, settings)
+    warn_unknown(folder, kind)
     rows = config.get("vocab_size")
-    languages = Languages.of(kind, backend, settings, role_ids)
-    return Parts(model or backend, role_ids, rows if isinstance(rows, int) else 0, languages)
+    rows = rows if isinstance(rows, int) else 0
+    layout = _read_layout(folder, file, kind, settings, config)
+    backend = layout.backend
+    fresh = complete(backend, folder, settings, rows, strict=not (folder / file).exists())
+    settings = layout.settings
+    role_ids = _role_ids(backend, settings, config)
+    mark_special(backend, named_tokens(settings))
+    if layout.framed:
+        mark_special(backend, [str(backend.id_to_token(token_id)) for token_id in role_ids.values()])
+        frame(backend, str(folder), role_ids, settings)
+    backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    of_words = kind == "MarianTokenizer" or not _is_bpe(layout.model)
+    manner = manner_of(settings, kind, of_words=of_words, cut=layout.cut)
+    return Parts(layout.model, role_ids, rows, Languages.of(kind, backend, settings, role_ids), manner, fresh)
+
+
+def _read_layout(folder: Path, file: str, kind: str, settings: dict[str, Any], config: Mapping[str, Any]) -> _Layout:
+    if (folder / file).exists():
+        backend, cut = _read_tokenizer_json(folder / file, kind, str(config.get("model_type")), settings)
+        return _Layout(backend, settings, cut=cut)
+    if (folder / VOCABULARY).exists() and not any((folder / name).exists() for name in FILES[1:-1]):
+        pad = {"pad_token": NAMES["pad_token"]}
+        return _Layout(read_wordpiece(folder / VOCABULARY, kind, settings), pad | settings)
+    path = folder / "tokenizer.model"
+    if path.exists():
+        model = _read_sentencepiece(path, settings)
+        return _Layout(model, {"add_bos_token": True} | model.roles | settings, framed=True)
+    spm = find_model(folder, kind)
+    if spm is not None:
+        if kind == "XLMRobertaTokenizer" and settings.get("add_prefix_space") is False:
+            _log.warning("%s: add_prefix_space=false is not run with %s", folder, BPE_FILE)
+        options = {"legacy": True}
+        model = _read_sentencepiece(spm, options, lambda pieces: vocabulary_of(spm, kind, settings, pieces))
+        return _Layout(model, model.roles | _DEFAULTS.get(kind, {}) | settings, framed=True)
+    begins = {"add_bos_token": config.get("model_type") == "opt"}
+    backend = _read_vocab_and_merges(folder, settings, kind)
+    return _Layout(backend, begins | _DEFAULTS.get(kind, {}) | settings, framed=True)
+
+
+def _is_bpe(model: Any) -> bool:
+    """True of a byte pair encoding, whose tokens have their own spaces."""
+    own = getattr(model, "is_bpe", None)  # a SentencePiece model
+    return type(model.model).__name__ == "BPE" if own is None else bool(own)
 
 
 def _read_sentencepiece(path: Path, *arguments: Any) -> Any:
@@ -152,19 +194,26 @@ def _read_sentencepiece(path: Path, *arguments: Any) -> Any:
     return call(f"{path} is not a usable SentencePiece model", SentencePieceTokenizer, path, *arguments)
 
 
-def _read_tokenizer_json(path: Path) -> "tokenizers.Tokenizer":
+def _read_tokenizer_json(
+    path: Path, kind: str, family: str, settings: Mapping[str, Any]
+) -> "tuple[tokenizers.Tokenizer, Any]":
+    """A tokenizer.json, changed as the settings beside it say, and how it truncates."""
     from tokenizers import Tokenizer as Backend
 
     data = read_bytes(path)
-    check_tokenizer_json(parse_json(data, str(path)), str(path))
-    backend = call(f"{path} is not a valid tokenizer file", Backend.from_buffer, data)
+    value = parse_json(data, str(path))
+    check_tokenizer_json(value, str(path))
+    where = f"{path} is not a valid tokenizer file"
+    if call(where, adapt, value, kind, family, settings):
+        data = json.dumps(value).encode()
+    backend = call(where, Backend.from_buffer, data)
     backend.no_truncation()
     backend.no_padding()
-    return backend
+    return backend, value.get("truncation")
 
 
 def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], kind: str) -> "tokenizers.Tokenizer":
-    """Byte-level BPE from vocab.json and merges.txt, with the added tokens of older checkpoints."""
+    """Byte-level BPE from vocab.json and merges.txt."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -191,7 +240,6 @@ def _read_vocab_and_merges(folder: Path, settings: dict[str, Any], kind: str) ->
     else:
         backend.pre_tokenizer = to_bytes
     backend.decoder = decoders.ByteLevel()
-    _add_tokens(backend, folder, settings)
     return backend
 
 
@@ -223,54 +271,6 @@ def _read_merges(path: Path, vocab: dict[str, Any]) -> list[tuple[str, str]]:
     return merges
 
 
-def _add_tokens(backend: "tokenizers.Tokenizer", folder: Path, settings: dict[str, Any]) -> None:
-    """Add the tokens added after training: `added_tokens_decoder`, or added_tokens.json in older checkpoints."""
-    added: dict[int, Token]
-    try:
-        if "added_tokens_decoder" in settings:
-            added = {int(token_id): token for token_id, token in settings["added_tokens_decoder"].items()}
-        else:
-            added = {
-                int(token_id): content for content, token_id in read_optional_json(folder / "added_tokens.json").items()
-            }
-    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder}: the added tokens should be a table of ids and tokens: {error}") from error
-    for token_id, token in sorted(added.items(), key=lambda item: item[0]):
-        special = isinstance(token, dict) and bool(token.get("special", False))
-        backend.add_tokens([_added_token(token, special=special)])
-        if backend.token_to_id(_content(token)) != token_id:
-            raise CheckpointError(
-                f"{folder}: added token {_content(token)!r} cannot have id {token_id}: ids have a gap"
-            )
-
-
-def _added_token(token: Token, *, special: bool) -> "tokenizers.AddedToken":
-    from tokenizers import AddedToken
-
-    options = token if isinstance(token, dict) else {}
-    flags = {name: bool(options.get(name, False)) for name in ("single_word", "lstrip", "rstrip")}
-    normalized = bool(options.get("normalized", not special))
-    return AddedToken(_content(token), special=special, normalized=normalized, **flags)
-
-
-def _content(token: Token) -> str:
-    content = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(content, str):
-        raise CheckpointError(
-            f"a special token should be text, or an object with its text as content; got {token!r:.60}"
-        )
-    return content
-
-
-def _named_tokens(settings: Mapping[str, Any]) -> list[Token]:
-    """The `..._token` fields of tokenizer_config.json, and its further special tokens."""
-    named = [value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str | dict)]
-    further = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    if not isinstance(further, dict | list):
-        raise CheckpointError(f"further special tokens should be a list or a table of tokens; got {further!r:.60}")
-    return named + list(further.values() if isinstance(further, dict) else further)
-
-
 def _role_ids(
     backend: "tokenizers.Tokenizer", settings: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, int]:
@@ -282,7 +282,7 @@ def _role_ids(
     for role in _ROLES:
         if settings.get(role, "unsaid") is None:
             continue
-        token_id = backend.token_to_id(_content(settings[role])) if settings.get(role) else None
+        token_id = backend.token_to_id(content_of(settings[role])) if settings.get(role) else None
         if token_id is None:
             token_id = config.get(f"{role}_id")
             if isinstance(token_id, list):  # of several EOS ids the first is the tokenizer's
@@ -290,16 +290,6 @@ def _role_ids(
         if type(token_id) is int and 0 <= token_id < 2**32 and backend.id_to_token(token_id) is not None:
             role_ids[role] = token_id
     return role_ids
-
-
-def _mark_special(backend: "tokenizers.Tokenizer", tokens: Iterable[Token]) -> None:
-    """Mark tokens of the vocabulary as special; names not in it have no row in the model and are skipped."""
-    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    for token in tokens:
-        content = _content(token)
-        if content not in marked and backend.token_to_id(content) is not None:
-            backend.add_special_tokens([_added_token(token, special=True)])
-            marked.add(content)
 
 
 def frame(

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from ..errors import UnsupportedModelError, install
 from ..files import read_bytes
 from .seq2seq import Vocabulary
-
-SPACE = "▁"  # U+2581, SentencePiece's sign for a space
+from .settings import SPACE
 
 _LONGEST = 512  # characters of a piece that merges are searched for; SentencePiece makes them 16 long
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* 0\r?\n")  # the first line of another format with the same file name
@@ -114,6 +113,15 @@ class SentencePieceTokenizer:
         return getattr(self.tokens, name)
 
     @cached_property
+    def is_bpe(self) -> bool:
+        """True of a byte pair encoding, False of a unigram model, which alone has several segmentations of a text."""
+        try:
+            self._bare.nbest_encode_as_ids("a", nbest_size=1)
+        except RuntimeError:
+            return True
+        return False
+
+    @cached_property
     def _added(self) -> frozenset[int]:
         return frozenset(self.tokens.get_added_tokens_decoder())
 
@@ -141,11 +149,10 @@ class SentencePieceTokenizer:
         processor, vocab = self._bare, self._vocab
         model = {"unk_id": self._unknown_id, "unk_token": self._unknown, "byte_fallback": self._byte_fallback}
         scores = {piece: processor.get_score(i) for i, piece in enumerate(self._pieces)}
-        try:
-            processor.nbest_encode_as_ids("a", nbest_size=1)
+        if not self.is_bpe:
             entries = [(token, scores.get(token, 0.0)) for token in sorted(vocab, key=lambda token: vocab[token])]
             model |= {"type": "Unigram", "vocab": entries}
-        except RuntimeError:  # only unigram models have several segmentations
+        else:
             pieces = [piece for i, piece in enumerate(self._pieces) if piece in vocab and not processor.is_byte(i)]
             kept = {piece: vocab[piece] for piece in pieces if vocab[piece] not in self._added}
             merges = merges_by_score(kept, [scores.get(token, 0.0) for token in sorted(vocab, key=lambda t: vocab[t])])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files import read_text
+from .settings import bert_normalizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -59,12 +60,8 @@ def read_wordpiece(path: Path, kind: str, settings: Mapping[str, Any]) -> "token
     if missing:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}, which a BERT tokenizer puts around a text")
     backend = Tokenizer(models.WordPiece(vocab, unk_token=named["unk_token"], max_input_chars_per_word=100))
-    backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
-        strip_accents=settings.get("strip_accents"),
-        lowercase=bool(settings.get("do_lower_case", True)),
-    )
+    options = {name: value for name, value in bert_normalizer(settings).items() if name != "type"}
+    backend.normalizer = normalizers.BertNormalizer(**options)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     cls, sep = named["cls_token"], named["sep_token"]
