@@ -8,6 +8,7 @@ import numpy as np
 from .backends.low_rank import AdapterWeights, adapted
 from .backends.observe import CheckingBackend
 from .backends.operations import Backend
+from .backends.recording import sealed
 from .batch import Batch, TokenSequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
@@ -136,7 +137,8 @@ class Runner:
         def compute(batch: Batch, rows: Any) -> Output:
             nonlocal finite
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
-                hidden = self.model.forward(body, batch, self.cache.storage, layers=self.layers, x=x)  # -> [T, E]
+                pages, before = self.cache.storage, sealed(x)
+                hidden = self.model.forward(body, batch, pages, layers=self.layers, x=before)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)
                 if len(rows) < batch.num_tokens:

@@ -38,8 +38,9 @@ from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import Rotation, rotary_cost
 from ..reference.sampling import Draw
-from .memory import Moments, Result
+from .memory import Moments
 from .operations import Backend
+from .recording import Result
 from .weights import Weight
 
 Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
@@ -422,7 +423,13 @@ class TimingBackend(WrappedBackend):
         """`Memory.run` of passes that the wrapped backend replays and times."""
         assert self._replaying is not None
         first = len(self._noted)
-        result, moments = self._replaying.run_watched(self._owners.setdefault(owner, _Owner()), batch, rows, compute)
+
+        def computed(batch: Batch, rows: Any) -> Result:
+            del self._noted[first:]  # of an attempt to record that came to nothing
+            return compute(batch, rows)
+
+        owner = self._owners.setdefault(owner, _Owner())
+        result, moments = self._replaying.run_watched(owner, batch, rows, computed)
         if moments is not None and moments.ended is None:
             self._recorded[moments.step] = [_Noted(*noted) for noted in self._noted[first:]]
         elif moments is not None:
