@@ -59,11 +59,21 @@ class Runner:
     ) -> None:
         """`layers`, by default all, are those that are run, which `cache` must hold; `adapters` those of sequences."""
         self.model = model
-        self.backend = backend
         self.cache = cache
+        self.backend = backend
         self.adapters = adapters or {}
         self.layers = layers or range(model.config.num_layers)
         self.replays = len(self.layers) == model.config.num_layers  # a stage reads x, which may be anywhere
+
+    @property
+    def backend(self) -> Backend:
+        """The backend; while one that may change results is in its place, texts share no pages."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        self._backend = backend
+        self.cache.apart = backend.changes_results
 
     def apart(self, cache: PagedCache, backend: Backend | None = None) -> "Runner":
         """A runner of the same model with another cache, and with another backend if one is given."""
@@ -122,6 +132,7 @@ class Runner:
                 "NaN or infinity among the logits; computed once more, every operation was finite"
             )
         for sequence, count in zip(sequences, counts, strict=True):
+            sequence.private = sequence.private or self.cache.apart
             self.cache.advance(sequence, count)
         return output
 

@@ -50,10 +50,13 @@ class WrappedBackend(Backend):
     """Runs each operation on another backend and reports it to `observe`."""
 
     replays = False  # a replayed pass would report no operation
+    only_looks = True
+    """Whether it leaves all results as they are, as a class has to say of itself; others may change them in place"""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner.loader, inner.memory, inner.chooser)
         self.inner = inner
+        self.changes_results = inner.changes_results or not vars(type(self)).get("only_looks", False)
         self.name, self.rank, self.ranks = inner.name, inner.rank, inner.ranks
         self.layer: int | None = None
         """The current layer; None before the first."""
@@ -96,7 +99,11 @@ class Runs(Protocol):
 
 @contextmanager
 def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
-    """Make a runner use a wrapped backend inside the `with` block, and restore its own afterwards."""
+    """Make a runner use a wrapped backend inside the `with` block, and restore its own afterwards.
+
+    Unless the wrapper says that it `only_looks`, what is computed in the block takes over no keys and values of other
+    texts, and none takes over those of the block.
+    """
     inner = runner.backend
     runner.backend = wrapped
     try:
@@ -107,6 +114,8 @@ def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
 
 class CheckingBackend(WrappedBackend):
     """Checks every result for NaN and infinity; the error names the first operation and its layer."""
+
+    only_looks = True
 
     found: NumericalError | None = None
     """The error of the first number that is not finite; not raised, since other ranks may wait for the rest"""
@@ -128,6 +137,8 @@ class CheckingBackend(WrappedBackend):
 
 class CountingBackend(WrappedBackend):
     """Adds up the cost of the calls passed through it."""
+
+    only_looks = True
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -390,6 +401,8 @@ class TimingBackend(WrappedBackend):
     For a pass that the wrapped backend replays, the operations are those noted when it was recorded (under an owner of
     this wrapper), and their times follow from when each launch ended.
     """
+
+    only_looks = True
 
     memory: Any
     chooser: Any

@@ -28,6 +28,8 @@ class Backend:
     name = "reference"
     replays = True
     """Whether a forward pass may be replayed by the memory; otherwise its operations are called each time"""
+    changes_results = False
+    """Whether results may differ from those of the model: keys and values are then shared with no other text"""
     rank, ranks = 0, 1
     group: Group | None = None
     """The processes that share each layer (tensor parallelism), this one's number among them, and how many they are"""
