@@ -60,6 +60,8 @@ class Flight:
 
     def follow(self, runner: Runner) -> "Flight | None":
         """Launch the next step of the sequences that have not ended. None: the host has to read this one first."""
+        if not runner.backend.replays:  # another one has been put in its place since
+            return None
         cache, P = runner.cache, runner.cache.page_size
         rows, left, sources = self.rows, self.left, np.arange(len(self.rows))
         positions, pages, draws = self.step.positions + 1, self.step.pages, self.step.draws.copy()

@@ -45,11 +45,17 @@ class Dispatcher:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Serialise calls in order of arrival, and refuse them after `close`.
+        """Serialise calls that compute, in order of arrival, and refuse them after `close`.
 
         Raises:
             EngineStateError: it is closed, or this rank takes no requests.
         """
+        with self._brief_turn(), interrupts.exposed():
+            yield
+
+    @contextmanager
+    def _brief_turn(self) -> Iterator[None]:
+        """As `turn`, for what is not interrupted: a second Ctrl-C waits, too."""
         self._drop_forgotten()
         with self._turns.take():
             if self.closed:
@@ -58,7 +64,7 @@ class Dispatcher:
                 raise EngineStateError(f"rank {self._rank} takes no requests: rank 0 does, and this one calls follow()")
             try:
                 yield
-            except Exception:
+            except (Exception, GeneratorExit):
                 raise
             except BaseException:  # a second Ctrl-C, somewhere in the middle
                 self.loop.reset()
@@ -70,10 +76,11 @@ class Dispatcher:
         total, unit = (wanted[0].max_new_tokens, "tokens") if len(wanted) == 1 else (len(wanted), "prompts")
         with interrupts.deferred(), work("generating", total, unit) as generating:
             try:
-                with self.turn():
+                with self._brief_turn():
                     for request in wanted:
-                        request_id = self._add(request)
+                        request_id = self.loop.new_id()  # known to `drop`, whatever happens
                         self._mail[request_id] = mail[request_id] = deque()
+                        self._add(request, request_id)
                 before = self.loop.stats.steps
                 while self.step_for(mail):
                     interrupts.check()
@@ -88,65 +95,66 @@ class Dispatcher:
         """Queue a request. Returns the iterator over its events."""
         events = EventStream(self)
         try:
-            with self.turn():
-                request_id = self._add(request)
+            with self._brief_turn():
+                request_id = self.loop.new_id()
                 events.open(request_id)
                 self._mail[request_id] = events.mail
                 self._streams[request_id] = weakref.ref(events)
-        except KeyboardInterrupt:
+                self._add(request, request_id)
+            return events
+        except BaseException:
             events.close()
             raise
-        return events
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
         """Queue requests, all or none, whose events `step` returns. Returns their ids."""
         self._check_owner()
         submitted: list[int] = []
         try:
-            with self.turn():
-                try:
-                    submitted.extend(map(self._add, requests))
-                except Exception:
-                    for request_id in submitted:
-                        self.loop.abort(request_id)
-                    raise
-        except KeyboardInterrupt:
-            self.drop(submitted)
+            with self._brief_turn():
+                for request in requests:
+                    submitted.append(self.loop.new_id())
+                    self._add(request, submitted[-1])
+            return submitted
+        except BaseException:
+            if submitted:
+                self.drop(submitted)
             raise
-        return submitted
 
     def step(self) -> list[Event]:
         """Run one step. Returns the events of requests made by `submit`, also those of other threads' steps."""
         self._check_owner()
         events: list[Event] = []
         try:
-            with self.turn():
+            with self._brief_turn():
                 self._advance()
                 while self._unclaimed:
                     events.append(self._unclaimed.popleft())
+            return events
         except KeyboardInterrupt:
             self._unclaimed.extendleft(reversed(events))  # for the next call
             raise
-        return events
 
     def step_for(self, request_ids: Collection[int]) -> bool:
         """Run one step, of all requests, unless these are done. Returns whether a step was run."""
-        with self.turn():
+        with self._brief_turn():
             waiting = any(self.loop.knows(request_id) for request_id in request_ids)
             if waiting:
                 self._advance()
+            else:
+                self._deliver()  # the ends of requests whose step another thread interrupted
         return waiting
 
     def abort(self, request_id: int) -> None:
         """Abort a request, of which the next `step` reports the end."""
-        with self.turn():
+        with self._brief_turn():
             self._unclaimed += (self._event(request_id, progress) for progress in self.loop.abort(request_id))
 
     def drop(self, request_ids: Iterable[int]) -> None:
         """Abort requests of which nobody wants to know the end."""
         with self._turns.take():
             for request_id in request_ids:
-                self.loop.abort(request_id)
+                self.loop.forget(request_id)
                 self._mail.pop(request_id, None)
                 self._streams.pop(request_id, None)
 
@@ -185,9 +193,9 @@ class Dispatcher:
             return request
         return replace(request, settings=replace(request.settings, max_new_tokens=room))
 
-    def _add(self, request: Request) -> int:
+    def _add(self, request: Request, request_id: int) -> None:
         strategy = strategy_for(request.settings)
-        return self.loop.add(request, strategy, priority=request.priority, deadline=request.deadline)
+        self.loop.add(request, strategy, priority=request.priority, deadline=request.deadline, request_id=request_id)
 
     def _drop_forgotten(self) -> None:
         """Abort the requests whose streams were garbage collected: in any thread, perhaps in the middle of a step."""
@@ -196,7 +204,13 @@ class Dispatcher:
 
     def _advance(self) -> None:
         """Run one step and deliver its events to the waiting calls."""
-        for request_id, progress in self.loop.step():
+        with interrupts.exposed():
+            self.loop.advance()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Give the waiting calls what the loop has to tell."""
+        for request_id, progress in self.loop.take_progress():
             self._mail.get(request_id, self._unclaimed).append(self._event(request_id, progress))
 
     def _event(self, request_id: int, progress: Progress) -> Event:

@@ -351,6 +351,7 @@ class TextPasses:
             pages = max(pages, -(-self._budget // size), 0 if found is None else 2 * found.cache.num_pages)
             with self._turn():
                 found = self._runners[head] = runner.over_texts(pages, head=head)
+        found.backend = runner.backend  # another one may have been put in its place since
         return found
 
     def _pass(

@@ -78,7 +78,9 @@ class StepLoop:
         """The unfinished parts of each request."""
         self._progress: list[tuple[int, Progress]] = []
         self._deadlines: dict[int, float] = {}
-        self._next_id = self._arrivals = 0
+        self._underway: tuple[int, ...] = ()
+        """Requests that the step under way began with"""
+        self._last_id = self._arrivals = 0
         self._runs_ahead = can_run_ahead([*runners.values()])
         self._flight: Flight | None = None
         """A decode step that was launched ahead (`ahead.py`)"""
@@ -86,7 +88,20 @@ class StepLoop:
     def _new_scheduler(self, limits: Limits) -> Scheduler:
         return Scheduler(limits, {name: runner.cache for name, runner in self.runners.items()}, self.stats)
 
-    def add(self, request: Request, strategy: Strategy, *, priority: int = 0, deadline: float | None = None) -> int:
+    def new_id(self) -> int:
+        """The number of a request that is to be added."""
+        self._last_id += 1
+        return self._last_id
+
+    def add(
+        self,
+        request: Request,
+        strategy: Strategy,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        request_id: int | None = None,
+    ) -> int:
         """Queue a request. Independent sequences run in several parts if the batch is too small for all.
 
         Args:
@@ -94,6 +109,10 @@ class StepLoop:
             strategy: that runs it
             priority: smaller ones are admitted first, get pages first and are preempted last; equal ones by arrival
             deadline: in seconds of `time.monotonic()`; the first step after it ends the request with "timeout"
+            request_id: a number of `new_id`, by default the next one
+
+        Returns:
+            The request's number.
 
         Raises:
             ParameterError: it needs more sequences at once than the batch has slots.
@@ -116,20 +135,22 @@ class StepLoop:
                 f"the request may need {pages} pages of the K/V cache, which has {available}: "
                 "raise cache_bytes, or lower max_new_tokens or the number of sequences"
             )
-        self._next_id += 1
-        self._requests[self._next_id] = []
+        request_id = request_id or self.new_id()
+        headroom = self.scheduler.limits.headroom
+        ahead = request.max_new_tokens if headroom is None else min(headroom, request.max_new_tokens)
+        actives = []
         for part, part_width in parts:
-            active = Active(self._next_id, part, strategy, part_width, priority, self._arrivals)
-            headroom = self.scheduler.limits.headroom
-            ahead = request.max_new_tokens if headroom is None else min(headroom, request.max_new_tokens)
+            active = Active(request_id, part, strategy, part_width, priority, self._arrivals)
             active.first_pages = self._pages_needed(request, part_width, ahead + strategy.extra_positions)
             active.max_pages = pages
             self._arrivals += 1
-            self._requests[self._next_id].append(active)
+            actives.append(active)
+        for active in actives:
             self.scheduler.add(active)
         if deadline is not None:
-            self._deadlines[self._next_id] = deadline
-        return self._next_id
+            self._deadlines[request_id] = deadline
+        self._requests[request_id] = actives  # last: what is not here yet, `reset` drops
+        return request_id
 
     def _pages_needed(self, request: Request, width: int, positions: int) -> int:
         """Maximum number of pages of a request with so many positions after the prompt.
@@ -189,6 +210,17 @@ class StepLoop:
 
         A request that fails ends with the reason "error" and the error in its progress.
         """
+        self.advance()
+        return self.take_progress()
+
+    def take_progress(self) -> list[tuple[int, Progress]]:
+        """What is to be told of requests, each of which is told once."""
+        progress, self._progress, self._underway = self._progress, [], ()
+        return progress
+
+    def advance(self) -> None:
+        """As `step`; `take_progress` returns what it would. After an interruption inside, `reset` must follow."""
+        self._underway = (*self._requests,)
         self._end_overdue()
         admitted = self.scheduler.admit()
         for active in admitted:
@@ -212,8 +244,6 @@ class StepLoop:
         else:
             self.stats.decode_tokens += tokens
             self.stats.decode_seconds += seconds
-        progress, self._progress = self._progress, []
-        return progress
 
     def step_or_raise(self) -> list[tuple[int, Progress]]:
         """As `step`, but raise a request's error, for callers that own all requests.
@@ -234,6 +264,11 @@ class StepLoop:
         """
         return self._cut_off(request_id, "abort")
 
+    def forget(self, request_id: int) -> None:
+        """Abort a request of which nothing more is to be told."""
+        self.abort(request_id)
+        self._progress = [told for told in self._progress if told[0] != request_id]
+
     def load(self) -> Load:
         """Use of the engine now."""
         return self.scheduler.load()
@@ -249,16 +284,19 @@ class StepLoop:
         self._requests, self._flight = {}, None
         self.scheduler = self._new_scheduler(self.scheduler.limits)
         error = EngineStateError("the step that computed this request was interrupted")
-        for request_id, actives in requests.items():
-            if all(active in waiting and active.state is None for active in actives):
+        ended = {request_id for request_id, progress in self._progress if progress.request_finished}
+        for request_id in dict.fromkeys((*self._underway, *requests)):
+            actives = requests.get(request_id, [])
+            if actives and all(active in waiting and active.state is None for active in actives):
                 self._requests[request_id] = actives
                 for active in actives:
                     self.scheduler.add(active)
-            else:
-                self._deadlines.pop(request_id, None)
-                ends = (Progress(i, finish_reason="error", error=error) for a in actives for i in a.request.indices)
-                self._progress += ((request_id, end) for end in ends)
+            elif request_id not in ended:
+                indices = [i for active in actives for i in active.request.indices] or [0]
+                self._progress += ((request_id, Progress(i, finish_reason="error", error=error)) for i in indices)
                 self._mark_end(request_id)
+        self._deadlines = {i: deadline for i, deadline in self._deadlines.items() if i in self._requests}
+        self._underway = ()
 
     # --- a request's beginning and end ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import numpy as np
 from .backends.low_rank import AdapterWeights, adapted
 from .backends.observe import CheckingBackend
 from .backends.operations import Backend
+from .backends.recording import sealed
 from .batch import Batch, TokenSequence
 from .cache import PagedCache
 from .decoding.strategy import Feed
@@ -58,11 +59,21 @@ class Runner:
     ) -> None:
         """`layers`, by default all, are those that are run, which `cache` must hold; `adapters` those of sequences."""
         self.model = model
-        self.backend = backend
         self.cache = cache
+        self.backend = backend
         self.adapters = adapters or {}
         self.layers = layers or range(model.config.num_layers)
         self.replays = len(self.layers) == model.config.num_layers  # a stage reads x, which may be anywhere
+
+    @property
+    def backend(self) -> Backend:
+        """The backend; while one that may change results is in its place, texts share no pages."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        self._backend = backend
+        self.cache.apart = backend.changes_results
 
     def apart(self, cache: PagedCache, backend: Backend | None = None) -> "Runner":
         """A runner of the same model with another cache, and with another backend if one is given."""
@@ -121,6 +132,7 @@ class Runner:
                 "NaN or infinity among the logits; computed once more, every operation was finite"
             )
         for sequence, count in zip(sequences, counts, strict=True):
+            sequence.private = sequence.private or self.cache.apart
             self.cache.advance(sequence, count)
         return output
 
@@ -136,7 +148,8 @@ class Runner:
         def compute(batch: Batch, rows: Any) -> Output:
             nonlocal finite
             with np.errstate(all="ignore"):  # NaN is reported as an error with the operation's name, not as a warning
-                hidden = self.model.forward(body, batch, self.cache.storage, layers=self.layers, x=x)  # -> [T, E]
+                pages, before = self.cache.storage, sealed(x)
+                hidden = self.model.forward(body, batch, pages, layers=self.layers, x=before)  # -> [T, E]
                 if not last:
                     return Output(None, hidden)
                 if len(rows) < batch.num_tokens:

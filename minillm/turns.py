@@ -2,7 +2,9 @@
 
 Python raises KeyboardInterrupt between any two instructions of the main thread. In the middle of a step this would
 leak pages and leave requests unfinished. So while an engine works the signal is only recorded, and raised in a
-consistent state: after a step, or when the call returns. A second Ctrl-C is raised at once.
+consistent state: after a step, or when the call returns. A second Ctrl-C is raised at once where an engine computes
+(`Interrupts.exposed`), which its caller is prepared for; the few instructions between, as those that queue a request or
+pass the lock on, are not interrupted.
 """
 
 import os
@@ -30,6 +32,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._depth = 0
         self._pending = 0
+        self._exposed = False
         self._handler: Callable[[int, FrameType | None], Any] | None = None
 
     @contextmanager
@@ -39,7 +42,7 @@ class Interrupts:
             yield
             return
         if self._depth == 0:
-            self._pending = 0
+            self._pending, self._exposed = 0, False
             handler = _get_handler(signal.SIGINT)
             self._handler = handler if callable(handler) and not getattr(handler, "ends_process", False) else None
             if self._handler is not None:  # not ignored, nor a handler that ends the process
@@ -53,6 +56,21 @@ class Interrupts:
                 _set_handler(signal.SIGINT, self._handler)
                 self._raise()
 
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """Raise a second Ctrl-C at once inside the block, whose caller restores what it may leave half done."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = self._exposed
+        try:
+            self._exposed = True
+            if self._pending > 1:
+                self._raise()
+            yield
+        finally:
+            self._exposed = before
+
     def check(self) -> None:
         """Raise KeyboardInterrupt (or call the program's own handler) if Ctrl-C was deferred."""
         if threading.current_thread() is threading.main_thread():
@@ -60,7 +78,7 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._pending += 1
-        if self._pending > 1:
+        if self._pending > 1 and self._exposed:
             self._raise()
 
     def _raise(self) -> None:

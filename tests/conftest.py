@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # several workers of pytest share the cores: none may spin
+os.environ["ONEDNN_DEFAULT_FPMATH_MODE"] = "STRICT"  # products of torch are in float32, whatever the processor offers
 # What is compiled stays for the next run in the folder where pytest keeps those of its last runs, not in the user's.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}", "kept")))
 os.environ.setdefault("XDG_STATE_HOME", os.environ["XDG_CACHE_HOME"])

@@ -119,6 +119,8 @@ def generation(
 class Recorder(WrappedBackend):
     """Wraps a backend and records the schedule of its forward passes."""
 
+    only_looks = True
+
     memory: Any
 
     def __init__(self, inner: Backend) -> None:

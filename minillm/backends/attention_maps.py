@@ -17,6 +17,8 @@ from .weights import Weight
 class AttentionRecorder(WrappedBackend):
     """Backend wrapper that records the attention weights of some layers."""
 
+    only_looks = True
+
     def __init__(self, inner: Backend, layers: Collection[int]) -> None:
         super().__init__(inner)
         self.wanted = layers

@@ -44,6 +44,8 @@ class AdaptedBackend(WrappedBackend):
     Every other operation is that of the wrapped backend, in which observers see the products and the additions apart.
     """
 
+    only_looks = True  # texts of different adapters share no pages in any case
+
     def __init__(self, inner: Backend, adapters: Mapping[str, AdapterWeights], of_rows: Sequence[str | None]) -> None:
         """Set the adapters by name, and the name of each row's adapter, or None. [T]"""
         super().__init__(inner)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,7 @@ from ..batch import Batch, IntArray
 from ..reference.sampling import Draw
 from .formats import ACTIVATION_FORMATS, CACHE_FORMATS, Format, chosen
 from .pages import Pages, Shape
-
-Result = TypeVar("Result", bound=tuple[Any, ...])
-
+from .recording import Result
 
 _Place = tuple[int, bool]
 """Number of the call since `turn`, and whether its usual buffer holds the last layer's result, so that a second one is
@@ -228,8 +226,9 @@ class Memory:
         """Run one forward pass: call `compute` with the batch and rows as operations take them.
 
         A backend may record what `compute` launches and replay it on the next call with the same owner (a model with
-        its cache). So `compute` must depend on its arguments alone and compute by operations only. Its result is a
-        tuple of arrays with one row for each of `rows`, the logits first.
+        its cache), if it computes by recorded operations only (`recording.py`). So `compute` must depend on its
+        arguments alone; where a record cannot be made it is called twice. Its result is a tuple of arrays with one row
+        for each of `rows`, the logits first.
 
         `draws`, one for each of `rows` or none at all, are the calls of `Chooser.sample` that will follow, where they
         are known. They change no result; a backend may sample within the pass, so that the host waits once.

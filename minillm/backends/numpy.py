@@ -8,8 +8,9 @@ from ..reference.experts import Routing
 from ..reference.sampling import Draw
 from .blas import Watch
 from .formats import Format, WeightFormats
-from .memory import Memory, Result
+from .memory import Memory
 from .operations import Backend
+from .recording import Result
 from .weights import INTEGERS, Loader, Weight
 
 

@@ -38,8 +38,9 @@ from ..reference.low_rank import low_rank_cost
 from ..reference.norm import layer_norm_cost, rms_norm_cost
 from ..reference.rotary import Rotation, rotary_cost
 from ..reference.sampling import Draw
-from .memory import Moments, Result
+from .memory import Moments
 from .operations import Backend
+from .recording import Result
 from .weights import Weight
 
 Wrapped = TypeVar("Wrapped", bound="WrappedBackend")
@@ -49,10 +50,13 @@ class WrappedBackend(Backend):
     """Runs each operation on another backend and reports it to `observe`."""
 
     replays = False  # a replayed pass would report no operation
+    only_looks = True
+    """Whether it leaves all results as they are, as a class has to say of itself; others may change them in place"""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner.loader, inner.memory, inner.chooser)
         self.inner = inner
+        self.changes_results = inner.changes_results or not vars(type(self)).get("only_looks", False)
         self.name, self.rank, self.ranks = inner.name, inner.rank, inner.ranks
         self.layer: int | None = None
         """The current layer; None before the first."""
@@ -95,7 +99,11 @@ class Runs(Protocol):
 
 @contextmanager
 def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
-    """Make a runner use a wrapped backend inside the `with` block, and restore its own afterwards."""
+    """Make a runner use a wrapped backend inside the `with` block, and restore its own afterwards.
+
+    Unless the wrapper says that it `only_looks`, what is computed in the block takes over no keys and values of other
+    texts, and none takes over those of the block.
+    """
     inner = runner.backend
     runner.backend = wrapped
     try:
@@ -106,6 +114,8 @@ def put_between(runner: Runs, wrapped: Wrapped) -> Iterator[Wrapped]:
 
 class CheckingBackend(WrappedBackend):
     """Checks every result for NaN and infinity; the error names the first operation and its layer."""
+
+    only_looks = True
 
     found: NumericalError | None = None
     """The error of the first number that is not finite; not raised, since other ranks may wait for the rest"""
@@ -127,6 +137,8 @@ class CheckingBackend(WrappedBackend):
 
 class CountingBackend(WrappedBackend):
     """Adds up the cost of the calls passed through it."""
+
+    only_looks = True
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -390,6 +402,8 @@ class TimingBackend(WrappedBackend):
     this wrapper), and their times follow from when each launch ended.
     """
 
+    only_looks = True
+
     memory: Any
     chooser: Any
 
@@ -422,7 +436,13 @@ class TimingBackend(WrappedBackend):
         """`Memory.run` of passes that the wrapped backend replays and times."""
         assert self._replaying is not None
         first = len(self._noted)
-        result, moments = self._replaying.run_watched(self._owners.setdefault(owner, _Owner()), batch, rows, compute)
+
+        def computed(batch: Batch, rows: Any) -> Result:
+            del self._noted[first:]  # of an attempt to record that came to nothing
+            return compute(batch, rows)
+
+        owner = self._owners.setdefault(owner, _Owner())
+        result, moments = self._replaying.run_watched(owner, batch, rows, computed)
         if moments is not None and moments.ended is None:
             self._recorded[moments.step] = [_Noted(*noted) for noted in self._noted[first:]]
         elif moments is not None:

@@ -14,6 +14,7 @@ from .chooser import Chooser
 from .group import Group
 from .memory import Memory
 from .pages import Pages
+from .recording import composed
 from .weights import Loader, Weight, expand, look_up
 
 
@@ -27,6 +28,8 @@ class Backend:
     name = "reference"
     replays = True
     """Whether a forward pass may be replayed by the memory; otherwise its operations are called each time"""
+    changes_results = False
+    """Whether results may differ from those of the model: keys and values are then shared with no other text"""
     rank, ranks = 0, 1
     group: Group | None = None
     """The processes that share each layer (tensor parallelism), this one's number among them, and how many they are"""
@@ -44,6 +47,7 @@ class Backend:
         """Share each layer with the processes of a group: `reduce` sums over them. Passes are no longer replayed."""
         self.group, self.rank, self.ranks, self.replays = group, group.rank, group.size, group.size == 1
 
+    @composed
     def enter_layer(self, layer: int) -> None:
         """Announce the beginning of layer number `layer`; L stands for what follows the last one."""
         self.memory.arena.turn()
@@ -173,6 +177,7 @@ class Backend:
 
     # --- what ranks share -----------------------------------------------------------------------------------------
 
+    @composed
     def embed_reduced(
         self,
         ids: Any,
@@ -189,6 +194,7 @@ class Backend:
         x = self.embed(ids, table, positions, position_table, scale, types, type_table)
         return x if self.ranks == 1 else self.reduce(x)
 
+    @composed
     def linear_reduced(self, x: Any, weight: Weight, residual: Any | None) -> Any:
         """x W^T + b + residual, where each rank has some of the inputs: x and the columns of W. [T, in] -> [T, out]
 
@@ -198,6 +204,7 @@ class Backend:
             return self.linear(x, weight, residual=residual)
         return self.reduce(self.linear(x, weight, residual=residual if self.rank == 0 else None))
 
+    @composed
     def combine_reduced(self, y: Any, routing: Routing, residual: Any) -> Any:
         """As `combine`, where y is a part of a sum over ranks. [T k, E] -> [T, E]"""
         if self.ranks == 1:

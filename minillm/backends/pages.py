@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .formats import BFLOAT16, FLOAT32, Format
+from .recording import touch
 from .weights import expand, narrow
 
 NEGLIGIBLE = np.float32(1e-36)
@@ -56,6 +57,7 @@ class Pages:
 
     def layer(self, layer: int) -> tuple[Any, Any]:
         """One layer's keys and values, in a form that kernels and the reference take. 2 x [pages, K, P, D]"""
+        touch()
         held = 0 if self.shared else layer - self.first_layer
         if isinstance(self.keys, StoredVectors):
             return self.keys.layer(held), self.values.layer(held)

@@ -19,6 +19,8 @@ class PagedCache:
 
     prefix_cache = False
     """True if sequences with the same beginning share pages (`PrefixCache`)"""
+    apart = False
+    """True while results are not those of the model: what is computed then shares pages with no other text"""
 
     def __init__(
         self,

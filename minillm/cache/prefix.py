@@ -86,7 +86,7 @@ class PrefixCache(PagedCache):
         Returns:
             Number of positions found.
         """
-        if not self.prefix_cache or sequence.private:
+        if not self.prefix_cache or self.apart or sequence.private:
             return 0
         before, P = sequence.cached, self.page_size
         limit = len(sequence.token_ids) - 1 if limit is None else limit
@@ -140,7 +140,9 @@ class PrefixCache(PagedCache):
 
         At least `WORTH_WAITING` of them, so that a few words at the beginning make nobody wait.
         """
-        if not self.prefix_cache or leader.private or follower.private or leader.adapter != follower.adapter:
+        if not self.prefix_cache or self.apart or leader.private or follower.private:
+            return False
+        if leader.adapter != follower.adapter:
             return False
         at, stop = follower.cached, follower.cached + WORTH_WAITING
         return (

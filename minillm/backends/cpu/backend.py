@@ -23,6 +23,7 @@ from ..formats import Format, WeightFormats
 from ..group import Group
 from ..operations import Backend
 from ..pages import Pages, StoredVectors
+from ..recording import Recordable, recorded
 from ..weights import Experts, HugePages, Loader, Weight
 from .launching import (
     DRAW,
@@ -61,7 +62,7 @@ _CODES = {np.dtype(kind): code for code, kind in enumerate((np.float32, np.float
 """Type of an array of weights, keys or values -> its format in C: uint16 holds bfloat16, uint8 pairs of int4"""
 
 
-class CpuBackend(Backend):
+class CpuBackend(Recordable, Backend):
     """Runs on a CPU with the kernels of `kernels/cpu`."""
 
     name = "cpu"
@@ -78,6 +79,7 @@ class CpuBackend(Backend):
         super().__init__(Loader(weights, empty=HugePages().empty), memory, CpuChooser(memory))
         self._experts: WeakKeyDictionary[Weight, _ExpertTable] = WeakKeyDictionary()
 
+    @recorded
     def embed(
         self,
         ids: Any,
@@ -101,6 +103,7 @@ class CpuBackend(Backend):
         launch("embed", arguments, shares_of(T))
         return out
 
+    @recorded
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """activation(x W^T + b) + residual. [T, in] -> [T, out]"""
         if activation not in ACTIVATIONS:
@@ -138,6 +141,7 @@ class CpuBackend(Backend):
         arguments.kept += scratch.buffers()
         return arguments
 
+    @recorded
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
         """activation(y + (x A^T) B^T) + residual; `parts`: rows and `LowRankWeight`s. [T, out], [T, in] -> [T, out]"""
         if activation not in ACTIVATIONS:
@@ -158,10 +162,12 @@ class CpuBackend(Backend):
         launch("add_changes", arguments, shares_of(T))
         return out
 
+    @recorded
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """Normalise rows to mean 0 and variance 1, then apply gain and bias. [T, E] -> [T, E]"""
         return self._norm("layer_norm", x[:, None], weight, epsilon).reshape(x.shape)
 
+    @recorded
     def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """Normalise rows to mean square 1, apply gain, add the residual. [T, E] -> [T, E]
 
@@ -181,6 +187,7 @@ class CpuBackend(Backend):
         launch(kernel, arguments, shares_of(T))
         return out
 
+    @recorded
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """Rotate queries and keys by their positions. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         cosines, sines = self.memory.workspace.angles(rotation, batch)
@@ -197,6 +204,7 @@ class CpuBackend(Backend):
         launch("rotary", arguments, shares_of(T))
         return outs[0], outs[1]
 
+    @recorded
     def glu(self, x: Any, activation: str) -> Any:
         """activation(gate) * up, of the two halves of each row. [T, 2 F] -> [T, F]"""
         if activation not in ACTIVATIONS:
@@ -208,6 +216,7 @@ class CpuBackend(Backend):
         launch("glu", arguments, shares_of(T))
         return out
 
+    @recorded
     def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
         """The k experts of each token. [T, X] -> [T, k]"""
         T, X = logits.shape
@@ -219,6 +228,7 @@ class CpuBackend(Backend):
         launch("route", arguments)
         return routing
 
+    @recorded
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """Each row's product with its expert's matrix; the others are not read. [T k, in] -> [T k, out]"""
         X, outputs, _ = weight.shape
@@ -235,6 +245,7 @@ class CpuBackend(Backend):
         launch("linear_experts", arguments, shares_of(-(-outputs // 4)))
         return out
 
+    @recorded
     def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
         """Each token's weighted sum of its experts' results, + residual. [T k, E] -> [T, E]"""
         (T, k), E = routing.weights.shape, y.shape[1]
@@ -246,6 +257,7 @@ class CpuBackend(Backend):
         launch("combine", arguments, shares_of(T))
         return out
 
+    @recorded
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """Round the new tokens' keys and values to the cache's dtype and write them to their slots. k, v: [T, K, D]"""
         T, K, D = k.shape
@@ -256,6 +268,7 @@ class CpuBackend(Backend):
         )  # fmt: skip
         launch("store_kv", arguments, shares_of(T))
 
+    @recorded
     def attend(
         self,
         q: Any,
@@ -292,6 +305,7 @@ class CpuBackend(Backend):
         launch("attention", arguments, shares_of(max(1, len(q)) * cache.heads))
         return out
 
+    @recorded
     def take_rows(self, x: Any, rows: Any) -> Any:
         """The rows whose logits are wanted. [T, E] -> [R, E]"""
         R, E = len(rows), x.shape[1]
@@ -300,12 +314,14 @@ class CpuBackend(Backend):
         launch("take_rows", filled(TakeRows, x=_contiguous(x), rows=rows, out=out, R=R, E=E), shares_of(R))
         return out
 
+    @recorded
     def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
         """cap * tanh(scale * logits / cap), or scale * logits without a soft cap, in place. [R, V] -> [R, V]"""
         arguments = filled(ScaleLogits, logits=logits, count=logits.size, scale=float(scale), cap=float(cap or 0))
         launch("scale_logits", arguments, shares_of(-(-logits.size // PIECE)))
         return logits
 
+    @recorded
     def reduce(self, x: Any) -> Any:
         """The sum of x over all ranks, on each of them; between the launches of a recorded pass. [T, E] -> [T, E]"""
         if self.group is not None and self.ranks > 1:

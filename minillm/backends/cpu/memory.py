@@ -20,7 +20,8 @@ from ...batch import Batch
 from ...reference.rotary import Rotation
 from ...reference.sampling import Draw
 from ..formats import Format
-from ..memory import Arena, Memory, Moments, Result
+from ..memory import Arena, Memory, Moments
+from ..recording import Result, attempt
 from .launching import (
     Angles,
     Argmax,
@@ -31,6 +32,7 @@ from .launching import (
     filled,
     kernels,
     launch,
+    not_recorded,
     num_threads,
     recorded_so_far,
     recording,
@@ -206,12 +208,14 @@ class RecordedStep(Generic[Result]):
         """Whether the program alone computes the whole pass."""
         return self._program.complete
 
-    def record(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result:
-        """Run `compute` on the step's own workspace, and record what it launches."""
+    def record(self, batch: Batch, rows: Any, compute: Callable[[Batch, Any], Result]) -> Result | None:
+        """Run `compute` on the step's own workspace, and record what it launches. None if that is not all of it."""
         self._read = {name: getattr(batch, name).copy() for name in _READ if getattr(batch, name) is not None}
         with recording(self._program):
-            self._result = compute(replace(batch, **self._read), rows)
-            if self._result[0] is not None:  # else of a pipeline stage that is not the last
+            self._result = attempt(compute, replace(batch, **self._read), rows)
+            if self._result is None:
+                not_recorded()
+            elif self._result[0] is not None:  # else of a pipeline stage that is not the last
                 self.likeliest = Likeliest(self._result[0])
         return self._result
 
@@ -280,6 +284,7 @@ class CpuMemory(Memory):
         steps = self._steps.setdefault(owner, {})
         step: RecordedStep[Result] | None = steps.pop(kind, None)
         moments: Moments | None = None
+        result: Result | None = None
         if step is None:
             step = RecordedStep()
             self._use(step.workspace)
@@ -291,7 +296,7 @@ class CpuMemory(Memory):
         elif step.complete:
             result = step.run(batch, watched=watched)
             moments = step.moments() if watched else None
-        else:
+        if result is None:
             result = compute(*self.upload(batch, rows))
         self.likeliest = step.likeliest if step.complete else None
         steps[kind] = step  # most recently used last

@@ -20,6 +20,7 @@ from ..formats import WEIGHT_FORMATS, Format
 from ..low_rank import LowRankWeight
 from ..operations import Backend
 from ..pages import Pages
+from ..recording import Recordable, recorded
 from ..weights import Weight
 from . import attention, experts, low_rank, rows
 from .batches import DeviceBatch
@@ -33,7 +34,7 @@ from .weights import CudaLoader, number_type
 AUTO = "auto"
 
 
-class CudaBackend(Backend):
+class CudaBackend(Recordable, Backend):
     """Runs on a GPU, or on an emulator of one."""
 
     name = "cuda"
@@ -86,6 +87,7 @@ class CudaBackend(Backend):
     def _reserve(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return self.device.empty(shape, dtype, WORKSPACE)
 
+    @recorded
     def embed(
         self,
         ids: Any,
@@ -110,6 +112,7 @@ class CudaBackend(Backend):
             out += type_table.data[types]
         return out
 
+    @recorded
     def linear(self, x: Any, weight: Weight, *, activation: str | None = None, residual: Any | None = None) -> Any:
         """One launch, or the library's product and one launch. Logits are float32. [T, in] -> [T, out]
 
@@ -125,6 +128,7 @@ class CudaBackend(Backend):
         added: dict[str, Any] = {"activation": activation, "residual": residual}
         return self.products.linear(x, weight.data, weight.bias, out, **added, room=self.memory.workspace.splits)
 
+    @recorded
     def add_low_rank(self, y: Any, x: Any, parts: Any, *, activation: str | None = None, residual: Any = None) -> Any:
         """In a decode step two launches for all adapters, which `parts` then has by number. [T, out], [T, in]
 
@@ -146,18 +150,21 @@ class CudaBackend(Backend):
         low_rank.add_low_rank(self.kernels, y, x, stacked, numbers, h, out, **added)
         return out
 
+    @recorded
     def layer_norm(self, x: Any, weight: Weight, epsilon: float) -> Any:
         """One launch. [T, E] -> [T, E]"""
         out = self.memory.arena.take(x.shape)
         rows.layer_norm(self.kernels, x, weight.data, weight.bias, epsilon, out)
         return out
 
+    @recorded
     def rms_norm(self, x: Any, weight: Weight, epsilon: float, *, residual: Any | None = None) -> Any:
         """One launch. [T, E] -> [T, E], or [T, heads, D] -> [T, heads, D]"""
         out = self.memory.arena.take(x.shape)
         rows.rms_norm(self.kernels, x, weight.data, epsilon, out, residual)
         return out
 
+    @recorded
     def rotary(self, q: Any, k: Any, batch: Batch, rotation: Rotation) -> tuple[Any, Any]:
         """One launch. [T, H, D], [T, K, D] -> [T, H, D], [T, K, D]"""
         assert isinstance(batch, DeviceBatch)
@@ -165,12 +172,14 @@ class CudaBackend(Backend):
         rows.rotary(self.kernels, q, k, batch, rotation, q_out, k_out)
         return q_out, k_out
 
+    @recorded
     def glu(self, x: Any, activation: str) -> Any:
         """One launch. [T, 2 F] -> [T, F]"""
         out = self.memory.arena.take((len(x), x.shape[1] // 2))
         rows.glu(self.kernels, x, activation, out)
         return out
 
+    @recorded
     def route(self, logits: Any, k: int, *, normalised: bool) -> Routing:
         """Two launches. [T, X] -> [T, k]"""
         assert logits.shape[1] <= experts.MOST_EXPERTS, logits.shape
@@ -178,6 +187,7 @@ class CudaBackend(Backend):
         places.restart()
         return experts.route(self.kernels, logits, k, places.take, normalised=normalised)
 
+    @recorded
     def linear_experts(self, x: Any, weight: Weight, routing: Routing) -> Any:
         """One launch; for many rows one for each expert, and the host waits to learn whose. [T k, in] -> [T k, out]"""
         out = self.memory.arena.take((len(x), weight.shape[1]))
@@ -188,17 +198,20 @@ class CudaBackend(Backend):
             linear(self.kernels, x[first:stop], weight.data.matrices[i], None, out[first:stop])
         return out
 
+    @recorded
     def combine(self, y: Any, routing: Routing, residual: Any | None = None) -> Any:
         """One launch. [T k, E] -> [T, E]"""
         out = self.memory.arena.take((len(routing.weights), y.shape[1]))
         experts.combine(self.kernels, y, routing, residual, out)
         return out
 
+    @recorded
     def store_kv(self, k: Any, v: Any, cache: Pages, layer: int, batch: Batch) -> None:
         """One launch. k, v: [T, K, D]"""
         assert isinstance(batch, DeviceBatch)
         attention.store_kv(self.kernels, k, v, *cache.layer(layer), batch.slots)
 
+    @recorded
     def attend(
         self,
         q: Any,
@@ -241,12 +254,14 @@ class CudaBackend(Backend):
         if self.memory.step is not None:
             self.memory.step.plain = True
 
+    @recorded
     def take_rows(self, x: Any, wanted: Any) -> Any:
         """One launch. [T, E], [R] -> [R, E]"""
         out = self.memory.arena.take((len(wanted), x.shape[1]))
         rows.take_rows(self.kernels, x, wanted, out)
         return out
 
+    @recorded
     def scale_logits(self, logits: Any, scale: float, cap: float | None) -> Any:
         """One launch, in place. [R, V] -> [R, V]"""
         rows.scale_logits(self.kernels, logits, scale, cap)

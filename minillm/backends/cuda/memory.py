@@ -17,8 +17,9 @@ import numpy as np
 from ...batch import Batch
 from ...reference.sampling import Draw
 from ..formats import Format
-from ..memory import Arena, DecodeStep, Memory, MemoryUse, Result, TokensRead
+from ..memory import Arena, DecodeStep, Memory, MemoryUse, TokensRead
 from ..pages import Pages, Shape
+from ..recording import Result, attempt, touch
 from . import attention
 from .batches import BatchBuffers, Bucket, bucket_of, bucket_of_step, known_ids
 from .choosing import Choice, CudaChooser
@@ -44,7 +45,8 @@ class CudaPages(Pages):
         self._layers = [(self.keys[i], self.values[i]) for i in range(shape[0])]  # a view costs as much as a launch
 
     def layer(self, layer: int) -> tuple[Any, Any]:
-        """One layer's keys and values. 2 x [pages, K, P, D]"""
+        """One layer's keys and values, for operations. 2 x [pages, K, P, D]"""
+        touch()
         return self._layers[0 if self.shared else layer - self.first_layer]
 
     def copy(self, source: int, target: int, part: slice) -> None:
@@ -104,7 +106,7 @@ class RecordedStep(Generic[Result]):
     def __init__(self, device: Device, kernels: Kernels, dtype: Any) -> None:
         self.workspace = StepWorkspace(device, dtype)
         self.plain = False
-        """Whether some operation has no kernel, so that the step is not recorded; set while it runs."""
+        """Whether something runs that is no kernel, so that the step is not recorded; set while it runs."""
         self._device, self._kernels = device, kernels
         self._replay: Callable[[], object] | None = None
         self._result: Result | None = None
@@ -119,19 +121,31 @@ class RecordedStep(Generic[Result]):
         assert self._replay is not None
         self._replay()
 
-    def run(self, launch: Callable[[], Result]) -> Result:
-        """Run `launch`, or replay it. Returns its result, padded."""
+    def run(self, launch: Callable[[], Result], launch_sealed: Callable[[], Result | None]) -> Result:
+        """Run `launch`, or replay it. Returns its result, padded.
+
+        `launch_sealed` returns None where something runs that a graph would not hold.
+        """
         if self._replay is None and self._result is not None and not self.plain:
-            launches = fuse(self._kernels, self._kernels.collect(launch), self._result, self._device.address)
-            run_all = partial(self._device.launch_all, launches, dependent=self._kernels.dependent)
-            self._replay = self._device.record(run_all)
-        if self._replay is None:
-            self._result = launch()
-        else:
+            launches = self._kernels.collect(lambda: self._run_sealed(launch_sealed))
+            if not self.plain:
+                launches = fuse(self._kernels, launches, self._result, self._device.address)
+                run_all = partial(self._device.launch_all, launches, dependent=self._kernels.dependent)
+                self._replay = self._device.record(run_all)
+        if self._replay is not None:
             self._replay()
             self.workspace.choice.repeated()
+        elif self.plain or not self._run_sealed(launch_sealed):
+            self.workspace.arena.restart()
+            self._result = launch()
         assert self._result is not None
         return self._result
+
+    def _run_sealed(self, launch_sealed: Callable[[], Result | None]) -> bool:
+        """Run a step that may be recorded, and whether it was one."""
+        result = launch_sealed()
+        self._result, self.plain = (self._result, True) if result is None else (result, self.plain)
+        return result is not None
 
 
 def cut(result: Result, rows: int, padded: int) -> Result:
@@ -259,11 +273,17 @@ class CudaMemory(Memory):
             DeviceError: the device lacks the memory. Only this pass is lost.
         """
 
-        def launch() -> Result:
-            result = compute(*arrays)
+        def complete(result: Result) -> Result:
             if result[0].dtype == np.float32:  # logits, not the hidden states of a model without a head
                 self.workspace.choice.take_likeliest(self._kernels, result[0])
             return result
+
+        def launch() -> Result:
+            return complete(compute(*arrays))
+
+        def launch_sealed() -> Result | None:
+            result = attempt(compute, *arrays)
+            return None if result is None else complete(result)
 
         with self._device.out_of_memory(WORKSPACE):
             bucket = bucket_of(batch, rows, self._max_batch_size, len(self.adapter_numbers))
@@ -277,7 +297,7 @@ class CudaMemory(Memory):
                 step: RecordedStep[Result] = steps[bucket]
                 arrays = self._begin(step, batch, rows, bucket)
                 with self._products.only_ours():
-                    result = cut(step.run(launch), len(rows), bucket.sequences)
+                    result = cut(step.run(launch, launch_sealed), len(rows), bucket.sequences)
             self._chooser.follow(self.workspace.choice, draws)
             return result
 
