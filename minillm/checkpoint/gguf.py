@@ -300,7 +300,7 @@ def _parse(path: Path, size: int, changed: int) -> GGUF:
 def _placed(path: Path, tensors: Mapping[str, Located], start: int, alignment: int, size: int) -> dict[str, Located]:
     """The tensors with offsets from the start of the file, none of which overlap or leave it."""
     placed = {name: Located(name, tensor.shape, tensor.type, start + tensor.offset) for name, tensor in tensors.items()}
-    end, before = start, ""
+    end, before = 0, ""  # without tensors nothing has to follow the header, nor the padding after it
     for tensor in sorted(placed.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if (tensor.offset - start) % alignment:
             raise CheckpointError(f"{path}: tensor {tensor.name!r:.80} is not aligned to {alignment} bytes")

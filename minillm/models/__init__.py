@@ -17,7 +17,7 @@ from ..backends.shapes import ShapeBackend
 from ..backends.weights import Tensor
 from ..checkpoint import open_checkpoint
 from ..checkpoint.gguf import GGUF, is_gguf, read_gguf
-from ..config import ModelConfig, read_config
+from ..config import ModelConfig, read_config, warn_of_unknown_tokens
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from . import sources
 from .adapters import merge, per_request, read_adapter, shares_of
@@ -90,7 +90,8 @@ def config_of(raw: Mapping[str, Any]) -> ModelConfig:
     Raises:
         CheckpointError, UnsupportedModelError: as the family's `read_config`, and `heads.read_head`.
     """
-    return read_head(family_of(raw).read_config(raw), raw)
+    config: ModelConfig = read_head(family_of(raw).read_config(raw), raw)
+    return config.within_vocabulary()
 
 
 def build_of(config: ModelConfig) -> sources.Build:
@@ -122,6 +123,7 @@ def load_model(
         return _load_gguf(read_gguf(path), backend, adapter, rank=rank, ranks=ranks, layers=layers)
     raw = read_config(path)
     config = config_of(raw)
+    warn_of_unknown_tokens(raw, config.vocab_size, path / "config.json")
     if raw.get("auto_map"):
         logger.warning(
             "%s: config.json names code of its own (auto_map), which is not run: read as %s", path, config.model_type
@@ -151,10 +153,12 @@ def load_model(
 
 def _load_gguf(gguf: GGUF, backend: Backend, adapter: Path | None, **share: Any) -> Model:
     """Load the model of a GGUF file; errors as of `load_model`."""
-    from .gguf import read_gguf_model
+    from .gguf import architecture_of, read_gguf_model
+    from .gguf_keys import warn_of_other_keys
 
     tensors: Mapping[str, Tensor]
     raw, tensors, stored = read_gguf_model(gguf)
+    warn_of_other_keys(gguf, architecture_of(gguf))
     with _speaking_of(gguf):
         config = config_of(raw)
         if adapter is not None:
