@@ -178,25 +178,31 @@ def _rotary(gguf: GGUF, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{gguf.path}: keys have width {head_dim} and values {value_dim}; minillm runs one width for both"
         )
+    return fields | _rotary_scaling(gguf, prefix)
+
+
+def _rotary_scaling(gguf: GGUF, prefix: str) -> dict[str, Any]:
+    """The table of rotary scaling; empty without scaling."""
     factor = gguf.get(f"{prefix}.rope.scaling.factor", float) or gguf.get(f"{prefix}.rope.scale_linear", float) or 1.0
     kind = gguf.get(f"{prefix}.rope.scaling.type", str) or ("linear" if factor != 1 else "none")
     if kind not in ("none", "linear", "yarn") and kind not in architecture_of(gguf).scalings:
         raise UnsupportedModelError(
             f"{gguf.path}: {prefix}.rope.scaling.type is {kind!r:.60}; minillm runs linear, yarn"
         )
+    table: dict[str, Any] = {}
     if kind != "none":
-        fields["rope_scaling"] = {"rope_type": kind, "factor": factor}
+        table = {"rope_type": kind, "factor": factor}
         if (original := gguf.get(f"{prefix}.rope.scaling.original_context_length", int)) is not None:
-            fields["rope_scaling"]["original_max_position_embeddings"] = original
+            table["original_max_position_embeddings"] = original
     scale = gguf.get(_attention_factor_key(gguf), float, 1.0)
     if kind == "yarn" and scale != 1:  # a factor beside YaRN's own, where config.json has their product
-        fields["rope_scaling"]["attention_factor"] = _value(gguf, _attention_factor_key(gguf)) * yarn_scale(factor)
+        table["attention_factor"] = _value(gguf, _attention_factor_key(gguf)) * yarn_scale(factor)
     elif scale != 1 and not gguf.tensors.keys() & _LONGROPE.keys():
         raise UnsupportedModelError(
             f"{gguf.path}: {_attention_factor_key(gguf)} is {scale:.6g} with rotary scaling {kind!r:.40}; minillm runs "
             "it with yarn and longrope"
         )
-    return fields
+    return {"rope_scaling": table} if table else {}
 
 
 def _attention_factor_key(gguf: GGUF) -> str:

@@ -1,7 +1,7 @@
 """The metadata keys of a model: honoured, without effect, refused, or named.
 
-Every key under the architecture's name that llama.cpp knows (`src/llama-arch.cpp`, `LLM_KV_NAMES`; read in `src/llama-model.cpp`, `load_hparams`, and
-in `src/models`) is one of
+Every key under the architecture's name that llama.cpp knows (`src/llama-arch.cpp`, `LLM_KV_NAMES`; read in
+`src/llama-model.cpp`, `load_hparams`, and in `src/models`) is one of
 
 - honoured: a field of config.json, by `Architecture.keys` and by `gguf.py` (`HONOURED`);
 - without effect on what is computed (`WITHOUT_EFFECT`);

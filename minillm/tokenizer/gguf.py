@@ -11,7 +11,8 @@
 Token ids are llama.cpp's for a text in which special tokens are parsed, with three exceptions: "qwen2" normalises to
 NFC, as its published tokenizer (and transformers) does and llama.cpp does not; likewise letters and white space beyond
 ASCII have their class in Unicode, where llama.cpp takes some for others ("gpt-4o", "tekken", "deepseek-llm"); and a
-special token takes no white space beside it, which files do not say. Any of a token's types but normal text is split off before, the longest first.
+special token takes no white space beside it, which files do not say. Any of a token's types but normal text is split
+off before, the longest first.
 """
 
 import logging
