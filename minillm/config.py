@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
-from .files import read_json
+from .files import read_json, read_optional_json
 
 _LOGGER = logging.getLogger("minillm")
 
@@ -243,7 +243,7 @@ def read_score_function(fields: Fields, name: str = "") -> ScoreFunction | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The unmodified config.json of a checkpoint folder.
+    """The config.json of a checkpoint folder; `quantization_config` may be from a file beside it.
 
     Raises:
         ModelNotFoundError: the folder has none.
@@ -258,4 +258,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         raise ModelNotFoundError(f"{folder} holds no config.json: expected a Hugging Face checkpoint folder")
-    return read_json(path)
+    raw = read_json(path)
+    return raw if raw.get("quantization_config") is not None else raw | _quantisation_beside(folder)
+
+
+QUANTISATION_FILES: dict[str, tuple[str, dict[str, str]]] = {
+    "hf_quant_config.json": ("modelopt", {}),
+    "quantize_config.json": ("gptq", {}),
+    "quant_config.json": ("awq", {"w_bit": "bits", "q_group_size": "group_size"}),
+}
+"""File that older releases of ModelOpt, AutoGPTQ and AutoAWQ wrote instead of a field in config.json -> its
+quant_method, and names of fields that differ from those in config.json"""
+
+
+def _quantisation_beside(folder: Path) -> dict[str, Any]:
+    """`quantization_config` from a file beside config.json, with its name as "file"; empty without one."""
+    for name, (method, names) in QUANTISATION_FILES.items():
+        stored = read_optional_json(folder / name)
+        fields = stored.get("quantization", stored) if method == "modelopt" else stored
+        if isinstance(fields, dict) and fields:
+            renamed = {names.get(field, field): value for field, value in fields.items()}
+            return {"quantization_config": {"quant_method": method, "file": name} | renamed}
+    return {}
