@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError, UnsupportedModelError, listed
@@ -148,11 +149,12 @@ class Vocabulary(NamedTuple):
     where: str
     """The file, for error messages"""
     tokens: list[str]
-    types: list[int]
+    types: NDArray[Any]
 
     def of(self, *types: int) -> list[int]:
         """The ids of tokens of these types."""
-        return [i for i, kind in enumerate(self.types) if kind in types]
+        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return ids
 
 
 def read_gguf_tokenizer(metadata: Metadata) -> "tuple[tokenizers.Tokenizer, dict[str, int], list[int]] | None":
@@ -206,7 +208,8 @@ def _vocabulary(metadata: Metadata) -> Vocabulary:
     tokens = metadata.strings("tokenizer.ggml.tokens")
     if not tokens:
         raise CheckpointError(f"{metadata.path} has a tokenizer without tokens: tokenizer.ggml.tokens is missing")
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    if "" in tokens:
+        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     if len(set(tokens)) < len(tokens):
         [(twice, _)] = Counter(tokens).most_common(1)
         raise CheckpointError(f"{metadata.path}: tokenizer.ggml.tokens has the token {twice!r:.60} twice")
@@ -215,7 +218,7 @@ def _vocabulary(metadata: Metadata) -> Vocabulary:
         raise CheckpointError(
             f"{metadata.path}: tokenizer.ggml.token_type should have {len(tokens)} numbers, found {len(types)}"
         )
-    return Vocabulary(str(metadata.path), tokens, [NORMAL] * len(tokens) if types is None else types.tolist())
+    return Vocabulary(str(metadata.path), tokens, np.full(len(tokens), NORMAL) if types is None else types)
 
 
 def _role_ids(metadata: Metadata, kind: str, count: int) -> dict[str, int]:
@@ -261,17 +264,21 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers
             "without it every text falls into single bytes: convert the model again, or name another tokenizer "
             "(tokenizer=)"
         )
-    merges = []
-    for i, merge in enumerate(listed):
-        head, _, right = merge[1:].partition(" ")  # a token may begin with a space
-        left = merge[:1] + head
-        if left + right not in vocab or left not in vocab or right not in vocab:
-            raise CheckpointError(f"{metadata.path}: tokenizer.ggml.merges, {i}: {merge!r:.60} does not make a token")
-        merges.append((left, right))
+    parts = (merge.partition(" ") if merge[:1] != " " else _after_a_space(merge) for merge in listed)
+    merges = [(left, right) for left, _, right in parts]
+    unmade = (i for i, (a, b) in enumerate(merges) if a + b not in vocab or a not in vocab or b not in vocab)
+    if (i := next(unmade, None)) is not None:
+        raise CheckpointError(f"{metadata.path}: tokenizer.ggml.merges, {i}: {listed[i]!r:.60} does not make a token")
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.decoder = decoders.ByteLevel()
     split_by(backend, metadata, byte_level=True)
     return backend, RULES[name].begins
+
+
+def _after_a_space(merge: str) -> tuple[str, str, str]:
+    """The parts of a merge whose first token begins with a space."""
+    head, space, right = merge[1:].partition(" ")
+    return merge[:1] + head, space, right
 
 
 def split_by(backend: "tokenizers.Tokenizer", metadata: Metadata, *, byte_level: bool) -> None:
@@ -305,7 +312,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokeniz
     pieces = {vocabulary.tokens[i]: i for i in vocabulary.of(NORMAL, USER_DEFINED, UNUSED)}
     unknown = next((vocabulary.tokens[i] for i in vocabulary.of(UNKNOWN)), None)
     byte_fallback = bool(vocabulary.of(BYTE))
-    merges = merges_by_score(pieces, scores.tolist())
+    merges = merges_by_score(pieces, scores)
     backend = Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     )
