@@ -168,6 +168,7 @@ def test_qwen2_normalises_as_its_published_tokenizer_does(tmp_path):
             "byte-level BPE tokenizer without merges: tokenizer.ggml.merges is missing",
         ),
         ({"merges": ["a qqq"]}, CheckpointError, "tokenizer.ggml.merges, 0: 'a qqq' does not make a token"),
+        ({"merges": ["a \u0103"]}, CheckpointError, "tokenizer.ggml.merges, 0: 'a \u0103' does not make a token"),
         ({"merges": [3]}, CheckpointError, "tokenizer.ggml.merges should be an array of strings"),
         ({"model": "llama"}, CheckpointError, "tokenizer.ggml.scores should have 600 numbers, found none"),
         ({"add_bos_token": True, "bos_token_id": None}, CheckpointError, "begin with the BOS token, and its metadata"),

@@ -174,11 +174,12 @@ class GGUF:
         if found is None:
             return None
         array, data = found
-        texts, at = [], 0
+        texts: list[str] = []
+        at, length = 0, struct.Struct("<Q").unpack_from
         try:
             for _ in range(array.count):
-                stop = at + 8 + int.from_bytes(data[at : at + 8], "little")
-                texts.append(data[at + 8 : stop].decode())
+                stop = at + 8 + length(data, at)[0]
+                texts.append(str(data[at + 8 : stop], "utf-8"))
                 at = stop
         except UnicodeDecodeError:
             raise CheckpointError(f"{self.path}: {key:.80} should be UTF-8, entry {len(texts)} is not") from None

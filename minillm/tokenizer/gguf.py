@@ -266,10 +266,15 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> "tuple[tokenizers
         )
     parts = (merge.partition(" ") if merge[:1] != " " else _after_a_space(merge) for merge in listed)
     merges = [(left, right) for left, _, right in parts]
-    unmade = (i for i, (a, b) in enumerate(merges) if a + b not in vocab or a not in vocab or b not in vocab)
-    if (i := next(unmade, None)) is not None:
-        raise CheckpointError(f"{metadata.path}: tokenizer.ggml.merges, {i}: {listed[i]!r:.60} does not make a token")
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    try:
+        backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    except Exception:  # the library's own kind
+        unmade = (i for i, (a, b) in enumerate(merges) if not {a, b, a + b} <= vocab.keys())
+        if (i := next(unmade, None)) is None:
+            raise
+        raise CheckpointError(
+            f"{metadata.path}: tokenizer.ggml.merges, {i}: {listed[i]!r:.60} does not make a token"
+        ) from None
     backend.decoder = decoders.ByteLevel()
     split_by(backend, metadata, byte_level=True)
     return backend, RULES[name].begins
