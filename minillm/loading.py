@@ -249,7 +249,9 @@ def load_parts(
         name: _load_helper(name, where, loaded.config, helper_backend or backend) for name, where in helpers.items()
     }
     defaults = read_generation_config(path)
-    if (named_in := path / "generation_config.json").exists():  # config.json, which may stand for it, has been looked at
+    if (
+        named_in := path / "generation_config.json"
+    ).exists():  # config.json, which may stand for it, has been looked at
         warn_of_unknown_tokens(defaults, loaded.config.vocab_size, named_in)
     if own is not None and own.end_ids:
         defaults = {"eos_token_id": list(own.end_ids)} | defaults

@@ -189,7 +189,7 @@ def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Ha
         for located in shard.tensors.values():
             numbers[located.type.name] = numbers.get(located.type.name, 0) + math.prod(located.shape)
     most = max(numbers, key=lambda name: numbers[name], default="")  # of some files that is the embedding's type
-    facts["format"] = f"GGUF {FILE_TYPES.get(gguf.metadata.get('general.file_type'), most)}".rstrip()
+    facts["format"] = f"GGUF {FILE_TYPES.get(gguf.get('general.file_type', int, -1), most)}".rstrip()
     raw, tensors, _ = read_gguf_model(gguf)
     facts["family"] = raw["model_type"]
     config = config_of(raw)
