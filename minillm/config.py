@@ -4,6 +4,7 @@ Each family adds its own fields in a subclass next to its model (`models/opt.py`
 decoding strategies use only the fields defined here.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .errors import CheckpointError, ModelNotFoundError, ParameterError, UnsupportedModelError
-from .files import read_json
+from .files import read_json, read_optional_json
+
+_LOGGER = logging.getLogger("minillm")
 
 C = TypeVar("C", bound="ModelConfig")
 Output = Literal["tokens", "labels", "states"]
@@ -79,6 +82,14 @@ class ModelConfig:
     """Turns their logits into scores, unless a call names another"""
     pad_token_id: int | None = None
 
+    def within_vocabulary(self: C) -> C:
+        """The configuration without special tokens that the vocabulary does not have."""
+        bos, pad = (
+            i if i is not None and i < self.vocab_size else None for i in (self.bos_token_id, self.pad_token_id)
+        )
+        ends = tuple(i for i in self.eos_token_ids if i < self.vocab_size)
+        return replace(self, bos_token_id=bos, eos_token_ids=ends, pad_token_id=pad)
+
     def sharded(self: C, ranks: int) -> C:
         """The configuration of one of `ranks` that share each layer: its heads of the whole.
 
@@ -98,6 +109,22 @@ class ModelConfig:
             )
         return replace(self, num_heads=H // ranks, num_kv_heads=max(1, K // ranks))
 
+
+def warn_of_unknown_tokens(fields: Mapping[str, Any], vocab_size: int, where: Path) -> None:
+    """Name the special tokens of a configuration file that the vocabulary does not have; they are never produced."""
+    unknown = []
+    for name in SPECIAL_IDS:
+        value = fields.get(name)
+        ids = value if isinstance(value, list) else [value]
+        unknown += [f"{name} {i}" for i in ids if type(i) is int and not 0 <= i < vocab_size]
+    if unknown:
+        _LOGGER.warning(
+            "%s: not among the %d tokens of the vocabulary, and left out: %s", where, vocab_size, ", ".join(unknown)
+        )
+
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id", "forced_eos_token_id")
+"""Fields of config.json and generation_config.json that name special tokens"""
 
 LARGEST = 2**24
 """Upper bound of any size in a config; a larger one would fill the memory before the tensors could contradict it."""
@@ -167,12 +194,12 @@ class Fields:
         return ids[0] if ids else None
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """Token ids written as a number, a list of numbers or null."""
+        """Token ids written as a number, a list of numbers or null; negative ones stand for none."""
         value = self.raw.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+        if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
             raise CheckpointError(f"{self.source}: {name} should be token ids, found {value!r:.60}")
-        return tuple(ids)
+        return tuple(i for i in ids if i >= 0)
 
 
 _FLOAT_MAX = 2**1023
@@ -216,7 +243,7 @@ def read_score_function(fields: Fields, name: str = "") -> ScoreFunction | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The unmodified config.json of a checkpoint folder.
+    """The config.json of a checkpoint folder; `quantization_config` may be from a file beside it.
 
     Raises:
         ModelNotFoundError: the folder has none.
@@ -231,4 +258,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         raise ModelNotFoundError(f"{folder} holds no config.json: expected a Hugging Face checkpoint folder")
-    return read_json(path)
+    raw = read_json(path)
+    return raw if raw.get("quantization_config") is not None else raw | _quantisation_beside(folder)
+
+
+QUANTISATION_FILES: dict[str, tuple[str, dict[str, str]]] = {
+    "hf_quant_config.json": ("modelopt", {}),
+    "quantize_config.json": ("gptq", {}),
+    "quant_config.json": ("awq", {"w_bit": "bits", "q_group_size": "group_size"}),
+}
+"""File that older releases of ModelOpt, AutoGPTQ and AutoAWQ wrote instead of a field in config.json -> its
+quant_method, and names of fields that differ from those in config.json"""
+
+
+def _quantisation_beside(folder: Path) -> dict[str, Any]:
+    """`quantization_config` from a file beside config.json, with its name as "file"; empty without one."""
+    for name, (method, names) in QUANTISATION_FILES.items():
+        stored = read_optional_json(folder / name)
+        fields = stored.get("quantization", stored) if method == "modelopt" else stored
+        if isinstance(fields, dict) and fields:
+            renamed = {names.get(field, field): value for field, value in fields.items()}
+            return {"quantization_config": {"quant_method": method, "file": name} | renamed}
+    return {}

@@ -6,7 +6,7 @@ Also the choice of backend, device and dtype.
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,13 +17,13 @@ from .backends.operations import Backend
 from .chat import ChatTemplate
 from .checkpoint import find_adapter, find_model, find_tokenizer
 from .checkpoint.gguf import GGUF, is_gguf, read_gguf
-from .config import ModelConfig
+from .config import ModelConfig, warn_of_unknown_tokens
 from .decoding.settings import model_config_fields, unsupported
-from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, shown
+from .errors import CheckpointError, DeviceError, ModelNotFoundError, ParameterError, UnsupportedModelError, shown
 from .files import read_optional_json, read_text
 from .models import load_adapter, load_model, read_model_config
 from .models.base import Model
-from .pooling import EmbeddingSettings
+from .pooling import EmbeddingSettings, Pooling
 from .sentence_files import read_embedding_settings
 from .tokenizer import Tokenizer
 from .tokenizer.settings import read_settings
@@ -250,6 +250,10 @@ def load_parts(
         name: _load_helper(name, where, loaded.config, helper_backend or backend) for name, where in helpers.items()
     }
     defaults = read_generation_config(path)
+    if (
+        named_in := path / "generation_config.json"
+    ).exists():  # config.json, which may stand for it, has been looked at
+        warn_of_unknown_tokens(defaults, loaded.config.vocab_size, named_in)
     if own is not None and own.end_ids:
         defaults = {"eos_token_id": list(own.end_ids)} | defaults
     template = template or read_chat_template(path)
@@ -257,6 +261,8 @@ def load_parts(
     lora = {name: load_adapter(folder, whole, backend, **part) for name, folder in folders.items()}
     source = None if template is None else template.source
     embedding = read_embedding_settings(path, loaded.config, source)
+    if is_gguf(path):
+        embedding = replace(embedding, pooling=_gguf_pooling(read_gguf(path), embedding.pooling))
     return Parts(backend, loaded, own, defaults, helping, template, lora, helper_backend, embedding, path)
 
 
@@ -316,18 +322,65 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 def generation_fields(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The generation fields of a checkpoint, and their file: generation_config.json, in older ones config.json.
 
-    As in transformers, the one replaces all such fields of the other. Empty without either, as with GGUF.
+    As in transformers, the one replaces all such fields of the other. Empty without either.
+    Those of a GGUF file are in its metadata.
 
     Raises:
         CheckpointError: a file cannot be read, or is not a JSON object.
     """
     if is_gguf(folder):
-        return folder, {}
+        return folder, _gguf_defaults(read_gguf(folder))
     path = folder / "generation_config.json"
     if path.exists():
         return path, read_optional_json(path)
     path = folder / "config.json"
     return path, model_config_fields(read_optional_json(path))
+
+
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Key of a GGUF file, after "general.sampling." -> field of generation_config.json"""
+
+
+def _gguf_defaults(gguf: GGUF) -> dict[str, Any]:
+    """`general.sampling.*` and `tokenizer.ggml.suppress_tokens`, as fields of generation_config.json."""
+    prefix = "general.sampling."
+    stored = {key.removeprefix(prefix): gguf.metadata[key] for key in gguf.metadata if key.startswith(prefix)}
+    defaults = {name: _as_written(stored[key]) for key, name in _SAMPLING.items() if key in stored}
+    if defaults:
+        defaults["do_sample"] = defaults.get("temperature", 1) > 0
+    if not defaults.get("temperature", 1):
+        del defaults["temperature"]
+    if others := sorted(key for key, value in stored.items() if key not in _SAMPLING and value):
+        logger.warning("%s: not read: %s", gguf.path, ", ".join(prefix + key for key in others))
+    suppressed = gguf.numbers("tokenizer.ggml.suppress_tokens")
+    return defaults if suppressed is None else defaults | {"suppress_tokens": suppressed.tolist()}
+
+
+def _as_written(value: float) -> float:
+    """A fraction as it was before it became a float32: 0.9, not 0.8999999762."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+_POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
+
+
+def _gguf_pooling(gguf: GGUF, usual: Pooling) -> Pooling:
+    """The pooling that a GGUF file names, or the usual one.
+
+    Raises:
+        UnsupportedModelError: another pooling, such as that of a head that scores pairs of texts.
+    """
+    key = f"{gguf.get('general.architecture', str)}.pooling_type"
+    code = gguf.get(key, int, 0)
+    if code not in _POOLINGS:
+        raise UnsupportedModelError(f"{gguf.path}: {key} is {code}; minillm runs {', '.join(map(str, _POOLINGS))}")
+    return _POOLINGS[code] or usual
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:

@@ -26,7 +26,7 @@ from .checkpoint.safetensors import SHARD_BYTES, Entry, SafetensorsFile, index_o
 from .checkpoint.tensors import FLOATS
 from .config import read_config
 from .errors import ParameterError, UnsupportedModelError
-from .models import build_model, canonical_names, config_of
+from .models import build_model, canonical_names, config_of, without_extras
 from .models.gguf import read_gguf_model
 from .models.quantized import METHOD, SCALE
 from .models.schemes import read_quantization
@@ -234,7 +234,7 @@ def plan(source: Path, raw: dict[str, Any], formats: WeightFormats, *, as_built:
         stored = tensors = read_gguf_model(read_gguf(source))[1]
     else:
         stored = open_checkpoint(source)
-        tensors = canonical_names(stored, config)
+        tensors = without_extras(canonical_names(stored, config), config, source)
     for name, tensor in tensors.items():
         if tensor.dtype not in (FLOATS if isinstance(tensor, StoredTensor) else STORED_FORMATS):
             raise UnsupportedModelError(

@@ -55,9 +55,10 @@ def arrays(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def write_tokenizer(writer: GGUFWriter, tokens: Sequence[str], **entries: Any) -> None:
-    """Entries of the tokenizer; without any a byte-level one of these tokens and no merges."""
+    """Entries of the tokenizer; without any a byte-level one of these tokens, with one merge (`byte_tokens`)."""
     writer.add_token_list(list(tokens))
-    for name, value in ({"model": "gpt2", "pre": "gpt-2", "merges": []} | entries).items():
+    merges = [" ".join(list(tokens)[:2])]
+    for name, value in ({"model": "gpt2", "pre": "gpt-2", "merges": merges} | entries).items():
         key = f"tokenizer.ggml.{name}"
         match value:
             case None:
@@ -68,17 +69,16 @@ def write_tokenizer(writer: GGUFWriter, tokens: Sequence[str], **entries: Any) -
                 writer.add_uint32(key, value)
             case str():
                 writer.add_string(key, value)
-            case [] if name == "merges":
-                continue
             case _:
                 writer.add_array(key, value)
 
 
 def byte_tokens(size: int) -> list[str]:
-    """The symbols of the 256 bytes, and further tokens."""
+    """The symbols of the 256 bytes, the first two together, and further tokens."""
     from minillm.tokenizer.layouts import BYTE_SYMBOLS
 
-    return list(BYTE_SYMBOLS) + [f"<extra {i}>" for i in range(size - 256)]
+    symbols = list(BYTE_SYMBOLS)
+    return [*symbols, "".join(symbols[:2]), *(f"<extra {i}>" for i in range(1, size - 256))][:size]
 
 
 def write_llama(

@@ -35,6 +35,7 @@ CONFIGS = {family: dict(configs) for family, configs in families.CONFIGS.items()
 CONFIGS["llama"] |= {
     "linear": CONFIGS["llama"]["grouped"] | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "yarn": CONFIGS["llama"]["grouped"] | {"rope_scaling": SCALED},
+    "yarn, its own scale": CONFIGS["llama"]["grouped"] | {"rope_scaling": SCALED | {"attention_factor": 0.8}},
     "llama3": CONFIGS["llama"]["grouped"]
     | {"rope_theta": 500000.0, "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8192}},
 }

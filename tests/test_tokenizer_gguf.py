@@ -154,12 +154,21 @@ def test_qwen2_normalises_as_its_published_tokenizer_does(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"pre": "no-such"}, UnsupportedModelError, "tokenizer.ggml.pre is 'no-such'; minillm has the rules of bloom,"),
+        (
+            {"pre": "no-such"},
+            UnsupportedModelError,
+            "tokenizer.ggml.pre is 'no-such'; minillm has the rules of a.x-4.0, bloom,",
+        ),
         ({"model": "t5"}, UnsupportedModelError, "tokenizer.ggml.model is 't5'; minillm runs 'gpt2' .* and 'llama'"),
         ({"model": 7}, CheckpointError, "tokenizer.ggml.model should be of type str, found 7"),
         ({"token_type": [1] * 3}, CheckpointError, "tokenizer.ggml.token_type should have 600 numbers, found 3"),
-        ({"bos_token_id": 600}, CheckpointError, "bos_token should be one of 600 tokens, found 600"),
+        (
+            {"merges": None},
+            CheckpointError,
+            "byte-level BPE tokenizer without merges: tokenizer.ggml.merges is missing",
+        ),
         ({"merges": ["a qqq"]}, CheckpointError, "tokenizer.ggml.merges, 0: 'a qqq' does not make a token"),
+        ({"merges": ["a \u0103"]}, CheckpointError, "tokenizer.ggml.merges, 0: 'a \u0103' does not make a token"),
         ({"merges": [3]}, CheckpointError, "tokenizer.ggml.merges should be an array of strings"),
         ({"model": "llama"}, CheckpointError, "tokenizer.ggml.scores should have 600 numbers, found none"),
         ({"add_bos_token": True, "bos_token_id": None}, CheckpointError, "begin with the BOS token, and its metadata"),

@@ -4,6 +4,7 @@ File names are those of transformers' `save_pretrained`: one file, or shards and
 If a folder has both formats, safetensors take precedence.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -12,12 +13,17 @@ from ..files import parse_json, read_bytes
 from .safetensors import read_safetensors
 from .tensors import StoredTensor
 
+logger = logging.getLogger("minillm")
+
 WEIGHT_NAMES = (  # the first that exists is taken
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+
+OFTEN_TIED = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "shared.weight")
+"""Endings of tensors that are one in many models, of which the index may list all; the model asks for what it needs"""
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -140,7 +146,9 @@ def _merge(files: tuple[Path, ...], shard_of: dict[str, str]) -> dict[str, Store
                 raise CheckpointError(f"tensor {name!r} is both in {tensors[name].file.path} and in {path}")
             tensors[name] = tensor
     for name, shard in shard_of.items():
-        if name not in tensors:
+        if name not in tensors and name.endswith(OFTEN_TIED):
+            logger.warning("%s: the index lists %s, which no file holds: left out", files[0].parent, name)
+        elif name not in tensors:
             raise CheckpointError(
                 f"tensor {name!r} is missing from {files[0].parent / shard}, where the index places it"
             )

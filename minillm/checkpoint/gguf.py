@@ -101,6 +101,15 @@ TYPES = {
 """The types of tensors by their codes in a file"""
 
 
+_FILE_TYPES = """
+0 F32 1 F16 2 Q4_0 3 Q4_1 7 Q8_0 8 Q5_0 9 Q5_1 10 Q2_K 11 Q3_K_S 12 Q3_K_M 13 Q3_K_L 14 Q4_K_S 15 Q4_K_M 16 Q5_K_S
+17 Q5_K_M 18 Q6_K 19 IQ2_XXS 20 IQ2_XS 21 Q2_K_S 22 IQ3_XS 23 IQ3_XXS 24 IQ1_S 25 IQ4_NL 26 IQ3_S 27 IQ3_M 28 IQ2_S
+29 IQ2_M 30 IQ4_XS 31 IQ1_M 32 BF16 36 TQ1_0 37 TQ2_0 38 MXFP4_MOE 39 NVFP4 40 Q1_0
+"""
+FILE_TYPES = {int(code): name for code, name in zip(*[iter(_FILE_TYPES.split())] * 2, strict=True)}
+"""`general.file_type`, a recipe that gives tensors different types -> its name (llama.cpp, `llama_ftype`)"""
+
+
 @dataclass(frozen=True)
 class Array:
     """An array in the metadata that has not been decoded."""
@@ -165,11 +174,12 @@ class GGUF:
         if found is None:
             return None
         array, data = found
-        texts, at = [], 0
+        texts: list[str] = []
+        at, length = 0, struct.Struct("<Q").unpack_from
         try:
             for _ in range(array.count):
-                stop = at + 8 + int.from_bytes(data[at : at + 8], "little")
-                texts.append(data[at + 8 : stop].decode())
+                stop = at + 8 + length(data, at)[0]
+                texts.append(str(data[at + 8 : stop], "utf-8"))
                 at = stop
         except UnicodeDecodeError:
             raise CheckpointError(f"{self.path}: {key:.80} should be UTF-8, entry {len(texts)} is not") from None
@@ -300,7 +310,7 @@ def _parse(path: Path, size: int, changed: int) -> GGUF:
 def _placed(path: Path, tensors: Mapping[str, Located], start: int, alignment: int, size: int) -> dict[str, Located]:
     """The tensors with offsets from the start of the file, none of which overlap or leave it."""
     placed = {name: Located(name, tensor.shape, tensor.type, start + tensor.offset) for name, tensor in tensors.items()}
-    end, before = start, ""
+    end, before = 0, ""  # without tensors nothing has to follow the header, nor the padding after it
     for tensor in sorted(placed.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if (tensor.offset - start) % alignment:
             raise CheckpointError(f"{path}: tensor {tensor.name!r:.80} is not aligned to {alignment} bytes")

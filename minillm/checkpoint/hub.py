@@ -24,6 +24,9 @@ _log = logging.getLogger("minillm")
 SMALL_FILES = {
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -8,7 +8,7 @@ Source: torch/serialization.py, `_save`, and torch/_utils.py. The file is untrus
 against the size of the data it refers to before it is used.
 
 A pickle is a program, which may import and call anything. `_Unpickler` runs only the instructions that `torch.save`
-writes for dictionaries of tensors, and knows fifteen names: a tensor becomes a record of its storage, offset, shape
+writes for dictionaries of tensors, and knows nineteen names: a tensor becomes a record of its storage, offset, shape
 and strides, which `_Archive` checks. It is Python's own unpickler in Python: the one in C allocates 16 GB for a memo
 index of four bytes, and hashes a deeply nested key until the stack overflows.
 """
@@ -63,10 +63,31 @@ class _RefusedError(Exception):
     """The pickle asks for something that a dictionary of tensors does not need."""
 
 
+def _without_attributes(rebuild: object, kind: object, arguments: Any, attributes: object) -> TensorNote:
+    """A tensor with attributes of its own, which are not read.
+
+    Raises:
+        _RefusedError: it is made by another function, or is of another class.
+    """
+    if rebuild is not TensorNote or not isinstance(kind, _TensorClass):
+        raise _RefusedError("holds a tensor of a class of its own")
+    return TensorNote(*arguments)
+
+
+class _TensorClass:
+    """A class of tensors in the pickle; nothing is made of it."""
+
+    __slots__ = ()
+
+
 _GLOBALS: dict[str, object] = {
     "collections.OrderedDict": Dictionary,
     "torch._utils._rebuild_tensor_v2": TensorNote,
     "torch._utils._rebuild_parameter": lambda data, requires_grad, hooks: data,
+    "torch._utils._rebuild_parameter_with_state": lambda data, requires_grad, hooks, attributes: data,
+    "torch._tensor._rebuild_from_type_v2": _without_attributes,
+    "torch.Tensor": _TensorClass(),
+    "torch.nn.parameter.Parameter": _TensorClass(),
     "torch.DoubleStorage": StorageType("float64", 8),
     "torch.FloatStorage": StorageType("float32", 4),
     "torch.HalfStorage": StorageType("float16", 2),
@@ -81,7 +102,7 @@ _GLOBALS: dict[str, object] = {
     "torch.ComplexDoubleStorage": StorageType("complex128", 16),
 }
 # Each of them pushes, pops or stores what is on the stack, or calls a method that `_Unpickler` defines. REDUCE calls
-# what is on the stack: nothing there can be called but the first three of `_GLOBALS`.
+# what is on the stack: nothing there can be called but the first five of `_GLOBALS`.
 _INSTRUCTIONS = (
     *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),

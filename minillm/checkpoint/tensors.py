@@ -186,6 +186,18 @@ class StoredTensor:
         one = self.part(0, index, index + 1)
         return replace(one, shape=self.shape[1:], strides=self.strides[1:])
 
+    def as_bytes(self) -> "StoredTensor":
+        """The stored bytes of a contiguous column, as uint8. [n, 1] -> [n itemsize, 1]
+
+        Raises:
+            UnsupportedModelError: the stored type is none of those that can be read.
+            CheckpointError: it is no contiguous column.
+        """
+        size = self._stored_type(tuple(_STORED)).itemsize
+        if self.shape[1:] != (1,) or not self._in_order():
+            raise CheckpointError(f"tensor {self.name!r} in {self.file.path} should be one contiguous column")
+        return replace(self, dtype="uint8", shape=(self.shape[0] * size, 1), strides=(1, 1))
+
     def _in_order(self) -> bool:
         """True if the tensor is contiguous in C order."""
         return all(n == 1 or s == c for n, s, c in zip(self.shape, self.strides, c_strides(self.shape), strict=True))

@@ -178,7 +178,7 @@ def _examine(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardwar
 
 def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Hardware | None") -> str:
     """As `_examine`, of a GGUF file."""
-    from ..checkpoint.gguf import read_gguf, read_shards
+    from ..checkpoint.gguf import FILE_TYPES, read_gguf, read_shards
     from ..models import config_of, tensor_shapes
     from ..models.gguf import read_gguf_model
     from ..models.sources import check_tensors
@@ -188,7 +188,8 @@ def _examine_gguf(path: Path, facts: dict[str, Any], machine: str, hardware: "Ha
     for shard in read_shards(gguf):
         for located in shard.tensors.values():
             numbers[located.type.name] = numbers.get(located.type.name, 0) + math.prod(located.shape)
-    facts["format"] = f"GGUF {max(numbers, key=lambda name: numbers[name])}" if numbers else "GGUF"
+    most = max(numbers, key=lambda name: numbers[name], default="")  # of some files that is the embedding's type
+    facts["format"] = f"GGUF {FILE_TYPES.get(gguf.get('general.file_type', int, -1), most)}".rstrip()
     raw, tensors, _ = read_gguf_model(gguf)
     facts["family"] = raw["model_type"]
     config = config_of(raw)

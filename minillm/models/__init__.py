@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +19,7 @@ from ..backends.shapes import ShapeBackend
 from ..backends.weights import Tensor
 from ..checkpoint import open_checkpoint
 from ..checkpoint.gguf import GGUF, is_gguf, read_gguf
-from ..config import ModelConfig, read_config
+from ..config import ModelConfig, read_config, warn_of_unknown_tokens
 from ..errors import CheckpointError, ParameterError, UnsupportedModelError, listed, shown
 from . import sources
 from .adapters import merge, per_request, read_adapter, shares_of
@@ -90,7 +92,8 @@ def config_of(raw: Mapping[str, Any]) -> ModelConfig:
     Raises:
         CheckpointError, UnsupportedModelError: as the family's `read_config`, and `heads.read_head`.
     """
-    return read_head(family_of(raw).read_config(raw), raw)
+    config: ModelConfig = read_head(family_of(raw).read_config(raw), raw)
+    return config.within_vocabulary()
 
 
 def build_of(config: ModelConfig) -> sources.Build:
@@ -122,6 +125,7 @@ def load_model(
         return _load_gguf(read_gguf(path), backend, adapter, rank=rank, ranks=ranks, layers=layers)
     raw = read_config(path)
     config = config_of(raw)
+    warn_of_unknown_tokens(raw, config.vocab_size, path / "config.json")
     if raw.get("auto_map"):
         logger.warning(
             "%s: config.json names code of its own (auto_map), which is not run: read as %s", path, config.model_type
@@ -132,13 +136,13 @@ def load_model(
     tensors: Mapping[str, Tensor]
     if quantization is None:
         config = replace(config, tied_head=family_of(raw).NAMES.ties_head(stored, config.tied_head))
-        tensors = canonical_names(stored, config)
+        tensors = without_extras(canonical_names(stored, config), config, path)
     elif isinstance(quantization, Quantization):
         wanted = backend.loader.formats.projection
         quantization.check_wanted("auto" if wanted is None else wanted.name)
         tensors = quantization.join(stored, tensor_shapes(config))
     else:
-        tensors = without_zero_biases(canonical_names(quantization.join(stored), config), config)
+        tensors = without_extras(canonical_names(quantization.join(stored), config), config, path)
     as_built = isinstance(quantization, Quantization)
     if adapter is not None:
         config, tensors = _adapted(config, tensors, adapter, as_built=as_built)
@@ -151,10 +155,12 @@ def load_model(
 
 def _load_gguf(gguf: GGUF, backend: Backend, adapter: Path | None, **share: Any) -> Model:
     """Load the model of a GGUF file; errors as of `load_model`."""
-    from .gguf import read_gguf_model
+    from .gguf import architecture_of, read_gguf_model
+    from .gguf_keys import warn_of_other_keys
 
     tensors: Mapping[str, Tensor]
     raw, tensors, stored = read_gguf_model(gguf)
+    warn_of_other_keys(gguf, architecture_of(gguf))
     with _speaking_of(gguf):
         config = config_of(raw)
         if adapter is not None:
@@ -217,7 +223,8 @@ def check_complete(stored: Mapping[str, Tensor], config: ModelConfig) -> None:
     tensors = _without_other_heads(names.canonical(stored, tied_head=False), config, wanted)
     if config.tied_head and names.head in tensors:
         tensors.setdefault(names.embedding, tensors.pop(names.head))
-    sources.check_tensors(tensors, wanted)
+    extras = _extras(tensors, wanted)
+    sources.check_tensors({name: tensor for name, tensor in tensors.items() if name not in extras}, wanted)
 
 
 def load_adapter(
@@ -246,18 +253,41 @@ def load_adapter(
     return per_request(adapter, backend, here)
 
 
-def without_zero_biases(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Leave out biases of zeros for which the model has no place: AutoGPTQ gave each quantised projection one."""
-    wanted = sources.tensor_shapes(build_of(config), config, as_built=False)
+NOT_RUN = ("v_head.", "mtp.", "mtp_")
+"""Prefixes of tensors beside the model: the value head of reinforcement learning, layers that predict further tokens"""
+_CACHE_SCALE = re.compile(r"\.([kvq]|kv|prob|[kvq]_proj\.output)_(scale|zero_point)$")
 
-    def is_needless(name: str) -> bool:
-        if name in wanted or not name.endswith(".bias"):
-            return False
-        matrix = tensors.get(name.removesuffix("bias") + "weight")
-        outputs = tensors[name].shape
-        return isinstance(matrix, MatrixTensor) and outputs == matrix.shape[:1] and not tensors[name].load().any()
 
-    return {name: tensor for name, tensor in tensors.items() if not is_needless(name)}
+def without_extras(tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> dict[str, Tensor]:
+    """Leave out tensors for which the model has no place, and that change nothing it computes.
+
+    These are `NOT_RUN`, scales of a quantised K/V cache, which is not quantised here, tensors without numbers, and
+    biases of zeros; one line names them. AutoGPTQ gave each quantised projection such a bias, which is not said.
+    """
+    extras = _extras(tensors, sources.tensor_shapes(build_of(config), config, as_built=False))
+    said = [name for name in extras if not isinstance(tensors.get(_matrix_of(name)), MatrixTensor)]
+    if said:
+        logger.warning("%s: left out, for the model has no place for them: %s", folder, listed(said))
+    return {name: tensor for name, tensor in tensors.items() if name not in extras}
+
+
+def _extras(tensors: Mapping[str, Tensor], wanted: Collection[str]) -> list[str]:
+    """The tensors that `without_extras` leaves out."""
+    return [name for name in tensors if name not in wanted and _changes_nothing(name, tensors)]
+
+
+def _changes_nothing(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """True if a model without a place for this tensor computes the same as one with it."""
+    tensor = tensors[name]
+    if name.startswith(NOT_RUN) or _CACHE_SCALE.search(name) or not math.prod(tensor.shape):
+        return True
+    matrix = tensors.get(_matrix_of(name))
+    return matrix is not None and tensor.shape == matrix.shape[:1] and not tensor.load().any()
+
+
+def _matrix_of(name: str) -> str:
+    """The name of the matrix that a bias belongs to; of another tensor nothing."""
+    return f"{name.removesuffix('bias')}weight" if name.endswith(".bias") else ""
 
 
 def canonical_names(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

@@ -24,8 +24,9 @@ from ..checkpoint.gguf import GGUF, Array, read_shards
 from ..config import Fields, ModelConfig
 from ..errors import CheckpointError, UnsupportedModelError
 from .gguf_architectures import ARCHITECTURES, Architecture
+from .gguf_keys import check_keys
 from .gguf_tensors import FLOATS, GGUFTensors, kept_dtype, open_tensors
-from .rotary import RotaryConfig, read_rotary, rope_table
+from .rotary import RotaryConfig, read_rotary, rope_table, yarn_scale
 
 logger = logging.getLogger("minillm")
 
@@ -79,8 +80,10 @@ def read_gguf_config(gguf: GGUF) -> dict[str, Any]:
         raise CheckpointError(f"{gguf.path} lacks the tensor token_embd.weight")
     raw["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
     raw["tie_word_embeddings"] = "output.weight" not in gguf.tensors
-    raw |= token_ids(gguf)
-    return raw | _rotary(gguf, raw, prefix) | _unsaid(gguf, architecture, raw)
+    raw |= token_ids(gguf, raw["vocab_size"])
+    rotary = _rotary(gguf, raw, prefix)
+    check_keys(gguf, architecture, raw)
+    return raw | rotary | _unsaid(gguf, architecture, raw)
 
 
 def _unsaid(gguf: GGUF, architecture: Architecture, raw: dict[str, Any]) -> dict[str, Any]:
@@ -131,11 +134,12 @@ def main_dtype(gguf: GGUF) -> str:
     return counts.most_common(1)[0][0] if counts else FLOATS["F32"]
 
 
-def token_ids(gguf: GGUF) -> dict[str, Any]:
-    """`bos_token_id`, and `eos_token_id`: the ids that end a text, a turn or a message."""
-    ids = {name: gguf.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "eom")}
-    ends = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
-    return {"bos_token_id": ids["bos"], "eos_token_id": list(dict.fromkeys(ends)) or None}
+def token_ids(gguf: GGUF, vocab_size: int) -> dict[str, Any]:
+    """`bos_token_id`, and `eos_token_id`: the ids that end a text, a turn or a message, of those in the vocabulary."""
+    stored = {name: gguf.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "eom")}
+    ids = {name: i for name, i in stored.items() if i is not None and 0 <= i < vocab_size}
+    ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
+    return {"bos_token_id": ids.get("bos"), "eos_token_id": list(dict.fromkeys(ends)) or None}
 
 
 def _value(gguf: GGUF, key: str) -> Any:
@@ -174,17 +178,36 @@ def _rotary(gguf: GGUF, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{gguf.path}: keys have width {head_dim} and values {value_dim}; minillm runs one width for both"
         )
+    return fields | _rotary_scaling(gguf, prefix)
+
+
+def _rotary_scaling(gguf: GGUF, prefix: str) -> dict[str, Any]:
+    """The table of rotary scaling; empty without scaling."""
     factor = gguf.get(f"{prefix}.rope.scaling.factor", float) or gguf.get(f"{prefix}.rope.scale_linear", float) or 1.0
     kind = gguf.get(f"{prefix}.rope.scaling.type", str) or ("linear" if factor != 1 else "none")
     if kind not in ("none", "linear", "yarn") and kind not in architecture_of(gguf).scalings:
         raise UnsupportedModelError(
             f"{gguf.path}: {prefix}.rope.scaling.type is {kind!r:.60}; minillm runs linear, yarn"
         )
+    table: dict[str, Any] = {}
     if kind != "none":
-        fields["rope_scaling"] = {"rope_type": kind, "factor": factor}
+        table = {"rope_type": kind, "factor": factor}
         if (original := gguf.get(f"{prefix}.rope.scaling.original_context_length", int)) is not None:
-            fields["rope_scaling"]["original_max_position_embeddings"] = original
-    return fields
+            table["original_max_position_embeddings"] = original
+    scale = gguf.get(_attention_factor_key(gguf), float, 1.0)
+    if kind == "yarn" and scale != 1:  # a factor beside YaRN's own, where config.json has their product
+        table["attention_factor"] = _value(gguf, _attention_factor_key(gguf)) * yarn_scale(factor)
+    elif scale != 1 and not gguf.tensors.keys() & _LONGROPE.keys():
+        raise UnsupportedModelError(
+            f"{gguf.path}: {_attention_factor_key(gguf)} is {scale:.6g} with rotary scaling {kind!r:.40}; minillm runs "
+            "it with yarn and longrope"
+        )
+    return {"rope_scaling": table} if table else {}
+
+
+def _attention_factor_key(gguf: GGUF) -> str:
+    """The key of the factor of cosines and sines."""
+    return f"{gguf.metadata['general.architecture']}.rope.scaling.attn_factor"
 
 
 def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict[str, Tensor]:
@@ -205,7 +228,7 @@ def rename_tensors(gguf: GGUF, stored: GGUFTensors, raw: dict[str, Any]) -> dict
             raw["rope_scaling"] = raw.get("rope_scaling", {"rope_type": "longrope"}) | {
                 _LONGROPE[name]: tensor.load().tolist()
             }
-            factor = _value(gguf, f"{gguf.metadata['general.architecture']}.rope.scaling.attn_factor")
+            factor = _value(gguf, _attention_factor_key(gguf))
             raw["rope_scaling"] |= {} if factor is None else {"attention_factor": factor}
             continue
         stem, _, kind = name.rpartition(".")
@@ -401,10 +424,14 @@ def _scaling(architecture: Architecture, table: Fields, rotary: RotaryConfig, wh
         raise UnsupportedModelError(f"{where}: llama.cpp runs this family without rotary scaling {kind!r:.40}")
     if kind == "llama3":
         return {}
-    own = set(table.raw) - {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"}
-    if own - {"partial_rotary_factor"}:
-        raise UnsupportedModelError(f"{where}: rotary scaling with {', '.join(sorted(own))} is not written here")
-    entries = {"rope.scaling.type": kind, "rope.scaling.factor": float(table.number("factor", 1.0))}
+    written = {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"}
+    written |= {"attention_factor", "mscale", "mscale_all_dim"} if kind == "yarn" else set()
+    if others := set(table.raw) - written:
+        raise UnsupportedModelError(f"{where}: rotary scaling with {', '.join(sorted(others))} is not written here")
+    factor = float(table.number("factor"))
+    entries = {"rope.scaling.type": kind, "rope.scaling.factor": factor}
+    if kind == "yarn" and rotary.scale != yarn_scale(factor):
+        entries["rope.scaling.attn_factor"] = rotary.scale / yarn_scale(factor)
     if "original_max_position_embeddings" in table.raw:
         entries["rope.scaling.original_context_length"] = table.size("original_max_position_embeddings")
     return entries

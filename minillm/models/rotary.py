@@ -237,14 +237,15 @@ def _factors(scaling: Fields, name: str, count: int) -> NDArray[np.float32]:
     return np.array(numbers, np.float32)
 
 
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """YaRN's scale of cosines and sines for a context `factor` times as long: 0.1 ln(factor) + 1."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
 def _attention_factor(scaling: Fields, factor: float) -> float:
-    """YaRN's scale of cosines and sines: 0.1 ln(factor) + 1, unless config.json overrides it."""
-
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
+    """YaRN's scale, unless config.json overrides it."""
     mscale, all_dim = (_weight(scaling, name) for name in ("mscale", "mscale_all_dim"))
-    usual = scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1)
+    usual = yarn_scale(factor, mscale) / yarn_scale(factor, all_dim) if mscale and all_dim else yarn_scale(factor)
     return scaling.number("attention_factor", usual, most=_MOST)
 
 

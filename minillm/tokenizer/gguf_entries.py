@@ -35,19 +35,19 @@ class Entries:
     """Entries as `gguf.py` reads them from a file's header."""
 
     def __init__(self, entries: Mapping[str, Any], path: Path) -> None:
-        self.entries, self.path = entries, path
+        self.metadata, self.path = entries, path
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         """The entry of this key."""
-        return self.entries.get(key, default)
+        return self.metadata.get(key, default)
 
     def strings(self, key: str) -> list[str] | None:
         """The strings of this key."""
-        return self.entries.get(key)
+        return self.metadata.get(key)
 
     def numbers(self, key: str) -> NDArray[Any] | None:
         """The numbers of this key."""
-        return np.array(self.entries[key]) if key in self.entries else None
+        return np.array(self.metadata[key]) if key in self.metadata else None
 
 
 def gguf_entries(tokenizer: "Tokenizer", vocab_size: int, where: Path) -> dict[str, Any]:

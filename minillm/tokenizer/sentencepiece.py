@@ -19,6 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import UnsupportedModelError, install
 from ..files import read_bytes
 from .seq2seq import Vocabulary
@@ -165,21 +168,95 @@ class SentencePieceTokenizer:
         return json.dumps(whole)
 
 
-def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every split of a piece of text into two pieces, by the score of the whole, highest first.
+def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float] | NDArray[Any]) -> list[tuple[str, str]]:
+    """Every split of a piece of text into two pieces, by the score of the whole, highest first, then by ids.
+
+    Splits are found by the hashes of all beginnings and ends of all pieces at once: 262,144 pieces have some millions.
 
     Args:
         pieces: text and id of each piece that merges may make or take
         scores: of all ids
     """
-    ids = {piece: i for piece, i in pieces.items() if len(piece) <= _LONGEST}
-    merges = [
-        (-scores[i], ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
-        for piece, i in ids.items()
-        for cut in range(1, len(piece))
-        if piece[:cut] in ids and piece[cut:] in ids
-    ]
-    return [(left, right) for *_, left, right in sorted(merges)]
+    texts, numbers = list(pieces), np.fromiter(pieces.values(), np.intp, len(pieces))
+    if too_long := [row for row, text in enumerate(texts) if len(text) > _LONGEST]:
+        texts, numbers = [text for text in texts if len(text) <= _LONGEST], np.delete(numbers, too_long)
+    found = _splits(texts)
+    if found is None:  # two different texts have one hash, by chance or on purpose
+        rows = {piece: row for row, piece in enumerate(texts)}
+        every = ((piece, cut) for piece in texts for cut in range(1, len(piece)))
+        parts = ((rows[piece], rows.get(piece[:cut]), rows.get(piece[cut:])) for piece, cut in every)
+        found = np.array([part for part in parts if None not in part], np.intp).reshape(-1, 3).T
+    whole, left, right = found
+    gained = np.asarray(scores, np.float64)[numbers[whole]] if texts else np.empty(0)
+    order = np.lexsort((numbers[right], numbers[left], -gained))
+    strings = np.array(texts, object)
+    return list(zip(strings[left[order]].tolist(), strings[right[order]].tolist(), strict=True))
+
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+"""Of the hash of a text c_1 .. c_n: the sum of (c_i + 1) base^(n - i), modulo 2^64"""
+
+
+def _splits(texts: list[str]) -> NDArray[np.intp] | None:
+    """The rows (whole, left, right) of every text that is two others. [3, N]; None if two have one hash."""
+    lengths = np.fromiter(map(len, texts), np.intp, len(texts))
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64) + np.uint64(1)
+    first = np.cumsum(lengths) - lengths
+    longest = int(lengths.max(initial=0))
+    powers = np.multiply.accumulate(np.concatenate([np.ones(1, np.uint64), np.full(longest, _BASE)]))
+    begun = np.zeros(len(codes), np.uint64)  # the hash of a text up to and with each character
+    hashes = np.zeros(len(texts), np.uint64)
+    for at in range(longest):
+        rows = np.flatnonzero(lengths > at)
+        hashes[rows] = hashes[rows] * _BASE + codes[first[rows] + at]
+        begun[first[rows] + at] = hashes[rows]
+    table = _Table(hashes)
+    if not table.unique:
+        return None
+    row_of = np.repeat(np.arange(len(texts)), lengths)
+    rest = lengths[row_of] - (np.arange(len(codes)) - first[row_of]) - 1  # characters after this one
+    cuts = np.flatnonzero(rest > 0)
+    left = table.find(begun[cuts])
+    cuts, left = cuts[left >= 0], left[left >= 0]
+    whole = row_of[cuts]
+    right = table.find(hashes[whole] - begun[cuts] * powers[rest[cuts]])
+    whole, left, right = whole[right >= 0], left[right >= 0], right[right >= 0]
+    fits = lengths[left] + lengths[right] == lengths[whole]
+    whole, left, right = whole[fits], left[fits], right[fits]
+    strings = np.array(texts, object)
+    halves = strings[np.stack([left, right], axis=1).ravel()]
+    if "".join(halves.tolist()) != "".join(strings[whole].tolist()):  # as long as each other: so each is exact
+        return None
+    return np.array([whole, left, right])
+
+
+class _Table:
+    """Rows by their hash: in a slot by its lowest bits, or, where another row has that slot, in order."""
+
+    def __init__(self, hashes: NDArray[np.uint64]) -> None:
+        self.hashes, rows = hashes, np.arange(len(hashes), dtype=np.int32)
+        self.slots = np.full(2**22, -1, np.int32)
+        self.slots[self._slot(hashes)] = rows
+        others = np.flatnonzero(self.slots[self._slot(hashes)] != rows)
+        self.others = others[np.argsort(hashes[others], kind="stable")]
+        self.sorted = hashes[self.others]
+        beside = self.hashes[self.slots[self._slot(self.sorted)]]
+        self.unique = not ((beside == self.sorted).any() or (self.sorted[1:] == self.sorted[:-1]).any())
+        """No two rows have one hash"""
+
+    def _slot(self, hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
+        return (hashes & np.uint64(len(self.slots) - 1)).astype(np.intp)
+
+    def find(self, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """The row of each hash; -1 where there is none."""
+        rows = self.slots[self._slot(hashes)]
+        wrong = np.flatnonzero((rows >= 0) & (self.hashes[rows] != hashes))
+        rows[wrong] = -1
+        if len(self.others):
+            places = np.minimum(np.searchsorted(self.sorted, hashes[wrong]), len(self.others) - 1)
+            same = self.sorted[places] == hashes[wrong]
+            rows[wrong[same]] = self.others[places[same]]
+        return rows
 
 
 def spaces_decoder(byte_fallback: bool, *, leading_space: bool) -> Any:

@@ -422,7 +422,7 @@ def with_weights(**fields: Any) -> dict[str, Any]:
             "kv_cache_quant_algo asks for a K/V cache",
         ),
         ({"quant_method": "bitsandbytes"}, CheckpointError, "one of load_in_4bit and load_in_8bit should be true"),
-        (nf4().config | {"bnb_4bit_quant_storage": "bfloat16"}, UnsupportedModelError, "bnb_4bit_quant_storage is"),
+        (nf4().config | {"bnb_4bit_quant_storage": "float64"}, UnsupportedModelError, "bnb_4bit_quant_storage is"),
     ],
     ids=lambda value: None if isinstance(value, dict | type) else re.sub(r"\W+", "-", str(value))[:40],
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...checkpoint.tensors import FLOATS
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
 from .. import quantized
 from ..quantized import Quantization
 from . import awq, bitsandbytes, compressed_tensors, fp8, gptq
@@ -26,7 +26,7 @@ SCHEMES: dict[str, Callable[[Mapping[str, Any], str], Scheme]] = {
 
 
 def read_quantization(raw: Mapping[str, Any]) -> Quantization | Scheme | None:
-    """Read quantization_config from config.json; None if there is none.
+    """Read quantization_config (`config.read_config`); None if there is none.
 
     Raises:
         UnsupportedModelError: another quantisation method, or a variant of one that is not read.
@@ -47,4 +47,8 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | Scheme | None:
             f"those quantised by {', '.join(SCHEMES)}, and those that `python -m minillm quantize` has written"
         )
     dtype = raw.get("dtype") or raw.get("torch_dtype")
-    return SCHEMES[method](fields, dtype if isinstance(dtype, str) and dtype in FLOATS else "float32")
+    try:
+        return SCHEMES[method](fields, dtype if isinstance(dtype, str) and dtype in FLOATS else "float32")
+    except (CheckpointError, UnsupportedModelError) as error:
+        usual = "config.json: quantization_config"
+        raise type(error)(str(error).replace(usual, fields.get("file", usual))) from None

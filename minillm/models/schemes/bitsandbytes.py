@@ -2,7 +2,8 @@
 
 4 bits. The matrix is one line of numbers, cut into blocks:
 
-    X.weight                   uint8 [out in / 2, 1]    two indices a byte, the first in the high bits
+    X.weight                   uint8 [out in / 2, 1]    two indices a byte, the first in the high bits; or the same
+                                                        bytes as numbers of another type (bnb_4bit_quant_storage)
     X.weight.quant_map         float32 [16]             the value of each index
     X.weight.absmax            float32 [blocks]         the scale of each block
     X.weight.quant_state.bitsandbytes__nf4 or __fp4     uint8: JSON with the shape and the size of a block
@@ -30,6 +31,8 @@ from .matrix import Matrix, Module, Rows, Scheme
 
 LONGEST = 1 << 16
 """Bytes of a quant_state at most"""
+STORAGES = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+"""Types of the packed bytes (bnb_4bit_quant_storage), with their size"""
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Sizes of a block in 4 bits"""
 
@@ -55,7 +58,7 @@ def read(raw: Mapping[str, Any], expanded: str) -> Scheme:
             markers=("SCB",),
             matrix=read_8_bits,
         )
-    fields.choice("bnb_4bit_quant_storage", "uint8", ("uint8",))
+    fields.choice("bnb_4bit_quant_storage", "uint8", tuple(STORAGES))
     kind = fields.choice("bnb_4bit_quant_type", "fp4", ("nf4", "fp4"))
     nested = fields.get("bnb_4bit_use_double_quant", False)
     return Scheme(
@@ -116,7 +119,8 @@ def read_4_bits(module: Module) -> Matrix:
         )
     outputs, inputs = shape
     count = -(-outputs * inputs // block)
-    packed = module.take("weight", ("uint8",), -(-outputs * inputs // 2), 1)
+    storage = module.take("weight", tuple(STORAGES), None, 1).dtype
+    packed = module.take("weight", (storage,), -(-outputs * inputs // (2 * STORAGES[storage])), 1).as_bytes()
     values = module.take("weight.quant_map", ("float32",), 16)
     nested = "weight.nested_absmax" in module
     absmax = module.take("weight.absmax", ("uint8" if nested else "float32",), count)
