@@ -107,7 +107,7 @@ def test_the_guides_first_reading_is_short():
     order = guide[guide.index("## Where to begin") : guide.index("Generation is then a loop")]
     files = [ROOT / "minillm" / name for name in re.findall(r"`([a-z0-9_/]+\.py)`", order)]
     assert len(files) == 11
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 1850
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 1900
 
 
 def test_what_it_links_to_is_there():

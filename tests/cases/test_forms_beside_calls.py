@@ -24,7 +24,7 @@ FORMS: list[dict[str, Any]] = [
     {"type": "json_object", "schema": SCHEMA},
     {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
 ]
-ASKED = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 60}
+ASKED = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 60, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_required_call_is_made_whatever_form_the_final_text_has(app: Any, form
         assert answer["finish_reason"] == "tool_calls"
         assert answer["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
     flat = {"type": "function", **TOOL["function"]}
-    body = {"input": ASKED["messages"], "tools": [flat], "tool_choice": "required"}
+    body = {"input": ASKED["messages"], "tools": [flat], "tool_choice": "required", "temperature": 0}
     body |= {"text": {"format": {"type": "json_object"}}, "parallel_tool_calls": False}
     [item] = post(app, "/v1/responses", body).json()["output"]
     assert item["arguments"] == '{"city": "Paris"}'

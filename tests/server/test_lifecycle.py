@@ -38,15 +38,14 @@ def narrow() -> Iterator[Engine]:
 
 def slowed(engine: Engine, seconds: float = 0.01) -> list[float]:
     """Make each step take a while. Returns the times at which steps end."""
-    step, times = engine._dispatcher.loop.step, []
+    advance, times = engine._dispatcher.loop.advance, []
 
-    def slow_step() -> Any:
+    def slow_advance() -> None:
         time.sleep(seconds)
-        found = step()
+        advance()
         times.append(time.monotonic())
-        return found
 
-    engine._dispatcher.loop.step = slow_step  # type: ignore[method-assign]
+    engine._dispatcher.loop.advance = slow_advance  # type: ignore[method-assign]
     return times
 
 
