@@ -128,21 +128,21 @@ class TextPasses:
         """
         self.settings.check()
         if isinstance(text, EncodedText):
-            found = self._checked(text)
+            encoded = self._checked(text)
         elif isinstance(text, str) or _is_pair(text):
             first, *more = [text] if isinstance(text, str) else [str(each) for each in text]
-            found = self._encoded(first, more[0] if more else None, prompt, truncate=truncate)
+            encoded = self._encoded(first, more[0] if more else None, prompt, truncate=truncate)
         else:
             if prompt:
                 raise ParameterError("a prompt goes before text, and token ids were given: put its ids before them")
             ids = self._given_ids(text, truncate=truncate)
-            found = EncodedText(ids, [0] * len(ids), len(ids) < len(text))
-        if not found.token_ids:
+            encoded = EncodedText(ids, [0] * len(ids), len(ids) < len(text))
+        if not encoded.token_ids:
             raise PromptError("the text is empty: give at least one token")
-        if found.truncated and not self._told:
+        if encoded.truncated and not self._told:
             self._told = True
             logger.warning("a text was cut to %d tokens, the most that this model reads; told once", self.context)
-        return found
+        return encoded
 
     def _encoded(self, first: str, second: str | None, prompt: str, *, truncate: bool) -> EncodedText:
         tokenizer, settings = need_tokenizer(self._tokenizer), self.settings
@@ -154,15 +154,15 @@ class TextPasses:
         if settings.lowercase:
             texts = [text.lower() for text in texts]
         if self._messages is not None:
-            found = self._messages.encode(texts, prompt, self.context)
+            encoded = self._messages.encode(texts, prompt, self.context)
         else:
             ended = second is None and settings.pooling == "last" and self.config.output != "labels"
-            found = tokenizer.encode_texts(*texts, limit=self.context, ended=ended)
+            encoded = tokenizer.encode_texts(*texts, limit=self.context, ended=ended)
             if prompt and second is None and not settings.include_prompt:
-                found = found._replace(prompt_tokens=self._prompt_tokens(prompt))
-        if found.truncated and not truncate:
+                encoded = encoded._replace(prompt_tokens=self._prompt_tokens(prompt))
+        if encoded.truncated and not truncate:
             raise PromptError(f"the text has more than {self.context} tokens, the most that this model reads")
-        return found
+        return encoded
 
     @cached_property
     def _messages(self) -> TextMessages | None:

@@ -49,7 +49,7 @@ class Stored(NamedTuple):
     """A model as it is stored."""
 
     bytes: int
-    """Of its files; of a model without files, of its weights in memory"""
+    """Bytes of its files; without files, of its weights in memory"""
     form: str
     """ "gguf" or "safetensors" """
     numbers: str

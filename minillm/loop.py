@@ -214,7 +214,7 @@ class StepLoop:
         return self.take_progress()
 
     def take_progress(self) -> list[tuple[int, Progress]]:
-        """What is to be told of requests, each of which is told once."""
+        """The progress of requests since the last call, which forgets it."""
         progress, self._progress, self._underway = self._progress, [], ()
         return progress
 

@@ -70,7 +70,7 @@ class AsMessages:
     parts: bool = False
     """The template reads content as a list of parts"""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the template, `add_generation_prompt` and `continue_final_message` among them"""
+    """Variables of the template, with `add_generation_prompt` and `continue_final_message`"""
     keep_end: bool = True
     """A text that is cut ends as the template ends texts"""
 
@@ -99,9 +99,9 @@ class EmbeddingSettings:
     messages: AsMessages | None = None
     """None: texts are read as they are"""
     logit_score: LogitScore | None = None
-    """Of a reranker that is a causal LM"""
+    """The two tokens that a causal LM reranks by"""
     score_function: ScoreFunction | None = None
-    """Of a cross-encoder's logits; None: that of the model's configuration"""
+    """The function of a cross-encoder's logits; None: the one of the model's configuration"""
     refused: str = ""
     """Why texts are neither embedded nor scored, where the checkpoint asks for what minillm does not run"""
 

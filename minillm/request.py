@@ -176,7 +176,7 @@ class RequestMaker:
         return (ids,) if isinstance(ids, int) else tuple(ids) if isinstance(ids, list | tuple) else ()
 
     def turn_ends(self, defaults: Mapping[str, Any] | None = None) -> tuple[int, ...]:
-        """Those that end a turn of a conversation: the same and, as in llama.cpp and vLLM, those of the tokenizer.
+        """Tokens that end a turn of a conversation: `eos_token_ids` and, as in llama.cpp and vLLM, the tokenizer's.
 
         Where a user has replaced the checkpoint's, no others count.
         """

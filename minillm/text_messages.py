@@ -12,7 +12,7 @@ from .pooling import AsMessages
 from .tokenizer import EncodedText, Tokenizer
 
 _ARGUMENTS = ("add_generation_prompt", "continue_final_message")
-"""Of `ChatTemplate.render`, among the variables"""
+"""Arguments of `ChatTemplate.render` among the variables"""
 
 
 class TextMessages:

@@ -23,11 +23,11 @@ Result = TypeVar("Result", bound=tuple[Any, ...])
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 _FORM = frozenset(("shape", "ndim", "dtype", "size", "itemsize", "nbytes", "strides", "flags"))
-"""What may be asked of a sealed array"""
+"""Attributes of a sealed array that may be read"""
 _INDICES = int, slice, type(None), type(...)
 """An index of these is a view"""
 _SAME = "num_tokens", "adapters"
-"""What of a batch is the same in all passes that repeat one record"""
+"""Attributes of a batch that all passes of one record share"""
 
 
 class _State(threading.local):

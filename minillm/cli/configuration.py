@@ -28,7 +28,7 @@ CLOSE = 0.75
 """How alike a variable is to one that is read if it is taken for a misspelt one"""
 
 Convert = Callable[[argparse.Action, list[str]], Any]
-"""What a parser makes of the words after a flag; raises `argparse.ArgumentError`"""
+"""A parser's value of the words after a flag; raises `argparse.ArgumentError`"""
 
 
 def add_config_option(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def flags(actions: Sequence[argparse.Action]) -> dict[str, argparse.Action]:
 
 
 def settings(actions: Sequence[argparse.Action], words: Sequence[str], convert: Convert) -> dict[str, Any]:
-    """What the environment and the file say, by the `dest` of each flag.
+    """Values from the environment and the file, by the `dest` of each flag.
 
     Args:
         actions: of the parser

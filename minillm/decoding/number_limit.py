@@ -25,7 +25,7 @@ _RUN = re.compile(rb"[^0-9.eE+-]?[0-9.eE+-]*\Z", re.DOTALL)
 _NUMBER = re.compile(rb"[\s:,\[]?-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]*)?")
 _LONG_EXPONENT = re.compile(rb"[0-9.]*[eE][+-]?[0-9]{%d}" % (MOST_EXPONENT_DIGITS + 1))
 _IN_JSON = frozenset(b"0123456789.eE+-,}] \t\r\n")
-"""What may stand in a number of JSON, or after it"""
+"""Characters in a number of JSON, or after it"""
 _UNREAD, _OUTSIDE, _ENDLESS = -1, -2, 999
 """Instead of a token's digits: not read yet; no JSON after a digit; an exponent of too many"""
 

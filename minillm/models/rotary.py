@@ -89,7 +89,7 @@ def read_rotary(
 
 
 def from_tables(fields: Fields, read: Callable[[Fields], RotaryConfig]) -> RotaryConfig:
-    """What `read` makes of config.json with one of its tables, if it makes the same of it with the other.
+    """The result of `read` with one table of config.json, which has to be the same with the other.
 
     Raises:
         CheckpointError: it does not; or as `read`.

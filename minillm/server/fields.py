@@ -90,7 +90,7 @@ REFUSED_IN_RESPONSES = {
     "return_token_ids": _CHAT,
     "return_tokens_as_token_ids": _CHAT,
 }
-"""Those that /v1/responses does not do besides"""
+"""Further fields that /v1/responses does not do"""
 
 
 def is_neutral(name: str, value: Any) -> bool:

@@ -92,7 +92,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 def _gzip(encoding: str, most: int) -> "_Gzip | None":
-    """What decompresses a body with this Content-Encoding; None for one that is not compressed."""
+    """The decompressor of a body with this Content-Encoding; None if it is not compressed."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return None

@@ -14,7 +14,7 @@ from ..chat.template import OWN_VARIABLES, unread_keys
 from ..errors import PromptError, listed, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of messages; a template may have more"""
+"""Roles of messages; a template may have more"""
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Type of a part of a content -> the key of its text"""

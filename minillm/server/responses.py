@@ -41,7 +41,7 @@ INCLUDED = frozenset(
     | {"web_search_call.action.sources", "code_interpreter_call.outputs", "message.input_image.image_url"}
     | {"computer_call_output.output.image_url"}
 )
-"""Those about items that no response has here"""
+"""Values of `include` about items that no response has here"""
 
 SKIPPED = frozenset(
     {"reasoning", "compaction", "compaction_trigger", "configuration_update", "additional_tools", "program"}

@@ -148,7 +148,7 @@ class StreamResponse(Response):
         del self.headers["content-length"]
         self._exchange, self._writer = exchange, writer
         self._arrival: asyncio.Future[None] | None = None
-        """What the stream waits for while it has nothing to send"""
+        """The next event, for which the stream waits"""
         self._sent_at = 0.0
         """When the last piece was given to the connection, which may still wait for the client to take others"""
 

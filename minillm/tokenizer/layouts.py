@@ -101,7 +101,7 @@ class Parts(NamedTuple):
     languages: Languages | None = None
     """Of mBART"""
     manner: Manner = Manner()
-    """What is done to ids and text beside that"""
+    """Further changes to ids and text"""
     fresh: int = 0
     """Number of the last ids that the vocabulary has from the settings beside it"""
 
@@ -119,12 +119,12 @@ def read_tokenizer(folder: Path, file: str = FILES[0]) -> Parts:
 
 
 class _Layout(NamedTuple):
-    """What the files of one layout give."""
+    """A tokenizer as the files of one layout give it."""
 
     model: Any
     """A `tokenizers.Tokenizer`, or a `SentencePieceTokenizer`"""
     settings: dict[str, Any]
-    """Those of the folder, with what they leave to the class"""
+    """The folder's settings over the defaults of the class"""
     framed: bool = False
     """Whether the settings say which tokens go around a text; else the files of the layout have said it"""
     cut: Any = None
@@ -132,7 +132,7 @@ class _Layout(NamedTuple):
 
     @property
     def backend(self) -> "tokenizers.Tokenizer":
-        """What has the ids and the added tokens."""
+        """The object with the ids and the added tokens."""
         backend: tokenizers.Tokenizer = getattr(self.model, "tokens", self.model)
         return backend
 

@@ -180,13 +180,13 @@ def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float] | NDArray
     texts, numbers = list(pieces), np.fromiter(pieces.values(), np.intp, len(pieces))
     if too_long := [row for row, text in enumerate(texts) if len(text) > _LONGEST]:
         texts, numbers = [text for text in texts if len(text) <= _LONGEST], np.delete(numbers, too_long)
-    found = _splits(texts)
-    if found is None:  # two different texts have one hash, by chance or on purpose
+    splits = _splits(texts)
+    if splits is None:  # two different texts have one hash, by chance or on purpose
         rows = {piece: row for row, piece in enumerate(texts)}
         every = ((piece, cut) for piece in texts for cut in range(1, len(piece)))
         parts = ((rows[piece], rows.get(piece[:cut]), rows.get(piece[cut:])) for piece, cut in every)
-        found = np.array([part for part in parts if None not in part], np.intp).reshape(-1, 3).T
-    whole, left, right = found
+        splits = np.array([part for part in parts if None not in part], np.intp).reshape(-1, 3).T
+    whole, left, right = splits
     gained = np.asarray(scores, np.float64)[numbers[whole]] if texts else np.empty(0)
     order = np.lexsort((numbers[right], numbers[left], -gained))
     strings = np.array(texts, object)
@@ -194,7 +194,7 @@ def merges_by_score(pieces: Mapping[str, int], scores: Sequence[float] | NDArray
 
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-"""Of the hash of a text c_1 .. c_n: the sum of (c_i + 1) base^(n - i), modulo 2^64"""
+"""Base of the hash of a text c_1 .. c_n: the sum of (c_i + 1) base^(n - i), modulo 2^64"""
 
 
 def _splits(texts: list[str]) -> NDArray[np.intp] | None:

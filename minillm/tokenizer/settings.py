@@ -73,7 +73,7 @@ AS_WRITTEN = frozenset({"mistral", "mixtral", "olmo2", "granite", "phi3"})
 
 
 class Manner(NamedTuple):
-    """What the settings change after a text has become tokens, and before tokens become text."""
+    """Changes that the settings make after encoding and before decoding."""
 
     ends_embedded: bool = False
     """`add_eos_token` is set: of tokenizer.json, which then decides for prompts, only texts to embed are meant"""

@@ -18,6 +18,6 @@ _HARMONY = {"<|return|>", "<|call|>"}
 
 
 def turn_ends(ids: Mapping[str, int]) -> list[int]:
-    """Those of a vocabulary's control tokens, given by their text, that end a turn; lowest first."""
+    """Control tokens of a vocabulary, given by their text, that end a turn; lowest first."""
     names = NAMES & ids.keys()
     return sorted(ids[name] for name in (names - {"<|end|>"} if names >= _HARMONY else names))
